@@ -1,0 +1,1 @@
+"""Views only: screens and reports drawn from frozen snapshots."""

@@ -1,0 +1,67 @@
+"""Who may enter: into the waiting queue, and from there into the running set.
+
+The queue is bounded by requests and by tokens, because a queue bounded by count alone
+lets a few huge prompts hide minutes of work. Into the running set a request comes only
+when its whole prompt fits into free blocks, with a few kept back so that sequences that
+already decode can grow without preempting somebody at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.engine.blocks import blocks_for
+from telemetry.records import EndReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The engine's bounds; fixed for its lifetime."""
+
+    block_tokens: int
+    blocks_total: int
+    max_model_tokens: int
+    max_seqs: int
+    budget_tokens: int
+    chunked_prefill: bool
+    queue_limit_requests: int
+    queue_limit_tokens: int
+
+    def __post_init__(self) -> None:
+        assert self.budget_tokens >= self.max_seqs, "no room to decode every sequence"
+        needed = blocks_for(self.max_model_tokens, self.block_tokens)
+        assert self.blocks_total >= needed, f"{self.blocks_total} blocks, one request: {needed}"
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that one step may compute.
+
+        Without chunking a prompt runs in one piece, so a step must have room for the
+        longest prompt beside a token of everybody else.
+        """
+        if self.chunked_prefill:
+            return self.budget_tokens
+        return max(self.budget_tokens, self.max_model_tokens + self.max_seqs)
+
+    @property
+    def watermark_blocks(self) -> int:
+        return max(1, self.blocks_total // 100)
+
+
+def refusal(
+    limits: Limits, prompt_tokens: int, waiting: int, waiting_tokens: int
+) -> EndReason | None:
+    """Why a new request cannot enter the queue now; None when it can."""
+    if prompt_tokens < 1 or prompt_tokens >= limits.max_model_tokens:
+        return EndReason.INVALID
+    if waiting >= limits.queue_limit_requests:
+        return EndReason.QUEUE_FULL
+    if waiting > 0 and waiting_tokens + prompt_tokens > limits.queue_limit_tokens:
+        return EndReason.QUEUE_FULL
+    return None
+
+
+def fits(limits: Limits, needed_blocks: int, free_blocks: int, running: int) -> bool:
+    """Whether a request may take its blocks; alone it need not respect the watermark."""
+    reserve = limits.watermark_blocks if running else 0
+    return needed_blocks + reserve <= free_blocks

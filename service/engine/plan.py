@@ -1,0 +1,153 @@
+"""What crosses the border between scheduler and executor.
+
+A `Plan` is the whole instruction for one step; a `StepOutcome` is what came of it. Rows
+are ordered: decodes first, then prefill chunks. The sampled rows of a plan, in that
+order (`Plan.sampled_rows`), line up with `StepOutcome.samples`.
+
+A decode row does not carry its input token. The token is the last one sampled for the
+row's `slot`, which the executor still holds, perhaps only on the device: so a step can
+be planned and launched before the one before it has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from telemetry.records import EndReason, Skip
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1,
+    presence_penalty 0 and frequency_penalty 0 are off. `seed` is always set: the
+    gateway draws one when the client gave none, so that every request can be replayed.
+    `logprobs` is the number of top alternatives wanted beside the chosen token's own
+    log-probability (0 for that alone), None for no log-probabilities.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStart:
+    """A sequence takes a slot of the executor (first admission, or after preemption).
+
+    `outputs` are the tokens it had generated before; penalties count them and the
+    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled.
+    """
+
+    slot: int
+    seq_id: int
+    sampling: SamplingParams
+    prompt: Sequence[int]
+    outputs: Sequence[int]
+    min_tokens: int
+    end_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Compute `tokens` at positions `start .. start + len(tokens) - 1`.
+
+    `blocks` is the sequence's block table: the token at position p lives in block
+    `blocks[p // block_tokens]` at offset `p % block_tokens`. When `samples`, the chunk
+    is the prompt's last and its last row's logits give output number `output_index`.
+    """
+
+    seq_id: int
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    blocks: Sequence[int]
+    recompute_tokens: int
+    samples: bool
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """Compute the slot's last sampled token at position `start`; sample output `output_index`."""
+
+    seq_id: int
+    slot: int
+    start: int
+    blocks: Sequence[int]
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. `stopped_slots` are free from now on, before `started` slots are taken."""
+
+    step_id: int
+    decodes: tuple[DecodeRow, ...]
+    prefills: tuple[PrefillChunk, ...]
+    started: tuple[SlotStart, ...]
+    stopped_slots: tuple[int, ...]
+    preempted: tuple[int, ...]
+    skips: tuple[Skip, ...]
+    budget_tokens: int
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.prefills
+
+    @property
+    def rows(self) -> tuple[DecodeRow | PrefillChunk, ...]:
+        return (*self.decodes, *self.prefills)
+
+    @property
+    def scheduled_tokens(self) -> int:
+        return len(self.decodes) + sum(len(chunk.tokens) for chunk in self.prefills)
+
+    @property
+    def sampled_rows(self) -> tuple[DecodeRow | PrefillChunk, ...]:
+        return (*self.decodes, *(chunk for chunk in self.prefills if chunk.samples))
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probability of one token, from the model's raw distribution."""
+
+    token_id: int
+    logprob: float
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token. `top` holds the wanted alternatives, likeliest first."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """`samples[i]` belongs to `plan.sampled_rows[i]`; stamps are monotonic nanoseconds.
+
+    `forward_ns`: the model began to run; `sample_ns`: logits were ready, sampling began.
+    """
+
+    samples: tuple[Sample, ...]
+    forward_ns: int
+    sample_ns: int
+
+
+class Emission(msgspec.Struct, frozen=True, array_like=True):
+    """News of one sequence: a new token, its end, or both. Nothing follows an end."""
+
+    seq_id: int
+    sample: Sample | None
+    end: EndReason | None

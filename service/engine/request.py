@@ -1,0 +1,79 @@
+"""One sequence on its way through the engine.
+
+    WAITING --admit--> RUNNING --commit of its last token, cancel--> ENDED
+       ^                  |
+       +----preempt-------+            (WAITING may also end: cancel, or a token in flight)
+
+A request holds the ids of its blocks and the index of its slot; who owns which block is
+the pool's knowledge. Counts are of tokens: `computed_tokens` have their keys and values
+in the cache once every launched step is done; `prefill_tokens` is how many must be there
+before the next token can be sampled from a prefill chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from service.engine.inbox import Submit
+
+
+class Status(StrEnum):
+    """Where the request is; ended requests are forgotten by the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutable state of one sequence; only the scheduler writes it."""
+
+    submit: Submit
+    status: Status = Status.WAITING
+    slot: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    computed_tokens: int = 0
+    prefill_tokens: int = 0
+    ever_computed_tokens: int = 0
+    in_flight_samples: int = 0
+    preemptions: int = 0
+
+    @property
+    def seq_id(self) -> int:
+        return self.submit.seq_id
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and committed outputs."""
+        return len(self.submit.prompt) + len(self.outputs)
+
+    @property
+    def next_output_index(self) -> int:
+        """Index of the output that the next sampled row will give."""
+        return len(self.outputs) + self.in_flight_samples
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.computed_tokens < self.prefill_tokens
+
+    def tokens(self, start: int, count: int) -> list[int]:
+        """Token ids at positions start .. start + count - 1 of prompt and outputs."""
+        prompt = self.submit.prompt
+        end = start + count
+        assert end <= self.known_tokens, f"{self.seq_id}: {end} > {self.known_tokens} known"
+        if end <= len(prompt):
+            return prompt[start:end]
+        beyond = max(0, start - len(prompt))
+        return prompt[start:] + self.outputs[beyond : end - len(prompt)]
+
+    def recompute_tokens(self, count: int) -> int:
+        """How many of the next `count` tokens had been computed before a preemption."""
+        return max(0, min(count, self.ever_computed_tokens - self.computed_tokens))
+
+    def advance(self, count: int) -> None:
+        """`count` more tokens are in a launched step."""
+        self.computed_tokens += count
+        self.ever_computed_tokens = max(self.ever_computed_tokens, self.computed_tokens)

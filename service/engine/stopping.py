@@ -1,0 +1,36 @@
+"""When a sequence is done, as far as tokens tell.
+
+Stop strings are text and belong to the gateway, which sends a Cancel with STOP_STRING.
+"""
+
+from __future__ import annotations
+
+from service.engine.request import Request
+from telemetry.records import EndReason
+
+
+def end_after(request: Request, max_model_tokens: int) -> EndReason | None:
+    """Why the request ends with its newest output; None when it goes on.
+
+    End tokens cannot come before `min_tokens` outputs exist: the sampler masks them.
+    """
+    token_id = request.outputs[-1]
+    submit = request.submit
+    if len(request.outputs) >= submit.min_tokens:
+        if token_id in submit.end_token_ids:
+            return EndReason.EOS
+        if token_id in submit.stop_token_ids:
+            return EndReason.STOP_TOKEN
+    if len(request.outputs) >= submit.max_tokens:
+        return EndReason.MAX_TOKENS
+    if request.known_tokens >= max_model_tokens:
+        return EndReason.CONTEXT
+    return None
+
+
+def may_grow(request: Request, max_model_tokens: int) -> bool:
+    """Whether one more sampled token could be used, counting those still in flight."""
+    outputs = request.next_output_index
+    if outputs >= request.submit.max_tokens:
+        return False
+    return len(request.submit.prompt) + outputs < max_model_tokens

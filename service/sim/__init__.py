@@ -1,0 +1,1 @@
+"""Virtual time: the production scheduler on a simulated device."""

@@ -1,0 +1,94 @@
+"""The messages between gateway and engine process, and their framing.
+
+Each message is MessagePack behind a 4-byte little-endian length, over one local stream
+socket. From gateway to engine: one `Launch`, then commands. From engine to gateway:
+`LoadProgress` while it loads, then one `Frame` a step: the emitted tokens and the step's
+facts are the same message, so no view can run ahead of another. `EngineFailed` is the
+engine's last word when it cannot go on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from service.config import EngineConfig
+from service.engine.inbox import Cancel, Submit
+from service.engine.plan import Emission
+from telemetry.records import Fact
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """The engine's configuration: the first message it reads."""
+
+    config: EngineConfig
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process now; nothing is in flight that anybody waits for."""
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    """One stage of loading has begun."""
+
+    stage: str
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True):
+    """News of one step. `lost_facts` counts, since the start, what the lane refused."""
+
+    emissions: list[Emission]
+    facts: list[Fact]
+    lost_facts: int
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """Why the engine cannot start or go on; `message` is one line with the remedy.
+
+    `is_config` says that the user's settings or files are at fault, so that trying again
+    is useless.
+    """
+
+    message: str
+    is_config: bool
+
+
+ToEngine = Launch | Submit | Cancel | Shutdown
+ToGateway = LoadProgress | Frame | EngineFailed
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+
+
+def encode(message: ToEngine | ToGateway) -> bytes:
+    """One framed message."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Unframer:
+    """Cuts a byte stream back into message payloads."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Payloads completed by `data`. Raises ValueError on an impossible length."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > MAX_MESSAGE_BYTES:
+                raise ValueError(f"frame of {length} bytes: the stream is out of step")
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]

@@ -1,0 +1,80 @@
+"""The only place that reads time.
+
+Every duration and every stamp in phasescope is an integer of nanoseconds on one
+monotonic clock. On Linux `perf_counter_ns` is CLOCK_MONOTONIC, which all processes of
+a machine share, so stamps taken in the engine and in the gateway can be subtracted.
+Wall time is needed only to export: one `WallAnchor` turns a monotonic stamp into Unix
+nanoseconds, and a whole trace uses one anchor so that a step of the wall clock cannot
+give a span a negative length.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the rest of the system may know about time."""
+
+    def now_ns(self) -> int:
+        """Monotonic nanoseconds."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns()
+
+
+class ManualClock:
+    """A clock that moves only when told to; simulations and tests run on it."""
+
+    def __init__(self, start_ns: int = 0) -> None:
+        self._now_ns = start_ns
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def advance(self, delta_ns: int) -> None:
+        assert delta_ns >= 0, f"monotonic time cannot go back by {-delta_ns} ns"
+        self._now_ns += delta_ns
+
+
+@dataclass(frozen=True, slots=True)
+class WallAnchor:
+    """One pair of readings that ties the monotonic clock to Unix time."""
+
+    monotonic_ns: int
+    unix_ns: int
+
+    def to_unix_ns(self, monotonic_ns: int) -> int:
+        return self.unix_ns + (monotonic_ns - self.monotonic_ns)
+
+
+def read_wall_anchor(attempts: int = 5) -> WallAnchor:
+    """Anchor with the least uncertainty of a few bracketed readings."""
+    best: WallAnchor | None = None
+    best_width_ns = 0
+    for _ in range(attempts):
+        before_ns = time.perf_counter_ns()
+        unix_ns = time.time_ns()
+        after_ns = time.perf_counter_ns()
+        if best is None or after_ns - before_ns < best_width_ns:
+            best = WallAnchor(monotonic_ns=(before_ns + after_ns) // 2, unix_ns=unix_ns)
+            best_width_ns = after_ns - before_ns
+    assert best is not None
+    return best
+
+
+def unix_seconds() -> int:
+    """Wall time in whole seconds, for the `created` field of API objects."""
+    return int(time.time())
+
+
+def sleep_ns(duration_ns: int) -> None:
+    """Block the calling thread; for helper threads and command-line tools only."""
+    time.sleep(duration_ns / 1e9)

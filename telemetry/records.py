@@ -1,0 +1,324 @@
+"""Every fact that phasescope records, and the closed sets they draw from.
+
+A fact is frozen, named in the past tense, and recorded only if it cannot be derived
+from other facts. The engine writes `Engine*`, `Sequence*` and `Step*` facts, the
+gateway writes `Request*` facts. All stamps are monotonic nanoseconds of one clock
+(`telemetry.clock`). No fact carries a prompt, an output or a token id.
+
+A *request* is one HTTP exchange, named by `request_id`. A *sequence* is one generated
+text inside the engine, named by the integer `seq_id`: a request with n choices owns n
+sequences, tied together by `SequenceSubmitted`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """The four ways in which a request or a sequence can end."""
+
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class EndReason(StrEnum):
+    """Why it ended; each reason belongs to exactly one outcome."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT = "context"
+    INVALID = "invalid"
+    QUEUE_FULL = "queue_full"
+    KV_TOO_SMALL = "kv_too_small"
+    NOT_READY = "not_ready"
+    DRAINING = "draining"
+    DISCONNECT = "disconnect"
+    TIMEOUT = "timeout"
+    ENGINE_DIED = "engine_died"
+    EXECUTOR_ERROR = "executor_error"
+    INTERNAL = "internal"
+
+    @property
+    def outcome(self) -> Outcome:
+        return _OUTCOME_OF[self]
+
+
+_OUTCOME_OF: dict[EndReason, Outcome] = {
+    EndReason.EOS: Outcome.FINISHED,
+    EndReason.STOP_TOKEN: Outcome.FINISHED,
+    EndReason.STOP_STRING: Outcome.FINISHED,
+    EndReason.MAX_TOKENS: Outcome.FINISHED,
+    EndReason.CONTEXT: Outcome.FINISHED,
+    EndReason.INVALID: Outcome.REJECTED,
+    EndReason.QUEUE_FULL: Outcome.REJECTED,
+    EndReason.KV_TOO_SMALL: Outcome.REJECTED,
+    EndReason.NOT_READY: Outcome.REJECTED,
+    EndReason.DRAINING: Outcome.REJECTED,
+    EndReason.DISCONNECT: Outcome.CANCELLED,
+    EndReason.TIMEOUT: Outcome.CANCELLED,
+    EndReason.ENGINE_DIED: Outcome.FAILED,
+    EndReason.EXECUTOR_ERROR: Outcome.FAILED,
+    EndReason.INTERNAL: Outcome.FAILED,
+}
+
+
+class WaitReason(StrEnum):
+    """The one constraint that kept a live sequence out of a step."""
+
+    BUDGET = "budget"
+    SEQS = "seqs"
+    KV = "kv"
+    HEAD_OF_LINE = "head_of_line"
+    POLICY = "policy"
+    GRAMMAR = "grammar"
+    CLIENT_PAUSE = "client_pause"
+    PREEMPTED = "preempted"
+
+
+class Phase(StrEnum):
+    """The phases that tile a request's life; `telemetry.phases` defines their borders."""
+
+    PARSE = "gateway.parse"
+    TOKENIZE = "tokenize"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DETOKENIZE = "detokenize"
+    DELIVER = "deliver"
+
+
+class _Fact(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Encodes as a MessagePack array headed by the class name."""
+
+
+# --- written by the engine ---------------------------------------------------------
+
+
+class EngineStarted(_Fact, frozen=True):
+    """The engine is ready; its limits are facts, so that replay needs no other source."""
+
+    at_ns: int
+    pid: int
+    model: str
+    backend: str
+    dtype: str
+    blocks_total: int
+    block_tokens: int
+    max_model_tokens: int
+    max_seqs: int
+    budget_tokens: int
+    chunked_prefill: bool
+    pipeline_depth: int
+    queue_limit_requests: int
+    queue_limit_tokens: int
+
+
+class SequenceQueued(_Fact, frozen=True):
+    """The scheduler took a sequence into its waiting queue before step `step_id`."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    prompt_tokens: int
+    max_tokens: int
+    tenant: str
+
+
+class SequenceEnded(_Fact, frozen=True):
+    """The terminal fact of a sequence inside the engine; its blocks are free."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    reason: EndReason
+    output_tokens: int
+    preemptions: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sequence's share of a step.
+
+    `tokens` were computed on top of `context_tokens` already in the cache; of them
+    `recompute_tokens` had been computed before a preemption threw them away. A decode
+    row has `is_prefill` false and one token. `sampled` rows end with a new token, which
+    is committed at the step's `committed_ns`; a `wasted` row's sequence had ended while
+    the step was in flight, so its token was dropped.
+    """
+
+    seq_id: int
+    is_prefill: bool
+    tokens: int
+    context_tokens: int
+    recompute_tokens: int
+    sampled: bool
+    wasted: bool
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A live sequence that got no row in the step, and the constraint that bound it."""
+
+    seq_id: int
+    reason: WaitReason
+    holder_seq_id: int | None
+
+
+class StepRecorded(_Fact, frozen=True):
+    """One iteration of the engine loop; the only thing the hot loop writes.
+
+    Stamps, in order: `begin_ns` (commands are drained and the plan is made),
+    `planned_ns`, `launched_ns`, `forward_ns` (the model starts to run), `sample_ns`
+    (logits are ready), `collected_ns` (tokens are on the host), `committed_ns`. With a
+    pipeline deeper than one, steps overlap and each keeps its own stamps.
+
+    `skips` names each running sequence without a row, and the head of the waiting
+    queue; every sequence queued behind the head waits for it (HEAD_OF_LINE), which
+    folds derive. `preempted` sequences lost their blocks when this step was planned.
+    """
+
+    step_id: int
+    begin_ns: int
+    planned_ns: int
+    launched_ns: int
+    forward_ns: int
+    sample_ns: int
+    collected_ns: int
+    committed_ns: int
+    rows: tuple[Row, ...]
+    skips: tuple[Skip, ...]
+    preempted: tuple[int, ...]
+    budget_tokens: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+
+
+class EngineIdled(_Fact, frozen=True):
+    """Gauges at the moment when the engine has nothing (more) to run.
+
+    Written when the loop goes idle, so that a cancel that ends the last sequence is
+    seen although no step follows.
+    """
+
+    at_ns: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+
+
+# --- written by the gateway --------------------------------------------------------
+
+
+class EngineDied(_Fact, frozen=True):
+    """The engine process ended or was ended; `detail` is one line for people."""
+
+    at_ns: int
+    exit_code: int | None
+    detail: str
+    restart: int
+
+
+class RequestAccepted(_Fact, frozen=True):
+    """The request's headers are here. `trace_id` is 32 hex digits; `parent_span_id` and
+    `trace_sampled` come from an incoming `traceparent`, if there was one."""
+
+    request_id: str
+    at_ns: int
+    trace_id: str
+    parent_span_id: str | None
+    trace_sampled: bool | None
+    trace_state: str | None
+    route: str
+    operation: str
+    tenant: str
+    slo_class: str
+
+
+class RequestParsed(_Fact, frozen=True):
+    """The body is valid; what follows are the parameters worth tracing."""
+
+    request_id: str
+    at_ns: int
+    model: str
+    stream: bool
+    choices: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+
+
+class RequestTokenized(_Fact, frozen=True):
+    """Template rendered, prompt encoded."""
+
+    request_id: str
+    at_ns: int
+    prompt_tokens: int
+
+
+class SequenceSubmitted(_Fact, frozen=True):
+    """The gateway handed choice `choice` of the request to the engine as `seq_id`."""
+
+    request_id: str
+    at_ns: int
+    seq_id: int
+    choice: int
+
+
+class RequestEnded(_Fact, frozen=True):
+    """The terminal fact of a request: written once, after the last byte was handed to
+    the socket (or could no longer be).
+
+    `first_sent_ns` is when the first content was sent, None if none was;
+    `detokenized_ns` is when the last token had become text; `detokenize_busy_ns` is the
+    time spent in detokenising, all tokens together. `detected_ns` is when a disconnect
+    or timeout was noticed.
+    """
+
+    request_id: str
+    at_ns: int
+    reason: EndReason
+    status: int
+    error_type: str | None
+    output_tokens: int
+    first_sent_ns: int | None
+    detokenized_ns: int | None
+    detokenize_busy_ns: int
+    bytes_sent: int
+    detected_ns: int | None
+
+
+Fact = (
+    EngineStarted
+    | EngineDied
+    | EngineIdled
+    | SequenceQueued
+    | SequenceEnded
+    | StepRecorded
+    | RequestAccepted
+    | RequestParsed
+    | RequestTokenized
+    | SequenceSubmitted
+    | RequestEnded
+)
+
+
+def fact_ns(fact: Fact) -> int:
+    """The stamp at which a fact became true; facts are ordered by it."""
+    if isinstance(fact, StepRecorded):
+        return fact.committed_ns
+    return fact.at_ns

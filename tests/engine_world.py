@@ -1,0 +1,106 @@
+"""The production loop on a simulated device, small enough to read in a test."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from service.engine.admission import Limits
+from service.engine.inbox import Cancel, Inbox, Submit
+from service.engine.loop import EngineLoop
+from service.engine.plan import SamplingParams
+from service.engine.scheduler import Scheduler
+from service.sim.sim_executor import LinearCost, SimExecutor
+from telemetry.clock import ManualClock
+from telemetry.recorder import Lane
+from telemetry.records import EndReason, Fact, SequenceEnded, StepRecorded
+
+
+class World:
+    """One engine with everything that came out of it."""
+
+    def __init__(
+        self,
+        blocks_total: int = 64,
+        block_tokens: int = 4,
+        max_model_tokens: int = 64,
+        max_seqs: int = 8,
+        budget_tokens: int = 16,
+        chunked_prefill: bool = True,
+        queue_limit_requests: int = 100,
+        queue_limit_tokens: int = 100_000,
+        depth: int = 1,
+        cost: LinearCost | None = None,
+        fail_steps: frozenset[int] = frozenset(),
+    ) -> None:
+        self.clock = ManualClock()
+        self.limits = Limits(
+            block_tokens=block_tokens,
+            blocks_total=blocks_total,
+            max_model_tokens=max_model_tokens,
+            max_seqs=max_seqs,
+            budget_tokens=budget_tokens,
+            chunked_prefill=chunked_prefill,
+            queue_limit_requests=queue_limit_requests,
+            queue_limit_tokens=queue_limit_tokens,
+        )
+        self.scheduler = Scheduler(self.limits)
+        self.inbox = Inbox()
+        self.lane = Lane()
+        executor = SimExecutor(
+            self.clock, blocks_total, block_tokens, cost=cost, fail_steps=fail_steps
+        )
+        self.loop = EngineLoop(
+            self.scheduler, executor, self.inbox, self.lane, self.clock, depth=depth
+        )
+        self.outputs: dict[int, list[int]] = defaultdict(list)
+        self.ends: dict[int, list[EndReason]] = defaultdict(list)
+        self.facts: list[Fact] = []
+        self._next_seq_id = 0
+
+    def submit(self, prompt_tokens: int, max_tokens: int = 8, **fields: object) -> int:
+        seq_id = self._next_seq_id
+        self._next_seq_id += 1
+        self.inbox.put(
+            Submit(
+                seq_id=seq_id,
+                prompt=[(seq_id * 31 + i) % 997 for i in range(prompt_tokens)],
+                max_tokens=max_tokens,
+                sampling=SamplingParams(temperature=0.0),
+                **fields,  # type: ignore[arg-type]
+            )
+        )
+        return seq_id
+
+    def cancel(self, seq_id: int, reason: EndReason = EndReason.DISCONNECT) -> None:
+        self.inbox.put(Cancel(seq_id, reason))
+
+    def step(self) -> None:
+        for emission in self.loop.step():
+            assert not self.ends[emission.seq_id], "news of a sequence after its end"
+            if emission.sample is not None:
+                self.outputs[emission.seq_id].append(emission.sample.token_id)
+            if emission.end is not None:
+                self.ends[emission.seq_id].append(emission.end)
+        self.facts += self.lane.drain()
+        self.scheduler.check()
+
+    def run(self, limit: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        self.step()
+        for _ in range(limit):
+            if not self.loop.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still {self.scheduler.running} running after {limit} steps")
+
+    @property
+    def steps(self) -> list[StepRecorded]:
+        return [fact for fact in self.facts if isinstance(fact, StepRecorded)]
+
+    @property
+    def terminal_facts(self) -> dict[int, list[SequenceEnded]]:
+        found: dict[int, list[SequenceEnded]] = defaultdict(list)
+        for fact in self.facts:
+            if isinstance(fact, SequenceEnded):
+                found[fact.seq_id].append(fact)
+        return found

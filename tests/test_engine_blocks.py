@@ -1,0 +1,88 @@
+"""The block pool against a model that is nothing but dictionaries."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from service.engine.blocks import BlockPool, OutOfBlocks, blocks_for
+
+TOTAL = 12
+
+
+class PoolAgainstModel(RuleBasedStateMachine):
+    """Tables come and go, share blocks, and the pool must agree with a reference count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(TOTAL)
+        self.tables: list[list[int]] = []
+
+    def references(self) -> dict[int, int]:
+        counted: dict[int, int] = {}
+        for table in self.tables:
+            for block in table:
+                counted[block] = counted.get(block, 0) + 1
+        return counted
+
+    @rule(count=st.integers(0, TOTAL + 2))
+    def allocate(self, count: int) -> None:
+        in_use = self.references()
+        if count > TOTAL - len(in_use):
+            with pytest.raises(OutOfBlocks):
+                self.pool.allocate(count)
+            return
+        table = self.pool.allocate(count)
+        assert len(set(table)) == count
+        assert not set(table) & set(in_use)
+        self.tables.append(table)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        table = data.draw(st.sampled_from(self.tables))
+        prefix = table[: data.draw(st.integers(0, len(table)))]
+        self.pool.retain(prefix)
+        self.tables.append(list(prefix))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.release(table)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.pool.used == len(self.references())
+        assert self.pool.free == TOTAL - self.pool.used
+        self.pool.check(self.tables)
+
+
+PoolAgainstModel.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+TestPoolAgainstModel = PoolAgainstModel.TestCase
+
+
+def test_releasing_a_free_block_is_caught() -> None:
+    """A double free is an accounting bug and stops the engine with the numbers."""
+    pool = BlockPool(4)
+    table = pool.allocate(2)
+    pool.release(table)
+
+    with pytest.raises(AssertionError, match="0 references"):
+        pool.release(table)
+
+
+def test_check_notices_a_block_held_by_nobody() -> None:
+    """A leak shows as soon as the pool is walked against the live tables."""
+    pool = BlockPool(4)
+    pool.allocate(1)
+
+    with pytest.raises(AssertionError, match="live requests hold 0"):
+        pool.check([])
+
+
+def test_blocks_are_counted_in_whole_blocks() -> None:
+    """One token more than a full block takes another block."""
+    assert [blocks_for(tokens, 16) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
