@@ -1,0 +1,54 @@
+# Two commands do all the set-up: `make serve` and `make test`.
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint types contracts unit bench format clean
+
+help: ## Show this help
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+serve: $(VENV)/.core ## Install, fetch the default model, serve it (PORT=8000 ARGS=...)
+	@exec $(BIN)/phasescope serve --port $(PORT) $(ARGS)
+
+test: lint types contracts unit ## Install, lint, type-check, check imports, run the tests
+
+lint: $(VENV)/.dev ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev ## Allowed imports between packages
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev ## pytest
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
+	$(BIN)/python benchmarks/serving.py
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove the environment and all caches (fetched models stay)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone: with it in place at the pinned version nothing asks for another build
+$(VENV)/.core: pyproject.toml constraints.txt
+	@echo "== Python environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The live terminal monitor: pure panels over a frozen snapshot."""

@@ -1,0 +1,1 @@
+"""Subcommands of the phasescope console script, one module each."""

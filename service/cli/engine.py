@@ -1,0 +1,21 @@
+"""`phasescope engine`: the engine process; started by the gateway, not by people."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "engine", help="(internal) the engine process; `serve` starts it"
+    )
+    parser.add_argument("--fd", type=int, required=True, help="socket inherited from the gateway")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    # torch takes seconds to import, and only this process needs it
+    from service.host import run_engine_process
+
+    return run_engine_process(socket.socket(fileno=args.fd))

@@ -1,0 +1,39 @@
+"""The console script: finds the subcommand and turns known errors into one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from service.cli import diagnose, engine, pull, serve, top
+from service.config import ConfigError
+
+EXIT_CONFIG = 2
+EXIT_INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="phasescope",
+        description="An LLM inference server that can prove why it was slow.",
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (serve, pull, top, diagnose, engine):
+        module.register(subparsers)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except ConfigError as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Weights from safetensors, GGUF or a random generator; never from a pickle."""

@@ -1,0 +1,134 @@
+"""The gateway's end of the engine: commands out, emissions to mailboxes, facts to a lane.
+
+One bridge lives as long as the gateway; engine processes come and go behind it
+(`attach`, `detach`). It runs on the event loop and never blocks it. When an engine goes
+away, every sequence in flight is told so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from service import wire
+from service.config import EngineConfig
+from service.engine.inbox import Cancel, Submit
+from service.engine.plan import Emission
+from service.gateway.errors import EngineUnavailable
+from service.gateway.mailbox import Mailbox
+from telemetry.recorder import Lane
+from telemetry.records import EndReason, EngineStarted
+
+_READ_BYTES = 1 << 18
+
+
+class Bridge:
+    """Routes between HTTP requests and whichever engine process is alive."""
+
+    def __init__(self, lane: Lane, on_progress: Callable[[str], None]) -> None:
+        self.started: EngineStarted | None = None
+        self.failure: wire.EngineFailed | None = None
+        self.lost_facts = 0
+        self._lane = lane
+        self._on_progress = on_progress
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._last_seq_id = 0
+        self._lost_before = 0
+        self._ready = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that somebody still waits for."""
+        return len(self._mailboxes)
+
+    async def wait_ready(self) -> EngineStarted:
+        await self._ready.wait()
+        assert self.started is not None
+        return self.started
+
+    def next_seq_id(self) -> int:
+        self._last_seq_id += 1
+        return self._last_seq_id
+
+    def submit(self, command: Submit, mailbox: Mailbox) -> None:
+        """Hand a sequence to the engine; its emissions arrive in `mailbox`.
+
+        Raises EngineUnavailable when no engine is ready.
+        """
+        if self._writer is None or not self.ready:
+            raise EngineUnavailable
+        self._mailboxes[command.seq_id] = mailbox
+        self._writer.write(wire.encode(command))
+
+    def cancel(self, seq_id: int, reason: EndReason) -> None:
+        """Ask for the end of a sequence; one that has ended already is left alone."""
+        if self._writer is not None and seq_id in self._mailboxes:
+            self._writer.write(wire.encode(Cancel(seq_id, reason)))
+
+    async def attach(self, connection: socket.socket, config: EngineConfig) -> None:
+        """Serve one engine process until its end of the socket closes."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        self._writer = writer
+        self.failure = None
+        try:
+            writer.write(wire.encode(wire.Launch(config)))
+            await self._read(reader)
+        except ConnectionError:
+            pass  # the same news as an orderly end of the stream
+        finally:
+            self._detach()
+            writer.close()
+
+    def request_shutdown(self) -> None:
+        """Tell the engine process to end."""
+        if self._writer is not None:
+            self._writer.write(wire.encode(wire.Shutdown()))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        unframer = wire.Unframer()
+        decode = wire.to_gateway_decoder.decode
+        while data := await reader.read(_READ_BYTES):
+            for payload in unframer.feed(data):
+                self._receive(decode(payload))
+
+    def _receive(self, message: wire.ToGateway) -> None:
+        match message:
+            case wire.Frame():
+                self._receive_frame(message)
+            case wire.LoadProgress():
+                self._on_progress(message.stage)
+            case wire.EngineFailed():
+                self.failure = message
+
+    def _receive_frame(self, frame: wire.Frame) -> None:
+        for emission in frame.emissions:
+            self._deliver(emission)
+        for fact in frame.facts:
+            self._lane.append(fact)
+            if isinstance(fact, EngineStarted):
+                self.started = fact
+                self._ready.set()
+        self.lost_facts = self._lost_before + frame.lost_facts
+
+    def _deliver(self, emission: Emission) -> None:
+        mailbox = self._mailboxes.get(emission.seq_id)
+        if mailbox is None:
+            return
+        if emission.end is not None:
+            del self._mailboxes[emission.seq_id]
+        mailbox.put(emission)
+
+    def _detach(self) -> None:
+        """The engine is gone: say so to everybody who waits for it."""
+        self._ready.clear()
+        self._writer = None
+        self._lost_before = self.lost_facts
+        orphans, self._mailboxes = self._mailboxes, {}
+        for seq_id, mailbox in orphans.items():
+            mailbox.put(Emission(seq_id, None, EndReason.ENGINE_DIED))

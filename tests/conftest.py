@@ -1,0 +1,40 @@
+"""Fixtures that are dear enough to share: the default model and one running server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from otlp_receiver import OtlpReceiver
+from server import Server
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The GGUF of the default model, fetched as `phasescope pull` does."""
+    from service.model_store import ensure_default_model
+
+    return ensure_default_model(lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[OtlpReceiver]:
+    """A strict OTLP receiver that the shared server exports to."""
+    with OtlpReceiver(protocol="grpc") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_server(default_model: Path, receiver: OtlpReceiver) -> Iterator[Server]:
+    """One real server on the default model; tests leave it empty."""
+    with Server("--otlp-endpoint", receiver.endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    yield shared_server
+    from server import eventually
+
+    eventually(shared_server.is_empty, "an empty engine after the test")
