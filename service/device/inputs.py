@@ -1,0 +1,82 @@
+"""A plan becomes tensors.
+
+Tokens of all rows lie in one flat batch, decode rows first. The input token of a decode
+row is not in the plan: it is the slot's last sampled token, which the executor fills in
+when the step is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from service.engine.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """One row of the step: queries [begin, begin + query_tokens) of the flat batch attend
+    to the first `context_tokens + query_tokens` tokens of the pages in `blocks`."""
+
+    begin: int
+    query_tokens: int
+    context_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """`token_ids`, `positions` and `cells` are int64 [tokens]; `sampled` int64 [samples]
+    are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    cells: torch.Tensor
+    sampled: torch.Tensor
+    decodes: tuple[SequenceSpan, ...]
+    prefills: tuple[SequenceSpan, ...]
+
+
+def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInputs:
+    """Read everything that a step needs from `plan`; decode rows get token 0 for now."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    cells: list[int] = []
+    sampled: list[int] = []
+    decodes: list[SequenceSpan] = []
+    prefills: list[SequenceSpan] = []
+
+    def add(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> SequenceSpan:
+        span = SequenceSpan(
+            begin=len(token_ids),
+            query_tokens=len(tokens),
+            context_tokens=start,
+            blocks=tuple(blocks[: -(-(start + len(tokens)) // page_tokens)]),
+        )
+        token_ids.extend(tokens)
+        for position in range(start, start + len(tokens)):
+            positions.append(position)
+            cells.append(blocks[position // page_tokens] * page_tokens + position % page_tokens)
+        return span
+
+    for row in plan.decodes:
+        sampled.append(len(token_ids))
+        decodes.append(add((0,), row.start, row.blocks))
+    for chunk in plan.prefills:
+        prefills.append(add(chunk.tokens, chunk.start, chunk.blocks))
+        if chunk.samples:
+            sampled.append(len(token_ids) - 1)
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+
+    return StepInputs(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        cells=tensor(cells),
+        sampled=tensor(sampled),
+        decodes=tuple(decodes),
+        prefills=tuple(prefills),
+    )

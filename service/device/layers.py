@@ -1,0 +1,102 @@
+"""The weights of one decoder layer, fused at load, and rotary embedding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from service.device.precision import Precision
+from service.device.spec import ModelSpec, Rope, RopeScaling
+from service.device.weights.source import WeightSource, checked
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Query, key and value in one matrix, gate and up in one: fewer, larger products."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: torch.Tensor
+    ffn_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def load_layer(
+    source: WeightSource, index: int, precision: Precision, device: torch.device
+) -> LayerWeights:
+    """Read, check, fuse and convert one layer. Raises ConfigError."""
+    spec = source.spec
+    prefix = f"model.layers.{index}"
+
+    def get(part: str, *shape: int) -> torch.Tensor:
+        name = f"{prefix}.{part}"
+        return precision.convert(checked(source.tensor(name), name, shape))
+
+    def fuse(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(parts).to(device)
+
+    projections = (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
+    bias = None
+    if spec.qkv_bias:
+        bias = fuse([get(f"self_attn.{p}_proj.bias", size) for p, size in projections])
+    return LayerWeights(
+        input_norm=get("input_layernorm.weight", spec.hidden).to(device),
+        qkv=fuse([get(f"self_attn.{p}_proj.weight", n, spec.hidden) for p, n in projections]),
+        qkv_bias=bias,
+        q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
+        k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
+        out=get("self_attn.o_proj.weight", spec.hidden, spec.q_size).to(device),
+        ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
+        gate_up=fuse([get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]),
+        down=get("mlp.down_proj.weight", spec.hidden, spec.ffn).to(device),
+    )
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Angular frequency of each pair, float32 [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    base = 1.0 / rope.theta**exponents
+    match rope.scaling:
+        case RopeScaling.NONE:
+            return base
+        case RopeScaling.LINEAR:
+            return base / rope.factor
+        case RopeScaling.LLAMA3:
+            return _llama3(base, rope)
+
+
+def _llama3(base: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Long waves are slowed by the factor, short ones kept, those between blended
+    (Llama 3.1 reference code)."""
+    wavelength = 2 * math.pi / base
+    turns = rope.original_context_tokens / wavelength
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * base / rope.factor + blend * base
+
+
+class RopeTable:
+    """Cosines and sines of every position, [tokens, 1, head_dim / 2]."""
+
+    def __init__(
+        self, spec: ModelSpec, max_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        frequencies = rope_frequencies(spec.rope, spec.head_dim)
+        angles = torch.outer(torch.arange(max_tokens).float(), frequencies)[:, None, :]
+        self._cos = angles.cos().to(device, dtype)
+        self._sin = angles.sin().to(device, dtype)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cos[positions], self._sin[positions]
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn [tokens, heads, head_dim] by the angles of its positions; pairs are halves apart."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,87 @@
+"""How many cache blocks there are: arithmetic that a user can check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from service.config import ConfigError, EngineConfig
+from service.device.kv_cache import page_bytes
+from service.device.spec import ModelSpec
+from service.engine.blocks import blocks_for
+
+DEFAULT_CONTEXT_TOKENS = 8192
+_TOKENS_A_SEQUENCE = 1024
+_CONTEXTS = 4
+_CPU_SHARE = 0.25
+_CUDA_SHARE = 0.85
+_GIB = 1 << 30
+
+
+def choose_context(config: EngineConfig, spec: ModelSpec) -> int:
+    """Prompt and output together, in tokens. Raises ConfigError when the model has less."""
+    allowed = spec.context_tokens
+    if spec.sliding_window_tokens is not None:
+        allowed = min(allowed, spec.sliding_window_tokens)
+    if config.max_model_tokens is None:
+        return min(allowed, DEFAULT_CONTEXT_TOKENS)
+    if config.max_model_tokens > allowed:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_tokens} is more than the {allowed} tokens that "
+            f"{config.model.name} can attend to"
+        )
+    return config.max_model_tokens
+
+
+def choose_blocks(
+    config: EngineConfig,
+    spec: ModelSpec,
+    max_model_tokens: int,
+    block_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Blocks of the cache. Raises ConfigError when one request would not fit."""
+    block_bytes = page_bytes(spec, block_tokens, dtype)
+    needed = blocks_for(max_model_tokens, block_tokens)
+    budget_bytes = config.kv_bytes
+    if budget_bytes is None:
+        tokens = max(_CONTEXTS * max_model_tokens, config.max_seqs * _TOKENS_A_SEQUENCE)
+        wanted_bytes = blocks_for(tokens, block_tokens) * block_bytes
+        budget_bytes = min(wanted_bytes, _available_bytes(device))
+    blocks = budget_bytes // block_bytes
+    if blocks < needed:
+        raise ConfigError(
+            f"the KV cache of {_size(budget_bytes)} holds {blocks} blocks of {block_tokens} tokens "
+            f"({block_bytes} bytes each), but one request of {max_model_tokens} tokens needs "
+            f"{needed} blocks ({_size(needed * block_bytes)}); raise --kv-memory or lower "
+            "--max-model-len"
+        )
+    return blocks
+
+
+def _available_bytes(device: torch.device) -> int:
+    """What the cache may take when the user states nothing."""
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(free_bytes * _CUDA_SHARE)
+    return int(_host_available_bytes() * _CPU_SHARE)
+
+
+def _host_available_bytes() -> int:
+    """MemAvailable where the system states it; 4 GiB is assumed elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 4 * _GIB
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 4 * _GIB
+
+
+def _size(count_bytes: int) -> str:
+    if count_bytes >= _GIB:
+        return f"{count_bytes / _GIB:.2f} GiB"
+    return f"{count_bytes / (1 << 20):.2f} MiB"

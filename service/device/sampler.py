@@ -1,0 +1,157 @@
+"""Draws the next token of each sampled row.
+
+Order of operations: log-probabilities are taken from the raw logits; then logit_bias,
+min_tokens, the penalties, temperature, min_p, top_k, top_p; then the draw. This is the
+order of vLLM.
+
+Randomness is counter based: output number i of a request with seed s is drawn with one
+uniform number that is a hash of (s, i). So a text never depends on the batch it was
+computed in, on preemption, or on the machine's generator. The draw is the inverse of the
+cumulative distribution over the tokens that the filters left, in float64.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from service.engine.plan import (
+    DecodeRow,
+    PrefillChunk,
+    Sample,
+    SamplingParams,
+    SlotStart,
+    TokenLogprob,
+)
+
+_GREEDY_BELOW = 1e-5
+_MASK64 = (1 << 64) - 1
+
+
+def uniform(seed: int, output_index: int) -> float:
+    """A number in [0, 1) that depends on nothing else (splitmix64's finaliser)."""
+    value = (seed * 0x9E3779B97F4A7C15 + (output_index + 1) * 0xD1B54A32D192ED03) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return ((value ^ (value >> 31)) >> 11) * 2.0**-53
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What the sampler remembers of a sequence; token counts only if penalties need them."""
+
+    params: SamplingParams
+    min_tokens: int
+    end_token_ids: tuple[int, ...]
+    prompt_ids: frozenset[int] = frozenset()
+    output_counts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def counts_tokens(self) -> bool:
+        params = self.params
+        return (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+
+    def alters_logits(self, output_index: int) -> bool:
+        held = output_index < self.min_tokens and bool(self.end_token_ids)
+        return held or bool(self.params.logit_bias) or self.counts_tokens
+
+
+class Sampler:
+    """Per-slot sampling state and the draw itself."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._slots: dict[int, _Slot] = {}
+
+    def start(self, start: SlotStart) -> None:
+        """A sequence takes the slot, fresh or back from a preemption."""
+        slot = _Slot(start.sampling, start.min_tokens, tuple(start.end_token_ids))
+        if slot.counts_tokens:
+            slot.prompt_ids = frozenset(start.prompt)
+            slot.output_counts.update(start.outputs)
+        self._slots[start.slot] = slot
+
+    def stop(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    @torch.inference_mode()
+    def sample(
+        self, rows: Sequence[DecodeRow | PrefillChunk], logits: torch.Tensor
+    ) -> tuple[Sample, ...]:
+        """One token a row from float32 logits [rows, vocab]."""
+        slots = [self._slots[row.slot] for row in rows]
+        raw = logits
+        if any(s.alters_logits(r.output_index) for s, r in zip(slots, rows, strict=True)):
+            logits = logits.clone()
+            for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
+                self._alter(logits[index], slot, row.output_index)
+        tokens = logits.argmax(dim=-1).tolist()
+        for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
+            if slot.params.temperature >= _GREEDY_BELOW:
+                chance = uniform(slot.params.seed, row.output_index)
+                tokens[index] = draw(logits[index], slot.params, chance)
+            if slot.counts_tokens:
+                slot.output_counts[tokens[index]] += 1
+        return tuple(
+            _sample(token, slot.params.logprobs, raw[index])
+            for index, (token, slot) in enumerate(zip(tokens, slots, strict=True))
+        )
+
+    def _alter(self, logits: torch.Tensor, slot: _Slot, output_index: int) -> None:
+        """Bias, minimum length and penalties, in place on one row."""
+        params = slot.params
+        for token_id, bias in (params.logit_bias or {}).items():
+            logits[token_id] += bias
+        if output_index < slot.min_tokens and slot.end_token_ids:
+            logits[list(slot.end_token_ids)] = -torch.inf
+        if params.repetition_penalty != 1.0:
+            seen = sorted(slot.prompt_ids | slot.output_counts.keys())
+            index = torch.tensor(seen, device=logits.device)
+            picked = logits[index]
+            penalty = params.repetition_penalty
+            logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty)
+        if (params.presence_penalty or params.frequency_penalty) and slot.output_counts:
+            ids, counts = zip(*slot.output_counts.items(), strict=True)
+            weights = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
+            penalties = params.frequency_penalty * weights + params.presence_penalty
+            logits[torch.tensor(ids, device=logits.device)] -= penalties
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:
+    """The token at `chance` of the filtered distribution over logits [vocab]."""
+    probabilities = torch.softmax(logits.double() / params.temperature, dim=-1)
+    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p == 0.0:
+        return _at(probabilities, chance)
+    count = params.top_k or len(probabilities)
+    kept, ids = probabilities.topk(min(count, len(probabilities)))
+    if params.min_p > 0.0:
+        kept = kept[kept >= params.min_p * kept[0]]
+    if params.top_p < 1.0:
+        kept = kept / kept.sum()
+        before = kept.cumsum(dim=-1) - kept
+        kept = kept[before < params.top_p]
+    return int(ids[_at(kept, chance)])
+
+
+def _at(probabilities: torch.Tensor, chance: float) -> int:
+    """Index at which the cumulative distribution passes `chance` of its total."""
+    cumulative = probabilities.cumsum(dim=-1)
+    index = int(torch.searchsorted(cumulative, chance * cumulative[-1], right=True))
+    return min(index, len(probabilities) - 1)
+
+
+def _sample(token_id: int, wanted: int | None, raw: torch.Tensor) -> Sample:
+    """The token with as many log-probabilities as were asked for."""
+    if wanted is None:
+        return Sample(token_id)
+    logprobs = torch.log_softmax(raw, dim=-1)
+    values, ids = logprobs.topk(wanted)
+    top = tuple(TokenLogprob(i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
+    return Sample(token_id, float(logprobs[token_id]), top)

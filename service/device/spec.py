@@ -1,0 +1,130 @@
+"""What a model is: the shape and flags that the decoder is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RopeScaling(StrEnum):
+    """How rotary frequencies are stretched beyond the trained context."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding. The last four are used by LINEAR (factor) and LLAMA3."""
+
+    theta: float = 10_000.0
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context_tokens: int
+    norm_eps: float
+    rope: Rope
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    sliding_window_tokens: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+DUMMY_SHAPES: dict[str, ModelSpec] = {
+    "tiny": ModelSpec(
+        family="llama",
+        layers=2,
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=128,
+        vocab=512,
+        context_tokens=512,
+        norm_eps=1e-5,
+        rope=Rope(),
+        tied_embeddings=True,
+    ),
+    "smollm2-135m": ModelSpec(
+        family="llama",
+        layers=30,
+        hidden=576,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        ffn=1536,
+        vocab=49_152,
+        context_tokens=8192,
+        norm_eps=1e-5,
+        rope=Rope(theta=100_000.0),
+        tied_embeddings=True,
+    ),
+    "llama-1b": ModelSpec(
+        family="llama",
+        layers=16,
+        hidden=2048,
+        heads=32,
+        kv_heads=8,
+        head_dim=64,
+        ffn=8192,
+        vocab=128_256,
+        context_tokens=131_072,
+        norm_eps=1e-5,
+        rope=Rope(theta=500_000.0, scaling=RopeScaling.LLAMA3, factor=32.0),
+        tied_embeddings=True,
+    ),
+    "llama-8b": ModelSpec(
+        family="llama",
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        ffn=14_336,
+        vocab=128_256,
+        context_tokens=131_072,
+        norm_eps=1e-5,
+        rope=Rope(theta=500_000.0, scaling=RopeScaling.LLAMA3, factor=8.0),
+    ),
+    "qwen3-0.6b": ModelSpec(
+        family="qwen3",
+        layers=28,
+        hidden=1024,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        ffn=3072,
+        vocab=151_936,
+        context_tokens=40_960,
+        norm_eps=1e-6,
+        rope=Rope(theta=1_000_000.0),
+        qk_norm=True,
+        tied_embeddings=True,
+    ),
+}

@@ -1,0 +1,90 @@
+"""Runs plans on torch.
+
+At pipeline depth 1 a plan is computed inside `launch`. At depth 2 one worker thread
+computes the plans in order, so that `launch` returns at once and the next step can be
+planned meanwhile. The last token of each slot is written and read in step order by
+whoever computes, which is what lets a decode row refer to a token that nobody has read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from service.device.inputs import StepInputs, build_inputs
+from service.device.kv_cache import KvCache
+from service.device.model import Decoder
+from service.device.sampler import Sampler
+from service.engine.executor import StepFailed
+from service.engine.plan import Plan, StepOutcome
+from telemetry.clock import Clock
+
+
+class TorchExecutor:
+    """Implements `service.engine.executor.Executor`."""
+
+    def __init__(self, decoder: Decoder, cache: KvCache, clock: Clock, depth: int = 1) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._clock = clock
+        self._sampler = Sampler(decoder.spec.vocab)
+        self._last_tokens: dict[int, int] = {}
+        self._launched: deque[Future[StepOutcome]] = deque()
+        self._worker = ThreadPoolExecutor(1, "phasescope-step") if depth > 1 else None
+
+    @property
+    def block_tokens(self) -> int:
+        return self._cache.page_tokens
+
+    @property
+    def blocks_total(self) -> int:
+        return self._cache.pages
+
+    def launch(self, plan: Plan) -> None:
+        """Read the plan; compute it now or hand it to the worker."""
+        inputs = build_inputs(plan, self._cache.page_tokens, self._decoder.device)
+        if self._worker is not None:
+            self._launched.append(self._worker.submit(self._compute, plan, inputs))
+            return
+        done: Future[StepOutcome] = Future()
+        try:
+            done.set_result(self._compute(plan, inputs))
+        except StepFailed as error:
+            done.set_exception(error)
+        self._launched.append(done)
+
+    def collect(self) -> StepOutcome:
+        """The oldest launched plan's outcome. Raises StepFailed."""
+        return self._launched.popleft().result()
+
+    def close(self) -> None:
+        """Let the worker thread end."""
+        if self._worker is not None:
+            self._worker.shutdown()
+
+    def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
+        for slot in plan.stopped_slots:
+            self._sampler.stop(slot)
+            self._last_tokens.pop(slot, None)
+        for start in plan.started:
+            self._sampler.start(start)
+        forward_ns = self._clock.now_ns()
+        try:
+            self._fill_last_tokens(plan, inputs)
+            logits = self._decoder.forward(inputs, self._cache)
+            sample_ns = self._clock.now_ns()
+            samples = self._sampler.sample(plan.sampled_rows, logits)
+        except (RuntimeError, MemoryError) as error:
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise StepFailed(f"step {plan.step_id}: {first_line}") from error
+        for row, sample in zip(plan.sampled_rows, samples, strict=True):
+            self._last_tokens[row.slot] = sample.token_id
+        return StepOutcome(samples, forward_ns, sample_ns)
+
+    def _fill_last_tokens(self, plan: Plan, inputs: StepInputs) -> None:
+        """Decode rows come first in the flat batch; their tokens are known only now."""
+        if plan.decodes:
+            last = [self._last_tokens[row.slot] for row in plan.decodes]
+            inputs.token_ids[: len(last)] = torch.tensor(last, dtype=torch.int64)

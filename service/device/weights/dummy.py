@@ -1,0 +1,61 @@
+"""Random weights of a named shape: for benchmarks and tests that need no real text."""
+
+from __future__ import annotations
+
+import torch
+
+from service.config import ConfigError
+from service.device.spec import DUMMY_SHAPES, ModelSpec
+
+_STD = 0.02
+
+
+class DummyWeights:
+    """Normal weights whose values depend on the tensor's name only."""
+
+    def __init__(self, shape: str) -> None:
+        if shape not in DUMMY_SHAPES:
+            known = ", ".join(sorted(DUMMY_SHAPES))
+            raise ConfigError(f"--model dummy:{shape}: unknown shape; choose one of {known}")
+        self._spec = DUMMY_SHAPES[shape]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def tensor(self, name: str) -> torch.Tensor:
+        shape = tensor_shape(self._spec, name)
+        if "norm" in name:
+            return torch.ones(shape)
+        generator = torch.Generator().manual_seed(_seed(name))
+        return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, _STD, generator=generator)
+
+
+def _seed(name: str) -> int:
+    """FNV-1a of the name: `hash` of a string differs from process to process."""
+    value = 0xCBF29CE484222325
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x100000001B3) & 0x7FFFFFFFFFFFFFFF
+    return value
+
+
+def tensor_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
+    """Shape of a canonical tensor under `spec`."""
+    part = name.removesuffix(".weight").removesuffix(".bias").rsplit(".", 1)[-1]
+    rows = {
+        "q_proj": (spec.q_size, spec.hidden),
+        "k_proj": (spec.kv_size, spec.hidden),
+        "v_proj": (spec.kv_size, spec.hidden),
+        "o_proj": (spec.hidden, spec.q_size),
+        "gate_proj": (spec.ffn, spec.hidden),
+        "up_proj": (spec.ffn, spec.hidden),
+        "down_proj": (spec.hidden, spec.ffn),
+        "embed_tokens": (spec.vocab, spec.hidden),
+        "lm_head": (spec.vocab, spec.hidden),
+        "q_norm": (spec.head_dim,),
+        "k_norm": (spec.head_dim,),
+        "input_layernorm": (spec.hidden,),
+        "post_attention_layernorm": (spec.hidden,),
+        "norm": (spec.hidden,),
+    }[part]
+    return rows[:1] if name.endswith(".bias") else rows

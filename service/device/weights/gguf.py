@@ -1,0 +1,145 @@
+"""Weights from a GGUF file, dequantised tensor by tensor.
+
+llama.cpp stores the query and key projections of `llama` models with the rotary pairs
+interleaved; they are put back into halves here, so that the decoder knows one layout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from service.config import ConfigError
+from service.device.spec import ModelSpec, Rope, RopeScaling
+from service.gguf_file import GgufFile
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm"}
+
+
+class GgufWeights:
+    """Answers canonical names from one GGUF file."""
+
+    def __init__(self, path: str) -> None:
+        self._file = GgufFile(Path(path))
+        self._spec = _read_spec(self._file)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def tensor(self, name: str) -> torch.Tensor:
+        tensor = torch.from_numpy(self._file.load(gguf_name(name)).copy())
+        if self._spec.family == "llama":
+            if ".q_proj." in name:
+                return _halves(tensor, self._spec.heads)
+            if ".k_proj." in name:
+                return _halves(tensor, self._spec.kv_heads)
+        return tensor
+
+
+def gguf_name(name: str) -> str:
+    """GGUF's name for a canonical tensor."""
+    stem, _, kind = name.rpartition(".")
+    if stem == "lm_head":
+        return f"output.{kind}"
+    stem = stem.removeprefix("model.")
+    if not stem.startswith("layers."):
+        return f"{_TOP_NAMES[stem]}.{kind}"
+    _, layer, part = stem.split(".", 2)
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def _halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo the interleaving of rotary pairs: rows (head, pair, 2) become (head, 2, pair)."""
+    rows = tensor.shape[0]
+    pairs = rows // heads // 2
+    return tensor.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _read_spec(file: GgufFile) -> ModelSpec:
+    meta = file.metadata
+    family = meta.get("general.architecture")
+    if family not in _FAMILIES:
+        raise ConfigError(
+            f"{file.path} is a {family} model; supported are {', '.join(_FAMILIES)} "
+            "(SmolLM is llama)"
+        )
+    _refuse_experts(file, family)
+
+    def need(key: str) -> Any:
+        if f"{family}.{key}" not in meta:
+            raise ConfigError(f"{file.path} does not state {family}.{key}")
+        return meta[f"{family}.{key}"]
+
+    heads, hidden = int(need("attention.head_count")), int(need("embedding_length"))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ConfigError(f"{file.path} has no tensor token_embd.weight")
+    eos = meta.get("tokenizer.ggml.eos_token_id")
+    return ModelSpec(
+        family=family,
+        layers=int(need("block_count")),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(meta.get(f"{family}.attention.head_count_kv", heads)),
+        head_dim=int(meta.get(f"{family}.attention.key_length", hidden // heads)),
+        ffn=int(need("feed_forward_length")),
+        vocab=embedding.shape[0],
+        context_tokens=int(need("context_length")),
+        norm_eps=float(need("attention.layer_norm_rms_epsilon")),
+        rope=_read_rope(file, family),
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        tied_embeddings="output.weight" not in file.tensors,
+        sliding_window_tokens=meta.get(f"{family}.attention.sliding_window"),
+        eos_token_ids=() if eos is None else (int(eos),),
+    )
+
+
+def _refuse_experts(file: GgufFile, family: str) -> None:
+    if int(file.metadata.get(f"{family}.expert_count", 0)) > 0:
+        raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
+
+
+def _read_rope(file: GgufFile, family: str) -> Rope:
+    meta = file.metadata
+    theta = float(meta.get(f"{family}.rope.freq_base", 10_000.0))
+    kind = meta.get(f"{family}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in file.tensors:
+        return _llama3_rope(file, family, theta)
+    if kind == "none":
+        return Rope(theta=theta)
+    if kind == "linear":
+        factor = float(meta.get(f"{family}.rope.scaling.factor", 1.0))
+        return Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
+    raise ConfigError(f"{file.path}: rope scaling {kind!r} is not supported")
+
+
+def _llama3_rope(file: GgufFile, family: str, theta: float) -> Rope:
+    """llama.cpp stores Llama 3's stretched frequencies as divisors; the factor is their
+    maximum, and the other three numbers are the same in every published Llama 3 model."""
+    divisors = file.load("rope_freqs.weight")
+    original = int(file.metadata.get(f"{family}.rope.scaling.original_context_length", 8192))
+    return Rope(
+        theta=theta,
+        scaling=RopeScaling.LLAMA3,
+        factor=float(divisors.max()),
+        original_context_tokens=original,
+    )
