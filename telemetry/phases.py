@@ -15,6 +15,7 @@ early has its last phase cut at `ended`, and no later ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from telemetry.records import (
     EndReason,
@@ -26,6 +27,34 @@ from telemetry.records import (
     RequestTokenized,
     WaitReason,
 )
+
+
+class Measure(StrEnum):
+    """What latency histograms are kept of; all in nanoseconds.
+
+    QUEUE and PREFILL are the phases of that name, of every request that left them. TTFT is
+    accepted to first content sent (a stream) or first token committed (a whole answer);
+    TPOT is the time from first to last token over the tokens after the first; ITL is each
+    gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT and
+    E2E are of finished requests only.
+    """
+
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    TTFT = "ttft"
+    ITL = "itl"
+    TPOT = "tpot"
+    E2E = "e2e"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One value for a histogram."""
+
+    measure: Measure
+    value_ns: int
+    at_ns: int
+    slo_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +134,104 @@ class RequestTimeline:
     @property
     def e2e_ns(self) -> int:
         return self.ended.at_ns - self.accepted.at_ns
+
+    @property
+    def token_count(self) -> int:
+        return sum(len(sequence.token_ns) for sequence in self.sequences)
+
+    @property
+    def truncated(self) -> bool:
+        """The request ended before it went through all phases."""
+        return self.phases[-1].name is not Phase.DELIVER
+
+    @property
+    def ttft_ns(self) -> int | None:
+        first = [sequence.token_ns[0] for sequence in self.sequences if sequence.token_ns]
+        if not first:
+            return None
+        shown_ns = min(first)
+        if self.parsed is not None and self.parsed.stream:
+            shown_ns = self.ended.first_sent_ns or shown_ns
+        return shown_ns - self.accepted.at_ns
+
+    @property
+    def tpot_ns(self) -> int | None:
+        """Mean over the sequences' tokens after their first."""
+        spans = [
+            (s.token_ns[-1] - s.token_ns[0], len(s.token_ns) - 1)
+            for s in self.sequences
+            if len(s.token_ns) > 1
+        ]
+        tokens = sum(count for _, count in spans)
+        return sum(span for span, _ in spans) // tokens if tokens else None
+
+    def phase_ns(self, name: Phase) -> int | None:
+        for phase in self.phases:
+            if phase.name is name:
+                return phase.end_ns - phase.start_ns
+        return None
+
+    def measures(self) -> list[Measured]:
+        """The values that this request adds to histograms, ITL aside."""
+        values: dict[Measure, int | None] = {
+            Measure.QUEUE: self._completed_ns(Phase.QUEUE),
+            Measure.PREFILL: self._completed_ns(Phase.PREFILL),
+        }
+        if self.outcome is Outcome.FINISHED:
+            values[Measure.TTFT] = self.ttft_ns
+            values[Measure.TPOT] = self.tpot_ns
+            values[Measure.E2E] = self.e2e_ns
+        at_ns, slo_class = self.ended.at_ns, self.accepted.slo_class
+        return [Measured(m, v, at_ns, slo_class) for m, v in values.items() if v is not None]
+
+    def _completed_ns(self, name: Phase) -> int | None:
+        """A phase's length if the request got past it."""
+        if self.phases[-1].name is name:
+            return None
+        return self.phase_ns(name)
+
+
+def tile(
+    accepted: RequestAccepted,
+    parsed: RequestParsed | None,
+    tokenized: RequestTokenized | None,
+    ended: RequestEnded,
+    sequences: tuple[SequenceTimeline, ...],
+) -> tuple[PhaseSpan, ...]:
+    """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
+    starts: list[tuple[Phase, int | None]] = [
+        (Phase.PARSE, accepted.at_ns),
+        (Phase.TOKENIZE, parsed.at_ns if parsed else None),
+        (Phase.QUEUE, tokenized.at_ns if tokenized else None),
+        (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
+        (Phase.DECODE, _first_tokens_ns(sequences)),
+        *_ending(ended, sequences),
+    ]
+    phases: list[PhaseSpan] = []
+    at_ns = accepted.at_ns
+    for index, (name, start_ns) in enumerate(starts):
+        if start_ns is None:
+            break
+        following = starts[index + 1][1] if index + 1 < len(starts) else None
+        end_ns = ended.at_ns if following is None else following
+        end_ns = max(at_ns, min(end_ns, ended.at_ns))
+        phases.append(PhaseSpan(name, at_ns, end_ns))
+        at_ns = end_ns
+    return tuple(phases)
+
+
+def _first_tokens_ns(sequences: tuple[SequenceTimeline, ...]) -> int | None:
+    """When the last of the sequences got its first token; None while one has none."""
+    if not sequences or not all(sequence.token_ns for sequence in sequences):
+        return None
+    return max(sequence.token_ns[0] for sequence in sequences)
+
+
+def _ending(
+    ended: RequestEnded, sequences: tuple[SequenceTimeline, ...]
+) -> list[tuple[Phase, int | None]]:
+    """Detokenize and deliver exist only for a request that finished."""
+    if ended.reason.outcome is not Outcome.FINISHED or not sequences:
+        return []
+    last_ns = max((s.token_ns[-1] for s in sequences if s.token_ns), default=None)
+    return [(Phase.DETOKENIZE, last_ns), (Phase.DELIVER, ended.detokenized_ns)]

@@ -43,6 +43,7 @@ class EndReason(StrEnum):
     DRAINING = "draining"
     DISCONNECT = "disconnect"
     TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
     ENGINE_DIED = "engine_died"
     EXECUTOR_ERROR = "executor_error"
     INTERNAL = "internal"
@@ -65,6 +66,7 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.DRAINING: Outcome.REJECTED,
     EndReason.DISCONNECT: Outcome.CANCELLED,
     EndReason.TIMEOUT: Outcome.CANCELLED,
+    EndReason.SHUTDOWN: Outcome.CANCELLED,
     EndReason.ENGINE_DIED: Outcome.FAILED,
     EndReason.EXECUTOR_ERROR: Outcome.FAILED,
     EndReason.INTERNAL: Outcome.FAILED,

@@ -239,7 +239,7 @@ class Scheduler:
                 prompt=request.submit.prompt,
                 outputs=tuple(request.outputs),
                 min_tokens=request.submit.min_tokens,
-                end_token_ids=request.submit.end_token_ids,
+                end_token_ids=(*request.submit.end_token_ids, *request.submit.stop_token_ids),
             )
         )
 

@@ -56,12 +56,13 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Exact bytes that the token stands for in a text."""
-        return self._token_bytes[token_id]
+        """Exact bytes that the token stands for in a text; none for the padding that some
+        models have above their vocabulary."""
+        return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
 
     def token_text(self, token_id: int) -> str:
         """The token for people: invalid UTF-8 becomes U+FFFD."""
-        return self._token_bytes[token_id].decode("utf-8", errors="replace")
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def is_special(self, token_id: int) -> bool:
         """Control tokens, which are not part of the text."""
@@ -70,7 +71,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """The whole text of `token_ids`."""
         data = b"".join(
-            self._token_bytes[i] for i in token_ids if not (skip_special and i in self._special_ids)
+            self.token_bytes(i) for i in token_ids if not (skip_special and i in self._special_ids)
         )
         if self.strip_first_space and data.startswith(b" "):
             data = data[1:]

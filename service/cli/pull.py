@@ -1,0 +1,32 @@
+"""`phasescope pull`: bring a model to this machine and say where it is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from service.config import ConfigError
+from service.model_store import resolve_model
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("pull", help="fetch a model, by default SmolLM2-135M-Instruct")
+    parser.add_argument(
+        "model", nargs="?", help="a hub name (org/name); without it the default model"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print the path only")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    def say(line: str) -> None:
+        if not args.quiet:
+            print(f"phasescope: {line}", file=sys.stderr, flush=True)
+
+    try:
+        model = resolve_model(args.model, say)
+    except ConfigError as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+    print(model.path)
+    return 0

@@ -1,0 +1,95 @@
+"""The ASGI application: routes, request ids, and errors in OpenAI's shape everywhere."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.gateway.completions import GenerationEndpoint
+from service.gateway.errors import ApiError, internal
+from service.gateway.http import header
+from service.gateway.ops import error_response, ops_routes
+from service.gateway.responses import Operation
+from service.gateway.state import GatewayState
+
+log = logging.getLogger("phasescope.gateway")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def build_app(state: GatewayState) -> ASGIApp:
+    """The whole HTTP surface over `state`."""
+    routes: list[Route] = [
+        Route("/v1/chat/completions", GenerationEndpoint(state, Operation.CHAT), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(state, Operation.TEXT), methods=["POST"]),
+        *ops_routes(state),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: _http_error, Exception: _crash},
+    )
+    app.router.redirect_slashes = False
+    return RequestIds(app, state.live_request_ids)
+
+
+class RequestIds:
+    """Gives every request an id, and every response that id in `x-request-id`.
+
+    A client's own id is taken when it is well formed and no live request has it; so an id
+    never names two requests at once.
+    """
+
+    def __init__(self, app: ASGIApp, live: set[str]) -> None:
+        self._app = app
+        self._live = live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._choose(header(scope, b"x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                pair = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message.get("headers", ()), pair]
+            await send(message)
+
+        self._live.add(request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._live.discard(request_id)
+
+    def _choose(self, wanted: str | None) -> str:
+        if wanted and _REQUEST_ID.fullmatch(wanted) and wanted not in self._live:
+            return wanted
+        return secrets.token_hex(12)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown route or method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        message = f"{method} is not allowed on {path}"
+        shown = ApiError(405, message, "invalid_request_error", "method_not_allowed")
+    else:
+        message = f"there is no route {method} {path}"
+        shown = ApiError(error.status_code, message, "invalid_request_error", "route_not_found")
+    shown.headers.update(error.headers or {})
+    return error_response(shown)
+
+
+async def _crash(request: Request, error: Exception) -> Response:
+    log.error("request %s failed", request.scope["state"]["request_id"], exc_info=error)
+    return error_response(internal())

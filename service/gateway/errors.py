@@ -1,0 +1,134 @@
+"""Errors that clients see, in the shape of OpenAI's error objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+
+from telemetry.records import EndReason
+
+
+class EngineUnavailable(Exception):
+    """No engine is ready to take a request."""
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """An answer that is an error. `reason` is how the request ends in the facts."""
+
+    status: int
+    message: str
+    kind: str
+    code: str | None = None
+    param: str | None = None
+    reason: EndReason = EndReason.INVALID
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """`{"error": {...}}` as JSON."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, "invalid_request_error", code, param)
+
+
+def not_found(message: str, code: str | None = None) -> ApiError:
+    return ApiError(404, message, "invalid_request_error", code)
+
+
+def model_not_found(model: str, served: str) -> ApiError:
+    error = not_found(f"model {model!r} does not exist; this server serves {served!r}")
+    error.code, error.param = "model_not_found", "model"
+    return error
+
+
+def too_large(limit_bytes: int) -> ApiError:
+    message = f"the body is larger than the limit of {limit_bytes} bytes"
+    return ApiError(413, message, "invalid_request_error", "body_too_large")
+
+
+def unauthorized() -> ApiError:
+    return ApiError(
+        401,
+        "missing or wrong key; send it as 'Authorization: Bearer KEY'",
+        "authentication_error",
+        "invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def not_ready() -> ApiError:
+    return ApiError(
+        503,
+        "the engine is not ready (loading or restarting); try again",
+        "service_unavailable_error",
+        "not_ready",
+        reason=EndReason.NOT_READY,
+        headers={"retry-after": "1"},
+    )
+
+
+def internal() -> ApiError:
+    return ApiError(
+        500, "internal error; the request id finds it in the server's log", "server_error",
+        "internal", reason=EndReason.INTERNAL,
+    )  # fmt: skip
+
+
+def error_of_end(reason: EndReason, retry_after_s: int) -> ApiError | None:
+    """The error that an end means to a client; None for the ends that are successes."""
+    match reason:
+        case (
+            EndReason.EOS
+            | EndReason.STOP_TOKEN
+            | EndReason.STOP_STRING
+            | EndReason.MAX_TOKENS
+            | EndReason.CONTEXT
+        ):
+            return None
+        case EndReason.QUEUE_FULL:
+            return ApiError(
+                429,
+                f"the queue is full; try again in {retry_after_s} s",
+                "rate_limit_error",
+                "queue_full",
+                reason=reason,
+                headers={"retry-after": str(retry_after_s)},
+            )
+        case EndReason.INVALID | EndReason.KV_TOO_SMALL:
+            message = "the prompt does not fit the engine's context or cache"
+            return ApiError(
+                400, message, "invalid_request_error", "context_length_exceeded", reason=reason
+            )
+        case EndReason.NOT_READY | EndReason.DRAINING:
+            return not_ready()
+        case EndReason.SHUTDOWN:
+            message = "the server is shutting down"
+            return ApiError(503, message, "service_unavailable_error", "shutdown", reason=reason)
+        case EndReason.TIMEOUT:
+            message = "the request took longer than its timeout and was cancelled"
+            return ApiError(408, message, "timeout_error", "timeout", reason=reason)
+        case EndReason.DISCONNECT:
+            return ApiError(499, "the client went away", "client_error", "disconnect", None, reason)
+        case EndReason.ENGINE_DIED:
+            message = "the engine process died while it worked on this request; try again"
+            return ApiError(
+                503, message, "server_error", "engine_died", reason=reason,
+                headers={"retry-after": "1"},
+            )  # fmt: skip
+        case EndReason.EXECUTOR_ERROR:
+            message = "the step that computed this request failed; try again"
+            return ApiError(500, message, "server_error", "executor_error", reason=reason)
+        case EndReason.INTERNAL:
+            return internal()
+        case _:
+            assert_never(reason)

@@ -1,0 +1,111 @@
+"""Routes for operators: health, readiness, models, metrics and the debug views."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from service.gateway.errors import ApiError, model_not_found, not_found
+from service.gateway.security import key_error
+from service.gateway.state import GatewayState
+
+Handler = Callable[[GatewayState, Request], Awaitable[Response]]
+
+
+def json_response(
+    body: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(body, status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, error.headers)
+
+
+def ops_routes(state: GatewayState) -> list[Route]:
+    """All GET routes, each behind the key that guards its path."""
+    table: list[tuple[str, Handler]] = [
+        ("/health", _health),
+        ("/ready", _ready),
+        ("/v1/models", _models),
+        ("/v1/models/{name:path}", _model),
+        ("/metrics", _metrics),
+        ("/debug/snapshot", _snapshot),
+        ("/debug/diagnosis", _diagnosis),
+        ("/debug/requests/{request_id}", _request),
+    ]
+    return [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
+
+
+def _guarded(state: GatewayState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        refused = key_error(state.config, request.url.path, request.headers.get("authorization"))
+        if refused is not None:
+            return error_response(refused)
+        return await handler(state, request)
+
+    return endpoint
+
+
+async def _health(state: GatewayState, request: Request) -> Response:
+    return json_response(b'{"status":"ok"}')
+
+
+async def _ready(state: GatewayState, request: Request) -> Response:
+    if state.bridge.ready:
+        return json_response(b'{"ready":true}')
+    body = msgspec.json.encode({"ready": False, "reason": "the engine is loading or restarting"})
+    return json_response(body, 503, {"retry-after": "1"})
+
+
+def _model_object(state: GatewayState) -> dict[str, object]:
+    started = state.bridge.started
+    found: dict[str, object] = {
+        "id": state.model,
+        "object": "model",
+        "created": state.created_unix_s,
+        "owned_by": "phasescope",
+    }
+    if started is not None:
+        found["max_model_len"] = started.max_model_tokens
+        found["backend"] = started.backend
+        found["dtype"] = started.dtype
+    return found
+
+
+async def _models(state: GatewayState, request: Request) -> Response:
+    return json_response(msgspec.json.encode({"object": "list", "data": [_model_object(state)]}))
+
+
+async def _model(state: GatewayState, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name != state.model:
+        return error_response(model_not_found(name, state.model))
+    return json_response(msgspec.json.encode(_model_object(state)))
+
+
+async def _metrics(state: GatewayState, request: Request) -> Response:
+    content_type, body = state.views.metrics()
+    return Response(body, headers={"content-type": content_type})
+
+
+async def _snapshot(state: GatewayState, request: Request) -> Response:
+    return json_response(state.views.snapshot())
+
+
+async def _diagnosis(state: GatewayState, request: Request) -> Response:
+    return json_response(state.views.diagnosis())
+
+
+async def _request(state: GatewayState, request: Request) -> Response:
+    request_id = request.path_params["request_id"]
+    body = state.views.request(request_id)
+    if body is None:
+        return error_response(
+            not_found(f"request {request_id!r} is not known (any more)", "request_not_found")
+        )
+    return json_response(body)

@@ -1,0 +1,117 @@
+"""The bodies of both routes, whole and in chunks; pure functions of what was generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from service.gateway.choice import Choice, Delta, chat_logprobs, text_logprobs
+from service.text.tokenizer import Tokenizer
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+
+class Operation(StrEnum):
+    """The two generation routes, by their GenAI operation names."""
+
+    CHAT = "chat"
+    TEXT = "text_completion"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What every body of one response has in common."""
+
+    operation: Operation
+    request_id: str
+    created_unix_s: int
+    model: str
+    with_logprobs: bool
+    include_usage: bool
+
+    def envelope(self, chunk: bool) -> dict[str, Any]:
+        if self.operation is Operation.CHAT:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+            name = f"chatcmpl-{self.request_id}"
+        else:
+            kind, name = "text_completion", f"cmpl-{self.request_id}"
+        return {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def event(body: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def role_events(head: ResponseHead, choices: list[Choice]) -> bytes:
+    """A chat stream names the role of each choice before any text."""
+    if head.operation is not Operation.CHAT:
+        return b""
+    delta = {"role": "assistant", "content": ""}
+    return b"".join(
+        _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
+        for c in choices
+    )
+
+
+def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> bytes:
+    """One chunk of one choice."""
+    body: dict[str, Any] = {"index": choice.index}
+    if head.operation is Operation.CHAT:
+        body["delta"] = {"content": delta.text} if delta.text else {}
+    else:
+        body["text"] = delta.text
+    body["logprobs"] = _logprobs(head, delta, tokenizer)
+    body["finish_reason"] = delta.finish_reason
+    return _chunk(head, body)
+
+
+def usage_event(head: ResponseHead, counts: dict[str, int]) -> bytes:
+    return event({**head.envelope(chunk=True), "choices": [], "usage": counts})
+
+
+def full_body(
+    head: ResponseHead,
+    choices: list[Choice],
+    deltas: list[Delta],
+    counts: dict[str, int],
+    tokenizer: Tokenizer,
+) -> bytes:
+    """The answer in one piece."""
+    bodies: list[dict[str, Any]] = []
+    for choice, delta in zip(choices, deltas, strict=True):
+        body: dict[str, Any] = {"index": choice.index}
+        if head.operation is Operation.CHAT:
+            body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+        else:
+            body["text"] = delta.text
+        body["logprobs"] = _logprobs(head, delta, tokenizer)
+        body["finish_reason"] = delta.finish_reason
+        bodies.append(body)
+    return msgspec.json.encode({**head.envelope(chunk=False), "choices": bodies, "usage": counts})
+
+
+def _chunk(head: ResponseHead, choice: dict[str, Any]) -> bytes:
+    body = {**head.envelope(chunk=True), "choices": [choice]}
+    if head.include_usage:
+        body["usage"] = None
+    return event(body)
+
+
+def _logprobs(head: ResponseHead, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    if not head.with_logprobs or not delta.scored:
+        return None
+    if head.operation is Operation.CHAT:
+        return chat_logprobs(tokenizer, delta.scored)
+    return text_logprobs(tokenizer, delta.scored)

@@ -1,0 +1,49 @@
+"""What the routes know: handed in once, frozen, no globals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.config import GatewayConfig
+from service.gateway.bridge import Bridge
+from service.text.tokenizer import Tokenizer
+from telemetry.clock import Clock
+from telemetry.recorder import Lane
+
+
+class Views(Protocol):
+    """The folds' answers, as bytes; the gateway does not know how they are made."""
+
+    def snapshot(self) -> bytes:
+        """JSON of the present Snapshot."""
+        ...
+
+    def request(self, request_id: str) -> bytes | None:
+        """JSON of one request's timeline; None when it is not known (any more)."""
+        ...
+
+    def diagnosis(self) -> bytes:
+        """JSON with the ranked findings."""
+        ...
+
+    def metrics(self) -> tuple[str, bytes]:
+        """Content type and exposition."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayState:
+    """Everything that a route may use."""
+
+    config: GatewayConfig
+    clock: Clock
+    lane: Lane
+    bridge: Bridge
+    tokenizer: Tokenizer
+    model: str
+    created_unix_s: int
+    views: Views
+    retry_after_s: Callable[[], int]
+    live_request_ids: set[str]

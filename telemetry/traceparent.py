@@ -1,0 +1,55 @@
+"""W3C Trace Context: who called us, and names for what we trace ourselves."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_MAX_STATE_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """A valid incoming `traceparent`: lowercase hex ids, never all zero."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool
+
+
+def parse_traceparent(header: str | None) -> TraceParent | None:
+    """None when there is no header or it is not valid: then a new trace begins."""
+    match = _TRACEPARENT.fullmatch((header or "").strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest):
+        return None
+    if not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceParent(trace_id, span_id, bool(int(flags, 16) & 1))
+
+
+def parse_tracestate(header: str | None) -> str | None:
+    """The vendor's list as it came, unless it is too long to be passed on."""
+    if not header or len(header) > _MAX_STATE_CHARACTERS:
+        return None
+    return header
+
+
+def new_trace_id() -> str:
+    return _random_hex(16)
+
+
+def new_span_id() -> str:
+    return _random_hex(8)
+
+
+def _random_hex(count_bytes: int) -> str:
+    """Random and not all zero, which the standard forbids."""
+    while True:
+        value = secrets.token_hex(count_bytes)
+        if int(value, 16):
+            return value
