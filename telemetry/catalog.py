@@ -1,0 +1,113 @@
+"""Every metric as data: name, kind, unit, help and labels. Exposition is generated from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from telemetry.phases import Measure
+
+
+class Kind(StrEnum):
+    """Prometheus metric types."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. Counters are named without `_total`, which exposition adds."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    measure: Measure | None = None
+    bounds_s: tuple[float, ...] = ()
+
+
+def _decades() -> tuple[float, ...]:
+    """1, 2, 5 in each decade from 100 us to 500 s: a p99 is never below the first bound."""
+    return tuple(float(f"{step}e{power}") for power in range(-4, 3) for step in (1, 2, 5))
+
+
+LATENCY_BOUNDS_S = _decades()
+_GEN_AI_DURATION = tuple(0.01 * 2**i for i in range(14))
+_GEN_AI_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+_GEN_AI_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+READY = Metric("phasescope_ready", Kind.GAUGE, "1 when an engine takes requests.")
+RUNNING = Metric("phasescope_running", Kind.GAUGE, "Sequences in the running set.")
+WAITING = Metric("phasescope_waiting", Kind.GAUGE, "Sequences in the waiting queue.")
+WAITING_TOKENS = Metric(
+    "phasescope_waiting_tokens", Kind.GAUGE, "Tokens that the waiting sequences must prefill."
+)
+BLOCKS_USED = Metric("phasescope_kv_blocks_used", Kind.GAUGE, "Blocks held by live sequences.")
+BLOCKS_CACHED = Metric(
+    "phasescope_kv_blocks_cached", Kind.GAUGE, "Blocks nobody holds whose contents are kept."
+)
+BLOCKS_TOTAL = Metric("phasescope_kv_blocks", Kind.GAUGE, "Blocks of the paged KV cache.")
+ENGINE_RESTARTS = Metric("phasescope_engine_restarts", Kind.COUNTER, "Engine processes that died.")
+STEPS = Metric("phasescope_steps", Kind.COUNTER, "Engine steps.")
+PROMPT_TOKENS = Metric(
+    "phasescope_prompt_tokens", Kind.COUNTER, "Prompt tokens computed, recomputed ones included."
+)
+OUTPUT_TOKENS = Metric("phasescope_output_tokens", Kind.COUNTER, "Tokens generated.")
+PREEMPTIONS = Metric("phasescope_preemptions", Kind.COUNTER, "Sequences that lost their blocks.")
+REQUESTS = Metric("phasescope_requests", Kind.COUNTER, "Requests ended, by outcome.", ("outcome",))
+FACTS_LOST = Metric("phasescope_facts_lost", Kind.COUNTER, "Facts that no fold has seen.")
+SPANS_EXPORTED = Metric("phasescope_spans_exported", Kind.COUNTER, "Spans taken by the receiver.")
+SPANS_DROPPED = Metric("phasescope_spans_dropped", Kind.COUNTER, "Spans that were thrown away.")
+GPU = Metric("phasescope_gpu", Kind.GAUGE, "What NVML reports, by quantity.", ("quantity",))
+FOLD_SECONDS = Metric(
+    "phasescope_fold_seconds", Kind.COUNTER, "Time spent in a telemetry fold.", ("fold",)
+)
+
+_MEASURE_HELP = {
+    Measure.QUEUE: "Tokenized to first scheduled.",
+    Measure.PREFILL: "First scheduled to first token.",
+    Measure.TTFT: "Accepted to first content sent.",
+    Measure.ITL: "Gap between successive tokens of a sequence.",
+    Measure.TPOT: "Mean time per output token after the first.",
+    Measure.E2E: "Accepted to last byte sent.",
+}
+
+HISTOGRAMS = tuple(
+    Metric(
+        f"phasescope_{measure.value}_seconds",
+        Kind.HISTOGRAM,
+        _MEASURE_HELP[measure],
+        ("slo_class",),
+        measure,
+        LATENCY_BOUNDS_S,
+    )
+    for measure in Measure
+)
+
+GEN_AI_HISTOGRAMS = (
+    Metric(
+        "gen_ai_server_request_duration_seconds",
+        Kind.HISTOGRAM,
+        "GenAI convention: request duration.",
+        measure=Measure.E2E,
+        bounds_s=_GEN_AI_DURATION,
+    ),
+    Metric(
+        "gen_ai_server_time_to_first_token_seconds",
+        Kind.HISTOGRAM,
+        "GenAI convention: time to first token.",
+        measure=Measure.TTFT,
+        bounds_s=_GEN_AI_TTFT,
+    ),
+    Metric(
+        "gen_ai_server_time_per_output_token_seconds",
+        Kind.HISTOGRAM,
+        "GenAI convention: time per output token.",
+        measure=Measure.TPOT,
+        bounds_s=_GEN_AI_TPOT,
+    ),
+)

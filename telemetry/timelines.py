@@ -1,0 +1,106 @@
+"""The last ended requests, by id, for `/debug/requests/{id}`."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+from telemetry.phase_fold import PhaseFold
+from telemetry.phases import RequestTimeline, SequenceTimeline
+from telemetry.records import RequestAccepted
+
+
+class TimelineStore:
+    """A bounded map of timelines; a listener of the phase fold."""
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        self._capacity = capacity
+        self._timelines: OrderedDict[str, RequestTimeline] = OrderedDict()
+
+    def on_timeline(self, timeline: RequestTimeline) -> None:
+        request_id = timeline.accepted.request_id
+        self._timelines[request_id] = timeline
+        self._timelines.move_to_end(request_id)
+        if len(self._timelines) > self._capacity:
+            self._timelines.popitem(last=False)
+
+    def get(self, request_id: str, fold: PhaseFold, now_ns: int) -> dict[str, Any] | None:
+        """What is known of a request, ended or live, ready for JSON; None if nothing is."""
+        live = fold.accepted(request_id)
+        if live is not None:
+            return _running(live, now_ns)
+        timeline = self._timelines.get(request_id)
+        return None if timeline is None else describe(timeline)
+
+
+def _running(accepted: RequestAccepted, now_ns: int) -> dict[str, Any]:
+    return {
+        "request_id": accepted.request_id,
+        "trace_id": accepted.trace_id,
+        "outcome": "running",
+        "reason": None,
+        "e2e_ns": now_ns - accepted.at_ns,
+        "phases": [],
+    }
+
+
+def describe(timeline: RequestTimeline) -> dict[str, Any]:
+    """A timeline without its prompt, its output or any token id: it never had them."""
+    accepted, ended = timeline.accepted, timeline.ended
+    return {
+        "request_id": accepted.request_id,
+        "trace_id": accepted.trace_id,
+        "outcome": timeline.outcome.value,
+        "reason": ended.reason.value,
+        "status": ended.status,
+        "error_type": ended.error_type,
+        "tenant": accepted.tenant,
+        "slo_class": accepted.slo_class,
+        "e2e_ns": timeline.e2e_ns,
+        "ttft_ns": timeline.ttft_ns,
+        "tpot_ns": timeline.tpot_ns,
+        "prompt_tokens": timeline.tokenized.prompt_tokens if timeline.tokenized else None,
+        "output_tokens": ended.output_tokens,
+        "detokenize_busy_ns": ended.detokenize_busy_ns,
+        "accepted_ns": accepted.at_ns,
+        "ended_ns": ended.at_ns,
+        "detected_ns": ended.detected_ns,
+        "phases": [
+            {"name": phase.name.value, "start_ns": phase.start_ns, "end_ns": phase.end_ns}
+            for phase in timeline.phases
+        ],
+        "sequences": [_describe_sequence(sequence) for sequence in timeline.sequences],
+    }
+
+
+def _describe_sequence(sequence: SequenceTimeline) -> dict[str, Any]:
+    waits: Counter[str] = Counter()
+    for wait in sequence.waits:
+        waits[wait.reason.value] += wait.end_ns - wait.start_ns
+    gaps = [b - a for a, b in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)]
+    return {
+        "seq_id": sequence.seq_id,
+        "choice": sequence.choice,
+        "queued_ns": sequence.queued_ns,
+        "scheduled_ns": sequence.scheduled_ns,
+        "ended_ns": sequence.ended_ns,
+        "end_reason": sequence.end_reason.value if sequence.end_reason else None,
+        "output_tokens": len(sequence.token_ns),
+        "itl_max_ns": max(gaps, default=None),
+        "wait_ns": dict(waits),
+        "chunks": [
+            {
+                "step_id": chunk.step_id,
+                "start_ns": chunk.start_ns,
+                "end_ns": chunk.end_ns,
+                "tokens": chunk.tokens,
+                "context_tokens": chunk.context_tokens,
+                "recompute_tokens": chunk.recompute_tokens,
+            }
+            for chunk in sequence.chunks
+        ],
+        "preempted": [
+            {"step_id": gap.step_id, "start_ns": gap.start_ns, "end_ns": gap.end_ns}
+            for gap in sequence.preempted
+        ],
+    }
