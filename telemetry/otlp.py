@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from telemetry.clock import Clock, read_wall_anchor
 from telemetry.phases import RequestTimeline
-from telemetry.spans import SpanBuilder
+from telemetry.spans import Attributes, SpanBuilder
 from telemetry.traceparent import new_span_id
 
 log = logging.getLogger("phasescope.otlp")
@@ -85,8 +85,8 @@ class SpanExporterThread:
         if len(self._queue) >= self._capacity:
             self.stats.spans_dropped += _span_count(timeline)
             return
-        self._drained.clear()
         self._queue.append(timeline)
+        self._drained.clear()
         self._wake.set()
 
     def shutdown(self) -> None:
@@ -109,6 +109,7 @@ class SpanExporterThread:
         while not self._stop.is_set():
             self._wake.wait()
             self._wake.clear()
+            self._drained.clear()
             while self._queue and not self._stop.is_set():
                 self._export_some()
             if not self._queue:
@@ -159,17 +160,17 @@ def service_resource(service_name: str | None) -> Resource:
     """Who we are; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it and win."""
     pid = os.getpid()
     host = socket.gethostname()
-    defaults = {
+    defaults: Attributes = {
         "service.name": "phasescope",
         "service.instance.id": f"{host}:{pid}",
         "host.name": host,
         "process.pid": pid,
     }
     detected = Resource.create()
-    stated = dict(detected.attributes)
+    stated: Attributes = dict(detected.attributes)
     if str(stated.get("service.name", "")).startswith("unknown_service"):
         del stated["service.name"]
-    attributes = {**defaults, **stated}
+    attributes: Attributes = {**defaults, **stated}
     if service_name:
         attributes["service.name"] = service_name
     return Resource(attributes)

@@ -13,9 +13,7 @@ from server import START_TIMEOUT_S, Server, free_port, spawn
 
 def failing_start(*args: str) -> str:
     """Run `phasescope serve` to its end; returns the one line of the failure."""
-    process = spawn(
-        "serve", "--port", str(free_port()), *args, stderr=subprocess.PIPE, text=True
-    )
+    process = spawn("serve", "--port", str(free_port()), *args, stderr=subprocess.PIPE, text=True)
     _, stderr = process.communicate(timeout=START_TIMEOUT_S)
     assert process.returncode not in (0, None), stderr
     assert "Traceback" not in stderr, stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 
@@ -35,10 +36,8 @@ async def one_client(client: httpx.AsyncClient, index: int, leave_after_s: float
     if leave_after_s is None:
         await read()
     else:
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(read(), leave_after_s)
-        except TimeoutError:
-            pass
     return request_id
 
 
@@ -75,16 +74,12 @@ def test_a_storm_of_disconnects_leaves_nothing_behind(
     assert outcomes["cancelled"] > 0
     for outcome, count in outcomes.items():
         assert after["requests_total"][outcome] - before["requests_total"].get(outcome, 0) == count
-    trees = eventually(
-        lambda: _trees_of(receiver, set(ended)), "a span tree for each request", 30
-    )
+    trees = eventually(lambda: _trees_of(receiver, set(ended)), "a span tree for each request", 30)
     assert all(count == 1 for count in trees.values())
     receiver.check_all()
 
 
 def _trees_of(receiver: OtlpReceiver, ids: set[str]) -> Counter[str] | None:
-    found = Counter(
-        tree.attribute("gen_ai.request.id") for tree in receiver.trees()
-    )
+    found = Counter(tree.attribute("gen_ai.request.id") for tree in receiver.trees())
     mine = Counter({request_id: found[request_id] for request_id in ids})
     return mine if all(mine.values()) else None

@@ -1,0 +1,56 @@
+"""The monitor's loop: fetch, draw, wait. A process of its own, so that drawing, which costs
+milliseconds, is never paid by the server."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.live import Live
+
+from dashboards.monitor.client import Client, Unreachable
+from dashboards.monitor.screen import screen
+from diagnosis.classifier import Diagnosis
+from telemetry.clock import Clock, MonotonicClock, sleep_ns
+from telemetry.window import Snapshot
+
+_ONCE_WIDTH, _ONCE_HEIGHT = 110, 34
+
+
+def print_once(client: Client) -> int:
+    """One frame as plain text."""
+    try:
+        snapshot, diagnosis = client.snapshot(), client.diagnosis()
+    except Unreachable as error:
+        print(f"phasescope: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    console = Console(width=_ONCE_WIDTH, height=_ONCE_HEIGHT)
+    console.print(screen(snapshot, diagnosis, client.url, _ONCE_WIDTH, _ONCE_HEIGHT))
+    return 0
+
+
+def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
+    """Until Ctrl-C. A server that goes away leaves its last picture with a note."""
+    clock = clock or MonotonicClock()
+    try:
+        last: tuple[Snapshot, Diagnosis] = (client.snapshot(), client.diagnosis())
+    except Unreachable as error:
+        print(f"phasescope: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    console = Console()
+    lost_ns: int | None = None
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                note = None
+                if lost_ns is not None:
+                    note = f"unreachable for {(clock.now_ns() - lost_ns) / 1e9:.0f} s"
+                width, height = console.size
+                live.update(screen(*last, client.url, width, height, note), refresh=True)
+                sleep_ns(int(interval_s * 1e9))
+                try:
+                    last, lost_ns = (client.snapshot(), client.diagnosis()), None
+                except Unreachable:
+                    lost_ns = lost_ns or clock.now_ns()
+    except KeyboardInterrupt:
+        return 0

@@ -1,0 +1,157 @@
+"""Pure functions from a Snapshot to what is drawn; nothing is computed here but layout."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from diagnosis.classifier import Diagnosis
+from telemetry.window import Cell, GridRow, Snapshot
+
+MEASURES = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
+
+_CELL_STYLE = {
+    Cell.PREFILL.value: ("P", "black on yellow"),
+    Cell.DECODE.value: ("█", "green"),
+    Cell.WAIT.value: ("·", "red"),
+    Cell.PREEMPTED.value: ("x", "white on red"),
+    Cell.NONE.value: (" ", ""),
+}
+
+
+def header(snapshot: Snapshot, url: str, note: str | None = None) -> Text:
+    """Who is watched and whether it is well."""
+    line = Text()
+    line.append(" phasescope ", style="bold reverse")
+    line.append(f" {url} ")
+    if note is not None:
+        line.append(note, style="bold red")
+    elif snapshot.ready:
+        line.append("ready", style="bold green")
+    else:
+        line.append("not ready", style="bold red")
+    line.append(f"  {snapshot.model or 'no engine'}")
+    if snapshot.backend:
+        line.append(f" on {snapshot.backend}", style="dim")
+    if snapshot.engine_restarts:
+        line.append(f"  {snapshot.engine_restarts} engine restarts", style="red")
+    return line
+
+
+def load(snapshot: Snapshot, width: int) -> Panel:
+    """Running, waiting, cache and rates."""
+    rows = Table.grid(padding=(0, 1))
+    rows.add_column(justify="right", style="dim")
+    rows.add_column()
+    seats = f" of {snapshot.max_seqs}" if snapshot.max_seqs is not None else ""
+    rows.add_row("running", f"{snapshot.running}{seats}")
+    rows.add_row("waiting", f"{snapshot.waiting} ({snapshot.waiting_tokens} tokens)")
+    rows.add_row("KV", kv_bar(snapshot, max(8, width - 34)))
+    rows.add_row("prompt", f"{snapshot.prompt_tokens_per_s:.1f} tokens/s")
+    rows.add_row("output", f"{snapshot.output_tokens_per_s:.1f} tokens/s")
+    rows.add_row("requests", f"{snapshot.requests_per_s:.2f} /s")
+    rows.add_row("step p50", milliseconds(snapshot.step_ns_p50))
+    rows.add_row("preempted", str(snapshot.preemptions_total))
+    return Panel(rows, title="load", title_align="left", width=width)
+
+
+def kv_bar(snapshot: Snapshot, width: int) -> Text:
+    """Blocks held, kept and free as a bar."""
+    total = snapshot.blocks_total
+    bar = Text()
+    if not total:
+        return Text("no cache")
+    used = round(width * snapshot.blocks_used / total)
+    cached = round(width * snapshot.blocks_cached / total)
+    bar.append("█" * used, style="cyan")
+    bar.append("▒" * cached, style="blue")
+    bar.append("─" * max(0, width - used - cached), style="dim")
+    bar.append(f" {snapshot.blocks_used}/{total}")
+    return bar
+
+
+def latencies(snapshot: Snapshot, width: int) -> Panel:
+    """Percentiles of the last minute."""
+    table = Table(box=None, padding=(0, 1), expand=True)
+    table.add_column("last 60 s", style="dim")
+    for name in ("count", "p50", "p95", "p99", "max"):
+        table.add_column(name, justify="right")
+    for measure in MEASURES:
+        found = snapshot.percentiles.get(measure)
+        if found is None:
+            continue
+        values = (found.p50_ns, found.p95_ns, found.p99_ns, found.max_ns)
+        table.add_row(measure, str(found.count), *(milliseconds(value) for value in values))
+    return Panel(table, title="latency", title_align="left", width=width)
+
+
+def grid(snapshot: Snapshot, width: int, height: int) -> Panel:
+    """Rows are sequences, columns the last steps."""
+    columns = max(1, width - 32)
+    visible = snapshot.grid[: max(1, height - 3)]
+    lines: list[RenderableType] = [_grid_line(row, columns) for row in visible]
+    if not lines:
+        lines.append(Text("no step yet", style="dim"))
+    steps = snapshot.grid_step_ids
+    span = f"steps {steps[0]}-{steps[1]}" if steps else "steps"
+    legend = f"{span}: P prefill, █ decode, · wait, x preempted"
+    return Panel(
+        Group(*lines), title="batch", subtitle=legend, title_align="left", width=width,
+        height=height,
+    )  # fmt: skip
+
+
+def _grid_line(row: GridRow, columns: int) -> Text:
+    line = Text(no_wrap=True)
+    line.append(f"{row.request_id or row.seq_id!s:<12.12}", style="bold")
+    line.append(f" {row.prompt_tokens:>5}+{row.output_tokens:<5} ", style="dim")
+    for cell in row.cells[-columns:]:
+        symbol, style = _CELL_STYLE[cell]
+        line.append(symbol, style=style)
+    return line
+
+
+def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
+    """The diagnosis in a few lines."""
+    text = Text()
+    if diagnosis is None:
+        text.append("no diagnosis", style="dim")
+    elif not diagnosis.findings:
+        text.append("healthy", style="green")
+    for finding in diagnosis.findings if diagnosis else ():
+        text.append(f"{finding.symptom.value} ", style="bold red")
+        text.append(f"({finding.confidence:.2f}) {finding.claim}; see {finding.runbook}\n")
+    text.rstrip()
+    return Panel(text, title="diagnosis", title_align="left", width=width)
+
+
+def footer(snapshot: Snapshot) -> Text:
+    """Whether the numbers themselves can be trusted."""
+    done = " ".join(f"{name} {count}" for name, count in snapshot.requests_total.items())
+    line = Text(f" {done}  spans {snapshot.spans_exported}", style="dim")
+    for name, count in (
+        ("spans dropped", snapshot.spans_dropped),
+        ("facts lost", snapshot.facts_lost),
+    ):
+        if count:
+            line.append(f"  {count} {name}", style="red")
+    for name in snapshot.folds_detached:
+        line.append(f"  fold {name} is detached", style="bold red")
+    gpu = (snapshot.gpu or {}).get("status")
+    if gpu is not None:
+        line.append(f"  GPU {gpu}")
+    return line
+
+
+def milliseconds(value_ns: int | None) -> str:
+    """Three digits are enough to read; a dash is not zero."""
+    if value_ns is None:
+        return "-"
+    value_ms = value_ns / 1e6
+    if value_ms >= 10_000:
+        return f"{value_ms / 1000:.1f} s"
+    if value_ms >= 100:
+        return f"{value_ms:.0f} ms"
+    return f"{value_ms:.1f} ms" if value_ms >= 10 else f"{value_ms:.2f} ms"

@@ -1,0 +1,41 @@
+"""Arranges the panels on whatever size of terminal there is."""
+
+from __future__ import annotations
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+
+from dashboards.monitor import panels
+from diagnosis.classifier import Diagnosis
+from telemetry.window import Snapshot
+
+_SIDE_BY_SIDE = 78
+_FIXED_LINES = 17
+
+
+def screen(
+    snapshot: Snapshot,
+    diagnosis: Diagnosis | None,
+    url: str,
+    width: int,
+    height: int,
+    note: str | None = None,
+) -> RenderableType:
+    """The whole screen as one renderable: a pure function of its arguments."""
+    if width >= _SIDE_BY_SIDE:
+        left = width * 2 // 5
+        middle: list[RenderableType] = [
+            Columns(
+                [panels.load(snapshot, left), panels.latencies(snapshot, width - left - 1)],
+                padding=(0, 1),
+            )
+        ]
+    else:
+        middle = [panels.load(snapshot, width), panels.latencies(snapshot, width)]
+    return Group(
+        panels.header(snapshot, url, note),
+        *middle,
+        panels.findings(diagnosis, width),
+        panels.grid(snapshot, width, max(5, height - _FIXED_LINES)),
+        panels.footer(snapshot),
+    )

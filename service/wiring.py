@@ -1,0 +1,213 @@
+"""The composition root: the only module that sees every package."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from diagnosis.classifier import Diagnoser
+from service.config import ConfigError, ServeConfig
+from service.gateway.app import build_app
+from service.gateway.bridge import Bridge
+from service.gateway.server import bind, run_gateway
+from service.gateway.state import GatewayState
+from service.gateway.supervisor import EngineStartFailed, Supervisor
+from service.text.tokenizer import load_tokenizer
+from telemetry import prometheus
+from telemetry.clock import Clock, MonotonicClock, unix_seconds
+from telemetry.gpu import GpuSampler
+from telemetry.histograms import Histograms
+from telemetry.otlp import SpanExporterThread, exporter_from_config
+from telemetry.phase_fold import PhaseFold
+from telemetry.pump import Pump
+from telemetry.recorder import Lane
+from telemetry.timelines import TimelineStore
+from telemetry.window import Snapshot
+from telemetry.window_fold import Suppliers, WindowFold
+
+Say = Callable[[str], None]
+
+EXIT_START_FAILED = 3
+_MAX_RETRY_AFTER_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """All folds and what feeds them; implements the gateway's `Views`."""
+
+    clock: Clock
+    pump: Pump
+    phases: PhaseFold
+    window: WindowFold
+    histograms: Histograms
+    timelines: TimelineStore
+    diagnoser: Diagnoser
+    exporter: SpanExporterThread | None
+    gpu: GpuSampler
+
+    def current(self) -> Snapshot:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.window.snapshot(self.clock.now_ns())
+
+    def snapshot(self) -> bytes:
+        return msgspec.json.encode(self.current())
+
+    def request(self, request_id: str) -> bytes | None:
+        with self.pump.lock:
+            self.pump.run_once()
+            found = self.timelines.get(request_id, self.phases, self.clock.now_ns())
+        return None if found is None else msgspec.json.encode(found)
+
+    def diagnosis(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return msgspec.json.encode(self.diagnoser.diagnosis(self.clock.now_ns()))
+
+    def metrics(self) -> tuple[str, bytes]:
+        with self.pump.lock:
+            snapshot = self.current()
+            body = prometheus.render(snapshot, self.histograms, self.pump.costs)
+        return prometheus.CONTENT_TYPE, body
+
+    def retry_after_s(self) -> int:
+        """How long the queue needs to drain at the present rate of tokens."""
+        snapshot = self.current()
+        rate = snapshot.prompt_tokens_per_s + snapshot.output_tokens_per_s
+        if rate <= 0:
+            return 1
+        return min(max(1, round(snapshot.waiting_tokens / rate)), _MAX_RETRY_AFTER_S)
+
+    def start(self) -> None:
+        self.gpu.start()
+        if self.exporter is not None:
+            self.exporter.start()
+        self.pump.start()
+
+    def stop(self) -> None:
+        """Fold what is left, then send what is left; bounded."""
+        self.pump.stop()
+        if self.exporter is not None:
+            self.exporter.shutdown()
+        self.gpu.stop()
+
+
+def build_telemetry(
+    config: ServeConfig, clock: Clock, bridge: Bridge, lanes: tuple[Lane, ...]
+) -> Telemetry:
+    """Connect lanes, folds and listeners."""
+    tracing = config.tracing
+    exporter = exporter_from_config(tracing.endpoint, tracing.protocol, tracing.service_name, clock)
+    gpu = GpuSampler()
+    pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
+    histograms, timelines, diagnoser = Histograms(), TimelineStore(), Diagnoser()
+    window = WindowFold(
+        histograms,
+        Suppliers(
+            ready=lambda: bridge.ready,
+            facts_lost=lambda: pump.facts_lost,
+            folds_detached=lambda: pump.detached,
+            spans=lambda: _span_counts(exporter),
+            gpu=lambda: gpu.latest().as_dict(),
+        ),
+    )
+    listeners = [timelines.on_timeline, window.on_timeline]
+    if exporter is not None:
+        listeners.append(exporter.on_timeline)
+    phases = PhaseFold(listeners, [histograms.on_measured])
+    for lane in lanes:
+        pump.add_lane(lane)
+    pump.add_fold("phases", phases)
+    pump.add_fold("window", window)
+    pump.add_fold("diagnosis", diagnoser)
+    return Telemetry(clock, pump, phases, window, histograms, timelines, diagnoser, exporter, gpu)
+
+
+def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
+    if exporter is None:
+        return (0, 0)
+    return (exporter.stats.spans_exported, exporter.stats.spans_dropped)
+
+
+def run_service(config: ServeConfig, say: Say) -> int:
+    """Serve until a signal; returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="phasescope: %(message)s", stream=sys.stderr)
+    listener = bind(config.gateway.host, config.gateway.port)
+    try:
+        return _run(config, listener, say)
+    finally:
+        listener.close()
+
+
+def _run(config: ServeConfig, listener: socket.socket, say: Say) -> int:
+    import uvloop
+
+    clock = MonotonicClock()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, listener, clock, say))
+    except EngineStartFailed as error:
+        raise ConfigError(str(error)) from error
+    say("stopped")
+    return 0
+
+
+async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say: Say) -> None:
+    begun_ns = clock.now_ns()
+    gateway_lane, engine_lane = Lane(), Lane()
+    bridge = Bridge(engine_lane, say)
+    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane)
+    telemetry = build_telemetry(config, clock, bridge, (gateway_lane, engine_lane))
+    state = GatewayState(
+        config=config.gateway,
+        clock=clock,
+        lane=gateway_lane,
+        bridge=bridge,
+        tokenizer=load_tokenizer(config.engine.model),
+        model=config.engine.model.name,
+        created_unix_s=unix_seconds(),
+        views=telemetry,
+        retry_after_s=telemetry.retry_after_s,
+        live_request_ids=set(),
+    )
+    port = listener.getsockname()[1]
+
+    async def announce() -> None:
+        started = await bridge.wait_ready()
+        seconds = (clock.now_ns() - begun_ns) / 1e9
+        say(
+            f"{started.model} ({started.dtype}) on {started.backend}, context "
+            f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
+            f"{started.block_tokens} tokens"
+        )
+        if telemetry.exporter is not None:
+            say(f"spans go to {telemetry.exporter.target}")
+        say(f"ready in {seconds:.1f} s at http://{config.gateway.host}:{port}; try:")
+        sys.stderr.write(curl_line(config, port) + "\n")
+        sys.stderr.flush()
+
+    telemetry.start()
+    try:
+        await run_gateway(build_app(state), listener, supervisor, announce)
+    finally:
+        await asyncio.to_thread(telemetry.stop)
+
+
+def curl_line(config: ServeConfig, port: int) -> str:
+    """A first request that can be pasted."""
+    key = " -H 'authorization: Bearer KEY'" if config.gateway.api_key else ""
+    host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
+    body = (
+        '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
+        '"max_tokens": 64, "stream": true}'
+    )
+    return (
+        f"curl -N http://{host}:{port}/v1/chat/completions{key} "
+        f"-H 'content-type: application/json' -d '{body}'"
+    )
