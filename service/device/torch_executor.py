@@ -76,7 +76,7 @@ class TorchExecutor:
             logits = self._decoder.forward(inputs, self._cache)
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, IndexError, ValueError, MemoryError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StepFailed(f"step {plan.step_id}: {first_line}") from error
         for row, sample in zip(plan.sampled_rows, samples, strict=True):

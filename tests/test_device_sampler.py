@@ -1,0 +1,180 @@
+"""The sampler against plain arithmetic, and its independence of batch and history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from service.device.sampler import Sampler, draw, uniform
+from service.engine.plan import DecodeRow, SamplingParams, SlotStart
+
+VOCAB = 50
+
+
+def row(slot: int, index: int = 0) -> DecodeRow:
+    return DecodeRow(seq_id=slot, slot=slot, start=0, blocks=[], output_index=index)
+
+
+def started(
+    *params: SamplingParams, prompt: tuple[int, ...] = (), outputs: tuple[int, ...] = (),
+    min_tokens: int = 0, ends: tuple[int, ...] = (),
+) -> Sampler:  # fmt: skip
+    sampler = Sampler(VOCAB)
+    for slot, one in enumerate(params):
+        sampler.start(SlotStart(slot, slot, one, prompt, outputs, min_tokens, ends))
+    return sampler
+
+
+def logits(seed: int = 0) -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def greedy(**fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, **fields)
+
+
+def chosen(sampler: Sampler, values: torch.Tensor, index: int = 0) -> int:
+    return sampler.sample([row(0, index)], values[None])[0].token_id
+
+
+def test_greedy_takes_the_largest_logit() -> None:
+    """Temperature 0 is argmax."""
+    assert chosen(started(greedy()), logits()) == int(logits().argmax())
+
+
+@pytest.mark.parametrize(
+    ("fields", "allowed"),
+    [
+        ({"top_k": 3}, [0, 1, 2]),
+        ({"top_p": 0.6}, [0, 1]),
+        ({"min_p": 0.5}, [0, 1]),
+        ({"top_k": 4, "top_p": 0.75}, [0, 1, 2]),
+        ({"top_p": 0.0001}, [0]),
+    ],
+)
+def test_filters_leave_exactly_the_tokens_they_should(
+    fields: dict[str, Any], allowed: list[int]
+) -> None:
+    """Known probabilities 0.4, 0.3, 0.15, 0.1, 0.05: every allowed token comes, no other."""
+    values = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
+    params = SamplingParams(temperature=1.0, **fields)
+    seen = {draw(values, params, uniform(7, index)) for index in range(400)}
+
+    assert sorted(seen) == allowed
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    """20,000 draws of one seed lie within four standard deviations of the truth."""
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    params = SamplingParams(temperature=1.0)
+    draws = 20_000
+    counts = Counter(
+        draw(probabilities.log(), params, uniform(123, index)) for index in range(draws)
+    )
+
+    for token, p in enumerate(probabilities.tolist()):
+        deviation = (draws * p * (1 - p)) ** 0.5
+        assert abs(counts[token] - draws * p) < 4 * deviation
+
+
+def test_temperature_sharpens() -> None:
+    """A low temperature draws the best token nearly always, a high one does not."""
+    values = torch.tensor([1.0, 0.5, 0.0])
+
+    def share(temperature: float) -> float:
+        params = SamplingParams(temperature=temperature)
+        return sum(draw(values, params, uniform(1, i)) == 0 for i in range(500)) / 500
+
+    assert share(0.05) > 0.99
+    assert share(2.0) < 0.6
+
+
+def test_a_draw_does_not_depend_on_the_batch() -> None:
+    """The same request alone, or in any row of a mixed batch, draws the same token."""
+    params = SamplingParams(temperature=1.0, seed=42, top_p=0.9)
+    alone = [chosen(started(params), logits(5), index) for index in range(10)]
+    other = SamplingParams(temperature=0.7, seed=1, top_k=5)
+    sampler = started(other, greedy(), params)
+    batch = torch.stack([logits(8), logits(9), logits(5)])
+    together = [
+        sampler.sample([row(0, i), row(1, i), row(2, i)], batch)[2].token_id for i in range(10)
+    ]
+
+    assert alone == together
+    assert len(set(alone)) > 1
+
+
+def test_repetition_penalty_is_that_of_hugging_face() -> None:
+    """Prompt and outputs: positive logits are divided, negative multiplied."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    values = logits(3)
+    prompt, outputs = (4, 9, 9), (int(values.argmax()), 2)
+    ids = torch.tensor([[*prompt, *outputs]])
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(ids, values[None].clone())[0]
+    sampler = started(greedy(repetition_penalty=1.7), prompt=prompt, outputs=outputs)
+
+    altered = values.clone()
+    sampler._alter(altered, sampler._slots[0], 2)
+    torch.testing.assert_close(altered, expected)
+
+
+def test_presence_and_frequency_count_outputs_only() -> None:
+    """A token of the prompt is free; each output of a token costs its frequency."""
+    values = torch.zeros(VOCAB)
+    fields = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
+    sampler = started(greedy(**fields), prompt=(1, 1, 1), outputs=(2, 2, 3))
+    altered = values.clone()
+    sampler._alter(altered, sampler._slots[0], 3)
+
+    assert altered[1] == 0
+    assert altered[2].item() == pytest.approx(-1.0)
+    assert altered[3].item() == pytest.approx(-0.75)
+
+
+def test_sampled_tokens_are_counted_as_they_come() -> None:
+    """A strong presence penalty makes greedy walk through distinct tokens."""
+    sampler = started(greedy(presence_penalty=2.0))
+    values = torch.linspace(1.0, 0.0, VOCAB)
+    tokens = [chosen(sampler, values, index) for index in range(5)]
+
+    assert tokens == [0, 1, 2, 3, 4]
+
+
+def test_min_tokens_holds_the_end_tokens_off() -> None:
+    """Until enough outputs exist an end token cannot be drawn, however likely."""
+    values = torch.zeros(VOCAB)
+    values[7] = 10.0
+    sampler = started(greedy(), min_tokens=2, ends=(7,))
+
+    assert [chosen(sampler, values, index) == 7 for index in range(3)] == [False, False, True]
+
+
+def test_logit_bias_moves_the_choice() -> None:
+    """The bias is added before anything else."""
+    assert chosen(started(greedy(logit_bias={11: 100.0})), logits()) == 11
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    """Penalties and temperature do not change what is reported."""
+    values = logits(6)
+    sampler = started(SamplingParams(temperature=0.5, logprobs=2, logit_bias={3: 50.0}))
+    (sample,) = sampler.sample([row(0)], values[None])
+    truth = torch.log_softmax(values, dim=-1)
+
+    assert sample.token_id == 3
+    assert sample.logprob == pytest.approx(truth[3].item(), abs=1e-5)
+    assert sample.top is not None
+    assert [top.token_id for top in sample.top] == truth.topk(2).indices.tolist()
+
+
+def test_uniform_numbers_lie_in_the_unit_interval_and_differ() -> None:
+    """Neighbouring seeds and indices give unrelated numbers."""
+    numbers = [uniform(seed, index) for seed in (-5, 0, 1, 1 << 62) for index in range(500)]
+
+    assert all(0.0 <= number < 1.0 for number in numbers)
+    assert len(set(numbers)) == len(numbers)
+    assert 0.45 < sum(numbers) / len(numbers) < 0.55

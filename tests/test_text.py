@@ -1,0 +1,222 @@
+"""Tokenizer, detokenizer, stop strings and chat templates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from service.config import ConfigError, ModelKind, ModelRef
+from service.device.spec import DUMMY_SHAPES
+from service.text.chat_template import TemplateError, render_chat
+from service.text.detokenizer import Detokenizer, StopScanner
+from service.text.dummy_tokenizer import dummy_tokenizer
+from service.text.tokenizer import Tokenizer, load_tokenizer
+
+TEXTS = [
+    "Hello, world!",
+    "The year 2026 has 365 days; 12345678 seconds.",
+    "  leading and   inner   spaces\n\n\ttabs\r\n",
+    "naïve café — 东京 🌍👩‍🚀 Привет",
+    "def f(x):\n    return x ** 2  # square\n",
+    "it's they'll I'd we've",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def ours(default_model: Path) -> Tokenizer:
+    return load_tokenizer(
+        ModelRef(kind=ModelKind.GGUF, path=str(default_model), name="SmolLM2-135M-Instruct")
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_default_tokenizer_follows_the_published_rules(
+    ours: Tokenizer, default_model: Path, text: str
+) -> None:
+    """An independent assembly: the gguf package's reader and Digits + ByteLevel by hand."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(default_model).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"].contents()]
+    oracle = Backend(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    oracle.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    oracle.decoder = decoders.ByteLevel()
+
+    ids = ours.encode(text)
+    assert ids == oracle.encode(text).ids
+    assert ours.decode(ids) == text == oracle.decode(ids, skip_special_tokens=False)
+
+
+def test_digits_are_split_one_by_one(ours: Tokenizer) -> None:
+    """The rule that a conversion elsewhere lost."""
+    ids = ours.encode("12345")
+
+    assert [ours.token_text(token_id) for token_id in ids] == ["1", "2", "3", "4", "5"]
+
+
+def test_chat_markers_are_single_special_tokens(ours: Tokenizer) -> None:
+    """In a rendered chat they are control tokens, and they end a turn."""
+    ids = ours.encode_chat("<|im_start|>user\nHi<|im_end|>")
+
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert ours.is_special(1)
+    assert 2 in ours.eos_token_ids
+    assert ours.decode(ids) == "user\nHi"
+
+
+def test_chat_rendering_equals_transformers(ours: Tokenizer, default_model: Path) -> None:
+    """Same template, same messages, same text."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(default_model.parent, gguf_file=default_model.name)
+    messages = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    assert ours.chat_template is not None
+
+    expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert render_chat(ours.chat_template, messages) == expected
+
+
+def test_a_template_that_refuses_gives_one_line() -> None:
+    """raise_exception and Jinja's own errors become TemplateError; the sandbox holds."""
+    message = [{"role": "user", "content": "x"}]
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        render_chat("{{ raise_exception('roles must alternate') }}", message)
+    with pytest.raises(TemplateError):
+        render_chat("{{ messages.append(1) }}", message)
+    with pytest.raises(TemplateError):
+        render_chat("{{ ''.__class__.__mro__ }}", message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=60))
+def test_pieces_of_text_are_whole_characters_and_add_up(text: str) -> None:
+    """A byte tokenizer spreads each character over tokens; no piece shows half of one."""
+    tokenizer = dummy_tokenizer("tiny")
+    detokenizer = Detokenizer(tokenizer)
+    text = text.encode("utf-8", "ignore").decode()
+    pieces = [detokenizer.push(token_id) for token_id in tokenizer.encode(text)]
+
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+    assert "".join(pieces) + detokenizer.finish() == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=40))
+def test_any_bytes_detokenize_to_the_same_text_as_all_at_once(data: bytes) -> None:
+    """Invalid UTF-8 becomes U+FFFD exactly as in one piece."""
+    tokenizer = dummy_tokenizer("tiny")
+    detokenizer = Detokenizer(tokenizer)
+    text = "".join(detokenizer.push(byte) for byte in data) + detokenizer.finish()
+
+    assert text == data.decode("utf-8", errors="replace")
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    text=st.text(alphabet="ab|<>", max_size=40),
+    stops=st.lists(st.text(alphabet="ab|<>", min_size=1, max_size=5), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 7), min_size=40, max_size=40),
+)
+def test_a_stop_string_is_found_however_the_text_is_cut(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    """What comes out is a prefix without any stop, and never more than the first find."""
+    scanner = StopScanner(stops)
+    out, hit, at = "", False, 0
+    for size in cuts:
+        piece, hit = scanner.push(text[at : at + size])
+        out += piece
+        at += size
+        if hit or at >= len(text):
+            break
+    if not hit:
+        out += scanner.finish()
+
+    assert hit == any(stop in text[:at] for stop in stops)
+    if hit:
+        assert text.startswith(out)
+        assert not any(stop in out for stop in stops)
+        assert any(text.startswith(stop, len(out)) for stop in stops)
+    else:
+        assert out == text
+
+
+def test_a_sentencepiece_gguf_tokenizes_by_score(tmp_path: Path) -> None:
+    """The llama kind: spaces are U+2581, unknown characters fall back to bytes."""
+    import gguf
+
+    path = tmp_path / "spm.gguf"
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, 3, *[6] * 256]
+    scores = [0.0] * len(pieces)
+    for rank, piece in enumerate(["\u2581", "h", "i", "hi", "\u2581hi"]):
+        pieces.append(piece)
+        kinds.append(1)
+        scores.append(-float(rank))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores(scores)
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = load_tokenizer(ModelRef(kind=ModelKind.GGUF, path=str(path), name="spm"))
+
+    ids = tokenizer.encode("hi hi é")
+    assert ids[0] == 1
+    assert [pieces[i] for i in ids[1:3]] == ["\u2581hi", "\u2581hi"]
+    assert tokenizer.decode(ids) == "hi hi é"
+    assert tokenizer.eos_token_ids == (2,)
+
+
+def test_a_hugging_face_folder(tmp_path: Path) -> None:
+    """tokenizer.json with settings beside it: BOS, end tokens and template are honoured."""
+    backend = Backend(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings_json = {"eos_token": "<end>", "chat_template": "{{ messages[0]['content'] }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings_json))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 1]}))
+    tokenizer = load_tokenizer(
+        ModelRef(kind=ModelKind.HF_FOLDER, path=str(tmp_path), name="folder")
+    )
+
+    assert tokenizer.encode("abb") == [2, 1]
+    assert tokenizer.eos_token_ids == (3, 1)
+    assert tokenizer.is_special(3)
+    assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
+    assert tokenizer.token_bytes(99) == b""
+
+
+def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
+    """The file is named."""
+    model = ModelRef(kind=ModelKind.HF_FOLDER, path=str(tmp_path), name="folder")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_tokenizer(model)
+    (tmp_path / "tokenizer.json").write_text("{broken")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_tokenizer(model)
+
+
+@pytest.mark.parametrize("shape", DUMMY_SHAPES)
+def test_a_dummy_vocabulary_is_as_large_as_its_model(shape: str) -> None:
+    """Every id that random weights may sample has bytes."""
+    assert dummy_tokenizer(shape).vocab_size == DUMMY_SHAPES[shape].vocab
