@@ -24,6 +24,9 @@ INTERFERENCE_FLOOR = 0.1
 STALL_FLOOR_MS = 200.0
 # A mixed step must also be slow against the plain one: on slow hardware every step is long.
 STALL_RATIO = 3.0
+# A queue has one backlog: a reason that bound its head for less than this share of the
+# waiting is a bystander of the reason that made the backlog.
+WAIT_SHARE_FLOOR = 0.25
 _MIN_STEPS = 5
 
 _MS = 1e6
@@ -117,8 +120,10 @@ def _sum(harm: Harm, *reasons: WaitReason) -> int:
 
 
 def _waits(harm: Harm, waited_ns: int) -> bool:
-    """Whether a wait is worth a finding, by rate and by victim."""
+    """Whether a wait is worth a finding: by rate, by victim, and by its share of all waiting."""
     if harm.steps < _MIN_STEPS or harm.window_ns <= 0:
+        return False
+    if waited_ns < WAIT_SHARE_FLOOR * sum(harm.waiting_ns.values()):
         return False
     each_ms = waited_ns / max(1, harm.queued) / _MS
     return waited_ns / harm.window_ns >= WAIT_FLOOR and each_ms >= WAIT_EACH_FLOOR_MS

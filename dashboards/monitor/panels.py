@@ -12,6 +12,8 @@ from telemetry.window import Cell, GridRow, Snapshot
 
 MEASURES = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
 
+_COUNT_WIDTH = 56
+
 _CELL_STYLE = {
     Cell.PREFILL.value: ("P", "black on yellow"),
     Cell.DECODE.value: ("█", "green"),
@@ -75,15 +77,17 @@ def kv_bar(snapshot: Snapshot, width: int) -> Text:
 def latencies(snapshot: Snapshot, width: int) -> Panel:
     """Percentiles of the last minute."""
     table = Table(box=None, padding=(0, 1), expand=True)
-    table.add_column("last 60 s", style="dim")
-    for name in ("count", "p50", "p95", "p99", "max"):
-        table.add_column(name, justify="right")
+    with_count = width >= _COUNT_WIDTH
+    table.add_column("last 60 s" if with_count else "60 s", style="dim")
+    for name in ("count", "p50", "p95", "p99", "max")[0 if with_count else 1 :]:
+        table.add_column(name, justify="right", no_wrap=True)
     for measure in MEASURES:
         found = snapshot.percentiles.get(measure)
         if found is None:
             continue
         values = (found.p50_ns, found.p95_ns, found.p99_ns, found.max_ns)
-        table.add_row(measure, str(found.count), *(milliseconds(value) for value in values))
+        count = (str(found.count),) if with_count else ()
+        table.add_row(measure, *count, *(milliseconds(value) for value in values))
     return Panel(table, title="latency", title_align="left", width=width)
 
 

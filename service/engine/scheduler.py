@@ -205,14 +205,17 @@ class Scheduler:
             assert added, f"{request.seq_id} was admitted without budget"
 
     def _obstacle(self, request: Request, draft: _Draft) -> WaitReason | None:
-        """The first constraint that keeps the head of the queue waiting."""
+        """The constraint that keeps the head of the queue waiting.
+
+        Budget comes last: it is there again in the next step, slots and blocks are not.
+        """
         if self.running >= self.limits.max_seqs:
             return WaitReason.SEQS
-        if self._chunk_tokens(request.known_tokens, draft) == 0:
-            return WaitReason.BUDGET
         needed = blocks_for(request.known_tokens, self.limits.block_tokens)
         if draft.preempted or not fits(self.limits, needed, self.pool.free, self.running):
             return WaitReason.PREEMPTED if request.preemptions else WaitReason.KV
+        if self._chunk_tokens(request.known_tokens, draft) == 0:
+            return WaitReason.BUDGET
         return None
 
     def _chunk_tokens(self, remaining: int, draft: _Draft) -> int:
