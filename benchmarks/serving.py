@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import signal
@@ -94,7 +95,7 @@ async def closed_loop(
         tokens_per_s=tokens / seconds,
         ttft_p50_ms=1000 * statistics.median(s.arrivals_s[0] - s.begin_s for s in streams),
         itl_p50_ms=1000 * statistics.median(gaps) if gaps else float("nan"),
-        itl_p99_ms=1000 * sorted(gaps)[int(0.99 * (len(gaps) - 1))] if gaps else float("nan"),
+        itl_p99_ms=1000 * sorted(gaps)[math.ceil(0.99 * (len(gaps) - 1))] if gaps else float("nan"),
     )
 
 

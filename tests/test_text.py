@@ -36,23 +36,29 @@ def ours(default_model: Path) -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_default_tokenizer_follows_the_published_rules(
-    ours: Tokenizer, default_model: Path, text: str
-) -> None:
-    """An independent assembly: the gguf package's reader and Digits + ByteLevel by hand."""
+@pytest.fixture(scope="module")
+def oracle(default_model: Path) -> Backend:
+    """An independent assembly: the gguf package's reader, Digits and ByteLevel by hand."""
     from gguf import GGUFReader
 
     fields = GGUFReader(default_model).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"].contents()]
-    oracle = Backend(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
-    oracle.pre_tokenizer = pre_tokenizers.Sequence(
+    backend = Backend(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
-    oracle.decoder = decoders.ByteLevel()
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_default_tokenizer_follows_the_published_rules(
+    ours: Tokenizer, oracle: Backend, text: str
+) -> None:
+    """Same ids, and the same text back."""
     ids = ours.encode(text)
+
     assert ids == oracle.encode(text).ids
     assert ours.decode(ids) == text == oracle.decode(ids, skip_special_tokens=False)
 

@@ -25,7 +25,7 @@ _CELL_STYLE = {
 
 def header(snapshot: Snapshot, url: str, note: str | None = None) -> Text:
     """Who is watched and whether it is well."""
-    line = Text()
+    line = Text(no_wrap=True, overflow="ellipsis")
     line.append(" phasescope ", style="bold reverse")
     line.append(f" {url} ")
     if note is not None:

@@ -27,7 +27,7 @@ class Precision:
         name = str(self.weights).removeprefix("torch.")
         if self.weights is self.compute:
             return name
-        return f"{name} weights computed in {str(self.compute).removeprefix('torch.')}"
+        return f"{name}, held as {str(self.compute).removeprefix('torch.')}"
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.weights).to(self.compute)

@@ -21,6 +21,7 @@ from service.gateway.errors import (
     internal,
     model_not_found,
     not_ready,
+    timed_out,
 )
 from service.gateway.http import header, read_body, send_error, send_start, send_whole
 from service.gateway.mailbox import Interrupted, Mailbox
@@ -138,9 +139,7 @@ class Exchange:
                 return await self._generate(request)
         except TimeoutError:
             self._noticed()
-            timed_out = error_of_end(EndReason.TIMEOUT, 1)
-            assert timed_out is not None
-            raise timed_out from None
+            raise timed_out() from None
         finally:
             watcher.cancel()
 
@@ -203,7 +202,7 @@ class Exchange:
         self._detokenize_busy_ns += self._detokenized_ns - begin_ns
         for emission in emissions:
             if emission.end is not None and emission.end is not EndReason.STOP_STRING:
-                error = error_of_end(emission.end, self._state.retry_after_s())
+                error = error_of_end(emission.end, self._state.retry_after_s)
                 if error is not None:
                     raise error
 

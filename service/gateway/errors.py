@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -84,8 +85,16 @@ def internal() -> ApiError:
     )  # fmt: skip
 
 
-def error_of_end(reason: EndReason, retry_after_s: int) -> ApiError | None:
-    """The error that an end means to a client; None for the ends that are successes."""
+def timed_out() -> ApiError:
+    message = "the request took longer than its timeout and was cancelled"
+    return ApiError(408, message, "timeout_error", "timeout", reason=EndReason.TIMEOUT)
+
+
+def error_of_end(reason: EndReason, retry_after_s: Callable[[], int]) -> ApiError | None:
+    """The error that an end means to a client; None for the ends that are successes.
+
+    `retry_after_s` is asked only when the answer needs it: it costs a look at the queue.
+    """
     match reason:
         case (
             EndReason.EOS
@@ -96,13 +105,14 @@ def error_of_end(reason: EndReason, retry_after_s: int) -> ApiError | None:
         ):
             return None
         case EndReason.QUEUE_FULL:
+            seconds = retry_after_s()
             return ApiError(
                 429,
-                f"the queue is full; try again in {retry_after_s} s",
+                f"the queue is full; try again in {seconds} s",
                 "rate_limit_error",
                 "queue_full",
                 reason=reason,
-                headers={"retry-after": str(retry_after_s)},
+                headers={"retry-after": str(seconds)},
             )
         case EndReason.INVALID | EndReason.KV_TOO_SMALL:
             message = "the prompt does not fit the engine's context or cache"
@@ -115,8 +125,7 @@ def error_of_end(reason: EndReason, retry_after_s: int) -> ApiError | None:
             message = "the server is shutting down"
             return ApiError(503, message, "service_unavailable_error", "shutdown", reason=reason)
         case EndReason.TIMEOUT:
-            message = "the request took longer than its timeout and was cancelled"
-            return ApiError(408, message, "timeout_error", "timeout", reason=reason)
+            return timed_out()
         case EndReason.DISCONNECT:
             return ApiError(499, "the client went away", "client_error", "disconnect", None, reason)
         case EndReason.ENGINE_DIED:

@@ -1,7 +1,12 @@
-"""Routes for operators: health, readiness, models, metrics and the debug views."""
+"""Routes for operators: health, readiness, models, metrics and the debug views.
+
+The views are folds behind a lock that the pump may hold for a while, so they are asked on a
+thread: a scrape must not hold up the tokens of a stream.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -89,21 +94,21 @@ async def _model(state: GatewayState, request: Request) -> Response:
 
 
 async def _metrics(state: GatewayState, request: Request) -> Response:
-    content_type, body = state.views.metrics()
+    content_type, body = await asyncio.to_thread(state.views.metrics)
     return Response(body, headers={"content-type": content_type})
 
 
 async def _snapshot(state: GatewayState, request: Request) -> Response:
-    return json_response(state.views.snapshot())
+    return json_response(await asyncio.to_thread(state.views.snapshot))
 
 
 async def _diagnosis(state: GatewayState, request: Request) -> Response:
-    return json_response(state.views.diagnosis())
+    return json_response(await asyncio.to_thread(state.views.diagnosis))
 
 
 async def _request(state: GatewayState, request: Request) -> Response:
     request_id = request.path_params["request_id"]
-    body = state.views.request(request_id)
+    body = await asyncio.to_thread(state.views.request, request_id)
     if body is None:
         return error_response(
             not_found(f"request {request_id!r} is not known (any more)", "request_not_found")
