@@ -51,16 +51,6 @@ class Decoder:
         if not spec.tied_embeddings:
             self._head = get("lm_head.weight", spec.vocab, spec.hidden)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that the weights take on the device."""
-        tensors = [self._embedding, self._norm]
-        if self._head is not self._embedding:
-            tensors.append(self._head)
-        for layer in self._layers:
-            tensors += [getattr(layer, name) for name in LayerWeights.__slots__]
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""

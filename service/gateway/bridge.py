@@ -42,11 +42,6 @@ class Bridge:
     def ready(self) -> bool:
         return self._ready.is_set()
 
-    @property
-    def in_flight(self) -> int:
-        """Sequences that somebody still waits for."""
-        return len(self._mailboxes)
-
     async def wait_ready(self) -> EngineStarted:
         await self._ready.wait()
         assert self.started is not None

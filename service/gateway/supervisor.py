@@ -43,11 +43,6 @@ class Supervisor:
         self._stopping = False
         self.restarts = 0
 
-    @property
-    def engine_pid(self) -> int | None:
-        process = self._process
-        return None if process is None or process.returncode is not None else process.pid
-
     async def run(self) -> None:
         """Until `stop`: one engine after another. Raises EngineStartFailed."""
         pause_s = _FIRST_PAUSE_S
