@@ -62,8 +62,7 @@ class Telemetry:
     def request(self, request_id: str) -> bytes | None:
         with self.pump.lock:
             self.pump.run_once()
-            found = self.timelines.get(request_id, self.phases, self.clock.now_ns())
-        return None if found is None else msgspec.json.encode(found)
+            return self.timelines.get(request_id, self.phases, self.clock.now_ns())
 
     def diagnosis(self) -> bytes:
         with self.pump.lock:

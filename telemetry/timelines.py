@@ -1,9 +1,15 @@
-"""The last ended requests, by id, for `/debug/requests/{id}`."""
+"""The last ended requests, by id, for `/debug/requests/{id}`.
+
+They are kept as JSON: a timeline has a stamp for each token, and ten thousand of those
+would be most of the gateway's memory.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from typing import Any
+
+import msgspec
 
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline, SequenceTimeline
@@ -11,26 +17,25 @@ from telemetry.records import RequestAccepted
 
 
 class TimelineStore:
-    """A bounded map of timelines; a listener of the phase fold."""
+    """A bounded map of described timelines; a listener of the phase fold."""
 
     def __init__(self, capacity: int = 10_000) -> None:
         self._capacity = capacity
-        self._timelines: OrderedDict[str, RequestTimeline] = OrderedDict()
+        self._described: OrderedDict[str, bytes] = OrderedDict()
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         request_id = timeline.accepted.request_id
-        self._timelines[request_id] = timeline
-        self._timelines.move_to_end(request_id)
-        if len(self._timelines) > self._capacity:
-            self._timelines.popitem(last=False)
+        self._described[request_id] = msgspec.json.encode(describe(timeline))
+        self._described.move_to_end(request_id)
+        if len(self._described) > self._capacity:
+            self._described.popitem(last=False)
 
-    def get(self, request_id: str, fold: PhaseFold, now_ns: int) -> dict[str, Any] | None:
-        """What is known of a request, ended or live, ready for JSON; None if nothing is."""
+    def get(self, request_id: str, fold: PhaseFold, now_ns: int) -> bytes | None:
+        """What is known of a request, ended or live, as JSON; None if nothing is."""
         live = fold.accepted(request_id)
         if live is not None:
-            return _running(live, now_ns)
-        timeline = self._timelines.get(request_id)
-        return None if timeline is None else describe(timeline)
+            return msgspec.json.encode(_running(live, now_ns))
+        return self._described.get(request_id)
 
 
 def _running(accepted: RequestAccepted, now_ns: int) -> dict[str, Any]:

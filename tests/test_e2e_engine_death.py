@@ -67,3 +67,13 @@ def test_streams_end_with_a_typed_error_and_the_service_comes_back(server: Serve
     answer = server.completion(max_tokens=4)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] >= 1
+
+
+def test_a_server_told_to_stop_while_its_engine_is_dead_stops() -> None:
+    """No new engine is started behind its back, and the exit is clean."""
+    with Server("--model", "dummy:tiny") as server:
+        os.kill(server.snapshot()["engine_pid"], signal.SIGKILL)
+        eventually(lambda: not server.is_ready(), "unreadiness", 5)
+        server.process.send_signal(signal.SIGTERM)
+
+        assert server.process.wait(20) == 0

@@ -32,7 +32,7 @@ from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measure, Measured
 from telemetry.pump import Pump
 from telemetry.recorder import Lane
-from telemetry.records import EngineDied, EngineIdled, EngineStarted, Fact
+from telemetry.records import EndReason, EngineDied, EngineIdled, EngineStarted, Fact
 from telemetry.timelines import TimelineStore
 from telemetry.window_fold import WindowFold
 
@@ -243,3 +243,17 @@ def test_promtool_accepts_the_exposition() -> None:
     )
 
     assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_the_store_of_ended_requests_is_bounded_and_forgets_the_oldest() -> None:
+    """Live requests are found too, as running."""
+    store = TimelineStore(capacity=2)
+    phases = PhaseFold([store.on_timeline])
+    for index in range(3):
+        name = f"r{index}"
+        phases.on_facts([accepted(name), request_ended(name, reason=EndReason.INVALID)])
+    phases.on_facts([accepted("live", at=1)])
+
+    assert store.get("r0", phases, 0) is None
+    assert b'"outcome":"rejected"' in (store.get("r2", phases, 0) or b"")
+    assert b'"outcome":"running"' in (store.get("live", phases, 5 * MS) or b"")

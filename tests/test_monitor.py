@@ -116,16 +116,17 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
         Client(f"127.0.0.1:{free_port()}").snapshot()
 
 
-def test_top_and_diagnose_read_a_running_server(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_top_and_diagnose_read_a_running_server(capsys: pytest.CaptureFixture[str]) -> None:
     """The commands as a user types them."""
     from service.cli.main import main
 
-    server.completion(max_tokens=2)
-    assert main(["top", "--once", server.url]) == 0
-    assert "SmolLM2-135M-Instruct" in capsys.readouterr().out
-    assert main(["diagnose", server.url]) == 0
-    assert "healthy" in capsys.readouterr().out
-    assert main(["diagnose", "--json", server.url]) == 0
-    assert '"findings": []' in capsys.readouterr().out
+    with Server("--model", "dummy:tiny") as server:
+        server.completion(max_tokens=2)
+        assert main(["top", "--once", server.url]) == 0
+        assert "dummy:tiny on torch-cpu" in capsys.readouterr().out
+        assert main(["diagnose", server.url]) == 0
+        assert "healthy" in capsys.readouterr().out
+        assert main(["diagnose", "--json", server.url]) == 0
+        assert '"findings": []' in capsys.readouterr().out
+    assert main(["diagnose", server.url]) == 1
+    assert "cannot be read" in capsys.readouterr().err

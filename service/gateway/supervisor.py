@@ -8,6 +8,7 @@ pause while it keeps dying, and the gateway goes on answering meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -40,16 +41,16 @@ class Supervisor:
         self._clock = clock
         self._lane = lane
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self.restarts = 0
 
     async def run(self) -> None:
         """Until `stop`: one engine after another. Raises EngineStartFailed."""
         pause_s = _FIRST_PAUSE_S
-        while True:
+        while not self._stopping.is_set():
             begun_ns = self._clock.now_ns()
             code = await self._run_one()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             self._record_death(code)
             if self._bridge.started is None or self._is_hopeless():
@@ -57,13 +58,14 @@ class Supervisor:
             if self._clock.now_ns() - begun_ns > _HEALTHY_AFTER_NS:
                 pause_s = _FIRST_PAUSE_S
             log.warning("engine died (%s); restarting in %.2g s", self._detail(code), pause_s)
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             self.restarts += 1
 
     async def stop(self) -> None:
         """End the engine process: by word, and by signal if it does not listen."""
-        self._stopping = True
+        self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
