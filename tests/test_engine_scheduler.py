@@ -67,6 +67,26 @@ def test_a_preempted_request_keeps_its_tokens(depth: int) -> None:
     assert sum(row.recompute_tokens for step in world.steps for row in step.rows) > 0
 
 
+def test_a_preempted_request_goes_back_before_those_that_came_later() -> None:
+    """It stands at the head of the queue: losing blocks does not cost the place."""
+    world = World(blocks_total=16, block_tokens=4, max_model_tokens=60)
+    world.submit(prompt_tokens=20, max_tokens=30)
+    second = world.submit(prompt_tokens=20, max_tokens=30)
+    for _ in range(4):
+        world.step()
+    later = world.submit(prompt_tokens=20, max_tokens=4)
+    world.run()
+    preempted_at = next(step.step_id for step in world.steps if second in step.preempted)
+    order = [
+        row.seq_id
+        for step in world.steps
+        for row in step.rows
+        if row.is_prefill and step.step_id > preempted_at
+    ]
+
+    assert order.index(second) < order.index(later)
+
+
 def test_a_waiting_head_names_what_binds_it() -> None:
     """Each of the three constraints shows as the head's reason."""
     seqs = World(max_seqs=1)
