@@ -218,7 +218,7 @@ def curl_line(config: ServeConfig, port: int) -> str:
     host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
     body = (
         '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
-        '"max_tokens": 64, "stream": true}'
+        '"max_tokens": 64, "temperature": 0, "stream": true}'
     )
     return (
         f"curl -N http://{host}:{port}/v1/chat/completions{key} "
