@@ -23,6 +23,16 @@ class ModelKind(StrEnum):
     DUMMY = "dummy"
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request that does not say gets; a model's authors may recommend other values."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is present on this machine.
 
@@ -33,6 +43,7 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     kind: ModelKind
     path: str
     name: str
+    defaults: SamplingDefaults = SamplingDefaults()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

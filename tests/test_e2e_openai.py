@@ -103,3 +103,16 @@ def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:
         client.completions.create(model=MODEL, prompt="x", temperature=9)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="x")
+
+
+def test_a_request_that_does_not_say_is_sampled_as_the_models_authors_recommend(
+    server: Server,
+) -> None:
+    """The defaults are stated with the model, and the answer makes sense with any seed."""
+    (model,) = server.client.get("/v1/models").json()["data"]
+    assert model["default_sampling"]["temperature"] == 0.2
+    message = {"role": "user", "content": "What is the capital of France?"}
+    for seed in range(4):
+        body = {"messages": [message], "max_tokens": 30, "seed": seed}
+        answer = server.client.post("/v1/chat/completions", json=body).json()
+        assert "Paris" in answer["choices"][0]["message"]["content"]

@@ -106,6 +106,19 @@ def test_each_kind_of_model_argument_is_recognised(said: list[str], tmp_path: Pa
     assert resolve_model("dummy:tiny", said.append).kind is ModelKind.DUMMY
 
 
+def test_recommended_sampling_comes_with_the_model(said: list[str], tmp_path: Path) -> None:
+    """From generation_config.json; other keys in it are not ours; a broken one is named."""
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"temperature": 0.6, "top_k": 20, "min_p": null, "eos_token_id": 2}')
+    defaults = resolve_model(str(tmp_path), said.append).defaults
+    assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 20, 1.0)
+
+    path.write_text('{"temperature": "warm"}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        resolve_model(str(tmp_path), said.append)
+
+
 @pytest.mark.parametrize("argument", ["nothing.gguf", "./nowhere", "word", "/a/b/c"])
 def test_an_argument_that_names_nothing_is_one_line(said: list[str], argument: str) -> None:
     """With the argument in it."""

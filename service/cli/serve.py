@@ -7,6 +7,8 @@ import os
 import re
 import sys
 
+import msgspec
+
 from service.config import (
     ConfigError,
     EngineConfig,
@@ -129,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--request-timeout must be positive")
     model = resolve_model(args.model, _say)
     if args.served_model_name:
-        model = type(model)(kind=model.kind, path=model.path, name=args.served_model_name)
+        model = msgspec.structs.replace(model, name=args.served_model_name)
     engine = EngineConfig(
         model=model,
         dtype=args.dtype,

@@ -144,11 +144,12 @@ class Exchange:
             watcher.cancel()
 
     def _parse(self, body: bytes) -> GenerationRequest:
+        defaults = self._state.sampling_defaults
         match self._operation:
             case Operation.CHAT:
-                request = parse_chat(body)
+                request = parse_chat(body, defaults)
             case Operation.TEXT:
-                request = parse_completion(body)
+                request = parse_completion(body, defaults)
         if request.model is not None and request.model != self._state.model:
             raise model_not_found(request.model, self._state.model)
         self._record_parsed(request)

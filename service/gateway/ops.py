@@ -74,6 +74,7 @@ def _model_object(state: GatewayState) -> dict[str, object]:
         "object": "model",
         "created": state.created_unix_s,
         "owned_by": "phasescope",
+        "default_sampling": state.sampling_defaults,
     }
     if started is not None:
         found["max_model_len"] = started.max_model_tokens

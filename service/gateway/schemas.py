@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from service.config import SamplingDefaults
 from service.gateway.errors import bad_request
 
 MAX_CHOICES = 16
@@ -125,7 +126,7 @@ class _Fields:
             raise bad_request(f"unknown field {name!r}", name, "unknown_field")
 
 
-def parse_chat(body: bytes) -> GenerationRequest:
+def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Body of POST /v1/chat/completions. Raises ApiError."""
     fields = _Fields(_json_object(body))
     messages = _messages(fields.take("messages"))
@@ -136,19 +137,19 @@ def parse_chat(body: bytes) -> GenerationRequest:
     if top is not None and not wanted:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (top or 0) if wanted else None
-    return _common(fields, messages=messages, max_tokens=limit, logprobs=logprobs)
+    return _common(fields, defaults, messages=messages, max_tokens=limit, logprobs=logprobs)
 
 
-def parse_completion(body: bytes) -> GenerationRequest:
+def parse_completion(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Body of POST /v1/completions. Raises ApiError."""
     fields = _Fields(_json_object(body))
     prompts = _prompts(fields.take("prompt"))
     limit = fields.integer("max_tokens", None, 1, MAX_TOKENS)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
-    return _common(fields, prompts=prompts, max_tokens=limit, logprobs=logprobs)
+    return _common(fields, defaults, prompts=prompts, max_tokens=limit, logprobs=logprobs)
 
 
-def _common(fields: _Fields, **own: Any) -> GenerationRequest:
+def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> GenerationRequest:
     """The fields that both routes share."""
     model = fields.take("model")
     if model is not None and not isinstance(model, str):
@@ -160,12 +161,14 @@ def _common(fields: _Fields, **own: Any) -> GenerationRequest:
         include_usage=_include_usage(fields.take("stream_options"), stream),
         choices=fields.integer("n", 1, 1, MAX_CHOICES) or 1,
         min_tokens=fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0,
-        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0, open_low=True),
-        top_k=max(0, fields.integer("top_k", 0, -1, MAX_TOKENS) or 0),
-        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
+        top_p=fields.number("top_p", defaults.top_p, 0.0, 1.0, open_low=True),
+        top_k=max(0, fields.integer("top_k", defaults.top_k, -1, MAX_TOKENS) or 0),
+        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
         seed=fields.integer("seed", None, -(1 << 63), (1 << 63) - 1),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.0, 2.0, open_low=True),
+        repetition_penalty=fields.number(
+            "repetition_penalty", defaults.repetition_penalty, 0.0, 2.0, open_low=True
+        ),
         presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(fields.take("logit_bias")),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.config import GatewayConfig
+from service.config import GatewayConfig, SamplingDefaults
 from service.gateway.bridge import Bridge
 from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
@@ -43,6 +43,7 @@ class GatewayState:
     bridge: Bridge
     tokenizer: Tokenizer
     model: str
+    sampling_defaults: SamplingDefaults
     created_unix_s: int
     views: Views
     retry_after_s: Callable[[], int]
