@@ -95,7 +95,7 @@ def latencies(snapshot: Snapshot, width: int) -> Panel:
 def grid(snapshot: Snapshot, width: int, height: int) -> Panel:
     """Rows are sequences, columns the last steps."""
     columns = max(1, width - 32)
-    visible = snapshot.grid[: max(1, height - 2)]
+    visible = snapshot.grid[: max(1, height - 3)]
     lines: list[RenderableType] = [_grid_line(row, columns) for row in visible]
     if not lines:
         lines.append(Text("no step yet", style="dim"))

@@ -29,12 +29,12 @@ def screen(
     """
     above = [panels.header(snapshot, url, note), *_numbers(snapshot, width)]
     footer = panels.footer(snapshot)
-    # The last line stays free: a terminal scrolls when its last line is ended.
-    free = height - 1 - sum(_lines(part, width) for part in (*above, footer))
+    taken = sum(_lines(part, width) for part in (*above, footer))
     findings = panels.findings(diagnosis, width)
-    if free - _lines(findings, width) < _GRID_LINES_MIN:
+    if height - taken - _lines(findings, width) < _GRID_LINES_MIN:
         findings = panels.findings(diagnosis, width, brief=True)
-    left = free - _lines(findings, width)
+    # The last line stays free: a terminal scrolls when its last line is ended.
+    left = height - 1 - taken - _lines(findings, width)
     grid = panels.grid(snapshot, width, max(_GRID_LINES_MIN, left))
     return Group(*above, findings, grid, footer)
 

@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(rank: int, finding: Finding) -> None:
     """One finding as a paragraph; the runbook's path is this machine's, ready to open."""
-    lines = [(e.name, f"{round(e.value, 1):.15g} {e.unit}") for e in finding.evidence]
+    lines = [
+        (evidence.name, f"{evidence.value:g} {evidence.unit}") for evidence in finding.evidence
+    ]
     lines.append(("victims", f"{finding.victims} requests"))
     if finding.culprits:
         lines.append(("culprits", ", ".join(finding.culprits)))
