@@ -8,6 +8,7 @@ import msgspec
 
 from diagnosis.evidence import EvidenceFold, Harm
 from diagnosis.rules import RULES
+from diagnosis.runbook import runbook_name
 from diagnosis.symptoms import Finding
 from telemetry.records import Fact
 
@@ -25,7 +26,9 @@ def diagnose(harm: Harm) -> tuple[Finding, ...]:
     """All findings, most harmful first."""
     found = [finding for rule in RULES if (finding := rule(harm)) is not None]
     found.sort(key=lambda finding: -finding.harm_ms)
-    return tuple(found)
+    return tuple(
+        msgspec.structs.replace(finding, runbook=runbook_name(finding.symptom)) for finding in found
+    )
 
 
 class Diagnoser:

@@ -1,30 +1,22 @@
-"""Folds facts into what the rules weigh: requests' time lost, in ns, by cause.
+"""Folds facts into what the rules weigh: requests' time lost, in ms, by cause.
 
 Waiting: while a step runs, everybody in the queue waits for what binds its head, because
 the queue is served in order. So a step adds (waiting sequences x its length) under the
 head's reason. Interference: a step that carries prefill tokens makes the decode rows in it
-wait longer than a step without would; the excess over a plain step of that batch size,
-times the rows, is the harm. Both are direct harm, who was in the step with whom; they are
-not a replayed root cause.
-
-The length of a step is the time it adds: from its begin or, when steps overlap, from the
-end of the one before it. So a pipeline is not counted twice.
+wait longer than a step without would; the excess over the typical pure-decode step, times
+the rows, is the harm. Both are direct harm, who was in the step with whom; they are not a
+replayed root cause.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diagnosis.plain_step import PlainStepReference
-from diagnosis.waiting import WaitingRoom
 from telemetry.records import (
     EngineDied,
     Fact,
-    Row,
-    SequenceEnded,
     SequenceQueued,
     SequenceSubmitted,
     StepRecorded,
@@ -32,21 +24,12 @@ from telemetry.records import (
 )
 
 WINDOW_NS = 60_000_000_000
-# A minute of 3 ms steps; a faster engine is judged on a shorter window.
-STEPS_KEPT = 20_000
-CULPRITS_NAMED = 5
 _OWNERS_KEPT = 20_000
-_BLOCKED_BY_MEMORY = frozenset((WaitReason.KV, WaitReason.PREEMPTED))
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What one step contributes to the evidence.
-
-    `decoding` are the sequences whose tokens a mixed step delayed (empty in a plain one),
-    `chunks` the prefill tokens of each sequence, `holders` the largest contexts in the
-    cache while the queue's head could not get blocks.
-    """
+    """What one step contributes to the evidence."""
 
     end_ns: int
     span_ns: int
@@ -55,58 +38,38 @@ class StepFacts:
     recompute_tokens: int
     waiting: int
     head_reason: WaitReason | None
-    preempted: tuple[int, ...]
-    decoding: tuple[int, ...]
-    chunks: tuple[tuple[int, int], ...]
-    holders: tuple[tuple[int, int], ...]
+    preempted: int
+    prefill_by_sequence: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Harm:
-    """The sums over a window; times in ns of requests' time.
-
-    `excesses` has one (excess of the step's span, decode rows in it) for each step that
-    others' prefill made longer. Victims and culprits are request ids, or `seq-N` where the
-    owner is not known. `plain_step_ns` None: no step showed what decoding alone takes.
-    """
+    """The sums over a window; times in ns of requests' time."""
 
     window_ns: int
     steps: int
     queued: int
-    busy_ns: int = 0
     waiting_ns: dict[WaitReason, int] = field(default_factory=dict)
-    waiters: dict[WaitReason, frozenset[str]] = field(default_factory=dict)
-    excesses: tuple[tuple[int, int], ...] = ()
-    interference_victims: frozenset[str] = frozenset()
-    interference_culprits: tuple[str, ...] = ()
+    interference_ns: int = 0
+    interference_rows: int = 0
+    worst_excess_ns: int = 0
     plain_step_ns: int | None = None
     preempted: int = 0
-    preempted_requests: frozenset[str] = frozenset()
     recompute_tokens: int = 0
     recompute_ns: int = 0
-    cache_holders: tuple[str, ...] = ()
-
-    @property
-    def interference_ns(self) -> int:
-        """What decode rows lost to the prefill beside them."""
-        return sum(excess_ns * rows for excess_ns, rows in self.excesses)
-
-    @property
-    def total_ns(self) -> int:
-        """All harm that was found, of every kind: what shares are taken of."""
-        return sum(self.waiting_ns.values()) + self.interference_ns + self.recompute_ns
+    busy_ns: int = 0
+    culprits: tuple[str, ...] = ()
 
 
 class EvidenceFold:
-    """A sliding window of steps; the work a step is proportional to its rows."""
+    """A sliding window of steps; one small record a step."""
 
     def __init__(self, window_ns: int = WINDOW_NS) -> None:
         self._window_ns = window_ns
-        self._steps: deque[StepFacts] = deque(maxlen=STEPS_KEPT)
+        self._steps: deque[StepFacts] = deque()
         self._queued_ns: deque[int] = deque()
         self._owners: dict[int, str] = {}
-        self._waiting = WaitingRoom()
-        self._last_end_ns = 0
+        self._waiting_heads: set[int] = set()
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -115,70 +78,57 @@ class EvidenceFold:
                     self._step(fact)
                 case SequenceQueued():
                     self._queued_ns.append(fact.at_ns)
-                    self._waiting.enter(fact.seq_id)
-                case SequenceEnded():
-                    self._waiting.leave(fact.seq_id, fact.at_ns)
+                    self._waiting_heads.add(fact.seq_id)
                 case SequenceSubmitted():
                     self._own(fact)
                 case EngineDied():
-                    self._waiting.clear(fact.at_ns)
+                    self._waiting_heads.clear()
                 case _:
                     pass
 
     def harm(self, now_ns: int) -> Harm:
         """Everything that the window holds, summed."""
         self._forget(now_ns)
-        steps = self._steps
-        if not steps:
-            return Harm(window_ns=0, steps=0, queued=len(self._queued_ns))
-        plain = PlainStepReference([(s.span_ns, s.decodes, s.prefill_tokens) for s in steps])
-        excess = _excess(steps, plain)
-        preempted = [seq_id for step in steps for seq_id in step.preempted]
+        waiting: Counter[WaitReason] = Counter()
+        for step in self._steps:
+            if step.head_reason is not None:
+                waiting[step.head_reason] += step.waiting * step.span_ns
+        plain_ns = self._plain_step_ns()
+        excess = self._excess(plain_ns)
+        span_ns = self._steps[-1].end_ns - self._steps[0].end_ns if self._steps else 0
         return Harm(
-            window_ns=min(self._window_ns, now_ns - steps[0].end_ns + steps[0].span_ns),
-            steps=len(steps),
+            window_ns=min(self._window_ns, span_ns),
+            steps=len(self._steps),
             queued=len(self._queued_ns),
-            busy_ns=sum(step.span_ns for step in steps),
-            waiting_ns=_waiting_ns(steps),
-            waiters={r: self._names(ids) for r, ids in self._waiting.waiters().items()},
-            excesses=tuple((ns, step.decodes) for step, ns in excess),
-            interference_victims=self._names(id_ for step, _ in excess for id_ in step.decoding),
-            interference_culprits=self._worst(_prefill_blame(excess)),
-            plain_step_ns=_typical(steps, plain),
-            preempted=len(preempted),
-            preempted_requests=self._names(preempted),
-            recompute_tokens=sum(step.recompute_tokens for step in steps),
-            recompute_ns=sum(_recompute_ns(step) for step in steps),
-            cache_holders=self._worst(_cache_blame(steps)),
+            waiting_ns=dict(waiting),
+            interference_ns=sum(ns * step.decodes for step, ns in excess),
+            interference_rows=sum(step.decodes for step, _ in excess),
+            worst_excess_ns=max((ns for _, ns in excess), default=0),
+            plain_step_ns=plain_ns,
+            preempted=sum(step.preempted for step in self._steps),
+            recompute_tokens=sum(step.recompute_tokens for step in self._steps),
+            recompute_ns=sum(_recompute_ns(step) for step in self._steps),
+            busy_ns=sum(step.span_ns for step in self._steps),
+            culprits=self._culprits(excess),
         )
 
     def _step(self, step: StepRecorded) -> None:
         prefills = [row for row in step.rows if row.is_prefill]
-        decodes = len(step.rows) - len(prefills)
-        begin_ns = max(step.begin_ns, self._last_end_ns)
-        span_ns = max(0, step.committed_ns - begin_ns)
-        self._last_end_ns = max(self._last_end_ns, step.committed_ns)
-        for row in prefills:  # whoever comes from the queue begins with a chunk
-            self._waiting.leave(row.seq_id, step.begin_ns)
-        for seq_id in step.preempted:
-            self._waiting.enter(seq_id)
-        head = next((skip for skip in step.skips if skip.seq_id in self._waiting), None)
-        reason = None if head is None else head.reason
-        if reason is not None:
-            self._waiting.pass_time(reason, span_ns)
+        for row in step.rows:
+            self._waiting_heads.discard(row.seq_id)
+        self._waiting_heads.update(step.preempted)
+        head = next((s for s in step.skips if s.seq_id in self._waiting_heads), None)
         self._steps.append(
             StepFacts(
                 end_ns=step.committed_ns,
-                span_ns=span_ns,
-                decodes=decodes,
+                span_ns=step.committed_ns - step.begin_ns,
+                decodes=len(step.rows) - len(prefills),
                 prefill_tokens=sum(row.tokens for row in prefills),
                 recompute_tokens=sum(row.recompute_tokens for row in prefills),
                 waiting=step.waiting,
-                head_reason=reason,
-                preempted=step.preempted,
-                decoding=_decoding(step.rows) if prefills else (),
-                chunks=tuple((row.seq_id, row.tokens) for row in prefills),
-                holders=_largest(step.rows) if reason in _BLOCKED_BY_MEMORY else (),
+                head_reason=None if head is None else head.reason,
+                preempted=len(step.preempted),
+                prefill_by_sequence=tuple((row.seq_id, row.tokens) for row in prefills),
             )
         )
         self._forget(step.committed_ns)
@@ -188,79 +138,33 @@ class EvidenceFold:
         if len(self._owners) > _OWNERS_KEPT:
             del self._owners[next(iter(self._owners))]
 
+    def _plain_step_ns(self) -> int | None:
+        """Median length of the steps that only decode; None when there was none."""
+        spans = sorted(s.span_ns for s in self._steps if s.decodes and not s.prefill_tokens)
+        return spans[len(spans) // 2] if spans else None
+
+    def _excess(self, plain_ns: int | None) -> list[tuple[StepFacts, int]]:
+        """Mixed steps with what their decode rows waited beyond a plain step."""
+        if plain_ns is None:
+            return []
+        mixed = (step for step in self._steps if step.decodes and step.prefill_tokens)
+        return [(step, step.span_ns - plain_ns) for step in mixed if step.span_ns > plain_ns]
+
+    def _culprits(self, excess: list[tuple[StepFacts, int]]) -> tuple[str, ...]:
+        """Requests by the harm that their chunks did, largest share first."""
+        blame: Counter[str] = Counter()
+        for step, excess_ns in excess:
+            for seq_id, tokens in step.prefill_by_sequence:
+                owner = self._owners.get(seq_id, f"seq-{seq_id}")
+                blame[owner] += excess_ns * step.decodes * tokens // step.prefill_tokens
+        return tuple(owner for owner, _ in blame.most_common(5))
+
     def _forget(self, now_ns: int) -> None:
         edge_ns = now_ns - self._window_ns
         while self._steps and self._steps[0].end_ns < edge_ns:
             self._steps.popleft()
         while self._queued_ns and self._queued_ns[0] < edge_ns:
             self._queued_ns.popleft()
-        self._waiting.forget_before(edge_ns)
-
-    def _name(self, seq_id: int) -> str:
-        return self._owners.get(seq_id, f"seq-{seq_id}")
-
-    def _names(self, seq_ids: Iterable[int]) -> frozenset[str]:
-        return frozenset(self._name(seq_id) for seq_id in seq_ids)
-
-    def _worst(self, blame: Counter[int]) -> tuple[str, ...]:
-        """Requests by their blame, worst first; a request may own several sequences."""
-        by_request: Counter[str] = Counter()
-        for seq_id, amount in blame.items():
-            by_request[self._name(seq_id)] += amount
-        return tuple(name for name, _ in by_request.most_common(CULPRITS_NAMED))
-
-
-def _decoding(rows: Iterable[Row]) -> tuple[int, ...]:
-    return tuple(row.seq_id for row in rows if not row.is_prefill)
-
-
-def _waiting_ns(steps: Iterable[StepFacts]) -> dict[WaitReason, int]:
-    waiting: Counter[WaitReason] = Counter()
-    for step in steps:
-        if step.head_reason is not None:
-            waiting[step.head_reason] += step.waiting * step.span_ns
-    return dict(waiting)
-
-
-def _excess(steps: Iterable[StepFacts], plain: PlainStepReference) -> list[tuple[StepFacts, int]]:
-    """Mixed steps with what their decode rows waited beyond a plain step."""
-    found = []
-    for step in steps:
-        if step.decodes and step.prefill_tokens:
-            plain_ns = plain.span_ns(step.decodes)
-            if plain_ns is not None and step.span_ns > plain_ns:
-                found.append((step, step.span_ns - plain_ns))
-    return found
-
-
-def _typical(steps: Iterable[StepFacts], plain: PlainStepReference) -> int | None:
-    """The plain step at the median batch size."""
-    decodes = sorted(step.decodes for step in steps if step.decodes)
-    return plain.span_ns(decodes[len(decodes) // 2]) if decodes else None
-
-
-def _prefill_blame(excess: Iterable[tuple[StepFacts, int]]) -> Counter[int]:
-    """A step's harm is shared among its chunks by their tokens."""
-    blame: Counter[int] = Counter()
-    for step, excess_ns in excess:
-        for seq_id, tokens in step.chunks:
-            blame[seq_id] += excess_ns * step.decodes * tokens // step.prefill_tokens
-    return blame
-
-
-def _cache_blame(steps: Iterable[StepFacts]) -> Counter[int]:
-    """Cached tokens x the time for which somebody waited for blocks."""
-    blame: Counter[int] = Counter()
-    for step in steps:
-        for seq_id, tokens in step.holders:
-            blame[seq_id] += tokens * step.span_ns
-    return blame
-
-
-def _largest(rows: Iterable[Row]) -> tuple[tuple[int, int], ...]:
-    """The largest contexts of a step: whoever is blamed for a full cache is among them."""
-    held = ((row.seq_id, row.context_tokens + row.tokens) for row in rows)
-    return tuple(heapq.nlargest(CULPRITS_NAMED, held, key=lambda pair: pair[1]))
 
 
 def _recompute_ns(step: StepFacts) -> int:

@@ -27,9 +27,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of lost time in the window, with its proof and its remedy.
 
     `harm_ms` is requests' time lost to it; `confidence` is 0 to 1 and grows with the harm
-    and with its share of all harm found. `culprits` are request ids, worst first;
-    `victims` counts the requests that lost time. `runbook` is a path from the project's
-    root.
+    and with its share of all harm found. `culprits` are request ids, worst first.
     """
 
     symptom: Symptom
@@ -38,5 +36,4 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     harm_ms: float
     evidence: tuple[Evidence, ...]
     culprits: tuple[str, ...]
-    victims: int
     runbook: str

@@ -73,41 +73,7 @@ def test_more_work_than_capacity_is_queue_overload() -> None:
 
     assert top.symptom is Symptom.QUEUE_OVERLOAD
     assert top.confidence > 0.8
-    assert top.victims > 100
     assert all(finding.symptom is Symptom.QUEUE_OVERLOAD for finding in diagnosis.findings)
-
-
-def test_overlapped_steps_do_not_change_the_verdict() -> None:
-    """A deeper pipeline overlaps its steps; the harm is not counted twice for it."""
-    arrivals = every(0.1, 20, prompt=40, outputs=40)
-    shallow = drive(large(max_seqs=4, depth=1), arrivals).findings[0]
-    deep = drive(large(max_seqs=4, depth=2), arrivals).findings[0]
-
-    assert deep.symptom is shallow.symptom is Symptom.QUEUE_OVERLOAD
-    assert deep.harm_ms == pytest.approx(shallow.harm_ms, rel=0.2)
-
-
-def test_an_overload_that_is_over_is_forgotten() -> None:
-    """A minute of light traffic after the backlog is gone."""
-    overload = every(0.1, 10, prompt=40, outputs=40)
-    calm = [(200.0 + 2 * i, 40, 10) for i in range(10)]
-    diagnosis = drive(large(max_seqs=4), overload + calm)
-
-    assert diagnosis.healthy
-    assert diagnosis.steps > 50
-
-
-def test_two_causes_at_once_are_both_found_and_ranked_by_harm() -> None:
-    """Too few slots, and prompts in one piece that stall those who have one."""
-    steady = every(0.2, 20, prompt=40, outputs=60)
-    long = [(1.0 + 2 * i, 3000, 2) for i in range(9)]
-    findings = drive(large(max_seqs=4, chunked_prefill=False), steady + long).findings
-
-    assert [finding.symptom for finding in findings] == [
-        Symptom.QUEUE_OVERLOAD,
-        Symptom.PREFILL_INTERFERENCE,
-    ]
-    assert findings[0].harm_ms > findings[1].harm_ms
 
 
 def test_long_prompts_in_one_piece_are_prefill_interference_with_their_culprits() -> None:
@@ -122,7 +88,6 @@ def test_long_prompts_in_one_piece_are_prefill_interference_with_their_culprits(
     assert set(finding.culprits[:5]) <= {f"req-{seq_id}" for seq_id in range(6, 12)}
     evidence = {entry.name: entry.value for entry in finding.evidence}
     assert evidence["worst_token"] > 500
-    assert finding.victims == 6
 
 
 def test_the_same_prompts_in_small_chunks_are_healthy() -> None:
@@ -143,8 +108,6 @@ def test_a_small_cache_is_kv_exhaustion_and_not_overload() -> None:
     assert top.symptom is Symptom.KV_EXHAUSTION
     assert Symptom.QUEUE_OVERLOAD not in {f.symptom for f in diagnosis.findings}
     assert top.harm_ms > 1000
-    assert top.victims > 10
-    assert top.culprits
 
 
 @pytest.mark.parametrize("symptom", Symptom)

@@ -59,7 +59,6 @@ SICK = Diagnosis(
             harm_ms=5000.0,
             evidence=(Evidence("wait_seqs", 5000.0, "ms"),),
             culprits=(),
-            victims=12,
             runbook="runbooks/queue_overload.md",
         ),
     ),

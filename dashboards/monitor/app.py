@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.live import Live
 
 from dashboards.monitor.client import Client, Unreachable
-from dashboards.monitor.keys import Keyboard, stdin_fd
 from dashboards.monitor.screen import screen
-from telemetry.clock import Clock, MonotonicClock
+from diagnosis.classifier import Diagnosis
+from telemetry.clock import Clock, MonotonicClock, sleep_ns
+from telemetry.window import Snapshot
 
 _ONCE_WIDTH, _ONCE_HEIGHT = 110, 34
 
@@ -29,32 +30,27 @@ def print_once(client: Client) -> int:
 
 
 def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
-    """Until q or Ctrl-C. A server that goes away leaves its last picture with a note."""
+    """Until Ctrl-C. A server that goes away leaves its last picture with a note."""
     clock = clock or MonotonicClock()
     try:
-        picture = client.snapshot(), client.diagnosis()
+        last: tuple[Snapshot, Diagnosis] = (client.snapshot(), client.diagnosis())
     except Unreachable as error:
         print(f"phasescope: {error}", file=sys.stderr)  # noqa: T201
         return 1
     console = Console()
     lost_ns: int | None = None
     try:
-        with (
-            Keyboard(stdin_fd()) as keyboard,
-            Live(console=console, screen=True, auto_refresh=False) as live,
-        ):
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 note = None
                 if lost_ns is not None:
                     note = f"unreachable for {(clock.now_ns() - lost_ns) / 1e9:.0f} s"
                 width, height = console.size
-                live.update(screen(*picture, client.url, width, height, note), refresh=True)
-                if keyboard.quit_within(int(interval_s * 1e9)):
-                    return 0
+                live.update(screen(*last, client.url, width, height, note), refresh=True)
+                sleep_ns(int(interval_s * 1e9))
                 try:
-                    picture, lost_ns = (client.snapshot(), client.diagnosis()), None
+                    last, lost_ns = (client.snapshot(), client.diagnosis()), None
                 except Unreachable:
-                    if lost_ns is None:
-                        lost_ns = clock.now_ns()
+                    lost_ns = lost_ns or clock.now_ns()
     except KeyboardInterrupt:
         return 0

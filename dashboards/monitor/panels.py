@@ -39,7 +39,6 @@ def header(snapshot: Snapshot, url: str, note: str | None = None) -> Text:
         line.append(f" on {snapshot.backend}", style="dim")
     if snapshot.engine_restarts:
         line.append(f"  {snapshot.engine_restarts} engine restarts", style="red")
-    line.append(f"  {snapshot.steps_total} steps", style="dim")
     return line
 
 
@@ -100,7 +99,7 @@ def grid(snapshot: Snapshot, width: int, height: int) -> Panel:
     if not lines:
         lines.append(Text("no step yet", style="dim"))
     steps = snapshot.grid_step_ids
-    span = f"steps {max(steps[0], steps[1] - columns + 1)}-{steps[1]}" if steps else "steps"
+    span = f"steps {steps[0]}-{steps[1]}" if steps else "steps"
     legend = f"{span}: P prefill, █ decode, · wait, x preempted"
     return Panel(
         Group(*lines), title="batch", subtitle=legend, title_align="left", width=width,
@@ -118,20 +117,18 @@ def _grid_line(row: GridRow, columns: int) -> Text:
     return line
 
 
-def findings(diagnosis: Diagnosis | None, width: int, brief: bool = False) -> Panel:
-    """The diagnosis in a few lines; `brief` cuts each finding to one."""
-    lines: list[Text] = []
+def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
+    """The diagnosis in a few lines."""
+    text = Text()
     if diagnosis is None:
-        lines.append(Text("no diagnosis", style="dim"))
+        text.append("no diagnosis", style="dim")
     elif not diagnosis.findings:
-        lines.append(Text("healthy", style="green"))
+        text.append("healthy", style="green")
     for finding in diagnosis.findings if diagnosis else ():
-        line = Text(no_wrap=brief, overflow="ellipsis" if brief else "fold")
-        line.append(f"{finding.symptom.value} ", style="bold red")
-        line.append(f"({finding.confidence:.2f}) {finding.claim}")
-        line.append(f"; see {finding.runbook}")
-        lines.append(line)
-    return Panel(Group(*lines), title="diagnosis", title_align="left", width=width)
+        text.append(f"{finding.symptom.value} ", style="bold red")
+        text.append(f"({finding.confidence:.2f}) {finding.claim}; see {finding.runbook}\n")
+    text.rstrip()
+    return Panel(text, title="diagnosis", title_align="left", width=width)
 
 
 def footer(snapshot: Snapshot) -> Text:

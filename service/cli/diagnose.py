@@ -8,9 +8,6 @@ import sys
 
 import msgspec
 
-from diagnosis.runbook import runbook_path
-from diagnosis.symptoms import Finding
-
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("diagnose", help="what slows a server down, with evidence")
@@ -35,24 +32,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
         return 0
-    if diagnosis.healthy:
+    if not diagnosis.findings:
         seconds = diagnosis.window_ns / 1e9
         print(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
     for rank, finding in enumerate(diagnosis.findings, 1):
-        _show(rank, finding)
+        print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f})")
+        print(f"   {finding.claim}")
+        for evidence in finding.evidence:
+            print(f"   {evidence.name:>16}: {evidence.value:g} {evidence.unit}")
+        if finding.culprits:
+            print(f"   {'culprits':>16}: {', '.join(finding.culprits)}")
+        print(f"   {'runbook':>16}: {finding.runbook}")
     return 0
-
-
-def _show(rank: int, finding: Finding) -> None:
-    """One finding as a paragraph; the runbook's path is this machine's, ready to open."""
-    lines = [
-        (evidence.name, f"{evidence.value:g} {evidence.unit}") for evidence in finding.evidence
-    ]
-    lines.append(("victims", f"{finding.victims} requests"))
-    if finding.culprits:
-        lines.append(("culprits", ", ".join(finding.culprits)))
-    lines.append(("runbook", str(runbook_path(finding.symptom))))
-    print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f})")
-    print(f"   {finding.claim}")
-    for name, value in lines:
-        print(f"   {name:>16}: {value}")

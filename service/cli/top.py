@@ -7,12 +7,10 @@ import os
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "top", help="watch a server: batch, queue, cache, latencies (q quits)"
-    )
+    parser = subparsers.add_parser("top", help="watch a server: batch, queue, cache, latencies")
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument(
-        "--interval", type=float, default=0.25, help="seconds between frames (default 0.25)"
+        "--interval", type=float, default=0.5, help="seconds between frames (default 0.5)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame as text and exit")
     parser.add_argument(
