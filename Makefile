@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types contracts unit bench format clean
+.PHONY: help serve test lint types contracts unit sim bench format clean
 
 help: ## Show this help
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ contracts: $(VENV)/.dev ## Allowed imports between packages
 
 unit: $(VENV)/.dev ## pytest
 	$(BIN)/python -m pytest
+
+sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants checked at each step
+	$(BIN)/phasescope drill --sim chaos --count 10000
 
 bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
 	$(BIN)/python benchmarks/serving.py

@@ -77,7 +77,7 @@ class ChunkSpan:
     tokens: int
     context_tokens: int
     recompute_tokens: int
-    sampled: bool
+    sampled: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Outcome(StrEnum):
@@ -38,11 +38,16 @@ class EndReason(StrEnum):
     CONTEXT = "context"
     INVALID = "invalid"
     QUEUE_FULL = "queue_full"
+    TENANT_LIMIT = "tenant_limit"
+    GRAMMAR_INVALID = "grammar_invalid"
     KV_TOO_SMALL = "kv_too_small"
     NOT_READY = "not_ready"
     DRAINING = "draining"
     DISCONNECT = "disconnect"
     TIMEOUT = "timeout"
+    DEADLINE = "deadline"
+    DELETED = "deleted"
+    SLOW_CLIENT = "slow_client"
     SHUTDOWN = "shutdown"
     ENGINE_DIED = "engine_died"
     EXECUTOR_ERROR = "executor_error"
@@ -61,11 +66,16 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.CONTEXT: Outcome.FINISHED,
     EndReason.INVALID: Outcome.REJECTED,
     EndReason.QUEUE_FULL: Outcome.REJECTED,
+    EndReason.TENANT_LIMIT: Outcome.REJECTED,
+    EndReason.GRAMMAR_INVALID: Outcome.REJECTED,
     EndReason.KV_TOO_SMALL: Outcome.REJECTED,
     EndReason.NOT_READY: Outcome.REJECTED,
     EndReason.DRAINING: Outcome.REJECTED,
     EndReason.DISCONNECT: Outcome.CANCELLED,
     EndReason.TIMEOUT: Outcome.CANCELLED,
+    EndReason.DEADLINE: Outcome.CANCELLED,
+    EndReason.DELETED: Outcome.CANCELLED,
+    EndReason.SLOW_CLIENT: Outcome.CANCELLED,
     EndReason.SHUTDOWN: Outcome.CANCELLED,
     EndReason.ENGINE_DIED: Outcome.FAILED,
     EndReason.EXECUTOR_ERROR: Outcome.FAILED,
@@ -122,6 +132,17 @@ class EngineStarted(_Fact, frozen=True):
     pipeline_depth: int
     queue_limit_requests: int
     queue_limit_tokens: int
+    policy: str = "fcfs"
+    itl_target_ns: int | None = None
+    tenant_max_seqs: int | None = None
+    tenant_queue_limit: int | None = None
+    ageing_ns: int = 30_000_000_000
+    prefix_cache: bool = True
+    cache_identity: str = ""
+    draft_tokens: int = 0
+    host_slots: int = 0
+    host_tenant_share: float = 1.0
+    host_ttl_ns: int | None = None
 
 
 class SequenceQueued(_Fact, frozen=True):
@@ -133,6 +154,71 @@ class SequenceQueued(_Fact, frozen=True):
     prompt_tokens: int
     max_tokens: int
     tenant: str
+    priority: int = 0
+    deadline_ns: int | None = None
+    constrained: bool = False
+
+
+class SequenceAdmitted(_Fact, frozen=True):
+    """A sequence came from the queue into the batch, first of all or after a preemption.
+
+    Of its tokens, `hit_tokens` were in the prefix cache, the last `host_tokens` of them in
+    the host tier; `ghost_tokens` more would have been in a larger cache.
+    """
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    known_tokens: int
+    hit_tokens: int
+    host_tokens: int
+    ghost_tokens: int
+
+
+class SequencePaused(_Fact, frozen=True):
+    """The sequence's reader is too slow; nothing is generated for it until it resumes."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+
+
+class SequenceResumed(_Fact, frozen=True):
+    """The reader of a paused sequence has caught up."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+
+
+class GrammarCompiled(_Fact, frozen=True):
+    """The sequence's grammar is there, or was refused; until now the sequence waited for it."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    compile_ns: int
+    cached: bool
+    refused: bool
+
+
+class StepCostSet(_Fact, frozen=True):
+    """From step `step_id` on the adaptive budget goes by this cost."""
+
+    at_ns: int
+    step_id: int
+    base_ns: int
+    prefill_token_ns: int
+    decode_row_ns: int
+    context_token_ns: int
+
+
+class CacheFlushed(_Fact, frozen=True):
+    """Every cached prefix was forgotten, `blocks` of them unheld."""
+
+    at_ns: int
+    step_id: int
+    blocks: int
 
 
 class SequenceEnded(_Fact, frozen=True):
@@ -151,9 +237,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `tokens` were computed on top of `context_tokens` already in the cache; of them
     `recompute_tokens` had been computed before a preemption threw them away. A decode
-    row has `is_prefill` false and one token. `sampled` rows end with a new token, which
-    is committed at the step's `committed_ns`; a `wasted` row's sequence had ended while
-    the step was in flight, so its token was dropped.
+    row has `is_prefill` false and one token, or more when it carries drafts. The row gave
+    `sampled` new tokens, which are committed at the step's `committed_ns`: a decode row of
+    t tokens had t - 1 drafts, of which sampled - 1 were right. A `wasted` row's sequence
+    had ended while the step was in flight, so its token was dropped.
     """
 
     seq_id: int
@@ -161,7 +248,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: int
     context_tokens: int
     recompute_tokens: int
-    sampled: bool
+    sampled: int
     wasted: bool
 
 
@@ -181,9 +268,11 @@ class StepRecorded(_Fact, frozen=True):
     (logits are ready), `collected_ns` (tokens are on the host), `committed_ns`. With a
     pipeline deeper than one, steps overlap and each keeps its own stamps.
 
-    `skips` names each running sequence without a row, and the head of the waiting
-    queue; every sequence queued behind the head waits for it (HEAD_OF_LINE), which
-    folds derive. `preempted` sequences lost their blocks when this step was planned.
+    `skips` names each running sequence without a row, the head of the waiting queue, and
+    the first waiting sequence of each tenant that is at its limit (POLICY); every other
+    sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
+    sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
+    into the masks of `masked_rows` constrained rows.
     """
 
     step_id: int
@@ -204,6 +293,9 @@ class StepRecorded(_Fact, frozen=True):
     blocks_used: int
     blocks_cached: int
     blocks_total: int
+    mask_ns: int = 0
+    masked_rows: int = 0
+    copied_blocks: int = 0
 
 
 class EngineIdled(_Fact, frozen=True):
@@ -288,7 +380,8 @@ class RequestEnded(_Fact, frozen=True):
     `first_sent_ns` is when the first content was sent, None if none was;
     `detokenized_ns` is when the last token had become text; `detokenize_busy_ns` is the
     time spent in detokenising, all tokens together. `detected_ns` is when a disconnect
-    or timeout was noticed.
+    or timeout was noticed. `output_valid` says whether a constrained output that ended by
+    itself obeys its constraint; None when there is none, or it was cut.
     """
 
     request_id: str
@@ -302,6 +395,7 @@ class RequestEnded(_Fact, frozen=True):
     detokenize_busy_ns: int
     bytes_sent: int
     detected_ns: int | None
+    output_valid: bool | None = None
 
 
 Fact = (
@@ -309,7 +403,13 @@ Fact = (
     | EngineDied
     | EngineIdled
     | SequenceQueued
+    | SequenceAdmitted
+    | SequencePaused
+    | SequenceResumed
     | SequenceEnded
+    | GrammarCompiled
+    | StepCostSet
+    | CacheFlushed
     | StepRecorded
     | RequestAccepted
     | RequestParsed

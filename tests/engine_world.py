@@ -31,6 +31,7 @@ class World:
         depth: int = 1,
         cost: LinearCost | None = None,
         fail_steps: frozenset[int] = frozenset(),
+        **limits: object,
     ) -> None:
         self.clock = ManualClock()
         self.limits = Limits(
@@ -42,12 +43,17 @@ class World:
             chunked_prefill=chunked_prefill,
             queue_limit_requests=queue_limit_requests,
             queue_limit_tokens=queue_limit_tokens,
+            **limits,  # type: ignore[arg-type]
         )
         self.scheduler = Scheduler(self.limits)
         self.inbox = Inbox()
         self.lane = Lane()
         executor = SimExecutor(
-            self.clock, blocks_total, block_tokens, cost=cost, fail_steps=fail_steps
+            self.clock,
+            blocks_total,
+            block_tokens,
+            cost=cost,
+            fails=lambda plan: plan.step_id in fail_steps,
         )
         self.loop = EngineLoop(
             self.scheduler, executor, self.inbox, self.lane, self.clock, depth=depth
@@ -57,13 +63,20 @@ class World:
         self.facts: list[Fact] = []
         self._next_seq_id = 0
 
-    def submit(self, prompt_tokens: int, max_tokens: int = 8, **fields: object) -> int:
+    def submit(
+        self,
+        prompt_tokens: int,
+        max_tokens: int = 8,
+        given: list[int] | None = None,
+        **fields: object,
+    ) -> int:
+        """Queue a sequence; its prompt is its own unless it is `given`."""
         seq_id = self._next_seq_id
         self._next_seq_id += 1
         self.inbox.put(
             Submit(
                 seq_id=seq_id,
-                prompt=[(seq_id * 31 + i) % 997 for i in range(prompt_tokens)],
+                prompt=given or [(seq_id * 31 + i) % 997 for i in range(prompt_tokens)],
                 max_tokens=max_tokens,
                 sampling=SamplingParams(temperature=0.0),
                 **fields,  # type: ignore[arg-type]

@@ -13,12 +13,16 @@ TOTAL = 12
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
-    """Tables come and go, share blocks, and the pool must agree with a reference count."""
+    """Tables come and go, share blocks, leave contents behind; the pool must agree with a
+    reference count and with a dictionary of what is cached, oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(TOTAL)
+        self.evicted: list[int] = []
+        self.pool = BlockPool(TOTAL, self.evicted.append)
         self.tables: list[list[int]] = []
+        self.kept: set[int] = set()
+        self.cached: dict[int, None] = {}
 
     def references(self) -> dict[int, int]:
         counted: dict[int, int] = {}
@@ -34,9 +38,16 @@ class PoolAgainstModel(RuleBasedStateMachine):
             with pytest.raises(OutOfBlocks):
                 self.pool.allocate(count)
             return
+        free = TOTAL - len(in_use) - len(self.cached)
+        oldest = list(self.cached)[: max(0, count - free)]
         table = self.pool.allocate(count)
         assert len(set(table)) == count
         assert not set(table) & set(in_use)
+        assert self.evicted == oldest, "the least recently used go first, and only if needed"
+        for block in oldest:
+            del self.cached[block]
+            self.kept.discard(block)
+        self.evicted.clear()
         self.tables.append(table)
 
     @precondition(lambda self: self.tables)
@@ -51,12 +62,38 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        left = self.references()
         self.pool.release(table)
+        for block in reversed(table):
+            if block not in left and block in self.kept:
+                self.cached[block] = None
+
+    @precondition(lambda self: self.references())
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.references())))
+        self.pool.keep(block)
+        self.kept.add(block)
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.cached)))
+        self.pool.retain([block])
+        del self.cached[block]
+        self.tables.append([block])
+
+    @rule()
+    def forget(self) -> None:
+        assert self.pool.forget_cached() == len(self.cached)
+        self.cached.clear()
+        self.kept.clear()
 
     @invariant()
     def counts_agree(self) -> None:
         assert self.pool.used == len(self.references())
-        assert self.pool.free == TOTAL - self.pool.used
+        assert self.pool.cached == len(self.cached)
+        assert self.pool.available == TOTAL - self.pool.used
         self.pool.check(self.tables)
 
 

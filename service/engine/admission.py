@@ -8,15 +8,17 @@ already decode can grow without preempting somebody at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.engine.blocks import blocks_for
+from service.engine.fairness import Policy
+from service.engine.host_tier import Retention
 from telemetry.records import EndReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The engine's bounds; fixed for its lifetime."""
+    """The engine's bounds and policies; fixed for its lifetime."""
 
     block_tokens: int
     blocks_total: int
@@ -26,6 +28,16 @@ class Limits:
     chunked_prefill: bool
     queue_limit_requests: int
     queue_limit_tokens: int
+    policy: Policy = Policy.FCFS
+    ageing_ns: int = 30_000_000_000
+    tenant_max_seqs: int | None = None
+    tenant_queue_limit: int | None = None
+    itl_target_ns: int | None = None
+    prefix_cache: bool = True
+    cache_identity: str = ""
+    draft_tokens: int = 0
+    host_slots: int = 0
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         assert self.budget_tokens >= self.max_seqs, "no room to decode every sequence"
@@ -48,20 +60,29 @@ class Limits:
         return max(1, self.blocks_total // 100)
 
 
-def refusal(
-    limits: Limits, prompt_tokens: int, waiting: int, waiting_tokens: int
-) -> EndReason | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLoad:
+    """The queue as a new request finds it."""
+
+    requests: int
+    tokens: int
+    of_tenant: int
+
+
+def refusal(limits: Limits, prompt_tokens: int, load: QueueLoad) -> EndReason | None:
     """Why a new request cannot enter the queue now; None when it can."""
     if prompt_tokens < 1 or prompt_tokens >= limits.max_model_tokens:
         return EndReason.INVALID
-    if waiting >= limits.queue_limit_requests:
+    if load.requests >= limits.queue_limit_requests:
         return EndReason.QUEUE_FULL
-    if waiting > 0 and waiting_tokens + prompt_tokens > limits.queue_limit_tokens:
+    if load.requests > 0 and load.tokens + prompt_tokens > limits.queue_limit_tokens:
         return EndReason.QUEUE_FULL
+    if limits.tenant_queue_limit is not None and load.of_tenant >= limits.tenant_queue_limit:
+        return EndReason.TENANT_LIMIT
     return None
 
 
-def fits(limits: Limits, needed_blocks: int, free_blocks: int, running: int) -> bool:
+def fits(limits: Limits, needed_blocks: int, available_blocks: int, running: int) -> bool:
     """Whether a request may take its blocks; alone it need not respect the watermark."""
     reserve = limits.watermark_blocks if running else 0
-    return needed_blocks + reserve <= free_blocks
+    return needed_blocks + reserve <= available_blocks

@@ -1,13 +1,19 @@
 """The pool of cache blocks: the only place that knows who may write where.
 
-Blocks are numbered 0 .. total - 1. A block is free or it has one or more references;
-sharing a prefix is a second reference. The pool never looks at contents.
+Blocks are numbered 0 .. total - 1. A block is in one of three states:
+
+    free      nobody holds it, its contents mean nothing
+    used      one or more live requests hold it (sharing a prefix is a second reference)
+    cached    nobody holds it, but its contents are kept for reuse until memory is needed
+
+The pool never looks at contents: who keeps a block (`keep`) says what it stands for, and
+is told when it is taken away (`on_evict`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
@@ -16,60 +22,87 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free; the caller should have looked first."""
+    """More blocks were asked for than are available; the caller should have looked first."""
 
 
 class BlockPool:
-    """Reference-counted blocks; freed blocks are reused last-in first-out.
+    """Reference-counted blocks; free ones go out last-in first-out, then the cached ones,
+    least recently used first.
 
     Last-in first-out, because a block that was just in use is still warm in the caches
     of the machine.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, on_evict: Callable[[int], None] | None = None) -> None:
         assert total > 0, total
         self.total = total
+        self._on_evict = on_evict
         self._free = list(range(total - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._kept: set[int] = set()
         self._references = [0] * total
 
     @property
-    def free(self) -> int:
-        return len(self._free)
+    def available(self) -> int:
+        """Blocks that `allocate` could give out now: free and cached ones."""
+        return len(self._free) + len(self._cached)
 
     @property
     def used(self) -> int:
         """Blocks that live requests hold."""
-        return self.total - len(self._free)
+        return self.total - self.available
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody holds but whose contents are kept for reuse (none yet)."""
-        return 0
+        """Blocks that nobody holds but whose contents are kept for reuse."""
+        return len(self._cached)
+
+    def is_cached(self, block: int) -> bool:
+        return block in self._cached
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, each with one reference. Raises OutOfBlocks."""
         assert count >= 0, count
-        if count > len(self._free):
-            raise OutOfBlocks(f"{count} blocks wanted, {len(self._free)} of {self.total} free")
-        taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
-            assert self._references[block] == 0, self._describe(block)
-            self._references[block] = 1
-        return taken
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks wanted, {self.available} of {self.total} available")
+        return [self._take() for _ in range(count)]
 
     def retain(self, blocks: Sequence[int]) -> None:
-        """Add a reference to each block, which must be in use."""
+        """Add a reference to each block, which must be used or cached."""
         for block in blocks:
-            assert self._references[block] > 0, self._describe(block)
+            if self._references[block] == 0:
+                assert block in self._cached, self._describe(block)
+                del self._cached[block]
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference from each block; blocks without references become free."""
+        """Drop one reference from each block; kept ones without references stay cached.
+
+        The last block of a table is released first, so that it is evicted first: a prefix
+        is of no use without its beginning.
+        """
         for block in reversed(blocks):
             assert self._references[block] > 0, self._describe(block)
             self._references[block] -= 1
-            if self._references[block] == 0:
+            if self._references[block]:
+                continue
+            if block in self._kept:
+                self._cached[block] = None
+            else:
                 self._free.append(block)
+
+    def keep(self, block: int) -> None:
+        """The contents of this used block are worth keeping."""
+        assert self._references[block] > 0, self._describe(block)
+        self._kept.add(block)
+
+    def forget_cached(self) -> int:
+        """Free every cached block and keep no used one; returns how many were cached."""
+        dropped = len(self._cached)
+        self._free += reversed(self._cached)
+        self._cached.clear()
+        self._kept.clear()
+        return dropped
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Walk the whole pool against the block tables of all live requests."""
@@ -80,11 +113,26 @@ class BlockPool:
             )
         free = set(self._free)
         assert len(free) == len(self._free), "a block is in the free list twice"
+        assert not free & self._cached.keys(), "a block is free and cached"
         assert all(self._references[block] == 0 for block in free), "a used block is free"
-        assert len(free) + len(expected) == self.total, "a block is lost"
+        assert all(self._references[block] == 0 for block in self._cached), "a used one is cached"
+        assert self._cached.keys() <= self._kept, "a block is cached that nobody keeps"
+        assert len(free) + len(self._cached) + len(expected) == self.total, "a block is lost"
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            self._kept.discard(block)
+            if self._on_evict is not None:
+                self._on_evict(block)
+        assert self._references[block] == 0, self._describe(block)
+        self._references[block] = 1
+        return block
 
     def _describe(self, block: int) -> str:
         return (
             f"block {block} has {self._references[block]} references; "
-            f"{self.used} used + {self.free} free of {self.total}"
+            f"{self.used} used + {len(self._free)} free + {self.cached} cached of {self.total}"
         )

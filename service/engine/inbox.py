@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from service.engine.plan import SamplingParams
+from service.engine.plan import Grammar, SamplingParams
 from telemetry.records import EndReason
 
 
@@ -20,7 +20,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     `max_tokens` bounds the output; the gateway has checked that the prompt fits the
     context. `end_token_ids` end the text (the model's EOS tokens, unless the client asked
-    to ignore them), `stop_token_ids` are the client's own.
+    to ignore them), `stop_token_ids` are the client's own. A smaller `priority` is served
+    earlier. At `deadline_ns` (monotonic) the sequence is dropped, wherever it is.
+    `cache_salt` keeps its cached prefix apart from the tenant's others; `cache_prefix`
+    false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
+    GrammarReady comes for it.
     """
 
     seq_id: int
@@ -31,6 +35,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     end_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     tenant: str = ""
+    priority: int = 0
+    deadline_ns: int | None = None
+    cache_salt: str = ""
+    cache_prefix: bool = True
+    grammar: Grammar | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -41,7 +50,45 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     reason: EndReason
 
 
-Command = Submit | Cancel
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """The sequence's reader is too slow: generate nothing for it until Resume."""
+
+    seq_id: int
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """The reader has caught up."""
+
+    seq_id: int
+
+
+class GrammarReady(msgspec.Struct, frozen=True, tag=True):
+    """A sequence's grammar has been compiled (`error` None) or cannot be."""
+
+    seq_id: int
+    compile_ns: int
+    cached: bool
+    error: str | None
+
+
+class SetStepCost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The fitted cost of a step, in nanoseconds; what the adaptive budget goes by."""
+
+    base_ns: int
+    prefill_token_ns: int
+    decode_row_ns: int
+    context_token_ns: int = 0
+
+    def decode_step_ns(self, decodes: int, context_tokens: int) -> int:
+        """A step without prefill."""
+        return self.base_ns + self.decode_row_ns * decodes + self.context_token_ns * context_tokens
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget every cached prefix."""
+
+
+Command = Submit | Cancel | Pause | Resume | GrammarReady | SetStepCost | FlushCache
 
 
 class Inbox:
@@ -49,6 +96,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
+
+    def __len__(self) -> int:
+        return len(self._commands)
 
     def put(self, command: Command) -> None:
         self._commands.append(command)

@@ -12,9 +12,19 @@ from collections import deque
 from dataclasses import dataclass
 
 from service.engine.executor import Executor, StepFailed
-from service.engine.inbox import Cancel, Command, Inbox, Submit
-from service.engine.plan import Emission, Plan
-from service.engine.scheduler import Scheduler
+from service.engine.inbox import (
+    Cancel,
+    Command,
+    FlushCache,
+    GrammarReady,
+    Inbox,
+    Pause,
+    Resume,
+    SetStepCost,
+    Submit,
+)
+from service.engine.plan import Emission, Plan, StepOutcome
+from service.engine.scheduler import Committed, Scheduler
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
 from telemetry.records import EngineIdled, Row, StepRecorded
@@ -51,11 +61,17 @@ class EngineLoop:
         self._depth = depth
         self._in_flight: deque[_InFlight] = deque()
         self._idle = True
+        self._stalled = False
 
     @property
     def has_work(self) -> bool:
         """Whether calling `step` now would do anything without new commands."""
-        return self.scheduler.has_live or bool(self._in_flight)
+        return bool(self._in_flight) or (self.scheduler.has_live and not self._stalled)
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When `step` has something to do although no command came: the next deadline."""
+        return self.scheduler.next_deadline_ns
 
     def step(self) -> list[Emission]:
         """One turn: launches at most one plan, commits at most one outcome."""
@@ -65,6 +81,9 @@ class EngineLoop:
         launched = self._launch(begin_ns)
         if self._in_flight and (len(self._in_flight) >= self._depth or not launched):
             self._collect()
+            self._stalled = False
+        else:
+            self._stalled = not launched
         if self.has_work:
             self._idle = False
         elif commands or not self._idle:
@@ -72,19 +91,31 @@ class EngineLoop:
         return self.scheduler.take_emissions()
 
     def _apply(self, commands: list[Command], now_ns: int) -> None:
+        scheduler = self.scheduler
         for command in commands:
             match command:
                 case Submit():
-                    self.scheduler.submit(command)
+                    scheduler.submit(command, now_ns)
                 case Cancel():
-                    self.scheduler.cancel(command.seq_id, command.reason)
+                    scheduler.cancel(command.seq_id, command.reason)
+                case Pause():
+                    scheduler.pause(command.seq_id)
+                case Resume():
+                    scheduler.resume(command.seq_id)
+                case GrammarReady():
+                    scheduler.grammar_ready(command)
+                case SetStepCost():
+                    scheduler.set_step_cost(command)
+                case FlushCache():
+                    scheduler.flush_cache()
         self._record_facts(now_ns)
 
     def _launch(self, begin_ns: int) -> bool:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(begin_ns)
+        planned_ns = self._clock.now_ns()
+        self._record_facts(planned_ns)
         if plan.is_empty:
             return False
-        planned_ns = self._clock.now_ns()
         self._executor.launch(plan)
         launched_ns = self._clock.now_ns()
         self._in_flight.append(_InFlight(plan, begin_ns, planned_ns, launched_ns))
@@ -97,19 +128,15 @@ class EngineLoop:
         except StepFailed:
             collected_ns = self._clock.now_ns()
             lost = self.scheduler.fail(flight.plan)
-            self._record(flight, flight.launched_ns, collected_ns, collected_ns, lost)
+            outcome = StepOutcome((), flight.launched_ns, collected_ns)
+            self._record(flight, outcome, collected_ns, lost)
             return
         collected_ns = self._clock.now_ns()
-        wasted = self.scheduler.commit(flight.plan, outcome)
-        self._record(flight, outcome.forward_ns, outcome.sample_ns, collected_ns, wasted)
+        committed = self.scheduler.commit(flight.plan, outcome)
+        self._record(flight, outcome, collected_ns, committed)
 
     def _record(
-        self,
-        flight: _InFlight,
-        forward_ns: int,
-        sample_ns: int,
-        collected_ns: int,
-        wasted: frozenset[int],
+        self, flight: _InFlight, outcome: StepOutcome, collected_ns: int, committed: Committed
     ) -> None:
         scheduler, plan = self.scheduler, flight.plan
         committed_ns = self._clock.now_ns()
@@ -119,11 +146,11 @@ class EngineLoop:
                 begin_ns=flight.begin_ns,
                 planned_ns=flight.planned_ns,
                 launched_ns=flight.launched_ns,
-                forward_ns=forward_ns,
-                sample_ns=sample_ns,
+                forward_ns=outcome.forward_ns,
+                sample_ns=outcome.sample_ns,
                 collected_ns=collected_ns,
                 committed_ns=committed_ns,
-                rows=step_rows(plan, wasted),
+                rows=step_rows(plan, committed),
                 skips=plan.skips,
                 preempted=plan.preempted,
                 budget_tokens=plan.budget_tokens,
@@ -133,6 +160,9 @@ class EngineLoop:
                 blocks_used=scheduler.pool.used,
                 blocks_cached=scheduler.pool.cached,
                 blocks_total=scheduler.pool.total,
+                mask_ns=outcome.mask_ns,
+                masked_rows=outcome.masked_rows,
+                copied_blocks=len(plan.copies),
             )
         )
         self._record_facts(committed_ns)
@@ -157,10 +187,19 @@ class EngineLoop:
         )
 
 
-def step_rows(plan: Plan, wasted: frozenset[int]) -> tuple[Row, ...]:
+def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
     """The rows of a plan as facts, decodes first."""
     decodes = [
-        Row(row.seq_id, False, 1, row.start, 0, True, row.seq_id in wasted) for row in plan.decodes
+        Row(
+            seq_id=row.seq_id,
+            is_prefill=False,
+            tokens=1 + len(row.drafts),
+            context_tokens=row.start,
+            recompute_tokens=0,
+            sampled=committed.tokens.get(row.seq_id, 1),
+            wasted=row.seq_id in committed.wasted,
+        )
+        for row in plan.decodes
     ]
     chunks = [
         Row(
@@ -169,8 +208,8 @@ def step_rows(plan: Plan, wasted: frozenset[int]) -> tuple[Row, ...]:
             tokens=len(chunk.tokens),
             context_tokens=chunk.start,
             recompute_tokens=chunk.recompute_tokens,
-            sampled=chunk.samples,
-            wasted=chunk.seq_id in wasted,
+            sampled=int(chunk.samples),
+            wasted=chunk.seq_id in committed.wasted,
         )
         for chunk in plan.prefills
     ]

@@ -13,10 +13,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
 from telemetry.records import EndReason, Skip
+
+
+class GrammarKind(StrEnum):
+    """What language a constraint is written in."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """A constraint on a sequence's text; equal grammars are compiled once."""
+
+    kind: GrammarKind
+    source: str
+
+
+class CopyKind(StrEnum):
+    """Which way a block's contents travel."""
+
+    SAVE = "save"
+    LOAD = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one block between the device cache and the host tier, all layers."""
+
+    kind: CopyKind
+    block: int
+    host_slot: int
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +89,7 @@ class SlotStart:
     outputs: Sequence[int]
     min_tokens: int
     end_token_ids: Sequence[int]
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +113,25 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """Compute the slot's last sampled token at position `start`; sample output `output_index`."""
+    """Compute the slot's last sampled token at position `start`; sample output `output_index`.
+
+    `drafts` are guesses of the tokens after it, computed in the same pass at the positions
+    that follow. The executor samples position by position and stops after the first sample
+    that is not the draft's token, so the outputs are those of an engine that never guesses.
+    """
 
     seq_id: int
     slot: int
     start: int
     blocks: Sequence[int]
     output_index: int
+    drafts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `stopped_slots` are free from now on, before `started` slots are taken."""
+    """One step. `copies` come first, in their order; `stopped_slots` are free from now on,
+    before `started` slots are taken."""
 
     step_id: int
     decodes: tuple[DecodeRow, ...]
@@ -100,6 +141,7 @@ class Plan:
     preempted: tuple[int, ...]
     skips: tuple[Skip, ...]
     budget_tokens: int
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -111,7 +153,8 @@ class Plan:
 
     @property
     def scheduled_tokens(self) -> int:
-        return len(self.decodes) + sum(len(chunk.tokens) for chunk in self.prefills)
+        decoded = sum(1 + len(row.drafts) for row in self.decodes)
+        return decoded + sum(len(chunk.tokens) for chunk in self.prefills)
 
     @property
     def sampled_rows(self) -> tuple[DecodeRow | PrefillChunk, ...]:
@@ -135,19 +178,27 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """`samples[i]` belongs to `plan.sampled_rows[i]`; stamps are monotonic nanoseconds.
+    """`samples[i]` belong to `plan.sampled_rows[i]`: one, or more when drafts were right.
 
-    `forward_ns`: the model began to run; `sample_ns`: logits were ready, sampling began.
+    Stamps are monotonic nanoseconds. `forward_ns`: the model began to run; `sample_ns`:
+    logits were ready, sampling began. `mask_ns` of the sampling went into the masks of
+    `masked_rows` constrained rows.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[tuple[Sample, ...], ...]
     forward_ns: int
     sample_ns: int
+    mask_ns: int = 0
+    masked_rows: int = 0
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """News of one sequence: a new token, its end, or both. Nothing follows an end."""
+    """News of one sequence: a new token, its end, or both. Nothing follows an end.
+
+    `detail` says more about an end that is an error, for the client.
+    """
 
     seq_id: int
     sample: Sample | None
     end: EndReason | None
+    detail: str | None = None

@@ -2,12 +2,13 @@
 
     WAITING --admit--> RUNNING --commit of its last token, cancel--> ENDED
        ^                  |
-       +----preempt-------+            (WAITING may also end: cancel, or a token in flight)
+       +----preempt-------+      (WAITING may also end: cancel, deadline, a token in flight)
 
 A request holds the ids of its blocks and the index of its slot; who owns which block is
 the pool's knowledge. Counts are of tokens: `computed_tokens` have their keys and values
 in the cache once every launched step is done; `prefill_tokens` is how many must be there
-before the next token can be sampled from a prefill chunk.
+before the next token can be sampled from a prefill chunk. The first `cached_blocks` blocks are
+known to the prefix cache by their `digests`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from service.engine.inbox import Submit
+from service.engine.lookup import PromptLookup
 
 
 class Status(StrEnum):
@@ -40,6 +42,14 @@ class Request:
     ever_computed_tokens: int = 0
     in_flight_samples: int = 0
     preemptions: int = 0
+    arrival: int = 0
+    queued_ns: int = 0
+    awaits_grammar: bool = False
+    paused: bool = False
+    cache_root: bytes = b""
+    digests: list[bytes] = field(default_factory=list)
+    cached_blocks: int = 0
+    lookup: PromptLookup | None = None
 
     @property
     def seq_id(self) -> int:
@@ -68,6 +78,16 @@ class Request:
             return prompt[start:end]
         beyond = max(0, start - len(prompt))
         return prompt[start:] + self.outputs[beyond : end - len(prompt)]
+
+    @property
+    def held(self) -> bool:
+        """Not to be scheduled for reasons of its own: in nobody's way, and nobody in its."""
+        return self.awaits_grammar or self.paused
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether its blocks may be shared."""
+        return bool(self.cache_root)
 
     def recompute_tokens(self, count: int) -> int:
         """How many of the next `count` tokens had been computed before a preemption."""

@@ -2,21 +2,36 @@
 
 The step cost is linear in what the step does, which is the shape that a real step's cost
 has to first order. Tokens depend on the sequence and the output's index only, so a
-request gives the same tokens however it is batched, chunked or preempted: a run in which
-they differ has a scheduling bug.
+request gives the same tokens however it is batched, chunked, cached, drafted or preempted:
+a run in which they differ has a scheduling bug.
+
+Where a real device would compute nonsense, this one stops: every position that a row
+attends to must hold the row's own token, wherever in the cache or the host tier that token
+was computed, and by whom is noted, so that a test can ask who read whose blocks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from service.engine.executor import StepFailed
-from service.engine.plan import Plan, Sample, StepOutcome
+from service.engine.plan import BlockCopy, CopyKind, DecodeRow, Plan, Sample, StepOutcome
 from telemetry.clock import ManualClock
 
 _MIX = 0x9E3779B97F4A7C15
+
+
+class WrongContents(Exception):
+    """A row would attend to keys and values that are not its own text's."""
+
+
+class Cost(Protocol):
+    """How long a step takes, in nanoseconds."""
+
+    def step_ns(self, plan: Plan) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +44,7 @@ class LinearCost:
     context_token_ns: int = 1_000
 
     def step_ns(self, plan: Plan) -> int:
-        prefill_tokens = sum(len(chunk.tokens) for chunk in plan.prefills)
+        prefill_tokens = plan.scheduled_tokens - len(plan.decodes)
         context_tokens = sum(row.start for row in plan.decodes)
         return (
             self.base_ns
@@ -45,12 +60,20 @@ def sim_token(seq_id: int, output_index: int, vocab: int) -> int:
     return (mixed ^ (mixed >> 31)) % vocab
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one position of a block holds: a token, and the sequence that computed it."""
+
+    token: int
+    writer: int
+
+
 class SimExecutor:
     """Implements `service.engine.executor.Executor` in virtual time.
 
-    `fail_steps` names step ids that end in StepFailed. It checks what a real device would
-    suffer from: rows of unknown slots, block tables too short, cache positions that were
-    never written.
+    `fails` says which plans end in StepFailed. `on_read(reader, writer)` is told which
+    sequence attends to a position that another one computed. Outputs repeat after `period`
+    tokens, so that prompt lookup has something to find.
     """
 
     def __init__(
@@ -58,20 +81,26 @@ class SimExecutor:
         clock: ManualClock,
         blocks_total: int,
         block_tokens: int = 16,
-        cost: LinearCost | None = None,
+        cost: Cost | None = None,
         vocab: int = 1000,
-        fail_steps: frozenset[int] = frozenset(),
+        fails: Callable[[Plan], bool] = lambda plan: False,
+        on_read: Callable[[int, int], None] = lambda reader, writer: None,
+        period: int | None = None,
     ) -> None:
         self._clock = clock
         self._blocks_total = blocks_total
         self._block_tokens = block_tokens
         self._cost = cost or LinearCost()
         self._vocab = vocab
-        self._fail_steps = fail_steps
-        self._launched: deque[tuple[int, StepOutcome]] = deque()
+        self._fails = fails
+        self._on_read = on_read
+        self._period = period
+        self._launched: deque[tuple[Plan, StepOutcome]] = deque()
         self._free_ns = 0
         self._slots: dict[int, int] = {}
-        self._written: dict[tuple[int, int], int] = {}
+        self._texts: dict[int, list[int]] = {}
+        self._cells: list[list[Cell | None]] = [[None] * block_tokens for _ in range(blocks_total)]
+        self._host: dict[int, list[Cell | None]] = {}
 
     @property
     def block_tokens(self) -> int:
@@ -81,40 +110,81 @@ class SimExecutor:
     def blocks_total(self) -> int:
         return self._blocks_total
 
+    def token(self, seq_id: int, output_index: int) -> int:
+        """The true output `output_index` of a sequence."""
+        place = output_index % self._period if self._period else output_index
+        return sim_token(seq_id, place, self._vocab)
+
     def launch(self, plan: Plan) -> None:
         """Check the plan and schedule its end in virtual time."""
+        for copy in plan.copies:
+            self._copy(copy)
         for slot in plan.stopped_slots:
             self._slots.pop(slot, None)
         for start in plan.started:
             assert start.slot not in self._slots, f"slot {start.slot} is taken"
             self._slots[start.slot] = start.seq_id
-        for row in plan.decodes:
-            self._touch(row.seq_id, row.slot, row.blocks, row.start, 1)
+            self._texts[start.seq_id] = [*start.prompt, *start.outputs]
+        samples = [self._decode(row) for row in plan.decodes]
         for chunk in plan.prefills:
-            self._touch(chunk.seq_id, chunk.slot, chunk.blocks, chunk.start, len(chunk.tokens))
+            text = self._text(chunk.seq_id, chunk.slot)
+            assert text[chunk.start : chunk.start + len(chunk.tokens)] == list(chunk.tokens)
+            self._compute(chunk.seq_id, chunk.blocks, chunk.start, chunk.tokens)
+            if chunk.samples:
+                samples.append(self._sample(chunk.seq_id, chunk.output_index))
         begin_ns = max(self._clock.now_ns(), self._free_ns)
         end_ns = begin_ns + self._cost.step_ns(plan)
         self._free_ns = end_ns
-        samples = tuple(
-            Sample(sim_token(row.seq_id, row.output_index, self._vocab))
-            for row in plan.sampled_rows
-        )
-        self._launched.append((plan.step_id, StepOutcome(samples, begin_ns, end_ns)))
+        self._launched.append((plan, StepOutcome(tuple(samples), begin_ns, end_ns)))
 
     def collect(self) -> StepOutcome:
         """Let time pass until the oldest launched step is done."""
-        step_id, outcome = self._launched.popleft()
+        plan, outcome = self._launched.popleft()
         self._clock.advance(max(0, outcome.sample_ns - self._clock.now_ns()))
-        if step_id in self._fail_steps:
-            raise StepFailed(f"step {step_id} was told to fail")
+        if self._fails(plan):
+            raise StepFailed(f"step {plan.step_id} was told to fail")
         return outcome
 
-    def _touch(self, seq_id: int, slot: int, blocks: Sequence[int], start: int, count: int) -> None:
+    def _sample(self, seq_id: int, output_index: int) -> tuple[Sample, ...]:
+        token = self.token(seq_id, output_index)
+        self._texts[seq_id].append(token)
+        return (Sample(token),)
+
+    def _decode(self, row: DecodeRow) -> tuple[Sample, ...]:
+        """The input and the drafts are computed; drafts hold as long as they are right."""
+        text = self._text(row.seq_id, row.slot)
+        assert row.start == len(text) - 1, f"{row.seq_id} decodes at {row.start} of {len(text)}"
+        self._compute(row.seq_id, row.blocks, row.start, [text[-1], *row.drafts])
+        samples = self._sample(row.seq_id, row.output_index)
+        for index, draft in enumerate(row.drafts, 1):
+            if samples[-1].token_id != draft:
+                break
+            samples += self._sample(row.seq_id, row.output_index + index)
+        return samples
+
+    def _text(self, seq_id: int, slot: int) -> list[int]:
         assert self._slots.get(slot) == seq_id, f"slot {slot} is not sequence {seq_id}'s"
+        return self._texts[seq_id]
+
+    def _compute(
+        self, seq_id: int, blocks: Sequence[int], start: int, tokens: Sequence[int]
+    ) -> None:
+        size = self._block_tokens
+        text = self._texts[seq_id]
         for position in range(start):
-            cell = (blocks[position // self._block_tokens], position % self._block_tokens)
-            owner = self._written.get(cell)
-            assert owner == seq_id, f"position {position} of {seq_id} holds {owner}'s keys"
-        for position in range(start, start + count):
-            cell = (blocks[position // self._block_tokens], position % self._block_tokens)
-            self._written[cell] = seq_id
+            cell = self._cells[blocks[position // size]][position % size]
+            if cell is None or cell.token != text[position]:
+                raise WrongContents(
+                    f"position {position} of {seq_id} should hold {text[position]}, holds {cell}"
+                )
+            if cell.writer != seq_id:
+                self._on_read(seq_id, cell.writer)
+        for position, token in enumerate(tokens, start):
+            self._cells[blocks[position // size]][position % size] = Cell(token, seq_id)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        match copy.kind:
+            case CopyKind.SAVE:
+                self._host[copy.host_slot] = list(self._cells[copy.block])
+            case CopyKind.LOAD:
+                self._cells[copy.block] = list(self._host[copy.host_slot])

@@ -1,0 +1,227 @@
+"""Everybody who is in the engine, and the moves between waiting, running and ended.
+
+The one owner of live requests, of the executor's slots and, through the prefix cache, of
+the blocks. It decides nothing: the scheduler says who moves, and each move here keeps
+slots, blocks, queue and news in step with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from service.engine.admission import Limits
+from service.engine.blocks import blocks_for
+from service.engine.fairness import ServiceLedger
+from service.engine.host_tier import HostTier
+from service.engine.plan import Emission, SlotStart
+from service.engine.prefix import Match, PrefixCache
+from service.engine.queue import WaitingQueue
+from service.engine.request import Request, Status
+from telemetry.records import EndReason, Fact, SequenceAdmitted, SequenceEnded, SequenceQueued
+
+News = Callable[..., Fact]
+
+
+class Residents:
+    """Live requests and what they hold."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        host = HostTier(limits.host_slots, limits.retention) if limits.host_slots else None
+        self.prefix = PrefixCache(
+            limits.blocks_total,
+            limits.block_tokens,
+            limits.cache_identity,
+            host,
+            limits.prefix_cache,
+        )
+        self.pool = self.prefix.pool
+        self.ledger = ServiceLedger()
+        self.queue = WaitingQueue(limits.policy, self.ledger, limits.ageing_ns)
+        self.running: list[Request] = []
+        self.live: dict[int, Request] = {}
+        self.next_step_id = 0
+        self._free_slots = list(range(limits.max_seqs - 1, -1, -1))
+        self._stopped_slots: list[int] = []
+        self._news: list[News] = []
+        self._emissions: list[Emission] = []
+        self._arrivals = 0
+
+    # Moves
+
+    def enter(self, request: Request, now_ns: int) -> None:
+        """A new request joins the queue."""
+        submit = request.submit
+        assert submit.seq_id not in self.live, f"sequence {submit.seq_id} submitted twice"
+        self._arrivals += 1
+        request.arrival, request.queued_ns = self._arrivals, now_ns
+        request.awaits_grammar = submit.grammar is not None
+        if submit.cache_prefix and self.prefix.enabled:
+            request.cache_root = self.prefix.root(f"{submit.tenant}\0{submit.cache_salt}")
+        self.live[submit.seq_id] = request
+        self.queue.push(request)
+        self.tell(
+            partial(
+                SequenceQueued,
+                seq_id=submit.seq_id,
+                step_id=self.next_step_id,
+                prompt_tokens=len(submit.prompt),
+                max_tokens=submit.max_tokens,
+                tenant=submit.tenant,
+                priority=submit.priority,
+                deadline_ns=submit.deadline_ns,
+                constrained=submit.grammar is not None,
+            )
+        )
+
+    def match(self, request: Request, now_ns: int) -> Match:
+        """What the prefix cache has of a waiting request; its last token is always computed,
+        because its logits are wanted."""
+        if not request.cacheable:
+            return Match()
+        blocks = (request.known_tokens - 1) // self._limits.block_tokens
+        known = request.tokens(0, blocks * self._limits.block_tokens)
+        self.prefix.extend(request.digests, request.cache_root, known)
+        return self.prefix.match(request.digests[:blocks], now_ns)
+
+    def start(self, request: Request, match: Match, now_ns: int) -> SlotStart:
+        """From the queue into the running set: a slot, and blocks for all known tokens."""
+        assert request.in_flight_samples == 0, f"{request.seq_id} starts with a token in flight"
+        self.queue.remove(request)
+        size = self._limits.block_tokens
+        hit_blocks = len(match.blocks) + len(match.host_digests)
+        request.status = Status.RUNNING
+        request.slot = self._free_slots.pop()
+        request.prefill_tokens = request.known_tokens
+        request.blocks = self.prefix.acquire(
+            match, blocks_for(request.known_tokens, size), request.submit.tenant, now_ns
+        )
+        request.computed_tokens = request.cached_blocks = 0
+        request.advance(hit_blocks * size)
+        request.cached_blocks = hit_blocks
+        if not request.preemptions:
+            fresh = request.known_tokens - request.computed_tokens
+            self.ledger.prefilled(request.submit.tenant, fresh)
+        self.running.append(request)
+        self._tell_admitted(request, match)
+        submit = request.submit
+        return SlotStart(
+            slot=request.slot,
+            seq_id=request.seq_id,
+            sampling=submit.sampling,
+            prompt=submit.prompt,
+            outputs=tuple(request.outputs),
+            min_tokens=submit.min_tokens,
+            end_token_ids=(*submit.end_token_ids, *submit.stop_token_ids),
+            grammar=submit.grammar,
+        )
+
+    def grow(self, request: Request, blocks: int, now_ns: int) -> None:
+        request.blocks.extend(self.prefix.grow(blocks, now_ns))
+
+    def preempt(self, request: Request) -> None:
+        """Back to the head of its queue; what it had computed stays cached while it can."""
+        self._leave_running(request)
+        request.status = Status.WAITING
+        request.computed_tokens = request.prefill_tokens = request.cached_blocks = 0
+        request.preemptions += 1
+        self.queue.push(request, first=True)
+
+    def end(
+        self, request: Request, reason: EndReason, emit: bool = True, detail: str | None = None
+    ) -> None:
+        """Out of the engine, whatever it held given back."""
+        if request.status is Status.RUNNING:
+            self._leave_running(request)
+        else:
+            self.queue.remove(request)
+        request.status = Status.ENDED
+        del self.live[request.seq_id]
+        self.report_end(request, reason, emit, detail)
+
+    def computed(self, request: Request, tokens: int) -> None:
+        """The first `tokens` tokens are in the cache for certain: offer their full blocks."""
+        blocks = tokens // self._limits.block_tokens
+        if not request.cacheable or blocks <= request.cached_blocks:
+            return
+        known = request.tokens(0, blocks * self._limits.block_tokens)
+        self.prefix.extend(request.digests, request.cache_root, known)
+        for index in range(request.cached_blocks, blocks):
+            digest, block = request.digests[index], request.blocks[index]
+            self.prefix.register(digest, block, request.submit.tenant)
+        request.cached_blocks = blocks
+
+    # What is to be told
+
+    def report_end(
+        self, request: Request, reason: EndReason, emit: bool = True, detail: str | None = None
+    ) -> None:
+        """The one terminal fact, and the word to whoever waits for the sequence."""
+        self.tell(
+            partial(
+                SequenceEnded,
+                seq_id=request.seq_id,
+                step_id=self.next_step_id,
+                reason=reason,
+                output_tokens=len(request.outputs),
+                preemptions=request.preemptions,
+            )
+        )
+        if emit:
+            self.emit(Emission(request.seq_id, None, reason, detail))
+
+    def tell(self, news: News) -> None:
+        """A fact that lacks only its stamp."""
+        self._news.append(news)
+
+    def emit(self, emission: Emission) -> None:
+        self._emissions.append(emission)
+
+    def take_facts(self, now_ns: int) -> list[Fact]:
+        taken, self._news = self._news, []
+        return [news(at_ns=now_ns) for news in taken]
+
+    def take_emissions(self) -> list[Emission]:
+        taken, self._emissions = self._emissions, []
+        return taken
+
+    def take_stopped_slots(self) -> tuple[int, ...]:
+        taken, self._stopped_slots = tuple(self._stopped_slots), []
+        return taken
+
+    def check(self) -> None:
+        """Walk all bookkeeping; raises AssertionError with the numbers when it is wrong."""
+        self.pool.check(request.blocks for request in self.live.values())
+        self.prefix.check()
+        waiting = list(self.queue)
+        assert len(self.live) == len(self.running) + len(waiting), "a live request is nowhere"
+        slots = [request.slot for request in self.running]
+        assert len(set(slots)) == len(slots), "two sequences share a slot"
+        assert len(self._free_slots) + len(slots) == self._limits.max_seqs, "a slot is lost"
+        tokens = sum(request.known_tokens for request in waiting)
+        assert tokens == self.queue.tokens, f"{tokens} tokens wait, {self.queue.tokens} counted"
+
+    def _leave_running(self, request: Request) -> None:
+        """Give back slot and blocks."""
+        assert request.slot is not None
+        self.running.remove(request)
+        self.pool.release(request.blocks)
+        self._free_slots.append(request.slot)
+        self._stopped_slots.append(request.slot)
+        request.blocks = []
+        request.slot = None
+
+    def _tell_admitted(self, request: Request, match: Match) -> None:
+        size = self._limits.block_tokens
+        self.tell(
+            partial(
+                SequenceAdmitted,
+                seq_id=request.seq_id,
+                step_id=self.next_step_id,
+                known_tokens=request.known_tokens,
+                hit_tokens=request.computed_tokens,
+                host_tokens=len(match.host_digests) * size,
+                ghost_tokens=match.ghost_blocks * size,
+            )
+        )

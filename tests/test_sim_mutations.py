@@ -1,0 +1,230 @@
+"""Each invariant can fail: a scheduler broken on purpose is caught by the one it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from service.engine.admission import Limits
+from service.engine.inbox import Submit
+from service.engine.plan import Emission, Plan
+from service.engine.request import Request
+from service.engine.scheduler import Scheduler
+from service.sim.invariants import InvariantViolated
+from service.sim.scenarios import build_scenario
+from service.sim.world import World
+from telemetry.records import EndReason, SequenceEnded, StepRecorded
+
+SEEDS = 400
+
+
+def violations(make: Callable[[Limits], Scheduler]) -> set[int]:
+    """The invariants that some chaotic world finds broken, until several worlds have spoken."""
+    found: set[int] = set()
+    for seed in range(SEEDS):
+        try:
+            World(build_scenario("chaos", seed), make).run()
+        except InvariantViolated as error:
+            found.add(error.number)
+        except AssertionError:
+            continue  # a check of the product was faster; another seed will do
+        if len(found) >= 2 or (found and seed > 60):
+            break
+    return found
+
+
+class Forgets(Scheduler):
+    """INV-1: a cancelled request is dropped without a word."""
+
+    def cancel(self, seq_id: int, reason: EndReason) -> None:
+        request = self.residents.live.get(seq_id)
+        if request is not None:
+            self.residents.end(request, reason, emit=False)
+            self.residents._news.pop()
+
+
+class EndsTwice(Scheduler):
+    """INV-2: the terminal fact of a cancelled request is written twice."""
+
+    def cancel(self, seq_id: int, reason: EndReason) -> None:
+        request = self.residents.live.get(seq_id)
+        super().cancel(seq_id, reason)
+        if request is not None:
+            self.residents.tell(
+                partial(SequenceEnded, seq_id=seq_id, step_id=0, reason=reason,
+                        output_tokens=0, preemptions=0)
+            )  # fmt: skip
+
+
+class LeaksBlocks(Scheduler):
+    """INV-3: a cancelled request keeps a reference to its blocks."""
+
+    def cancel(self, seq_id: int, reason: EndReason) -> None:
+        request = self.residents.live.get(seq_id)
+        if request is not None:
+            self.pool.retain(request.blocks)
+        super().cancel(seq_id, reason)
+
+
+class RegistersTooEarly(Scheduler):
+    """INV-4: blocks are offered for reuse before they have been computed."""
+
+    def plan(self, now_ns: int) -> Plan:
+        plan = super().plan(now_ns)
+        for request in self.residents.running:
+            if request.cacheable:
+                self.residents.computed(request, request.known_tokens)
+        return plan
+
+
+class Overspends(Scheduler):
+    """INV-5: steps are planned with more budget than there is."""
+
+    def __init__(self, limits: Limits) -> None:
+        from dataclasses import replace
+
+        super().__init__(limits)
+        self._planner.limits = replace(limits, budget_tokens=limits.budget_tokens * 2)
+
+
+class NeverStops(Scheduler):
+    """INV-6: nobody is stopped by max_tokens."""
+
+    def submit(self, command: Submit, now_ns: int) -> None:
+        import msgspec
+
+        generous = msgspec.structs.replace(command, max_tokens=command.max_tokens + 2)
+        super().submit(generous, now_ns)
+
+
+class LastComeFirstServed(Scheduler):
+    """INV-8: newcomers go to the head of the queue."""
+
+    def submit(self, command: Submit, now_ns: int) -> None:
+        super().submit(command, now_ns)
+        request = self.residents.live.get(command.seq_id)
+        if request is not None and not request.held:
+            self.residents.queue.remove(request)
+            self.residents.queue.push(request, first=True)
+
+
+class ForgetsHolds(Scheduler):
+    """INV-9: a slow reader's sequence is planned all the same."""
+
+    def plan(self, now_ns: int) -> Plan:
+        paused = [r for r in self.residents.running if r.paused]
+        for request in paused:
+            request.paused = False
+        plan = super().plan(now_ns)
+        for request in paused:
+            request.paused = True
+        return plan
+
+
+class SharesWithEverybody(Scheduler):
+    """INV-10: the tenant and the salt are left out of the key."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        prefix = self.residents.prefix
+        root = prefix.root("")
+        prefix.root = lambda namespace: root  # type: ignore[method-assign]
+
+
+class SwapsTokens(Scheduler):
+    """INV-11: clients get another token than the one sampled."""
+
+    def take_emissions(self) -> list[Emission]:
+        import msgspec
+
+        taken = super().take_emissions()
+        for index, emission in enumerate(taken):
+            if emission.sample is not None:
+                wrong = msgspec.structs.replace(emission.sample, token_id=1001)
+                taken[index] = msgspec.structs.replace(emission, sample=wrong)
+        return taken
+
+
+class IgnoresDeadlines(Scheduler):
+    """INV-12: what is overdue runs on."""
+
+    def plan(self, now_ns: int) -> Plan:
+        return super().plan(0)
+
+
+class Unbounded(Scheduler):
+    """INV-13: nobody is refused."""
+
+    def submit(self, command: Submit, now_ns: int) -> None:
+        self.residents.enter(Request(command), now_ns)
+
+
+class HoldsOn(Scheduler):
+    """INV-14: what was refused a grammar waits for ever."""
+
+    def grammar_ready(self, command: Any) -> None:
+        if command.error is None:
+            super().grammar_ready(command)
+
+
+@pytest.mark.parametrize(
+    ("number", "broken"),
+    [
+        (1, Forgets),
+        (2, EndsTwice),
+        (3, LeaksBlocks),
+        (4, RegistersTooEarly),
+        (5, Overspends),
+        (6, NeverStops),
+        (8, LastComeFirstServed),
+        (9, ForgetsHolds),
+        (10, SharesWithEverybody),
+        (11, SwapsTokens),
+        (12, IgnoresDeadlines),
+        (13, Unbounded),
+        (14, HoldsOn),
+    ],
+)
+def test_the_invariant_catches_the_scheduler_that_breaks_it(
+    number: int, broken: type[Scheduler]
+) -> None:
+    assert number in violations(broken)
+
+
+def test_stamps_out_of_order_are_caught() -> None:
+    """INV-7 watches the loop, not the scheduler: a step that claims to end before the last."""
+    world = World(build_scenario("poisson", 0))
+    real = world.lane.append
+
+    def tampered(fact: Any) -> None:
+        import msgspec
+
+        if isinstance(fact, StepRecorded) and fact.step_id == 3:
+            fact = msgspec.structs.replace(fact, committed_ns=fact.begin_ns - 1)
+        real(fact)
+
+    world.lane.append = tampered  # type: ignore[method-assign]
+    with pytest.raises(InvariantViolated, match="INV-7"):
+        world.run()
+
+
+def test_unfair_service_between_tenants_is_caught() -> None:
+    """INV-8, second half: counters that nobody balances drift beyond the bound."""
+    from service.engine import fairness
+
+    class Blind(Scheduler):
+        def __init__(self, limits: Limits) -> None:
+            super().__init__(limits)
+            self.residents.queue._policy = fairness.Policy.FCFS
+
+        def submit(self, command: Submit, now_ns: int) -> None:
+            super().submit(command, now_ns)
+            if command.tenant == "flood":
+                self.residents.ledger.prefilled("flood", 500)
+
+    with pytest.raises(InvariantViolated, match="INV-8"):  # noqa: PT012
+        for seed in range(50):
+            World(build_scenario("tenants", seed), Blind).run()
