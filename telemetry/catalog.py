@@ -67,6 +67,29 @@ FOLD_SECONDS = Metric(
     "phasescope_fold_seconds", Kind.COUNTER, "Time spent in a telemetry fold.", ("fold",)
 )
 
+GRAMMAR_MASK_SECONDS = Metric(
+    "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."
+)
+TOTALS = {
+    name: Metric(f"phasescope_{exposed}", Kind.COUNTER, text)
+    for name, exposed, text in (
+        ("admitted_tokens", "admitted_tokens", "Tokens of sequences when they were admitted."),
+        ("prefix_hit_tokens", "prefix_hit_tokens", "Of those, found in the prefix cache."),
+        ("host_hit_tokens", "prefix_host_hit_tokens", "Of those, brought back from host memory."),
+        ("ghost_hit_tokens", "prefix_ghost_hit_tokens", "More that a larger cache would have."),
+        ("drafted_tokens", "drafted_tokens", "Tokens guessed by prompt lookup."),
+        ("accepted_tokens", "draft_accepted_tokens", "Of those, guessed rightly."),
+        ("masked_tokens", "sampled_masked_tokens", "Tokens sampled under a constraint."),
+        ("grammars_compiled", "grammars_compiled", "Constraints compiled."),
+        ("grammars_cached", "grammars_cached", "Constraints found compiled."),
+        ("grammars_refused", "grammars_refused", "Constraints that could not be compiled."),
+        ("outputs_valid", "outputs_valid", "Constrained outputs that obey their constraint."),
+        ("outputs_invalid", "outputs_invalid", "Constrained outputs that do not."),
+        ("pauses", "client_pauses", "Sequences paused because their reader was too slow."),
+        ("blocks_copied", "kv_blocks_copied", "Blocks copied to or from host memory."),
+    )
+}
+
 _MEASURE_HELP = {
     Measure.QUEUE: "Tokenized to first scheduled.",
     Measure.PREFILL: "First scheduled to first token.",
@@ -74,6 +97,8 @@ _MEASURE_HELP = {
     Measure.ITL: "Gap between successive tokens of a sequence.",
     Measure.TPOT: "Mean time per output token after the first.",
     Measure.E2E: "Accepted to last byte sent.",
+    Measure.GRAMMAR_COMPILE: "Compiling a constraint, cached ones included.",
+    Measure.CANCEL_TO_FREE: "Disconnect, delete or timeout noticed to last block free.",
 }
 
 HISTOGRAMS = tuple(

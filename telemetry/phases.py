@@ -36,7 +36,9 @@ class Measure(StrEnum):
     accepted to first content sent (a stream) or first token committed (a whole answer);
     TPOT is the time from first to last token over the tokens after the first; ITL is each
     gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT and
-    E2E are of finished requests only.
+    E2E are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
+    (near 0 from the cache); CANCEL_TO_FREE is from the moment in which a disconnect, delete
+    or timeout was noticed to that in which the last block was free.
     """
 
     QUEUE = "queue"
@@ -45,6 +47,8 @@ class Measure(StrEnum):
     ITL = "itl"
     TPOT = "tpot"
     E2E = "e2e"
+    GRAMMAR_COMPILE = "grammar_compile"
+    CANCEL_TO_FREE = "cancel_to_free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,12 @@ class WaitSpan:
 
 @dataclass(frozen=True, slots=True)
 class SequenceTimeline:
-    """What the engine did for one sequence. `token_ns[i]` is the commit of token i."""
+    """What the engine did for one sequence. `token_ns[i]` is the commit of token i.
+
+    `hit_tokens` of its prompt were in the prefix cache when it was first admitted (so they
+    were not computed), `ghost_tokens` more would have been in a larger one. `last_step_ns`
+    is the commit of the last step with a row of it.
+    """
 
     seq_id: int
     choice: int
@@ -114,6 +123,23 @@ class SequenceTimeline:
     chunks: tuple[ChunkSpan, ...]
     preempted: tuple[PreemptedSpan, ...]
     waits: tuple[WaitSpan, ...]
+    last_step_ns: int | None = None
+    hit_tokens: int = 0
+    ghost_tokens: int = 0
+    compile_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """How a cancelled request left: noticed, its last step committed, its blocks free.
+
+    `detected_ns` is the gateway's (or the engine's, for a deadline); `last_step_ns` is None
+    for a request that never had a row in a step.
+    """
+
+    detected_ns: int | None
+    last_step_ns: int | None
+    freed_ns: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +164,24 @@ class RequestTimeline:
     @property
     def token_count(self) -> int:
         return sum(len(sequence.token_ns) for sequence in self.sequences)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed because the prefix cache had them."""
+        return sum(sequence.hit_tokens for sequence in self.sequences)
+
+    @property
+    def cancellation(self) -> Cancellation | None:
+        """None for a request that was not cancelled."""
+        if self.outcome is not Outcome.CANCELLED:
+            return None
+        steps = [s.last_step_ns for s in self.sequences if s.last_step_ns is not None]
+        freed = [s.ended_ns for s in self.sequences if s.ended_ns is not None]
+        return Cancellation(
+            detected_ns=self.ended.detected_ns,
+            last_step_ns=max(steps, default=None),
+            freed_ns=max(freed, default=None),
+        )
 
     @property
     def truncated(self) -> bool:
@@ -181,6 +225,10 @@ class RequestTimeline:
             values[Measure.TTFT] = self.ttft_ns
             values[Measure.TPOT] = self.tpot_ns
             values[Measure.E2E] = self.e2e_ns
+        cancelled = self.cancellation
+        if cancelled and cancelled.detected_ns is not None and cancelled.freed_ns is not None:
+            lag_ns = max(0, cancelled.freed_ns - cancelled.detected_ns)
+            values[Measure.CANCEL_TO_FREE] = lag_ns
         at_ns, slo_class = self.ended.at_ns, self.accepted.slo_class
         return [Measured(m, v, at_ns, slo_class) for m, v in values.items() if v is not None]
 

@@ -69,6 +69,9 @@ def _scalars(
             if not isinstance(value, str)
         ],
     )
+    for name, metric in catalog.TOTALS.items():
+        yield metric, one(getattr(snapshot.totals, name))
+    yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
     yield catalog.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
 
 

@@ -70,6 +70,9 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
         "accepted_ns": accepted.at_ns,
         "ended_ns": ended.at_ns,
         "detected_ns": ended.detected_ns,
+        "cached_tokens": timeline.cached_tokens,
+        "output_valid": ended.output_valid,
+        "cancellation": timeline.cancellation,
         "phases": [
             {"name": phase.name.value, "start_ns": phase.start_ns, "end_ns": phase.end_ns}
             for phase in timeline.phases
@@ -93,6 +96,9 @@ def _describe_sequence(sequence: SequenceTimeline) -> dict[str, Any]:
         "output_tokens": len(sequence.token_ns),
         "itl_max_ns": max(gaps, default=None),
         "wait_ns": dict(waits),
+        "cached_tokens": sequence.hit_tokens,
+        "ghost_tokens": sequence.ghost_tokens,
+        "grammar_compile_ns": sequence.compile_ns,
         "chunks": [
             {
                 "step_id": chunk.step_id,

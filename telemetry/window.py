@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.totals import Totals
+
 
 class Percentiles(msgspec.Struct, frozen=True):
     """Of one measure over the window, in ns. `count` 0 leaves the others None."""
@@ -45,7 +47,8 @@ class GridRow(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The service at one moment. Rates are over `window_ns`; counters since the start.
 
-    `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e.
+    `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
+    grammar_compile, cancel_to_free.
     `requests_total` is keyed by outcome. Values that nobody could measure are None.
     """
 
@@ -81,3 +84,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     spans_exported: int
     spans_dropped: int
     gpu: dict[str, float | str] | None
+    totals: Totals = msgspec.field(default_factory=Totals)

@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from telemetry.histograms import Histograms
 from telemetry.phases import RequestTimeline
 from telemetry.records import (
@@ -19,6 +21,7 @@ from telemetry.records import (
     SequenceSubmitted,
     StepRecorded,
 )
+from telemetry.totals import Totals
 from telemetry.window import Cell, GridRow, Snapshot
 
 RATE_WINDOW_NS = 10_000_000_000
@@ -79,10 +82,12 @@ class WindowFold:
         self._prompt_tokens_total = 0
         self._output_tokens_total = 0
         self._preemptions_total = 0
+        self._totals = Totals()
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._take(fact)
+            self._totals.take(fact)
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """Count a request when its timeline is given out, so that counters agree with it."""
@@ -130,6 +135,7 @@ class WindowFold:
             spans_exported=exported,
             spans_dropped=dropped,
             gpu=self._suppliers.gpu(),
+            totals=msgspec.structs.replace(self._totals),
         )
 
     def _take(self, fact: Fact) -> None:
@@ -195,10 +201,10 @@ class WindowFold:
             seen = self._mark(row.seq_id, step.step_id, cell, "running")
             if row.is_prefill:
                 prompt += row.tokens
-            if row.sampled and not row.wasted:
-                output += 1
+            if not row.wasted:
+                output += row.sampled
                 if seen is not None:
-                    seen.output_tokens += 1
+                    seen.output_tokens += row.sampled
         self._steps_total += 1
         self._prompt_tokens_total += prompt
         self._output_tokens_total += output
