@@ -64,6 +64,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None
     queue_limit_requests: int = 512
     queue_limit_tokens: int = 262_144
+    fairness: str = "vtc"
+    ageing_s: float = 30.0
+    tenant_max_seqs: int | None = None
+    tenant_queue_limit: int | None = None
+    itl_target_ms: float | None = None
+    prefix_cache: bool = True
+    draft_tokens: int = 0
+    kv_offload_tenant_share: float = 1.0
+    kv_offload_ttl_s: float | None = None
     pipeline_depth: int = 1
     threads: int | None = None
 
@@ -80,8 +89,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--max-batched-tokens", self.max_batched_tokens),
             ("--queue-limit", self.queue_limit_requests),
             ("--queue-limit-tokens", self.queue_limit_tokens),
+            ("--tenant-max-seqs", self.tenant_max_seqs),
+            ("--tenant-queue-limit", self.tenant_queue_limit),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, not {value}")
         if self.max_batched_tokens < self.max_seqs:
             raise ConfigError(
@@ -90,10 +101,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.kv_bytes is not None and self.kv_bytes < 1:
             raise ConfigError("--kv-memory must be positive")
+        self._validate_policies()
         if self.pipeline_depth not in (1, 2):
             raise ConfigError(f"--pipeline-depth {self.pipeline_depth}: choose 1 or 2")
         if self.threads is not None and self.threads < 1:
             raise ConfigError("--threads must be at least 1")
+
+    def _validate_policies(self) -> None:
+        if self.fairness not in ("vtc", "fcfs"):
+            raise ConfigError(f"--fairness {self.fairness}: choose vtc or fcfs")
+        if self.ageing_s < 0:
+            raise ConfigError("--priority-ageing must not be negative")
+        if self.itl_target_ms is not None and self.itl_target_ms <= 0:
+            raise ConfigError("--itl-target-ms must be positive")
+        if self.draft_tokens < 0 or self.draft_tokens > 16:
+            raise ConfigError("--speculative-tokens: choose 0 (off) to 16")
+        if self.draft_tokens and self.pipeline_depth > 1:
+            raise ConfigError(
+                "--speculative-tokens needs --pipeline-depth 1: drafts follow a token that is known"
+            )
+        if not 0 < self.kv_offload_tenant_share <= 1:
+            raise ConfigError("--kv-offload-tenant-share must be above 0 and at most 1")
+        if self.kv_offload_ttl_s is not None and self.kv_offload_ttl_s <= 0:
+            raise ConfigError("--kv-offload-ttl must be positive")
 
 
 class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +138,12 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP side. Keys None: the routes they guard are open."""
+    """The HTTP side. Keys None: the routes they guard are open.
+
+    `tenant_keys` are API keys that name their tenant. A stream whose reader leaves more than
+    `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a paused
+    one is dropped when nothing was read for `slow_client_timeout_s`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -116,6 +151,24 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float | None = None
     api_key: str | None = None
     debug_key: str | None = None
+    tenant_keys: dict[str, str] = {}
+    slow_client: str = "pause"
+    stream_buffer_tokens: int = 256
+    slow_client_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        if self.request_timeout_s is not None and self.request_timeout_s <= 0:
+            raise ConfigError("--request-timeout must be positive")
+        if self.slow_client not in ("pause", "drop"):
+            raise ConfigError(f"--slow-client {self.slow_client}: choose pause or drop")
+        if self.stream_buffer_tokens < 2:
+            raise ConfigError("--stream-buffer must be at least 2 tokens")
+        if self.slow_client_timeout_s <= 0:
+            raise ConfigError("--slow-client-timeout must be positive")
+        if self.drain_timeout_s < 0:
+            raise ConfigError("--drain-timeout must not be negative")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import msgspec
 
 from service.config import EngineConfig
-from service.engine.inbox import Cancel, Submit
+from service.engine.inbox import Cancel, FlushCache, Pause, Resume, SetStepCost, Submit
 from service.engine.plan import Emission
+from service.engine.vocabulary import Vocabulary
 from telemetry.records import Fact
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -24,9 +25,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """The engine's configuration: the first message it reads."""
+    """The engine's configuration: the first message it reads. The vocabulary is what
+    grammars are compiled against."""
 
     config: EngineConfig
+    vocabulary: Vocabulary
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +61,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_config: bool
 
 
-ToEngine = Launch | Submit | Cancel | Shutdown
+ToEngine = Launch | Submit | Cancel | Pause | Resume | FlushCache | SetStepCost | Shutdown
 ToGateway = LoadProgress | Frame | EngineFailed
 
 _encoder = msgspec.msgpack.Encoder()

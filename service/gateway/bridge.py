@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 from service import wire
 from service.config import EngineConfig
-from service.engine.inbox import Cancel, Submit
+from service.engine.inbox import Cancel, FlushCache, Pause, Resume, SetStepCost, Submit
 from service.engine.plan import Emission
+from service.engine.vocabulary import Vocabulary
 from service.gateway.errors import EngineUnavailable
 from service.gateway.mailbox import Mailbox
 from telemetry.recorder import Lane
-from telemetry.records import EndReason, EngineStarted
+from telemetry.records import EndReason, EngineStarted, SequenceAdmitted
 
 _READ_BYTES = 1 << 18
 
@@ -66,13 +67,25 @@ class Bridge:
         if self._writer is not None and seq_id in self._mailboxes:
             self._writer.write(wire.encode(Cancel(seq_id, reason)))
 
-    async def attach(self, connection: socket.socket, config: EngineConfig) -> None:
+    def pause(self, seq_id: int, paused: bool) -> None:
+        """Stop or go on generating for a sequence whose reader is slow."""
+        if self._writer is not None and seq_id in self._mailboxes:
+            self._writer.write(wire.encode(Pause(seq_id) if paused else Resume(seq_id)))
+
+    def tell(self, command: FlushCache | SetStepCost) -> None:
+        """A command that concerns no single sequence; dropped when no engine is ready."""
+        if self._writer is not None and self.ready:
+            self._writer.write(wire.encode(command))
+
+    async def attach(
+        self, connection: socket.socket, config: EngineConfig, vocabulary: Vocabulary
+    ) -> None:
         """Serve one engine process until its end of the socket closes."""
         reader, writer = await asyncio.open_connection(sock=connection)
         self._writer = writer
         self.failure = None
         try:
-            writer.write(wire.encode(wire.Launch(config)))
+            writer.write(wire.encode(wire.Launch(config, vocabulary)))
             await self._read(reader)
         except ConnectionError:
             pass  # the same news as an orderly end of the stream
@@ -102,13 +115,15 @@ class Bridge:
                 self.failure = message
 
     def _receive_frame(self, frame: wire.Frame) -> None:
-        for emission in frame.emissions:
-            self._deliver(emission)
         for fact in frame.facts:
             self._lane.append(fact)
             if isinstance(fact, EngineStarted):
                 self.started = fact
                 self._ready.set()
+            elif isinstance(fact, SequenceAdmitted) and fact.seq_id in self._mailboxes:
+                self._mailboxes[fact.seq_id].admitted(fact)
+        for emission in frame.emissions:
+            self._deliver(emission)
         self.lost_facts = self._lost_before + frame.lost_facts
 
     def _deliver(self, emission: Emission) -> None:

@@ -48,6 +48,7 @@ class Choice:
         self._detokenizer = Detokenizer(tokenizer)
         self._scanner = StopScanner(stops) if stops else None
         self._text: list[str] = []
+        self._shown: list[str] = []
         self._scored: list[ScoredToken] = []
         self._raw_length = 0
         self._finish_told = False
@@ -74,8 +75,14 @@ class Choice:
             self._finish_told = True
             finish = self.finish_reason
         delta = Delta("".join(self._text), self._scored, finish)
+        self._shown.append(delta.text)
         self._text, self._scored = [], []
         return delta
+
+    @property
+    def full_text(self) -> str:
+        """All text that was taken so far."""
+        return "".join(self._shown)
 
     @property
     def finish_reason(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -85,12 +85,37 @@ def internal() -> ApiError:
     )  # fmt: skip
 
 
-def timed_out() -> ApiError:
+def draining() -> ApiError:
+    return ApiError(
+        503,
+        "the server is shutting down and takes no new requests",
+        "service_unavailable_error",
+        "draining",
+        reason=EndReason.DRAINING,
+        headers={"retry-after": "5"},
+    )
+
+
+def timed_out(reason: EndReason) -> ApiError:
+    """`reason` is DEADLINE when the engine kept it, TIMEOUT when the gateway had to."""
     message = "the request took longer than its timeout and was cancelled"
-    return ApiError(408, message, "timeout_error", "timeout", reason=EndReason.TIMEOUT)
+    return ApiError(408, message, "timeout_error", "timeout", reason=reason)
 
 
-def error_of_end(reason: EndReason, retry_after_s: Callable[[], int]) -> ApiError | None:
+def busy(reason: EndReason, message: str, seconds: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{message}; try again in {seconds} s",
+        "rate_limit_error",
+        reason.value,
+        reason=reason,
+        headers={"retry-after": str(seconds)},
+    )
+
+
+def error_of_end(
+    reason: EndReason, retry_after_s: Callable[[], int], detail: str | None = None
+) -> ApiError | None:
     """The error that an end means to a client; None for the ends that are successes.
 
     `retry_after_s` is asked only when the answer needs it: it costs a look at the queue.
@@ -105,39 +130,63 @@ def error_of_end(reason: EndReason, retry_after_s: Callable[[], int]) -> ApiErro
         ):
             return None
         case EndReason.QUEUE_FULL:
-            seconds = retry_after_s()
-            return ApiError(
-                429,
-                f"the queue is full; try again in {seconds} s",
-                "rate_limit_error",
-                "queue_full",
-                reason=reason,
-                headers={"retry-after": str(seconds)},
-            )
+            return busy(reason, "the queue is full", retry_after_s())
+        case EndReason.TENANT_LIMIT:
+            return busy(reason, "this tenant has as many requests waiting as it may", 1)
         case EndReason.INVALID | EndReason.KV_TOO_SMALL:
             message = "the prompt does not fit the engine's context or cache"
-            return ApiError(
-                400, message, "invalid_request_error", "context_length_exceeded", reason=reason
-            )
-        case EndReason.NOT_READY | EndReason.DRAINING:
+            return bad_request(message, code="context_length_exceeded")
+        case EndReason.GRAMMAR_INVALID:
+            error = bad_request(detail or "the constraint cannot be compiled", "response_format")
+            error.code, error.reason = "invalid_grammar", reason
+            return error
+        case EndReason.NOT_READY:
             return not_ready()
-        case EndReason.SHUTDOWN:
-            message = "the server is shutting down"
-            return ApiError(503, message, "service_unavailable_error", "shutdown", reason=reason)
-        case EndReason.TIMEOUT:
-            return timed_out()
-        case EndReason.DISCONNECT:
-            return ApiError(499, "the client went away", "client_error", "disconnect", None, reason)
+        case EndReason.DRAINING:
+            return draining()
+        case EndReason.TIMEOUT | EndReason.DEADLINE:
+            return timed_out(reason)
+        case EndReason.ENGINE_DIED | EndReason.EXECUTOR_ERROR | EndReason.INTERNAL:
+            return _failure(reason)
+        case (
+            EndReason.SHUTDOWN | EndReason.DELETED | EndReason.SLOW_CLIENT | EndReason.DISCONNECT
+        ):
+            return _broken_off(reason)
+        case _:
+            assert_never(reason)
+
+
+def _failure(
+    reason: Literal[EndReason.ENGINE_DIED, EndReason.EXECUTOR_ERROR, EndReason.INTERNAL],
+) -> ApiError:
+    """The server's own fault."""
+    match reason:
         case EndReason.ENGINE_DIED:
-            message = "the engine process died while it worked on this request; try again"
             return ApiError(
-                503, message, "server_error", "engine_died", reason=reason,
+                503,
+                "the engine process died while it worked on this request; try again",
+                "server_error",
+                "engine_died",
+                reason=reason,
                 headers={"retry-after": "1"},
-            )  # fmt: skip
+            )
         case EndReason.EXECUTOR_ERROR:
             message = "the step that computed this request failed; try again"
             return ApiError(500, message, "server_error", "executor_error", reason=reason)
         case EndReason.INTERNAL:
             return internal()
-        case _:
-            assert_never(reason)
+
+
+def _broken_off(
+    reason: Literal[
+        EndReason.SHUTDOWN, EndReason.DELETED, EndReason.SLOW_CLIENT, EndReason.DISCONNECT
+    ],
+) -> ApiError:
+    """Ended from outside before it was done."""
+    status, kind, message = {
+        EndReason.SHUTDOWN: (503, "service_unavailable_error", "the server is shutting down"),
+        EndReason.DELETED: (409, "request_cancelled", "the request was deleted"),
+        EndReason.SLOW_CLIENT: (408, "timeout_error", "the stream was read too slowly"),
+        EndReason.DISCONNECT: (499, "client_error", "the client went away"),
+    }[reason]
+    return ApiError(status, message, kind, reason.value, reason=reason)

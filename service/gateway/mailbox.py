@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from service.engine.plan import Emission
-from telemetry.records import EndReason
+from telemetry.records import EndReason, SequenceAdmitted
 
 
 class Interrupted(Exception):
@@ -17,24 +18,42 @@ class Interrupted(Exception):
 
 
 class Mailbox:
-    """An unbounded queue for one reader on the event loop; `put` is called on it too.
+    """A queue for one reader on the event loop; `put` is called on it too.
 
-    Unbounded because a sequence's own `max_tokens` bounds what can be in it.
+    When more than `limit` emissions lie unread `on_full(True)` is called, and `on_full(False)`
+    when they have been taken: whoever fills the box is expected to stop meanwhile. What is on
+    its way still fits, and a sequence's own `max_tokens` bounds that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int, on_full: Callable[[bool], None]) -> None:
+        self.hit_tokens: dict[int, int] = {}
+        self._limit = limit
+        self._on_full = on_full
+        self._full = False
         self._emissions: list[Emission] = []
         self._interruption: EndReason | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, emission: Emission) -> None:
         self._emissions.append(emission)
+        if len(self._emissions) > self._limit and not self._full:
+            self._full = True
+            self._on_full(True)
         self._wake()
+
+    def admitted(self, fact: SequenceAdmitted) -> None:
+        """Note how much of its prompt a sequence need not compute, at its first admission."""
+        self.hit_tokens.setdefault(fact.seq_id, fact.hit_tokens)
 
     def interrupt(self, reason: EndReason) -> None:
         """Make `take` raise Interrupted, now and from now on."""
-        self._interruption = reason
+        if self._interruption is None:
+            self._interruption = reason
         self._wake()
+
+    @property
+    def interruption(self) -> EndReason | None:
+        return self._interruption
 
     async def take(self) -> list[Emission]:
         """Everything that has arrived; waits until that is something. Raises Interrupted."""
@@ -47,6 +66,9 @@ class Mailbox:
         if self._interruption is not None:
             raise Interrupted(self._interruption)
         taken, self._emissions = self._emissions, []
+        if self._full:
+            self._full = False
+            self._on_full(False)
         return taken
 
     def _wake(self) -> None:

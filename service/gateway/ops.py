@@ -1,4 +1,5 @@
-"""Routes for operators: health, readiness, models, metrics and the debug views.
+"""Routes for operators: health, readiness, models, metrics, the debug views, and the two
+that change something: DELETE of a live request, and a flush of the prefix cache.
 
 The views are folds behind a lock that the pump may hold for a while, so they are asked on a
 thread: a scrape must not hold up the tokens of a stream.
@@ -14,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.gateway.errors import ApiError, model_not_found, not_found
+from service.engine.inbox import FlushCache
+from service.gateway.errors import ApiError, model_not_found, not_found, not_ready
 from service.gateway.security import key_error
 from service.gateway.state import GatewayState
+from telemetry.records import EndReason
 
 Handler = Callable[[GatewayState, Request], Awaitable[Response]]
 
@@ -32,7 +35,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def ops_routes(state: GatewayState) -> list[Route]:
-    """All GET routes, each behind the key that guards its path."""
+    """All of them, each behind the key that guards its path."""
     table: list[tuple[str, Handler]] = [
         ("/health", _health),
         ("/ready", _ready),
@@ -43,7 +46,13 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/diagnosis", _diagnosis),
         ("/debug/requests/{request_id}", _request),
     ]
-    return [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
+    routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
+    delete, flush = _guarded(state, _delete), _guarded(state, _flush)
+    return [
+        *routes,
+        Route("/v1/requests/{request_id}", delete, methods=["DELETE"]),
+        Route("/debug/cache/flush", flush, methods=["POST"]),
+    ]
 
 
 def _guarded(state: GatewayState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -61,9 +70,12 @@ async def _health(state: GatewayState, request: Request) -> Response:
 
 
 async def _ready(state: GatewayState, request: Request) -> Response:
-    if state.bridge.ready:
+    if state.bridge.ready and not state.drain.active:
         return json_response(b'{"ready":true}')
-    body = msgspec.json.encode({"ready": False, "reason": "the engine is loading or restarting"})
+    why = "the engine is loading or restarting"
+    if state.drain.active:
+        why = "the server is shutting down"
+    body = msgspec.json.encode({"ready": False, "reason": why})
     return json_response(body, 503, {"retry-after": "1"})
 
 
@@ -115,3 +127,23 @@ async def _request(state: GatewayState, request: Request) -> Response:
             not_found(f"request {request_id!r} is not known (any more)", "request_not_found")
         )
     return json_response(body)
+
+
+async def _delete(state: GatewayState, request: Request) -> Response:
+    """End a live request: its blocks are freed, its client gets a typed error."""
+    request_id = request.path_params["request_id"]
+    live = state.exchanges.get(request_id)
+    if live is None:
+        message = f"request {request_id!r} is not live; it may have ended"
+        return error_response(not_found(message, "request_not_found"))
+    live.interrupt(EndReason.DELETED)
+    body = {"id": request_id, "object": "request", "deleted": True}
+    return json_response(msgspec.json.encode(body))
+
+
+async def _flush(state: GatewayState, request: Request) -> Response:
+    """Forget every cached prefix before the next step."""
+    if not state.bridge.ready:
+        return error_response(not_ready())
+    state.bridge.tell(FlushCache())
+    return json_response(b'{"flushed":true}')

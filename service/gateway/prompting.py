@@ -56,7 +56,11 @@ async def _encode_prompt(tokenizer: Tokenizer, prompt: str | list[int]) -> list[
 
 
 def build_submits(
-    state: GatewayState, request: GenerationRequest, prompts: list[list[int]], tenant: str
+    state: GatewayState,
+    request: GenerationRequest,
+    prompts: list[list[int]],
+    tenant: str,
+    deadline_ns: int | None,
 ) -> list[Submit]:
     """One command a choice: prompts in order, `n` choices each. Raises ApiError."""
     started = state.bridge.started
@@ -77,6 +81,11 @@ def build_submits(
                     end_token_ids=() if request.ignore_eos else state.tokenizer.eos_token_ids,
                     stop_token_ids=request.stop_token_ids,
                     tenant=tenant,
+                    priority=request.priority,
+                    deadline_ns=deadline_ns,
+                    cache_salt=request.cache_salt,
+                    cache_prefix=request.cache_prefix,
+                    grammar=request.grammar,
                 )
             )
     return submits

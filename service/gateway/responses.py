@@ -41,11 +41,13 @@ class ResponseHead:
         return {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """`cached_tokens` of the prompt were in the prefix cache."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
@@ -54,15 +56,15 @@ def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def role_events(head: ResponseHead, choices: list[Choice]) -> bytes:
+def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
     """A chat stream names the role of each choice before any text."""
     if head.operation is not Operation.CHAT:
-        return b""
+        return []
     delta = {"role": "assistant", "content": ""}
-    return b"".join(
+    return [
         _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
         for c in choices
-    )
+    ]
 
 
 def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> bytes:
@@ -77,7 +79,7 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
     return _chunk(head, body)
 
 
-def usage_event(head: ResponseHead, counts: dict[str, int]) -> bytes:
+def usage_event(head: ResponseHead, counts: dict[str, Any]) -> bytes:
     return event({**head.envelope(chunk=True), "choices": [], "usage": counts})
 
 
@@ -85,7 +87,7 @@ def full_body(
     head: ResponseHead,
     choices: list[Choice],
     deltas: list[Delta],
-    counts: dict[str, int],
+    counts: dict[str, Any],
     tokenizer: Tokenizer,
 ) -> bytes:
     """The answer in one piece."""

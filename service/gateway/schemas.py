@@ -21,6 +21,8 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 31
+MAX_PRIORITY = 100
+MAX_SALT_CHARACTERS = 256
 
 _ROLES = ("system", "developer", "user", "assistant")
 
@@ -73,6 +75,10 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     timeout_s: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    cache_prefix: bool = True
+    typed_events: bool = False
 
 
 class _Fields:
@@ -107,10 +113,10 @@ class _Fields:
             raise bad_request(f"{name} must be from {low} to {high}, not {value}", name)
         return value
 
-    def flag(self, name: str) -> bool:
+    def flag(self, name: str, default: bool = False) -> bool:
         value = self.take(name)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             raise bad_request(f"{name} must be true or false", name)
         return value
@@ -155,10 +161,12 @@ def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> Generati
     if model is not None and not isinstance(model, str):
         raise bad_request("model must be a string", "model")
     stream = fields.flag("stream")
+    include_usage, typed_events = _stream_options(fields.take("stream_options"), stream)
     request = GenerationRequest(
         model=model,
         stream=stream,
-        include_usage=_include_usage(fields.take("stream_options"), stream),
+        include_usage=include_usage,
+        typed_events=typed_events,
         choices=fields.integer("n", 1, 1, MAX_CHOICES) or 1,
         min_tokens=fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0,
         temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
@@ -176,6 +184,9 @@ def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> Generati
         stop_token_ids=_token_ids(fields.take("stop_token_ids"), "stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
         timeout_s=fields.number("timeout", 0.0, 0.0, 86_400.0, open_low=True) or None,
+        priority=fields.integer("priority", 0, -MAX_PRIORITY, MAX_PRIORITY) or 0,
+        cache_salt=_cache_salt(fields.take("cache_salt")),
+        cache_prefix=fields.flag("cache_prefix", default=True),
         **own,
     )
     fields.refuse_rest()
@@ -298,14 +309,31 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     return found
 
 
-def _include_usage(value: Any, stream: bool) -> bool:
+def _stream_options(value: Any, stream: bool) -> tuple[bool, bool]:
+    """(include_usage, include_events): both off unless asked for."""
     if value is None:
-        return False
+        return False, False
     if not stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
-    if not isinstance(value, dict) or set(value) - {"include_usage", "include_obfuscation"}:
-        raise bad_request("stream_options knows include_usage only", "stream_options")
-    wanted = value.get("include_usage", False)
-    if not isinstance(wanted, bool):
-        raise bad_request("stream_options.include_usage must be true or false", "stream_options")
-    return wanted
+    known = {"include_usage", "include_events", "include_obfuscation"}
+    if not isinstance(value, dict) or set(value) - known:
+        raise bad_request(
+            "stream_options knows include_usage and include_events only", "stream_options"
+        )
+    flags: list[bool] = []
+    for name in ("include_usage", "include_events"):
+        flag = value.get(name, False)
+        if not isinstance(flag, bool):
+            raise bad_request(f"stream_options.{name} must be true or false", "stream_options")
+        flags.append(flag)
+    return flags[0], flags[1]
+
+
+def _cache_salt(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value or len(value) > MAX_SALT_CHARACTERS:
+        raise bad_request(
+            f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters", "cache_salt"
+        )
+    return value

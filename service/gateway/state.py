@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.config import GatewayConfig, SamplingDefaults
@@ -11,6 +11,7 @@ from service.gateway.bridge import Bridge
 from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
+from telemetry.records import EndReason
 
 
 class Views(Protocol):
@@ -33,6 +34,21 @@ class Views(Protocol):
         ...
 
 
+class Live(Protocol):
+    """A request that is being served."""
+
+    def interrupt(self, reason: EndReason) -> None:
+        """End it from outside."""
+        ...
+
+
+@dataclass(slots=True)
+class Drain:
+    """Turns active once, when the server is told to stop: no new work from then on."""
+
+    active: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState:
     """Everything that a route may use."""
@@ -48,3 +64,5 @@ class GatewayState:
     views: Views
     retry_after_s: Callable[[], int]
     live_request_ids: set[str]
+    exchanges: dict[str, Live] = field(default_factory=dict)
+    drain: Drain = field(default_factory=Drain)

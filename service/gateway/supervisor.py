@@ -15,6 +15,7 @@ import socket
 import sys
 
 from service.config import EngineConfig
+from service.engine.vocabulary import Vocabulary
 from service.gateway.bridge import Bridge
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
@@ -35,9 +36,17 @@ class EngineStartFailed(Exception):
 class Supervisor:
     """Starts, watches, replaces and stops the engine process."""
 
-    def __init__(self, bridge: Bridge, config: EngineConfig, clock: Clock, lane: Lane) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        config: EngineConfig,
+        vocabulary: Vocabulary,
+        clock: Clock,
+        lane: Lane,
+    ) -> None:
         self._bridge = bridge
         self._config = config
+        self._vocabulary = vocabulary
         self._clock = clock
         self._lane = lane
         self._process: asyncio.subprocess.Process | None = None
@@ -91,7 +100,7 @@ class Supervisor:
         finally:
             theirs.close()
         try:
-            await self._bridge.attach(ours, self._config)
+            await self._bridge.attach(ours, self._config, self._vocabulary)
         finally:
             ours.close()
             await self._reap()

@@ -1,0 +1,99 @@
+"""The way out of one request: status, events, the last word.
+
+With typed events (opt in) each server-sent event has a name: `accepted, first_token, delta,
+usage, completed, cancelled, failed`. Without, a stream is exactly OpenAI's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+from starlette.types import Send
+
+from service.gateway.errors import ApiError
+from service.gateway.http import send_error, send_start, send_whole
+from service.gateway.responses import DONE_EVENT
+from service.gateway.witness import Witness
+from telemetry.records import Outcome
+
+log = logging.getLogger("phasescope.gateway")
+
+_LAST_WORD_S = 1.0
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class Delivery:
+    """Sends, and tells the witness what was sent."""
+
+    def __init__(self, send: Send, witness: Witness) -> None:
+        self._send = send
+        self._witness = witness
+        self._typed = False
+        self._streaming = False
+        self._first_token_told = False
+
+    async def begin_stream(self, typed: bool) -> None:
+        """Status and headers; from now on errors are events."""
+        self._typed = typed
+        self._streaming = True
+        self._witness.status = 200
+        content_type = "text/event-stream; charset=utf-8"
+        await send_start(self._send, 200, content_type, _STREAM_HEADERS)
+        if typed:
+            accepted = {"request_id": self._witness.request_id}
+            await self._body(named("accepted", msgspec.json.encode(accepted)))
+
+    async def events(self, deltas: list[bytes]) -> None:
+        """Chunks of one step, in one write."""
+        if not deltas:
+            return
+        if not self._typed:
+            await self._body(b"".join(deltas))
+            return
+        parts = [b"event: delta\n" + delta for delta in deltas]
+        if not self._first_token_told:
+            self._first_token_told = True
+            parts.insert(0, named("first_token", b"{}"))
+        await self._body(b"".join(parts))
+
+    async def end_stream(self, usage: bytes, finish_reasons: list[str]) -> None:
+        """Usage if it was asked for, and the end."""
+        if self._typed:
+            usage = b"event: usage\n" + usage if usage else b""
+            body = msgspec.json.encode({"finish_reasons": finish_reasons})
+            usage += named("completed", body)
+        await self._body(usage + DONE_EVENT, last=True)
+
+    async def whole(self, body: bytes) -> None:
+        self._witness.status = 200
+        await send_whole(self._send, 200, body)
+        self._witness.sent(len(body))
+
+    async def last_word(self, error: ApiError) -> None:
+        """Tell the client: by status if nothing was sent yet, else as the stream's last event."""
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                if self._streaming:
+                    await self._body(self._error_event(error), last=True)
+                elif self._witness.status == 0:
+                    self._witness.status = error.status
+                    await send_error(self._send, error)
+        except (TimeoutError, OSError, RuntimeError):
+            log.debug("request %s: the error could not be delivered", self._witness.request_id)
+
+    def _error_event(self, error: ApiError) -> bytes:
+        if not self._typed:
+            return b"data: " + error.body() + b"\n\n"
+        cancelled = error.reason.outcome is Outcome.CANCELLED
+        return named("cancelled" if cancelled else "failed", error.body())
+
+    async def _body(self, body: bytes, last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        self._witness.sent(len(body))
+
+
+def named(name: str, data: bytes) -> bytes:
+    """One server-sent event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,0 +1,125 @@
+"""Writes the facts of one request: what the gateway saw, and when.
+
+Whatever happens, exactly one RequestEnded follows one RequestAccepted.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from service.engine.inbox import Submit
+from service.gateway.http import header
+from service.gateway.schemas import GenerationRequest
+from telemetry.clock import Clock
+from telemetry.recorder import Lane
+from telemetry.records import (
+    EndReason,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceSubmitted,
+)
+from telemetry.traceparent import new_trace_id, parse_traceparent, parse_tracestate
+
+_MAX_LABEL_CHARACTERS = 64
+
+
+class Witness:
+    """One instance a request; the only writer of its stamps."""
+
+    def __init__(self, lane: Lane, clock: Clock, request_id: str) -> None:
+        self.request_id = request_id
+        self.accepted_ns = clock.now_ns()
+        self.status = 0
+        self.output_valid: bool | None = None
+        self._lane = lane
+        self._clock = clock
+        self._bytes_sent = 0
+        self._first_sent_ns: int | None = None
+        self._detokenized_ns: int | None = None
+        self._detokenize_busy_ns = 0
+        self._detected_ns: int | None = None
+
+    def accepted(self, scope: Scope, operation: str, tenant: str) -> None:
+        parent = parse_traceparent(header(scope, b"traceparent"))
+        state = parse_tracestate(header(scope, b"tracestate")) if parent else None
+        self._lane.append(
+            RequestAccepted(
+                request_id=self.request_id,
+                at_ns=self.accepted_ns,
+                trace_id=parent.trace_id if parent else new_trace_id(),
+                parent_span_id=parent.span_id if parent else None,
+                trace_sampled=parent.sampled if parent else None,
+                trace_state=state,
+                route=scope["path"],
+                operation=operation,
+                tenant=tenant,
+                slo_class=label(header(scope, b"x-slo-class")),
+            )
+        )
+
+    def parsed(self, request: GenerationRequest, model: str) -> None:
+        self._lane.append(
+            RequestParsed(
+                request_id=self.request_id,
+                at_ns=self._clock.now_ns(),
+                model=model,
+                stream=request.stream,
+                choices=request.choices * len(request.prompts or (None,)),
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                top_k=request.top_k,
+                seed=request.seed,
+            )
+        )
+
+    def tokenized(self, prompt_tokens: int) -> None:
+        now_ns = self._clock.now_ns()
+        self._lane.append(RequestTokenized(self.request_id, now_ns, prompt_tokens))
+
+    def submitted(self, submit: Submit, choice: int) -> None:
+        now_ns = self._clock.now_ns()
+        self._lane.append(SequenceSubmitted(self.request_id, now_ns, submit.seq_id, choice))
+
+    def detokenized(self, begin_ns: int) -> None:
+        """Tokens that had arrived at `begin_ns` are text now."""
+        self._detokenized_ns = self._clock.now_ns()
+        self._detokenize_busy_ns += self._detokenized_ns - begin_ns
+
+    def sent(self, count_bytes: int) -> None:
+        self._bytes_sent += count_bytes
+        if self._first_sent_ns is None:
+            self._first_sent_ns = self._clock.now_ns()
+
+    def noticed(self) -> None:
+        """A disconnect, a delete or a deadline came to light; the first time counts."""
+        if self._detected_ns is None:
+            self._detected_ns = self._clock.now_ns()
+
+    def ended(self, reason: EndReason, error_type: str | None, output_tokens: int) -> None:
+        self._lane.append(
+            RequestEnded(
+                request_id=self.request_id,
+                at_ns=self._clock.now_ns(),
+                reason=reason,
+                status=self.status,
+                error_type=error_type,
+                output_tokens=output_tokens,
+                first_sent_ns=self._first_sent_ns,
+                detokenized_ns=self._detokenized_ns,
+                detokenize_busy_ns=self._detokenize_busy_ns,
+                bytes_sent=self._bytes_sent,
+                detected_ns=self._detected_ns,
+                output_valid=self.output_valid,
+            )
+        )
+
+
+def label(value: str | None) -> str:
+    """A header that becomes a label: short and printable, or absent."""
+    text = (value or "").strip()
+    if len(text) > _MAX_LABEL_CHARACTERS or not text.isprintable():
+        return ""
+    return text
