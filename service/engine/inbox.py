@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from service.engine.plan import SamplingParams
+from service.engine.plan import Grammar, SamplingParams
 from telemetry.records import EndReason
 
 
@@ -31,6 +31,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     end_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     tenant: str = ""
+    grammar: Grammar | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -41,7 +42,16 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     reason: EndReason
 
 
-Command = Submit | Cancel
+class GrammarReady(msgspec.Struct, frozen=True, tag=True):
+    """A sequence's grammar has been compiled (`error` None) or cannot be."""
+
+    seq_id: int
+    compile_ns: int
+    cached: bool
+    error: str | None
+
+
+Command = Submit | Cancel | GrammarReady
 
 
 class Inbox:

@@ -1,0 +1,23 @@
+"""The tokens of a model as grammars see them: bytes, not meanings.
+
+It is built beside the tokenizer and travels to the engine process at launch, because the
+code that masks logits must not depend on the text layer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """`token_bytes[i]` is what token i adds to a text: nothing for special tokens.
+
+    `tokenizer_json` holds the rules of encoding in the format of the `tokenizers`
+    library. With it, text that a grammar forces is spelt in the tokens that the model
+    was trained on; without it, in the longest tokens that fit.
+    """
+
+    token_bytes: tuple[bytes, ...]
+    special_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    tokenizer_json: str = ""
