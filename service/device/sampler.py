@@ -1,7 +1,7 @@
 """Draws the next token of each sampled row.
 
-Order of operations: log-probabilities are taken from the raw logits; then logit_bias,
-min_tokens, the penalties, temperature, min_p, top_k, top_p; then the draw. This is the
+Order of operations: log-probabilities are taken from the raw logits; then the masks of
+grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then the draw. This is the
 order of vLLM.
 
 Randomness is counter based: output number i of a request with seed s is drawn with one
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from service.device.grammar import MaskRow, MaskRows, Matcher
+from service.device.grammar_compiler import GrammarCompiler
 from service.engine.plan import (
     DecodeRow,
     PrefillChunk,
@@ -26,6 +28,7 @@ from service.engine.plan import (
     SlotStart,
     TokenLogprob,
 )
+from telemetry.clock import Clock
 
 _GREEDY_BELOW = 1e-5
 _MASK64 = (1 << 64) - 1
@@ -48,6 +51,7 @@ class _Slot:
     end_token_ids: tuple[int, ...]
     prompt_ids: frozenset[int] = frozenset()
     output_counts: Counter[int] = field(default_factory=Counter)
+    matcher: Matcher | None = None
 
     @property
     def counts_tokens(self) -> bool:
@@ -64,11 +68,23 @@ class _Slot:
 
 
 class Sampler:
-    """Per-slot sampling state and the draw itself."""
+    """Per-slot sampling state and the draw itself.
 
-    def __init__(self, vocab: int) -> None:
+    `last_mask_ns` and `last_masked_rows` tell what grammars cost the latest `sample`:
+    finding the masks, applying them, and following the drawn tokens. With a GPU it is the
+    host's time; the kernels that apply the masks are part of the step like all others.
+    """
+
+    def __init__(
+        self, vocab: int, clock: Clock | None = None, compiler: GrammarCompiler | None = None
+    ) -> None:
         self._vocab = vocab
+        self._clock = clock
+        self._compiler = compiler
+        self._masks = MaskRows(vocab)
         self._slots: dict[int, _Slot] = {}
+        self.last_mask_ns = 0
+        self.last_masked_rows = 0
 
     def start(self, start: SlotStart) -> None:
         """A sequence takes the slot, fresh or back from a preemption."""
@@ -76,6 +92,11 @@ class Sampler:
         if slot.counts_tokens:
             slot.prompt_ids = frozenset(start.prompt)
             slot.output_counts.update(start.outputs)
+        if start.grammar is not None:
+            if self._compiler is None:
+                raise ValueError("a grammar was asked for, but the sampler has no compiler")
+            slot.matcher = self._compiler.matcher(start.grammar)
+            slot.matcher.replay(start.outputs)
         self._slots[start.slot] = slot
 
     def stop(self, slot: int) -> None:
@@ -88,10 +109,11 @@ class Sampler:
         """One token a row from float32 logits [rows, vocab]."""
         slots = [self._slots[row.slot] for row in rows]
         raw = logits
+        logits, ending = self._mask(slots, logits)
         if any(s.alters_logits(r.output_index) for s, r in zip(slots, rows, strict=True)):
-            logits = logits.clone()
+            logits = logits.clone() if logits is raw else logits
             for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
-                self._alter(logits[index], slot, row.output_index)
+                self._alter(logits[index], slot, row.output_index, index not in ending)
         tokens = logits.argmax(dim=-1).tolist()
         for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
             if slot.params.temperature >= _GREEDY_BELOW:
@@ -99,17 +121,60 @@ class Sampler:
                 tokens[index] = draw(logits[index], slot.params, chance)
             if slot.counts_tokens:
                 slot.output_counts[tokens[index]] += 1
+        self._follow(slots, tokens)
         return tuple(
             _sample(token, slot.params.logprobs, raw[index])
             for index, (token, slot) in enumerate(zip(tokens, slots, strict=True))
         )
 
-    def _alter(self, logits: torch.Tensor, slot: _Slot, output_index: int) -> None:
-        """Bias, minimum length and penalties, in place on one row."""
+    def _mask(
+        self, slots: Sequence[_Slot], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, frozenset[int]]:
+        """Logits with what grammars forbid at minus infinity, in a copy if there are any
+        grammars, and the rows to which a grammar leaves nothing but the end."""
+        indices = [index for index, slot in enumerate(slots) if slot.matcher is not None]
+        self.last_mask_ns, self.last_masked_rows = 0, len(indices)
+        if not indices:
+            return logits, frozenset()
+        begin_ns = self._now_ns()
+        matchers = [matcher for slot in slots if (matcher := slot.matcher) is not None]
+        masks = self._masks.fill(matchers)
+        forbidden = self._masks.forbidden(masks, logits.device)
+        if len(indices) == len(slots):
+            logits = logits.masked_fill(forbidden, -torch.inf)
+        else:
+            picked = torch.tensor(indices, device=logits.device)
+            constrained = logits[picked].masked_fill_(forbidden, -torch.inf)
+            logits = logits.index_copy(0, picked, constrained)
+        over = zip(indices, matchers, masks, strict=True)
+        ending = frozenset(i for i, matcher, mask in over if _only_ends(slots[i], matcher, mask))
+        self.last_mask_ns = self._now_ns() - begin_ns
+        return logits, ending
+
+    def _follow(self, slots: Sequence[_Slot], tokens: Sequence[int]) -> None:
+        """Grammars go on past the drawn tokens."""
+        if not self.last_masked_rows:
+            return
+        begin_ns = self._now_ns()
+        for slot, token in zip(slots, tokens, strict=True):
+            if slot.matcher is not None:
+                slot.matcher.accept(token)
+        self.last_mask_ns += self._now_ns() - begin_ns
+
+    def _now_ns(self) -> int:
+        return self._clock.now_ns() if self._clock is not None else 0
+
+    def _alter(
+        self, logits: torch.Tensor, slot: _Slot, output_index: int, may_hold: bool = True
+    ) -> None:
+        """Bias, minimum length and penalties, in place on one row.
+
+        The end tokens are not held off where a grammar allows nothing else.
+        """
         params = slot.params
         for token_id, bias in (params.logit_bias or {}).items():
             logits[token_id] += bias
-        if output_index < slot.min_tokens and slot.end_token_ids:
+        if may_hold and output_index < slot.min_tokens and slot.end_token_ids:
             logits[list(slot.end_token_ids)] = -torch.inf
         if params.repetition_penalty != 1.0:
             seen = sorted(slot.prompt_ids | slot.output_counts.keys())
@@ -122,6 +187,11 @@ class Sampler:
             weights = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
             penalties = params.frequency_penalty * weights + params.presence_penalty
             logits[torch.tensor(ids, device=logits.device)] -= penalties
+
+
+def _only_ends(slot: _Slot, matcher: Matcher, mask: MaskRow) -> bool:
+    """Asked only of rows that would hold their end tokens off."""
+    return slot.min_tokens > 0 and matcher.allows_only_ends(mask)
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:

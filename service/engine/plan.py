@@ -74,6 +74,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
 
 
+class GrammarKind(StrEnum):
+    """What language a constraint is written in."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """A constraint on a sequence's text; equal grammars are compiled once.
+
+    `source` is the text of the JSON schema, the regular expression or the grammar, and
+    empty for `JSON_OBJECT`.
+    """
+
+    kind: GrammarKind
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class SlotStart:
     """A sequence takes a slot of the executor (first admission, or after preemption).

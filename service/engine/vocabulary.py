@@ -21,3 +21,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     special_ids: tuple[int, ...]
     end_token_ids: tuple[int, ...]
     tokenizer_json: str = ""
+
+
+# of a schema, a regular expression or a grammar: refused at the door and before compiling
+MAX_GRAMMAR_CHARACTERS = 128 * 1024

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from service.config import SamplingDefaults
+from service.engine.plan import Grammar
 from service.gateway.errors import bad_request
+from service.gateway.formats import parse_grammar
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -33,7 +35,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
@@ -74,6 +75,7 @@ class GenerationRequest:
     stops: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
     timeout_s: float | None = None
     priority: int = 0
     cache_salt: str = ""
@@ -183,6 +185,7 @@ def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> Generati
         stops=_stops(fields.take("stop")),
         stop_token_ids=_token_ids(fields.take("stop_token_ids"), "stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
+        grammar=parse_grammar(fields.take),
         timeout_s=fields.number("timeout", 0.0, 0.0, 86_400.0, open_low=True) or None,
         priority=fields.integer("priority", 0, -MAX_PRIORITY, MAX_PRIORITY) or 0,
         cache_salt=_cache_salt(fields.take("cache_salt")),
@@ -192,6 +195,8 @@ def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> Generati
     fields.refuse_rest()
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise bad_request("min_tokens must not exceed max_tokens", "min_tokens")
+    if request.grammar is not None and request.ignore_eos:
+        raise bad_request("a constrained text must be able to end", "ignore_eos", "invalid_grammar")
     return request
 
 

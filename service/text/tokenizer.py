@@ -43,6 +43,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self._token_bytes)
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens, which are not part of a text."""
+        return self._special_ids
+
+    def backend_json(self) -> str:
+        """The rules of encoding, in the format of the `tokenizers` library."""
+        text: str = self._backend.to_str()
+        return text
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of a plain prompt, with the model's BOS if it wants one."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids

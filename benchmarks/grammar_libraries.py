@@ -1,0 +1,337 @@
+"""Two libraries for constrained decoding, on the default model's tokenizer.
+
+Schemas come from the official JSON-Schema test suite (draft 2020-12), which travels in the
+source distribution of the `jsonschema` package. Measured for each library:
+
+- coverage: schemas that it compiles instead of refusing;
+- correctness: instances of the suite, written as tokens, that it accepts or refuses, and
+  random walks under its mask, whose complete texts `jsonschema` then validates. A text
+  that it lets through although the schema forbids it is a wrong answer to a client; a
+  valid text that it does not allow (another order of keys, say) is only a narrower choice;
+- compile time of a schema seen for the first time, and the time of one mask.
+
+phasescope depends on llguidance only. To repeat the comparison keep the rest apart:
+
+    pip download --no-deps --no-binary :all: -d /tmp/compare jsonschema==4.26.0
+    tar -C /tmp/compare -xf /tmp/compare/jsonschema-4.26.0.tar.gz
+    pip install --no-deps --target /tmp/compare/xgrammar xgrammar==0.2.8 apache-tvm-ffi
+    python benchmarks/grammar_libraries.py \\
+        --suite /tmp/compare/jsonschema-4.26.0/json/tests/draft2020-12 \\
+        --xgrammar /tmp/compare/xgrammar
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+HERE = Path(__file__).parent
+WALKS, WALK_TOKENS = 4, 120
+LIBRARIES = ("llguidance", "xgrammar")
+
+
+class Matching(Protocol):
+    def mask(self) -> np.ndarray: ...
+    def accept(self, token_id: int) -> bool: ...
+
+
+class Library(Protocol):
+    def compile(self, schema: Any) -> Matching:
+        """Raises ValueError when the schema is refused."""
+
+
+class Llguidance:
+    """Compiles to a matcher at once."""
+
+    def __init__(self, tokens: list[bytes], special: list[int], ends: list[int]) -> None:
+        import llguidance
+
+        from service.device.grammar import library_tokenizer
+        from service.engine.vocabulary import Vocabulary
+
+        self._library = llguidance
+        words = tuple(b"" if i in special else token for i, token in enumerate(tokens))
+        vocabulary = Vocabulary(words, tuple(special), tuple(ends), tokenizer_json())
+        self._tokenizer = library_tokenizer(vocabulary, len(tokens))
+
+    def compile(self, schema: Any) -> Matching:
+        matcher_type = self._library.LLMatcher
+        text = matcher_type.grammar_from_json_schema(json.dumps(schema))
+        matcher = matcher_type(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error().splitlines()[0])
+        return _LlguidanceMatching(matcher, self._tokenizer.vocab_size)
+
+
+class _LlguidanceMatching:
+    def __init__(self, matcher: Any, vocab: int) -> None:
+        self._matcher = matcher
+        self._row = np.zeros((vocab + 31) // 32, dtype=np.int32)
+
+    def mask(self) -> np.ndarray:
+        self._matcher.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
+        return self._row
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.consume_token(token_id))
+
+
+class Xgrammar:
+    """Its defaults, but with JSON Schema's own meaning of absent keywords."""
+
+    def __init__(self, tokens: list[bytes], special: list[int], ends: list[int]) -> None:
+        import xgrammar
+
+        self._library = xgrammar
+        words = [b"" if i in special else token for i, token in enumerate(tokens)]
+        info = xgrammar.TokenizerInfo(
+            words, xgrammar.VocabType.RAW, vocab_size=len(words), stop_token_ids=ends
+        )
+        self._vocab = len(words)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(self, schema: Any) -> Matching:
+        try:
+            compiled = self._compiler.compile_json_schema(json.dumps(schema), strict_mode=False)
+            matcher = self._library.GrammarMatcher(compiled)
+        except Exception as error:
+            raise ValueError(str(error).strip().splitlines()[-1]) from error
+        return _XgrammarMatching(self._library, matcher, self._vocab)
+
+
+class _XgrammarMatching:
+    def __init__(self, library: Any, matcher: Any, vocab: int) -> None:
+        self._matcher = matcher
+        self._bits = library.allocate_token_bitmask(1, vocab)
+        self._row = self._bits[0].numpy()
+
+    def mask(self) -> np.ndarray:
+        if self._matcher.fill_next_token_bitmask(self._bits) is False:
+            self._row[:] = -1  # everything is allowed
+        return self._row
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+
+def bits(row: np.ndarray, vocab: int) -> np.ndarray:
+    return np.unpackbits(row.view(np.uint8), bitorder="little")[:vocab]
+
+
+def default_tokenizer() -> Any:
+    from service.model_store import ensure_default_model
+    from service.text.gguf_tokenizer import gguf_tokenizer
+
+    return gguf_tokenizer(ensure_default_model(lambda line: None))
+
+
+def tokenizer_json() -> str:
+    text: str = default_tokenizer().backend_json()
+    return text
+
+
+def groups_of(suite: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in sorted(suite.glob("*.json")):
+        for group in json.loads(path.read_text()):
+            found.append({"file": path.stem, **group})
+    return found
+
+
+def accepts(matching: Matching, tokens: Sequence[int], ends: Sequence[int], vocab: int) -> bool:
+    """Whether the mask allows these tokens in turn and then the end."""
+    for token_id in tokens:
+        if not matching.accept(token_id):
+            return False
+    return bool(bits(matching.mask(), vocab)[list(ends)].any())
+
+
+class Tally:
+    """What came of one library over the suite."""
+
+    def __init__(self) -> None:
+        self.compiled = self.refused = self.crashed = 0
+        self.valid_accepted = self.valid_refused = 0
+        self.invalid_refused = self.invalid_accepted = 0
+        self.walks_valid = self.walks_invalid = self.walks_unfinished = self.walks_stuck = 0
+        self.compile_us: list[float] = []
+        self.mask_us: list[float] = []
+        self.wrong: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
+
+    def blame(self, group: dict[str, Any]) -> None:
+        self.wrong[group["file"]] = self.wrong.get(group["file"], 0) + 1
+
+
+def timed_mask(matching: Matching, tally: Tally) -> np.ndarray:
+    begin = time.perf_counter()
+    row = matching.mask()
+    tally.mask_us.append((time.perf_counter() - begin) * 1e6)
+    return row
+
+
+def walk(matching: Matching, tokenizer: Any, chance: random.Random, tally: Tally) -> str | None:
+    """A random complete text; words that end or are short are likelier, so that it ends."""
+    vocab = tokenizer.vocab_size
+    tokens: list[int] = []
+    for _ in range(WALK_TOKENS):
+        allowed = np.nonzero(bits(timed_mask(matching, tally), vocab))[0]
+        if not len(allowed):
+            tally.walks_stuck += 1
+            return None
+        ends = [token for token in allowed.tolist() if token in tokenizer.eos_token_ids]
+        if ends and (len(ends) == len(allowed) or chance.random() < 0.5):
+            return str(tokenizer.decode(tokens))
+        others = [t for t in allowed.tolist() if t not in tokenizer.eos_token_ids]
+        closing = [t for t in others if tokenizer.token_bytes(t)[:1] in (b'"', b"}", b"]", b",")]
+        picked = chance.choice(closing if closing and chance.random() < 0.5 else others)
+        if not matching.accept(picked):
+            tally.walks_stuck += 1
+            return None
+        tokens.append(picked)
+    tally.walks_unfinished += 1
+    return None
+
+
+def check_group(library: Library, group: dict[str, Any], tokenizer: Any, tally: Tally) -> None:
+    import jsonschema
+
+    schema, vocab, ends = group["schema"], tokenizer.vocab_size, tokenizer.eos_token_ids
+    begin = time.perf_counter()
+    try:
+        first = library.compile(schema)
+        timed_mask(first, tally)
+    except ValueError as error:
+        tally.refused += 1
+        reason = str(error)[:60]
+        tally.refusals[reason] = tally.refusals.get(reason, 0) + 1
+        return
+    tally.compile_us.append((time.perf_counter() - begin) * 1e6)
+    tally.compiled += 1
+    for test in group["tests"]:
+        tokens = tokenizer.encode(json.dumps(test["data"], ensure_ascii=False), False)
+        accepted = accepts(library.compile(schema), tokens, ends, vocab)
+        if test["valid"]:
+            tally.valid_accepted += accepted
+            tally.valid_refused += not accepted
+        else:
+            tally.invalid_accepted += accepted
+            tally.invalid_refused += not accepted
+            if accepted:
+                tally.blame(group)
+    checker = jsonschema.Draft202012Validator(schema)
+    chance = random.Random(json.dumps(schema))
+    for _ in range(WALKS):
+        text = walk(library.compile(schema), tokenizer, chance, tally)
+        if text is None:
+            continue
+        try:
+            good = checker.is_valid(json.loads(text))
+        except (ValueError, RecursionError):
+            good = False
+        except Exception:  # a reference that the validator cannot follow
+            continue
+        tally.walks_valid += good
+        tally.walks_invalid += not good
+        if not good:
+            tally.blame(group)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[math.ceil(share * (len(values) - 1))] if values else math.nan
+
+
+def run_one(name: str, suite: Path) -> dict[str, Any]:
+    """The whole measurement of one library, in a process of its own."""
+    tokenizer = default_tokenizer()
+    vocab = range(tokenizer.vocab_size)
+    special = [i for i in vocab if tokenizer.is_special(i)]
+    tokens = [tokenizer.token_bytes(i) for i in vocab]
+    begin = time.perf_counter()
+    kinds = {"llguidance": Llguidance, "xgrammar": Xgrammar}
+    library = kinds[name](tokens, special, list(tokenizer.eos_token_ids))
+    setup_ms = (time.perf_counter() - begin) * 1e3
+    tally = Tally()
+    for group in groups_of(suite):
+        print(f"{group['file']}: {group['description']}", file=sys.stderr)
+        check_group(library, group, tokenizer, tally)
+    return {
+        "library": name,
+        "setup_ms": setup_ms,
+        "schemas": tally.compiled + tally.refused,
+        "compiled": tally.compiled,
+        "refused": tally.refused,
+        "compile_ms_p50": statistics.median(tally.compile_us) / 1e3,
+        "compile_ms_p99": percentile(tally.compile_us, 0.99) / 1e3,
+        "mask_us_p50": statistics.median(tally.mask_us),
+        "mask_us_p99": percentile(tally.mask_us, 0.99),
+        "masks": len(tally.mask_us),
+        "valid_accepted": tally.valid_accepted,
+        "valid_refused": tally.valid_refused,
+        "invalid_refused": tally.invalid_refused,
+        "invalid_accepted": tally.invalid_accepted,
+        "walks_valid": tally.walks_valid,
+        "walks_invalid": tally.walks_invalid,
+        "walks_unfinished": tally.walks_unfinished,
+        "walks_stuck": tally.walks_stuck,
+        "wrong_by_file": tally.wrong,
+        "refusals": tally.refusals,
+    }
+
+
+def in_process(name: str, suite: Path, folder: Path | None) -> dict[str, Any]:
+    """A crash of one library is its result, not the end of the comparison."""
+    paths = [str(HERE.parent), *([str(folder)] if folder else [])]
+    command = [sys.executable, __file__, "--suite", str(suite), "--one", name]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "0"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
+    if done.returncode != 0:
+        return {"library": name, "failed": done.returncode, "where": done.stderr[-1500:]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    hidden = ("library", "wrong_by_file", "refusals")
+    names = [key for key in results[0] if key not in hidden]
+    lines = ["| | " + " | ".join(r["library"] for r in results) + " |"]
+    lines.append("|---" * (len(results) + 1) + "|")
+    for name in names:
+        cells = [r.get(name, math.nan) for r in results]
+        shown = [f"{c:.2f}" if isinstance(c, float) else str(c) for c in cells]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", type=Path, required=True)
+    parser.add_argument("--xgrammar", type=Path, help="folder with xgrammar; left out if absent")
+    parser.add_argument("--one", choices=LIBRARIES, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "grammar_libraries.json")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(run_one(args.one, args.suite)))
+        return
+    results = [in_process("llguidance", args.suite, None)]
+    if args.xgrammar:
+        results.append(in_process("xgrammar", args.suite, args.xgrammar))
+    args.out.parent.mkdir(exist_ok=True)
+    args.out.write_text(json.dumps({"suite": "draft2020-12", "results": results}, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
