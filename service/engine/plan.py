@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -88,9 +89,28 @@ class DecodeRow:
     output_index: int
 
 
+class CopyKind(StrEnum):
+    """Which way a block's contents travel."""
+
+    SAVE = "save"  # device block -> host slot
+    LOAD = "load"  # host slot -> device block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one block between the device cache and the host tier, all layers."""
+
+    kind: CopyKind
+    block: int
+    host_slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `stopped_slots` are free from now on, before `started` slots are taken."""
+    """One step. `stopped_slots` are free from now on, before `started` slots are taken.
+
+    `copies` are done in order, before anything else in the step.
+    """
 
     step_id: int
     decodes: tuple[DecodeRow, ...]
@@ -100,6 +120,7 @@ class Plan:
     preempted: tuple[int, ...]
     skips: tuple[Skip, ...]
     budget_tokens: int
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def is_empty(self) -> bool:
