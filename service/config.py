@@ -51,17 +51,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_model_tokens` None takes the model's own context (capped by `default_context_cap`
     when the model allows more). `kv_bytes` None takes what one full batch of
-    `default_kv_tokens` needs. `threads` None leaves torch's default.
+    `default_kv_tokens` needs. `threads` None leaves torch's default. `weights_format` and
+    `kv_dtype` are "int8", or "auto" for what `dtype` says. `kv_offload_bytes` is host memory
+    for evicted cache blocks, None for none.
     """
 
     model: ModelRef
     dtype: str = "bfloat16"
+    weights_format: str = "auto"
+    kv_dtype: str = "auto"
     device: str = "auto"
     max_model_tokens: int | None = None
     max_seqs: int = 64
     max_batched_tokens: int = 512
     chunked_prefill: bool = True
     kv_bytes: int | None = None
+    kv_offload_bytes: int | None = None
     queue_limit_requests: int = 512
     queue_limit_tokens: int = 262_144
     fairness: str = "vtc"
@@ -80,6 +85,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError if a value cannot work whatever the model is."""
         if self.dtype not in ("bfloat16", "float32"):
             raise ConfigError(f"--dtype {self.dtype}: choose bfloat16 or float32")
+        for flag, choice in (("--weights", self.weights_format), ("--kv-dtype", self.kv_dtype)):
+            if choice not in ("auto", "int8"):
+                raise ConfigError(f"{flag} {choice}: choose auto or int8")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {self.device}: choose auto, cpu or cuda")
         if self.max_model_tokens is not None and self.max_model_tokens < 2:
@@ -102,6 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_bytes is not None and self.kv_bytes < 1:
             raise ConfigError("--kv-memory must be positive")
         self._validate_policies()
+        if self.kv_offload_bytes is not None and self.kv_offload_bytes < 1:
+            raise ConfigError("--kv-offload must be positive; leave it out for no host memory")
         if self.pipeline_depth not in (1, 2):
             raise ConfigError(f"--pipeline-depth {self.pipeline_depth}: choose 1 or 2")
         if self.threads is not None and self.threads < 1:

@@ -21,7 +21,7 @@ from transformers import (
 
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.inputs import build_inputs
-from service.device.kv_cache import KvCache
+from service.device.kv_cache import PlainKvCache
 from service.device.model import Decoder
 from service.device.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
@@ -73,7 +73,7 @@ class Pair:
         self.theirs.save_pretrained(folder)
         source = SafetensorsWeights(str(folder))
         self.ours = Decoder(source, TorchPagedAttention(BT, CPU), 256, FP32, CPU)
-        self.cache = KvCache(source.spec, 32, BT, torch.float32, CPU)
+        self.cache = PlainKvCache(source.spec, 32, BT, torch.float32, CPU)
         for pages in (*self.cache.keys, *self.cache.values):
             pages.fill_(float("nan"))  # a read of a cell that was never written shows
 

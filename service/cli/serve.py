@@ -45,6 +45,20 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="weights and cache"
     )
     group.add_argument(
+        "--weights",
+        default="auto",
+        choices=["auto", "int8"],
+        help="int8 stores matrices in 8 bits, one scale an output: less memory and, where there "
+        "is a kernel, faster decoding; auto follows --dtype",
+    )
+    group.add_argument(
+        "--kv-dtype",
+        default="auto",
+        choices=["auto", "int8"],
+        help="int8 stores keys and values in 8 bits, one scale a token and head: two to four "
+        "times the tokens in the same memory, slower to read; auto follows --dtype",
+    )
+    group.add_argument(
         "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where to compute"
     )
     group.add_argument(
@@ -52,6 +66,12 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--kv-memory", type=parse_bytes, metavar="SIZE", help="size of the KV cache, as in 2GiB"
+    )
+    group.add_argument(
+        "--kv-offload",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="host memory that keeps evicted prefix blocks, as in 2GiB; none without it",
     )
     group.add_argument("--threads", type=int, help="compute threads of the engine process")
 
@@ -135,12 +155,15 @@ def run(args: argparse.Namespace) -> int:
     engine = EngineConfig(
         model=model,
         dtype=args.dtype,
+        weights_format=args.weights,
+        kv_dtype=args.kv_dtype,
         device=args.device,
         max_model_tokens=args.max_model_len,
         max_seqs=args.max_num_seqs,
         max_batched_tokens=args.max_batched_tokens,
         chunked_prefill=not args.no_chunked_prefill,
         kv_bytes=args.kv_memory,
+        kv_offload_bytes=args.kv_offload,
         queue_limit_requests=args.queue_limit,
         queue_limit_tokens=args.queue_limit_tokens,
         pipeline_depth=args.pipeline_depth,

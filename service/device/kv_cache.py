@@ -1,18 +1,70 @@
 """The paged key/value cache: memory only; who may write where is the block pool's business.
 
-One tensor of keys and one of values a layer, NHD pages: [pages, page_tokens, kv_heads,
-head_dim], the layout that flash-attn and our Triton kernels take.
+Pages are NHD, [page_tokens, kv_heads, head_dim], the layout that flash-attn and our Triton
+kernels take. A cache owns its format: others write rows of the compute dtype and gather
+pages of the compute dtype, and only `storage` (for whoever copies whole blocks) and
+`page_bytes` show how they are kept.
+
+Int8 keeps one float32 scale a token and KV head, because a key's size differs far more
+between heads and tokens than within one: 68 bytes a head of 64 instead of 256 in float32
+or 128 in bf16. Price: every gather multiplies.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
 
 import torch
 
 from service.device.spec import ModelSpec
 
+_INT8_MAX = 127.0
+_SCALE = torch.float32
 
-class KvCache:
-    """Allocated once; never grows."""
+
+class KvFormat(StrEnum):
+    """How keys and values are stored."""
+
+    PLAIN = "plain"
+    INT8 = "int8"
+
+
+class KvCache(Protocol):
+    """Keys and values of every layer in pages; allocated once, never grows.
+
+    `storage` are the tensors that hold it all, each [layers, 2, pages, ...]: a block is
+    index `block` of the third dimension of each.
+    """
+
+    @property
+    def pages(self) -> int: ...
+
+    @property
+    def page_tokens(self) -> int: ...
+
+    @property
+    def format(self) -> KvFormat: ...
+
+    @property
+    def storage(self) -> tuple[torch.Tensor, ...]: ...
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+    ) -> None:
+        """Put [tokens, kv_heads, head_dim] at the flat cell indices `cells` [tokens] int64."""
+        ...
+
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `pages` int64 [...] as [..., page_tokens, kv_heads, head_dim],
+        copies in the compute dtype."""
+        ...
+
+
+class PlainKvCache:
+    """Keys and values as they were computed."""
+
+    format = KvFormat.PLAIN
 
     def __init__(
         self,
@@ -22,20 +74,107 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (pages, page_tokens, spec.kv_heads, spec.head_dim)
+        shape = (spec.layers, 2, pages, page_tokens, spec.kv_heads, spec.head_dim)
+        whole = torch.zeros(shape, dtype=dtype, device=device)
         self.pages = pages
         self.page_tokens = page_tokens
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.layers)]
+        self.storage = (whole,)
+        self.keys = [layer[0] for layer in whole]
+        self.values = [layer[1] for layer in whole]
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
     ) -> None:
-        """Put [tokens, kv_heads, head_dim] at the flat cell indices `cells` [tokens] int64."""
         self.keys[layer].view(-1, *keys.shape[1:]).index_copy_(0, cells, keys)
         self.values[layer].view(-1, *values.shape[1:]).index_copy_(0, cells, values)
 
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _select(self.keys[layer], pages), _select(self.values[layer], pages)
 
-def page_bytes(spec: ModelSpec, page_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers, keys and values."""
-    return 2 * spec.layers * page_tokens * spec.kv_size * dtype.itemsize
+
+class Int8KvCache:
+    """Symmetric int8 with one scale a token and KV head, quantised when written."""
+
+    format = KvFormat.INT8
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pages: int,
+        page_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        cells = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
+        codes = torch.zeros((*cells, spec.head_dim), dtype=torch.int8, device=device)
+        scales = torch.zeros((*cells, 1), dtype=_SCALE, device=device)
+        self.pages = pages
+        self.page_tokens = page_tokens
+        self.storage = (codes, scales)
+        self._codes = [(layer[0], layer[1]) for layer in codes]
+        self._scales = [(layer[0], layer[1]) for layer in scales]
+        self._dtype = dtype
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+    ) -> None:
+        for side, rows in enumerate((keys, values)):
+            codes, scales = quantise_rows(rows)
+            self._codes[layer][side].view(-1, *codes.shape[1:]).index_copy_(0, cells, codes)
+            self._scales[layer][side].view(-1, *scales.shape[1:]).index_copy_(0, cells, scales)
+
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._gather(layer, 0, pages), self._gather(layer, 1, pages)
+
+    def _gather(self, layer: int, side: int, pages: torch.Tensor) -> torch.Tensor:
+        codes = _select(self._codes[layer][side], pages)
+        return dequantise_rows(codes, _select(self._scales[layer][side], pages), self._dtype)
+
+
+def make_cache(
+    kind: KvFormat,
+    spec: ModelSpec,
+    pages: int,
+    page_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KvCache:
+    """A cache of zeros; `dtype` is what is computed with."""
+    match kind:
+        case KvFormat.PLAIN:
+            return PlainKvCache(spec, pages, page_tokens, dtype, device)
+        case KvFormat.INT8:
+            return Int8KvCache(spec, pages, page_tokens, dtype, device)
+
+
+def page_bytes(
+    spec: ModelSpec, page_tokens: int, dtype: torch.dtype, kind: KvFormat = KvFormat.PLAIN
+) -> int:
+    """Bytes of one page over all layers, keys and values, scales included."""
+    match kind:
+        case KvFormat.PLAIN:
+            head_bytes = spec.head_dim * dtype.itemsize
+        case KvFormat.INT8:
+            head_bytes = spec.head_dim * torch.int8.itemsize + _SCALE.itemsize
+    return 2 * spec.layers * page_tokens * spec.kv_heads * head_bytes
+
+
+def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes int8 [..., n] and scales float32 [..., 1] of [..., n]; a row of zeros stays zeros.
+
+    What comes back differs by at most half a scale, which is 1/254 of the row's largest.
+    """
+    rows = rows.float()
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
+    scales = largest.div_(_INT8_MAX).clamp_min_(torch.finfo(_SCALE).tiny)
+    return (rows / scales).round_().to(torch.int8), scales
+
+
+def dequantise_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[..., n] in `dtype` from what `quantise_rows` gave."""
+    return codes.to(_SCALE).mul_(scales).to(dtype)
+
+
+def _select(pages: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Faster than advanced indexing on a CPU, and the same."""
+    return pages.index_select(0, wanted.reshape(-1)).view(*wanted.shape, *pages.shape[1:])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.linear import Linear, MatrixFormat
 from service.device.precision import Precision
 from service.device.spec import ModelSpec, Rope, RopeScaling
 from service.device.weights.source import WeightSource, checked
@@ -17,18 +18,21 @@ class LayerWeights:
     """Query, key and value in one matrix, gate and up in one: fewer, larger products."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    out: torch.Tensor
+    out: Linear
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
 
 def load_layer(
-    source: WeightSource, index: int, precision: Precision, device: torch.device
+    source: WeightSource,
+    index: int,
+    precision: Precision,
+    matrices: MatrixFormat,
+    device: torch.device,
 ) -> LayerWeights:
     """Read, check, fuse and convert one layer. Raises ConfigError."""
     spec = source.spec
@@ -41,20 +45,26 @@ def load_layer(
     def fuse(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(parts).to(device)
 
+    def linear(parts: list[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
+        return matrices.linear(fuse(parts), bias)
+
     projections = (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
     bias = None
     if spec.qkv_bias:
         bias = fuse([get(f"self_attn.{p}_proj.bias", size) for p, size in projections])
     return LayerWeights(
         input_norm=get("input_layernorm.weight", spec.hidden).to(device),
-        qkv=fuse([get(f"self_attn.{p}_proj.weight", n, spec.hidden) for p, n in projections]),
-        qkv_bias=bias,
+        qkv=linear(
+            [get(f"self_attn.{p}_proj.weight", n, spec.hidden) for p, n in projections], bias
+        ),
         q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
         k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        out=get("self_attn.o_proj.weight", spec.hidden, spec.q_size).to(device),
+        out=linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)]),
         ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
-        gate_up=fuse([get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]),
-        down=get("mlp.down_proj.weight", spec.hidden, spec.ffn).to(device),
+        gate_up=linear(
+            [get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]
+        ),
+        down=linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)]),
     )
 
 

@@ -9,16 +9,24 @@ import torch
 
 from service.config import ConfigError, EngineConfig
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.kv_cache import KvCache
-from service.device.memory import choose_blocks, choose_context
+from service.device.host_tier import HostTier
+from service.device.kv_cache import KvFormat, make_cache
+from service.device.memory import (
+    choose_blocks,
+    choose_context,
+    choose_host_slots,
+    choose_kv_format,
+)
 from service.device.model import Decoder
 from service.device.precision import choose_precision
+from service.device.quantize import choose_matrix_format
 from service.device.spec import ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
 
 BLOCK_TOKENS = 16
+_KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +52,27 @@ def load_executor(
     progress(f"reading {config.model.name}")
     source = open_weights(config.model)
     max_model_tokens = choose_context(config, source.spec)
-    blocks = choose_blocks(config, source.spec, max_model_tokens, BLOCK_TOKENS, dtype, device)
     attention = TorchPagedAttention(BLOCK_TOKENS, device)
-    decoder = Decoder(source, attention, max_model_tokens, precision, device, progress)
+    kv_format = choose_kv_format(config)
+    if kv_format not in attention.capabilities.kv_formats:
+        raise ConfigError(
+            f"--kv-dtype {config.kv_dtype}: the {attention.capabilities.name} attention cannot "
+            "read it; use --kv-dtype auto"
+        )
+    host_slots = choose_host_slots(config, source.spec, BLOCK_TOKENS, dtype)
+    blocks = choose_blocks(config, source.spec, max_model_tokens, BLOCK_TOKENS, dtype, device)
+    matrices = choose_matrix_format(config.weights_format, dtype, device)
+    decoder = Decoder(source, attention, max_model_tokens, precision, device, progress, matrices)
     progress(f"allocating {blocks} cache blocks of {BLOCK_TOKENS} tokens")
-    cache = KvCache(source.spec, blocks, BLOCK_TOKENS, dtype, device)
+    cache = make_cache(kv_format, source.spec, blocks, BLOCK_TOKENS, dtype, device)
+    host_tier = HostTier(cache, host_slots) if host_slots else None
+    labels = [precision.label, matrices.label, _KV_LABEL[kv_format]]
     return LoadedEngine(
-        executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth),
+        executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier),
         spec=source.spec,
         max_model_tokens=max_model_tokens,
         backend=f"{attention.capabilities.name}-{device.type}",
-        dtype=precision.label,
+        dtype="; ".join(label for label in labels if label),
     )
 
 

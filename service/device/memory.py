@@ -1,4 +1,4 @@
-"""How many cache blocks there are: arithmetic that a user can check."""
+"""How many cache blocks there are, on the device and on the host: arithmetic to check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from service.config import ConfigError, EngineConfig
-from service.device.kv_cache import page_bytes
+from service.device.kv_cache import KvFormat, page_bytes
 from service.device.spec import ModelSpec
 from service.engine.blocks import blocks_for
 
@@ -34,6 +34,10 @@ def choose_context(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_model_tokens
 
 
+def choose_kv_format(config: EngineConfig) -> KvFormat:
+    return KvFormat.INT8 if config.kv_dtype == "int8" else KvFormat.PLAIN
+
+
 def choose_blocks(
     config: EngineConfig,
     spec: ModelSpec,
@@ -43,7 +47,7 @@ def choose_blocks(
     device: torch.device,
 ) -> int:
     """Blocks of the cache. Raises ConfigError when one request would not fit."""
-    block_bytes = page_bytes(spec, block_tokens, dtype)
+    block_bytes = page_bytes(spec, block_tokens, dtype, choose_kv_format(config))
     needed = blocks_for(max_model_tokens, block_tokens)
     budget_bytes = config.kv_bytes
     if budget_bytes is None:
@@ -59,6 +63,28 @@ def choose_blocks(
             "--max-model-len"
         )
     return blocks
+
+
+def choose_host_slots(
+    config: EngineConfig, spec: ModelSpec, block_tokens: int, dtype: torch.dtype
+) -> int:
+    """Blocks that the host keeps, 0 when off. Raises ConfigError when they cannot be had."""
+    if config.kv_offload_bytes is None:
+        return 0
+    block_bytes = page_bytes(spec, block_tokens, dtype, choose_kv_format(config))
+    slots = config.kv_offload_bytes // block_bytes
+    available_bytes = _host_available_bytes()
+    if slots < 1:
+        raise ConfigError(
+            f"--kv-offload of {config.kv_offload_bytes} bytes holds no block of {block_tokens} "
+            f"tokens ({block_bytes} bytes each); raise it or leave it out"
+        )
+    if slots * block_bytes > available_bytes:
+        raise ConfigError(
+            f"--kv-offload of {_size(config.kv_offload_bytes)} is more than the "
+            f"{_size(available_bytes)} of memory that this machine has free; lower it"
+        )
+    return slots
 
 
 def _available_bytes(device: torch.device) -> int:

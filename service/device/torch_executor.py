@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from service.device.host_tier import HostTier
 from service.device.inputs import StepInputs, build_inputs
 from service.device.kv_cache import KvCache
 from service.device.model import Decoder
@@ -25,9 +26,17 @@ from telemetry.clock import Clock
 class TorchExecutor:
     """Implements `service.engine.executor.Executor`."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, clock: Clock, depth: int = 1) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        clock: Clock,
+        depth: int = 1,
+        host_tier: HostTier | None = None,
+    ) -> None:
         self._decoder = decoder
         self._cache = cache
+        self._host_tier = host_tier
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab)
         self._last_tokens: dict[int, int] = {}
@@ -41,6 +50,11 @@ class TorchExecutor:
     @property
     def blocks_total(self) -> int:
         return self._cache.pages
+
+    @property
+    def host_slots(self) -> int:
+        """Blocks that the host tier holds; 0 when there is none."""
+        return 0 if self._host_tier is None else self._host_tier.slots
 
     def launch(self, plan: Plan) -> None:
         """Read the plan; compute it now or hand it to the worker."""
@@ -65,6 +79,7 @@ class TorchExecutor:
             self._worker.shutdown()
 
     def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
+        self._copy_blocks(plan)
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
             self._last_tokens.pop(slot, None)
@@ -82,6 +97,15 @@ class TorchExecutor:
         for row, sample in zip(plan.sampled_rows, samples, strict=True):
             self._last_tokens[row.slot] = sample.token_id
         return StepOutcome(samples, forward_ns, sample_ns)
+
+    def _copy_blocks(self, plan: Plan) -> None:
+        if not plan.copies:
+            return
+        assert self._host_tier is not None, "copies without a host tier"
+        try:
+            self._host_tier.run(plan.copies)
+        except RuntimeError as error:
+            raise StepFailed(f"step {plan.step_id}: copying blocks: {error}") from error
 
     def _fill_last_tokens(self, plan: Plan, inputs: StepInputs) -> None:
         """Decode rows come first in the flat batch; their tokens are known only now."""

@@ -20,38 +20,6 @@ import msgspec
 from telemetry.records import EndReason, Skip
 
 
-class GrammarKind(StrEnum):
-    """What language a constraint is written in."""
-
-    JSON_OBJECT = "json_object"
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    EBNF = "ebnf"
-
-
-class Grammar(msgspec.Struct, frozen=True):
-    """A constraint on a sequence's text; equal grammars are compiled once."""
-
-    kind: GrammarKind
-    source: str
-
-
-class CopyKind(StrEnum):
-    """Which way a block's contents travel."""
-
-    SAVE = "save"
-    LOAD = "load"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Copy one block between the device cache and the host tier, all layers."""
-
-    kind: CopyKind
-    block: int
-    host_slot: int
-
-
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is drawn.
 
@@ -148,10 +116,28 @@ class DecodeRow:
     drafts: Sequence[int] = ()
 
 
+class CopyKind(StrEnum):
+    """Which way a block's contents travel."""
+
+    SAVE = "save"  # device block -> host slot
+    LOAD = "load"  # host slot -> device block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one block between the device cache and the host tier, all layers."""
+
+    kind: CopyKind
+    block: int
+    host_slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `copies` come first, in their order; `stopped_slots` are free from now on,
-    before `started` slots are taken."""
+    """One step. `stopped_slots` are free from now on, before `started` slots are taken.
+
+    `copies` are done in order, before anything else in the step.
+    """
 
     step_id: int
     decodes: tuple[DecodeRow, ...]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from service.device.inputs import StepInputs
+from service.device.kv_cache import KvCache, KvFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Capabilities:
     page_tokens: int
     devices: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
+    kv_formats: tuple[KvFormat, ...]
     mixed_batch: bool
 
 
@@ -34,9 +36,7 @@ class AttentionBackend(Protocol):
         """Whatever `run` needs for this step."""
         ...
 
-    def run(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prepared: Any
-    ) -> torch.Tensor:
-        """query [tokens, heads, head_dim], pages [pages, page_tokens, kv_heads, head_dim];
-        gives [tokens, heads, head_dim]. The step's own keys are in the pages already."""
+    def run(self, query: torch.Tensor, layer: int, cache: KvCache, prepared: Any) -> torch.Tensor:
+        """query [tokens, heads, head_dim]; gives [tokens, heads, head_dim]. The step's own
+        keys and values are in the layer's pages already."""
         ...

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from service.device.attention.base import Capabilities
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.kv_cache import KvCache, KvFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class TorchPagedAttention:
             page_tokens=self._page_tokens,
             devices=("cpu", "cuda"),
             dtypes=(torch.float32, torch.bfloat16),
+            kv_formats=(KvFormat.PLAIN, KvFormat.INT8),
             mixed_batch=True,
         )
 
@@ -67,12 +69,14 @@ class TorchPagedAttention:
         return _Prepared(groups, chunks)
 
     def run(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prepared: _Prepared
+        self, query: torch.Tensor, layer: int, cache: KvCache, prepared: _Prepared
     ) -> torch.Tensor:
         out = torch.empty_like(query)
         for group in prepared.groups:
+            keys, values = cache.gather(layer, group.pages)
             out[group.rows] = _decode(query[group.rows], keys, values, group)
         for chunk in prepared.chunks:
+            keys, values = cache.gather(layer, chunk.pages)
             out[chunk.begin : chunk.end] = _prefill(
                 query[chunk.begin : chunk.end], keys, values, chunk
             )
@@ -125,13 +129,14 @@ def _by_length(spans: tuple[SequenceSpan, ...]) -> list[list[SequenceSpan]]:
 def _decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _DecodeGroup
 ) -> torch.Tensor:
-    """One query a row; the heads that share a key head become the query dimension."""
+    """One query a row over pages [rows, pages, page_tokens, kv_heads, head_dim]; the heads
+    that share a key head become the query dimension."""
     rows, heads, head_dim = query.shape
-    kv_heads = keys.shape[2]
+    kv_heads = keys.shape[3]
     folded = query.view(rows, kv_heads, heads // kv_heads, head_dim)
     shape = (rows, -1, kv_heads, head_dim)
-    key = keys[group.pages].view(shape)[:, : group.tokens].transpose(1, 2)
-    value = values[group.pages].view(shape)[:, : group.tokens].transpose(1, 2)
+    key = keys.view(shape)[:, : group.tokens].transpose(1, 2)
+    value = values.view(shape)[:, : group.tokens].transpose(1, 2)
     out = functional.scaled_dot_product_attention(folded, key, value, attn_mask=group.mask)
     return out.reshape(rows, heads, head_dim)
 
@@ -139,9 +144,10 @@ def _decode(
 def _prefill(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: _Chunk
 ) -> torch.Tensor:
-    """All queries of one sequence against its whole context, causal at the bottom right."""
-    key = keys[chunk.pages].flatten(0, 1)[: chunk.tokens].transpose(0, 1)
-    value = values[chunk.pages].flatten(0, 1)[: chunk.tokens].transpose(0, 1)
+    """All queries of one sequence against its pages [pages, page_tokens, kv_heads, head_dim],
+    causal at the bottom right."""
+    key = keys.flatten(0, 1)[: chunk.tokens].transpose(0, 1)
+    value = values.flatten(0, 1)[: chunk.tokens].transpose(0, 1)
     out = functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key[None],
