@@ -10,14 +10,15 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contract import aborts, fairness, overload, prefix, slow_readers, soak
 from benchmarks.contract.client import NotSupported
 from benchmarks.contract.common import Options, Report, say
 
-CHECKS: dict[str, Callable[[Options], Awaitable[Report]]] = {
+CHECKS: dict[str, Callable[[Options], Coroutine[Any, Any, Report]]] = {
     "prefix": prefix.run,
     "fairness": fairness.run,
     "aborts": aborts.run,

@@ -85,8 +85,9 @@ def _ask(server: Server, name: str) -> asyncio.Task[Reply]:
 
 
 async def calibrate(server: Server, seconds: float) -> Slo:
-    """A closed loop with as many users as the batch has places."""
-    end_ns = now_ns() + int(seconds * 1e9)
+    """A closed loop with as many users as the batch has places, each to its last answer."""
+    begin_ns = now_ns()
+    end_ns = begin_ns + int(seconds * 1e9)
     replies: list[Reply] = []
 
     async def user(index: int) -> None:
@@ -95,7 +96,8 @@ async def calibrate(server: Server, seconds: float) -> Slo:
 
     async with ticking("calibrating", lambda: f"{len(replies)} requests"):
         await asyncio.gather(*(user(index) for index in range(SEQS)))
-    capacity = sum(reply.token_ns[-1] <= end_ns for reply in replies) / seconds
+    last_ns = max(reply.token_ns[-1] for reply in replies)
+    capacity = len(replies) / ((last_ns - begin_ns) / 1e9)
     ttft_ms = percentile((reply.ttft_ms for reply in replies), 0.95) or 0.0
     gap_ms = percentile((statistics.fmean(reply.gaps_ms) for reply in replies), 0.95) or 0.0
     return Slo(capacity, 2000 * QUEUE / capacity + 3 * ttft_ms, 2 * gap_ms)
@@ -166,7 +168,7 @@ async def run(options: Options) -> Report:
     async with Server(*FLAGS) as server:
         await idle_ttft_ms(server, "warm-up", 3)
         idle_ms = await idle_ttft_ms(server, "idle", 5 if options.quick else 15)
-        slo = await calibrate(server, seconds / 2)
+        slo = await calibrate(server, max(8.0, seconds / 2))
         say(f"  capacity {slo.capacity_per_s:.2f}/s; SLO: TTFT {slo.ttft_ms:.0f} ms,")
         say(f"  mean gap {slo.gap_ms:.0f} ms; idle TTFT {idle_ms:.0f} ms")
         at_capacity = Phase("1x", slo.capacity_per_s, seconds)
