@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ def check(name: str, options: Options) -> bool:
         report = asyncio.run(CHECKS[name](options))
     except NotSupported as missing:
         say(f"{name}: does not hold: {missing}")
+        return False
+    except Exception as error:  # the other checks are still worth running
+        traceback.print_exc()
+        say(f"{name}: does not hold: {type(error).__name__}: {error}")
         return False
     return report.finish(options)
 
