@@ -86,14 +86,11 @@ async def read_slowly(port: int, body: Body, request_id: str, half: Half) -> Non
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
     raw.setblocking(False)
     payload = json.dumps(body).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: {HOST}\r\nx-request-id: {request_id}\r\n"
+    lines = [f"POST {COMPLETIONS} HTTP/1.1", f"host: {HOST}", f"x-request-id: {request_id}"]
+    lines += ["content-type: application/json", f"content-length: {len(payload)}", "", ""]
     with raw:
         await loop.sock_connect(raw, (HOST, port))
-        await loop.sock_sendall(
-            raw,
-            f"{head}content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n".encode()
-            + payload,
-        )
+        await loop.sock_sendall(raw, "\r\n".join(lines).encode() + payload)
         begin_ns, tail = now_ns(), b""
         while data := await loop.sock_recv(raw, 256):
             seen = tail + data
