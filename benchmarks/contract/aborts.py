@@ -230,6 +230,7 @@ def report(
         "cut_in": {row[0]: row[2] for row in rows[1:]},
         "wrong_ends": wrong[:20],
         "tree_flaw": flaws,
+        "trees_not_one": {i: n for i, n in {**trees, **drain_trees}.items() if n != 1},
         "drain": drain.detail(),
     }
     return Report("aborts", figures, {"server": server.flags}, detail, rows)

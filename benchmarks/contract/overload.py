@@ -63,12 +63,15 @@ class Phase:
     replies: list[Reply] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     waiting_max: int = 0
+    end_ns: int = 0
 
     def kinds(self) -> Counter[str]:
         return Counter(_kind(reply) for reply in self.replies) + self.lost
 
     def goodput_per_s(self, slo: Slo) -> float:
-        return sum(slo.met(reply) for reply in self.replies) / self.seconds
+        """Good answers within the phase: what is left of the queue after it counts for none."""
+        good = [reply for reply in self.replies if slo.met(reply)]
+        return sum(reply.token_ns[-1] <= self.end_ns for reply in good) / self.seconds
 
 
 def _kind(reply: Reply) -> str:
@@ -122,7 +125,7 @@ async def load(server: Server, phase: Phase, seed: int) -> None:
 
     async with ticking(f"load {phase.name}", lambda: f"{started} sent"):
         tasks = await open_loop(phase.rate_per_s, phase.seconds, seed, start)
-    phase_end_ns = now_ns()
+    phase.end_ns = now_ns()
     _, silent = await asyncio.wait(tasks, timeout=120)
     for task in silent:
         task.cancel()
@@ -133,7 +136,7 @@ async def load(server: Server, phase: Phase, seed: int) -> None:
         else:
             phase.replies.append(task.result())
     watcher.cancel()
-    say(f"  load {phase.name}: {dict(phase.kinds())}, {_seconds(phase_end_ns):.1f} s to the last")
+    say(f"  load {phase.name}: {dict(phase.kinds())}, {_seconds(phase.end_ns):.1f} s to the last")
 
 
 async def idle_ttft_ms(server: Server, name: str, count: int) -> float:
