@@ -1,0 +1,1 @@
+"""Checks of the runtime contract on a real server: `python -m benchmarks.contract`."""

@@ -1,0 +1,50 @@
+"""The strict OTLP receiver of the tests, and how many trees it has for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.contract.client import now_ns
+from benchmarks.contract.common import ticking
+
+_PATH = Path(__file__).parents[2] / "tests" / "otlp_receiver.py"
+
+
+class Receiver(Protocol):
+    """What the checks need of the tests' receiver."""
+
+    endpoint: str
+
+    def trees(self) -> list[Any]: ...
+
+    def check_all(self) -> None: ...
+
+
+def start_receiver() -> AbstractContextManager[Receiver]:
+    """`with start_receiver() as receiver:`"""
+    spec = importlib.util.spec_from_file_location("otlp_receiver", _PATH)
+    assert spec is not None, _PATH
+    assert spec.loader is not None, _PATH
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    receiver: AbstractContextManager[Receiver] = module.OtlpReceiver()
+    return receiver
+
+
+async def tree_counts(receiver: Receiver, ids: set[str], timeout_s: float = 20) -> Counter[str]:
+    """Trees received for each id, once each has one; else those that came in time."""
+    deadline_ns = now_ns() + int(timeout_s * 1e9)
+    async with ticking("waiting for span trees"):
+        while True:
+            seen = Counter(tree.attribute("gen_ai.request.id") for tree in receiver.trees())
+            mine = Counter({request_id: seen[request_id] for request_id in ids})
+            if all(mine.values()) or now_ns() > deadline_ns:
+                return mine
+            await asyncio.sleep(0.5)
