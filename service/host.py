@@ -8,6 +8,7 @@ kept, and when too much is kept, facts are dropped and counted, tokens never.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -17,9 +18,21 @@ from collections import deque
 
 from service import wire
 from service.config import ConfigError, EngineConfig
+from service.device.grammar_compiler import GrammarCompiler
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.admission import Limits
-from service.engine.inbox import Cancel, Inbox, Submit
+from service.engine.fairness import Policy
+from service.engine.host_tier import Retention
+from service.engine.inbox import (
+    Cancel,
+    FlushCache,
+    GrammarReady,
+    Inbox,
+    Pause,
+    Resume,
+    SetStepCost,
+    Submit,
+)
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from telemetry.clock import Clock, MonotonicClock
@@ -44,17 +57,32 @@ class Link:
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
         self._dropped_facts = 0
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
 
-    def receive(self, wait: bool) -> list[wire.ToEngine]:
-        """Messages that are here; with `wait`, blocks until there is one. Also sends."""
+    def wake(self) -> None:
+        """Make a `receive` that waits return; any thread may call it."""
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            os.write(self._wake_write, b"x")
+
+    def receive(self, wait_s: float | None) -> list[wire.ToEngine]:
+        """Messages that are here. When there are none, waits up to `wait_s` (None: for as
+        long as it takes) for one, or for `wake`. Also sends."""
         self._flush()
-        while True:
-            messages = self._read()
-            if messages or not wait:
-                return messages
-            writable = [self._connection] if self._backlog else []
-            select.select([self._connection], writable, [])
+        messages = self._read()
+        while not messages and wait_s != 0:
+            writable = [self._connection.fileno()] if self._backlog else []
+            readable = [self._connection.fileno(), self._wake_read]
+            ready, sendable, _ = select.select(readable, writable, [], wait_s)
             self._flush()
+            messages = self._read()
+            woken = self._wake_read in ready
+            if woken:
+                os.read(self._wake_read, 4096)
+            if woken or not (ready or sendable):
+                break
+        return messages
 
     def send(self, message: wire.ToGateway) -> None:
         data = wire.encode(message)
@@ -104,8 +132,18 @@ class Link:
 class EngineHost:
     """Feeds the loop from the link and the link from the loop."""
 
-    def __init__(self, link: Link, inbox: Inbox, loop: EngineLoop, lane: Lane) -> None:
+    def __init__(
+        self,
+        link: Link,
+        inbox: Inbox,
+        loop: EngineLoop,
+        lane: Lane,
+        clock: Clock,
+        compiler: GrammarCompiler,
+    ) -> None:
         self._link = link
+        self._clock = clock
+        self._compiler = compiler
         self._inbox = inbox
         self._loop = loop
         self._lane = lane
@@ -113,9 +151,13 @@ class EngineHost:
     def serve(self) -> None:
         """Run until told to shut down. Raises GatewayGone when the gateway went away."""
         while True:
-            for message in self._link.receive(wait=not self._loop.has_work):
+            for message in self._link.receive(self._idle_s()):
                 match message:
-                    case Submit() | Cancel():
+                    case Submit():
+                        self._inbox.put(message)
+                        if message.grammar is not None:
+                            self._compiler.request(message.seq_id, message.grammar)
+                    case Cancel() | Pause() | Resume() | FlushCache() | SetStepCost():
                         self._inbox.put(message)
                     case wire.Shutdown():
                         return
@@ -126,14 +168,20 @@ class EngineHost:
             if emissions or facts:
                 self._link.send_frame(wire.Frame(emissions, facts, self._lane.lost))
 
+    def _idle_s(self) -> float | None:
+        """How long nothing is to be done unless a message comes."""
+        if self._loop.has_work or len(self._inbox):
+            return 0
+        wake_ns = self._loop.wake_ns
+        return None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / 1e9)
+
 
 def run_engine_process(connection: socket.socket) -> int:
     """The engine process from its first message to its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when we end
     link = Link(connection)
     try:
-        config = _read_launch(link)
-        return _run(link, config, MonotonicClock())
+        return _run(link, _read_launch(link), MonotonicClock())
     except GatewayGone:
         return 0
     except ConfigError as error:
@@ -144,26 +192,39 @@ def run_engine_process(connection: socket.socket) -> int:
         raise
 
 
-def _read_launch(link: Link) -> EngineConfig:
-    first, *rest = link.receive(wait=True)
+def _read_launch(link: Link) -> wire.Launch:
+    first, *rest = link.receive(None)
     if not isinstance(first, wire.Launch) or rest:
         raise ValueError(f"expected one Launch, got {type(first).__name__} and {len(rest)} more")
-    return first.config
+    return first
 
 
-def _run(link: Link, config: EngineConfig, clock: Clock) -> int:
+def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
+    config = launch.config
+    lane, inbox = Lane(), Inbox()
+
     def progress(stage: str) -> None:
         link.send(wire.LoadProgress(stage))
 
+    def on_ready(ready: GrammarReady) -> None:
+        inbox.put(ready)
+        link.wake()
+
     config.validate()
-    loaded = load_executor(config, clock, progress)
-    lane, inbox = Lane(), Inbox()
-    scheduler = Scheduler(_limits(config, loaded))
+    compilers: list[GrammarCompiler] = []
+
+    def make_compiler(vocab_logits: int) -> GrammarCompiler:
+        compilers.append(GrammarCompiler(launch.vocabulary, vocab_logits, clock, on_ready))
+        return compilers[0]
+
+    loaded = load_executor(config, clock, progress, make_compiler)
+    limits = _limits(config, loaded)
+    scheduler = Scheduler(limits)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=config.pipeline_depth)
     _settle_garbage_collector()
-    lane.append(_started(config, loaded, clock))
+    lane.append(_started(config, limits, loaded, clock))
     link.send_frame(wire.Frame([], lane.drain(), lane.lost))
-    EngineHost(link, inbox, loop, lane).serve()
+    EngineHost(link, inbox, loop, lane, clock, compilers[0]).serve()
     return 0
 
 
@@ -177,25 +238,55 @@ def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:
         chunked_prefill=config.chunked_prefill,
         queue_limit_requests=config.queue_limit_requests,
         queue_limit_tokens=config.queue_limit_tokens,
+        policy=Policy(config.fairness),
+        ageing_ns=int(config.ageing_s * 1e9),
+        tenant_max_seqs=config.tenant_max_seqs,
+        tenant_queue_limit=config.tenant_queue_limit,
+        itl_target_ns=_ns(config.itl_target_ms, 1e6),
+        prefix_cache=config.prefix_cache,
+        cache_identity=f"{config.model.kind} {config.model.path}; own tokenizer; no adapter; "
+        f"{loaded.dtype}",
+        draft_tokens=config.draft_tokens,
+        host_slots=loaded.executor.host_slots,
+        retention=Retention(
+            tenant_share=config.kv_offload_tenant_share, ttl_ns=_ns(config.kv_offload_ttl_s, 1e9)
+        ),
     )
 
 
-def _started(config: EngineConfig, loaded: LoadedEngine, clock: Clock) -> EngineStarted:
+def _ns(value: float | None, factor: float) -> int | None:
+    return None if value is None else int(value * factor)
+
+
+def _started(
+    config: EngineConfig, limits: Limits, loaded: LoadedEngine, clock: Clock
+) -> EngineStarted:
     return EngineStarted(
         at_ns=clock.now_ns(),
         pid=os.getpid(),
         model=config.model.name,
         backend=loaded.backend,
         dtype=loaded.dtype,
-        blocks_total=loaded.executor.blocks_total,
-        block_tokens=loaded.executor.block_tokens,
-        max_model_tokens=loaded.max_model_tokens,
-        max_seqs=config.max_seqs,
-        budget_tokens=config.max_batched_tokens,
-        chunked_prefill=config.chunked_prefill,
+        blocks_total=limits.blocks_total,
+        block_tokens=limits.block_tokens,
+        max_model_tokens=limits.max_model_tokens,
+        max_seqs=limits.max_seqs,
+        budget_tokens=limits.budget_tokens,
+        chunked_prefill=limits.chunked_prefill,
         pipeline_depth=config.pipeline_depth,
-        queue_limit_requests=config.queue_limit_requests,
-        queue_limit_tokens=config.queue_limit_tokens,
+        queue_limit_requests=limits.queue_limit_requests,
+        queue_limit_tokens=limits.queue_limit_tokens,
+        policy=limits.policy.value,
+        itl_target_ns=limits.itl_target_ns,
+        tenant_max_seqs=limits.tenant_max_seqs,
+        tenant_queue_limit=limits.tenant_queue_limit,
+        ageing_ns=limits.ageing_ns,
+        prefix_cache=limits.prefix_cache,
+        cache_identity=limits.cache_identity,
+        draft_tokens=limits.draft_tokens,
+        host_slots=limits.host_slots,
+        host_tenant_share=limits.retention.tenant_share,
+        host_ttl_ns=limits.retention.ttl_ns,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -13,11 +14,13 @@ import msgspec
 
 from diagnosis.classifier import Diagnoser
 from service.config import ConfigError, ServeConfig
+from service.engine.inbox import SetStepCost
 from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
 from service.gateway.server import bind, run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
+from service.gateway.vocabulary import vocabulary_of
 from service.text.tokenizer import load_tokenizer
 from telemetry import prometheus
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
@@ -27,6 +30,7 @@ from telemetry.otlp import SpanExporterThread, exporter_from_config
 from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.recorder import Lane
+from telemetry.step_cost import StepCost, StepCostFold
 from telemetry.timelines import TimelineStore
 from telemetry.window import Snapshot
 from telemetry.window_fold import Suppliers, WindowFold
@@ -139,7 +143,23 @@ def build_telemetry(
     pump.add_fold("phases", phases)
     pump.add_fold("window", window)
     pump.add_fold("diagnosis", diagnoser)
+    if config.engine.itl_target_ms is not None:
+        loop = asyncio.get_running_loop()
+        costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
+        pump.add_fold("step_cost", costs)
     return Telemetry(clock, pump, phases, window, histograms, timelines, diagnoser, exporter, gpu)
+
+
+def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
+    """From the pump's thread to the event loop, which owns the socket to the engine."""
+    command = SetStepCost(
+        base_ns=cost.base_ns,
+        prefill_token_ns=cost.prefill_token_ns,
+        decode_row_ns=cost.decode_row_ns,
+        context_token_ns=cost.context_token_ns,
+    )
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
+        loop.call_soon_threadsafe(bridge.tell, command)
 
 
 def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
@@ -175,14 +195,16 @@ async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say
     begun_ns = clock.now_ns()
     gateway_lane, engine_lane = Lane(), Lane()
     bridge = Bridge(engine_lane, say)
-    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane)
+    tokenizer = load_tokenizer(config.engine.model)
+    vocabulary = vocabulary_of(tokenizer)
+    supervisor = Supervisor(bridge, config.engine, vocabulary, clock, gateway_lane)
     telemetry = build_telemetry(config, clock, bridge, (gateway_lane, engine_lane))
     state = GatewayState(
         config=config.gateway,
         clock=clock,
         lane=gateway_lane,
         bridge=bridge,
-        tokenizer=load_tokenizer(config.engine.model),
+        tokenizer=tokenizer,
         model=config.engine.model.name,
         sampling_defaults=config.engine.model.defaults,
         created_unix_s=unix_seconds(),
@@ -208,7 +230,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say
 
     telemetry.start()
     try:
-        await run_gateway(build_app(state), listener, supervisor, announce)
+        await run_gateway(build_app(state), state, listener, supervisor, announce)
     finally:
         await asyncio.to_thread(telemetry.stop)
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -29,6 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     _add_model_flags(parser.add_argument_group("model"))
     _add_scheduler_flags(parser.add_argument_group("scheduler"))
+    _add_policy_flags(parser.add_argument_group("policies"))
     _add_gateway_flags(parser.add_argument_group("HTTP"))
     _add_tracing_flags(parser.add_argument_group("tracing"))
     parser.set_defaults(run=run)
@@ -99,6 +101,51 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_policy_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--fairness",
+        default="vtc",
+        choices=["vtc", "fcfs"],
+        help="vtc shares service fairly between tenants; fcfs takes requests as they came",
+    )
+    group.add_argument(
+        "--priority-ageing",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a request that waited longer counts as one of the best priority",
+    )
+    group.add_argument("--tenant-max-seqs", type=int, help="sequences of one tenant in a batch")
+    group.add_argument(
+        "--tenant-queue-limit", type=int, help="requests of one tenant that may wait"
+    )
+    group.add_argument(
+        "--itl-target-ms",
+        type=float,
+        help="adapt the prompt tokens of each step so that its decodes meet this inter-token "
+        "latency; without it the budget is fixed",
+    )
+    group.add_argument("--no-prefix-cache", action="store_true", help="reuse no computed prefix")
+    group.add_argument(
+        "--speculative-tokens",
+        type=int,
+        default=0,
+        help="guess up to so many tokens a step by prompt lookup; the output stays the same",
+    )
+    group.add_argument(
+        "--kv-offload-tenant-share",
+        type=float,
+        default=1.0,
+        help="the most of the --kv-offload memory that one tenant's blocks may take",
+    )
+    group.add_argument(
+        "--kv-offload-ttl",
+        type=float,
+        metavar="SECONDS",
+        help="forget offloaded blocks after this time",
+    )
+
+
 def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
     group.add_argument("--port", type=int, default=8000, help="port to listen on")
@@ -112,6 +159,34 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
         "--api-key",
         default=os.environ.get("PHASESCOPE_API_KEY"),
         help="key that /v1/* asks for (or PHASESCOPE_API_KEY)",
+    )
+    group.add_argument(
+        "--tenant-keys",
+        metavar="FILE",
+        help="API keys that name their tenant, one 'TENANT KEY' a line",
+    )
+    group.add_argument(
+        "--slow-client",
+        default="pause",
+        choices=["pause", "drop"],
+        help="what happens to a stream whose reader falls behind by --stream-buffer tokens",
+    )
+    group.add_argument(
+        "--stream-buffer", type=int, default=256, metavar="TOKENS", help="unread tokens a stream"
+    )
+    group.add_argument(
+        "--slow-client-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="drop a paused stream of which nothing was read for so long",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM",
     )
     group.add_argument(
         "--debug-key",
@@ -141,14 +216,33 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _FACTOR[match[2].lower()])
 
 
+def read_tenant_keys(path: str | None) -> dict[str, str]:
+    """Tenants by key, from a file of 'TENANT KEY' lines. Raises ConfigError."""
+    if path is None:
+        return {}
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"--tenant-keys {path}: {error.strerror}") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[1] in found:
+            raise ConfigError(
+                f"--tenant-keys {path}:{number}: expected 'TENANT KEY', each key once"
+            )
+        found[words[1]] = words[0]
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     from service.model_store import resolve_model
     from service.wiring import run_service
 
     if not 0 <= args.port <= 65_535:
         raise ConfigError(f"--port {args.port}: choose 1 to 65535, or 0 for any free port")
-    if args.request_timeout is not None and args.request_timeout <= 0:
-        raise ConfigError("--request-timeout must be positive")
     model = resolve_model(args.model, _say)
     if args.served_model_name:
         model = msgspec.structs.replace(model, name=args.served_model_name)
@@ -166,6 +260,15 @@ def run(args: argparse.Namespace) -> int:
         kv_offload_bytes=args.kv_offload,
         queue_limit_requests=args.queue_limit,
         queue_limit_tokens=args.queue_limit_tokens,
+        fairness=args.fairness,
+        ageing_s=args.priority_ageing,
+        tenant_max_seqs=args.tenant_max_seqs,
+        tenant_queue_limit=args.tenant_queue_limit,
+        itl_target_ms=args.itl_target_ms,
+        prefix_cache=not args.no_prefix_cache,
+        draft_tokens=args.speculative_tokens,
+        kv_offload_tenant_share=args.kv_offload_tenant_share,
+        kv_offload_ttl_s=args.kv_offload_ttl,
         pipeline_depth=args.pipeline_depth,
         threads=args.threads,
     )
@@ -177,7 +280,13 @@ def run(args: argparse.Namespace) -> int:
         request_timeout_s=args.request_timeout,
         api_key=args.api_key,
         debug_key=args.debug_key,
+        tenant_keys=read_tenant_keys(args.tenant_keys),
+        slow_client=args.slow_client,
+        stream_buffer_tokens=args.stream_buffer,
+        slow_client_timeout_s=args.slow_client_timeout,
+        drain_timeout_s=args.drain_timeout,
     )
+    gateway.validate()
     tracing = TracingConfig(
         endpoint=args.otlp_endpoint,
         protocol=args.otlp_protocol,

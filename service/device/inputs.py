@@ -2,7 +2,8 @@
 
 Tokens of all rows lie in one flat batch, decode rows first. The input token of a decode
 row is not in the plan: it is the slot's last sampled token, which the executor fills in
-when the step is computed.
+when the step is computed. A decode row with drafts has several query tokens, so to the
+attention it is a short prefill.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class SequenceSpan:
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """`token_ids`, `positions` and `cells` are int64 [tokens]; `sampled` int64 [samples]
-    are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`."""
+    are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`, one for
+    each token and draft of a decode row. `last_tokens` are the flat rows whose token is the
+    last one sampled, in the order of `Plan.decodes`."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -37,6 +40,7 @@ class StepInputs:
     sampled: torch.Tensor
     decodes: tuple[SequenceSpan, ...]
     prefills: tuple[SequenceSpan, ...]
+    last_tokens: tuple[int, ...] = ()
 
 
 def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInputs:
@@ -47,6 +51,7 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
     sampled: list[int] = []
     decodes: list[SequenceSpan] = []
     prefills: list[SequenceSpan] = []
+    last_tokens: list[int] = []
 
     def add(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> SequenceSpan:
         span = SequenceSpan(
@@ -62,8 +67,10 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
         return span
 
     for row in plan.decodes:
-        sampled.append(len(token_ids))
-        decodes.append(add((0,), row.start, row.blocks))
+        span = add((0, *row.drafts), row.start, row.blocks)
+        last_tokens.append(span.begin)
+        sampled.extend(range(span.begin, span.begin + span.query_tokens))
+        (prefills if row.drafts else decodes).append(span)
     for chunk in plan.prefills:
         prefills.append(add(chunk.tokens, chunk.start, chunk.blocks))
         if chunk.samples:
@@ -79,4 +86,5 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
         sampled=tensor(sampled),
         decodes=tuple(decodes),
         prefills=tuple(prefills),
+        last_tokens=tuple(last_tokens),
     )

@@ -9,6 +9,7 @@ import torch
 
 from service.config import ConfigError, EngineConfig
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.kv_cache import KvFormat, make_cache
 from service.device.memory import (
@@ -41,9 +42,15 @@ class LoadedEngine:
 
 
 def load_executor(
-    config: EngineConfig, clock: Clock, progress: Callable[[str], None]
+    config: EngineConfig,
+    clock: Clock,
+    progress: Callable[[str], None],
+    make_compiler: Callable[[int], GrammarCompiler] | None = None,
 ) -> LoadedEngine:
-    """Load the model and allocate its cache. Raises ConfigError with one line."""
+    """Load the model and allocate its cache. Raises ConfigError with one line.
+
+    `make_compiler` is called with the width of the logits.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
@@ -66,9 +73,10 @@ def load_executor(
     progress(f"allocating {blocks} cache blocks of {BLOCK_TOKENS} tokens")
     cache = make_cache(kv_format, source.spec, blocks, BLOCK_TOKENS, dtype, device)
     host_tier = HostTier(cache, host_slots) if host_slots else None
+    compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
     labels = [precision.label, matrices.label, _KV_LABEL[kv_format]]
     return LoadedEngine(
-        executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier),
+        executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler),
         spec=source.spec,
         max_model_tokens=max_model_tokens,
         backend=f"{attention.capabilities.name}-{device.type}",

@@ -1,8 +1,8 @@
 """Draws the next token of each sampled row.
 
 Order of operations: log-probabilities are taken from the raw logits; then the masks of
-grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then the draw. This is the
-order of vLLM.
+grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then the
+draw. This is the order of vLLM.
 
 Randomness is counter based: output number i of a request with seed s is drawn with one
 uniform number that is a hash of (s, i). So a text never depends on the batch it was
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -105,19 +106,44 @@ class Sampler:
     @torch.inference_mode()
     def sample(
         self, rows: Sequence[DecodeRow | PrefillChunk], logits: torch.Tensor
+    ) -> tuple[tuple[Sample, ...], ...]:
+        """The tokens of each row from float32 logits [positions, vocab], where a row has a
+        position for its input and one for each draft, in order.
+
+        Rows with drafts are sampled position by position for as long as the sample is the
+        draft's token: exactly the tokens that the row would have got one step at a time.
+        """
+        self.last_mask_ns = self.last_masked_rows = 0
+        drafts = [row.drafts if isinstance(row, DecodeRow) else () for row in rows]
+        first = list(accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
+        samples: list[list[Sample]] = [[] for _ in rows]
+        active, depth = list(range(len(rows))), 0
+        while active:
+            slots = [self._slots[rows[index].slot] for index in active]
+            places = [rows[index].output_index + depth for index in active]
+            positions = [first[index] + depth for index in active]
+            whole = len(positions) == len(logits)
+            picked = logits if whole else logits[torch.tensor(positions, device=logits.device)]
+            for index, sample in zip(active, self._round(slots, places, picked), strict=True):
+                samples[index].append(sample)
+            active = [i for i in active if _was_right(samples[i], drafts[i], depth)]
+            depth += 1
+        return tuple(tuple(row) for row in samples)
+
+    def _round(
+        self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
     ) -> tuple[Sample, ...]:
-        """One token a row from float32 logits [rows, vocab]."""
-        slots = [self._slots[row.slot] for row in rows]
+        """One token a row; `places` are the rows' output indices."""
         raw = logits
         logits, ending = self._mask(slots, logits)
-        if any(s.alters_logits(r.output_index) for s, r in zip(slots, rows, strict=True)):
+        if any(s.alters_logits(place) for s, place in zip(slots, places, strict=True)):
             logits = logits.clone() if logits is raw else logits
-            for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
-                self._alter(logits[index], slot, row.output_index, index not in ending)
+            for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
+                self._alter(logits[index], slot, place, index not in ending)
         tokens = logits.argmax(dim=-1).tolist()
-        for index, (slot, row) in enumerate(zip(slots, rows, strict=True)):
+        for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
             if slot.params.temperature >= _GREEDY_BELOW:
-                chance = uniform(slot.params.seed, row.output_index)
+                chance = uniform(slot.params.seed, place)
                 tokens[index] = draw(logits[index], slot.params, chance)
             if slot.counts_tokens:
                 slot.output_counts[tokens[index]] += 1
@@ -133,9 +159,9 @@ class Sampler:
         """Logits with what grammars forbid at minus infinity, in a copy if there are any
         grammars, and the rows to which a grammar leaves nothing but the end."""
         indices = [index for index, slot in enumerate(slots) if slot.matcher is not None]
-        self.last_mask_ns, self.last_masked_rows = 0, len(indices)
         if not indices:
             return logits, frozenset()
+        self.last_masked_rows += len(indices)
         begin_ns = self._now_ns()
         matchers = [matcher for slot in slots if (matcher := slot.matcher) is not None]
         masks = self._masks.fill(matchers)
@@ -148,7 +174,7 @@ class Sampler:
             logits = logits.index_copy(0, picked, constrained)
         over = zip(indices, matchers, masks, strict=True)
         ending = frozenset(i for i, matcher, mask in over if _only_ends(slots[i], matcher, mask))
-        self.last_mask_ns = self._now_ns() - begin_ns
+        self.last_mask_ns += self._now_ns() - begin_ns
         return logits, ending
 
     def _follow(self, slots: Sequence[_Slot], tokens: Sequence[int]) -> None:
@@ -187,6 +213,11 @@ class Sampler:
             weights = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
             penalties = params.frequency_penalty * weights + params.presence_penalty
             logits[torch.tensor(ids, device=logits.device)] -= penalties
+
+
+def _was_right(samples: Sequence[Sample], drafts: Sequence[int], depth: int) -> bool:
+    """Whether the sample at `depth` is what was guessed there."""
+    return depth < len(drafts) and samples[depth].token_id == drafts[depth]
 
 
 def _only_ends(slot: _Slot, matcher: Matcher, mask: MaskRow) -> bool:

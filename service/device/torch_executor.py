@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.inputs import StepInputs, build_inputs
 from service.device.kv_cache import KvCache
@@ -33,12 +34,13 @@ class TorchExecutor:
         clock: Clock,
         depth: int = 1,
         host_tier: HostTier | None = None,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._host_tier = host_tier
         self._clock = clock
-        self._sampler = Sampler(decoder.spec.vocab)
+        self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
         self._last_tokens: dict[int, int] = {}
         self._launched: deque[Future[StepOutcome]] = deque()
         self._worker = ThreadPoolExecutor(1, "phasescope-step") if depth > 1 else None
@@ -95,8 +97,11 @@ class TorchExecutor:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StepFailed(f"step {plan.step_id}: {first_line}") from error
         for row, sample in zip(plan.sampled_rows, samples, strict=True):
-            self._last_tokens[row.slot] = sample.token_id
-        return StepOutcome(samples, forward_ns, sample_ns)
+            self._last_tokens[row.slot] = sample[-1].token_id
+        sampler = self._sampler
+        return StepOutcome(
+            samples, forward_ns, sample_ns, sampler.last_mask_ns, sampler.last_masked_rows
+        )
 
     def _copy_blocks(self, plan: Plan) -> None:
         if not plan.copies:
@@ -108,7 +113,8 @@ class TorchExecutor:
             raise StepFailed(f"step {plan.step_id}: copying blocks: {error}") from error
 
     def _fill_last_tokens(self, plan: Plan, inputs: StepInputs) -> None:
-        """Decode rows come first in the flat batch; their tokens are known only now."""
+        """The input tokens of decode rows are known only now."""
         if plan.decodes:
             last = [self._last_tokens[row.slot] for row in plan.decodes]
-            inputs.token_ids[: len(last)] = torch.tensor(last, dtype=torch.int64)
+            places = torch.tensor(inputs.last_tokens, device=inputs.token_ids.device)
+            inputs.token_ids[places] = torch.tensor(last, device=inputs.token_ids.device)

@@ -27,7 +27,7 @@ from service.gateway.errors import (
     timed_out,
 )
 from service.gateway.formats import output_is_valid
-from service.gateway.http import header, read_body
+from service.gateway.http import read_body
 from service.gateway.mailbox import Interrupted, Mailbox
 from service.gateway.prompting import build_submits, encode_prompts
 from service.gateway.responses import (

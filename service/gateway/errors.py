@@ -148,9 +148,7 @@ def error_of_end(
             return timed_out(reason)
         case EndReason.ENGINE_DIED | EndReason.EXECUTOR_ERROR | EndReason.INTERNAL:
             return _failure(reason)
-        case (
-            EndReason.SHUTDOWN | EndReason.DELETED | EndReason.SLOW_CLIENT | EndReason.DISCONNECT
-        ):
+        case EndReason.SHUTDOWN | EndReason.DELETED | EndReason.SLOW_CLIENT | EndReason.DISCONNECT:
             return _broken_off(reason)
         case _:
             assert_never(reason)
