@@ -1,8 +1,8 @@
 """Draws the next token of each sampled row.
 
 Order of operations: log-probabilities are taken from the raw logits; then the masks of
-grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then the draw. This is the
-order of vLLM.
+grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then
+the draw. This is the order of vLLM.
 
 Randomness is counter based: output number i of a request with seed s is drawn with one
 uniform number that is a hash of (s, i). So a text never depends on the batch it was
