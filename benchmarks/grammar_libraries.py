@@ -56,7 +56,9 @@ class Library(Protocol):
 class Llguidance:
     """Compiles to a matcher at once."""
 
-    def __init__(self, tokens: list[bytes], special: list[int], ends: list[int]) -> None:
+    def __init__(
+        self, tokens: list[bytes], special: list[int], ends: list[int], spelling: str
+    ) -> None:
         import llguidance
 
         from service.device.grammar import library_tokenizer
@@ -64,7 +66,7 @@ class Llguidance:
 
         self._library = llguidance
         words = tuple(b"" if i in special else token for i, token in enumerate(tokens))
-        vocabulary = Vocabulary(words, tuple(special), tuple(ends), tokenizer_json())
+        vocabulary = Vocabulary(words, tuple(special), tuple(ends), spelling)
         self._tokenizer = library_tokenizer(vocabulary, len(tokens))
 
     def compile(self, schema: Any) -> Matching:
@@ -92,7 +94,9 @@ class _LlguidanceMatching:
 class Xgrammar:
     """Its defaults, but with JSON Schema's own meaning of absent keywords."""
 
-    def __init__(self, tokens: list[bytes], special: list[int], ends: list[int]) -> None:
+    def __init__(
+        self, tokens: list[bytes], special: list[int], ends: list[int], spelling: str
+    ) -> None:
         import xgrammar
 
         self._library = xgrammar
@@ -136,11 +140,6 @@ def default_tokenizer() -> Any:
     from service.text.gguf_tokenizer import gguf_tokenizer
 
     return gguf_tokenizer(ensure_default_model(lambda line: None))
-
-
-def tokenizer_json() -> str:
-    text: str = default_tokenizer().backend_json()
-    return text
 
 
 def groups_of(suite: Path) -> list[dict[str, Any]]:
@@ -276,9 +275,10 @@ def run_one(name: str, suite: Path) -> dict[str, Any]:
     vocab = range(tokenizer.vocab_size)
     special = [i for i in vocab if tokenizer.is_special(i)]
     tokens = [tokenizer.token_bytes(i) for i in vocab]
+    spelling, ends = tokenizer.backend_json(), list(tokenizer.eos_token_ids)
     begin = time.perf_counter()
     kinds = {"llguidance": Llguidance, "xgrammar": Xgrammar}
-    library = kinds[name](tokens, special, list(tokenizer.eos_token_ids))
+    library = kinds[name](tokens, special, ends, spelling)
     setup_ms = (time.perf_counter() - begin) * 1e3
     tally, chooser = Tally(), Chooser(tokenizer, name)
     for group in groups_of(suite):

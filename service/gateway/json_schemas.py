@@ -45,8 +45,9 @@ def _fault_of_keywords(schema: dict[str, Any]) -> str | None:
 
 def _fault_of_references(schema: dict[str, Any]) -> str | None:
     references = list(_references(schema, ()))
+    names_itself = '"$id"' in msgspec.json.encode(schema).decode()
     for path, reference in references:
-        if "://" in reference:
+        if "://" in reference and not names_itself:
             shown = reference[:_SHOWN_CHARACTERS]
             return f"{place_of(path)}: references to other documents are not followed ({shown!r})"
     if references and _is_endless(schema):
