@@ -38,7 +38,8 @@ from typing import Any, Protocol
 import numpy as np
 
 HERE = Path(__file__).parent
-WALKS, WALK_TOKENS = 4, 120
+WALKS, WALK_TOKENS = 4, 60
+CLOSING = (b'"', b"}", b"]", b",")
 LIBRARIES = ("llguidance", "xgrammar")
 
 
@@ -55,7 +56,9 @@ class Library(Protocol):
 class Llguidance:
     """Compiles to a matcher at once."""
 
-    def __init__(self, tokens: list[bytes], special: list[int], ends: list[int]) -> None:
+    def __init__(
+        self, tokens: list[bytes], special: list[int], ends: list[int], spelling: str
+    ) -> None:
         import llguidance
 
         from service.device.grammar import library_tokenizer
@@ -63,7 +66,7 @@ class Llguidance:
 
         self._library = llguidance
         words = tuple(b"" if i in special else token for i, token in enumerate(tokens))
-        vocabulary = Vocabulary(words, tuple(special), tuple(ends), tokenizer_json())
+        vocabulary = Vocabulary(words, tuple(special), tuple(ends), spelling)
         self._tokenizer = library_tokenizer(vocabulary, len(tokens))
 
     def compile(self, schema: Any) -> Matching:
@@ -91,7 +94,9 @@ class _LlguidanceMatching:
 class Xgrammar:
     """Its defaults, but with JSON Schema's own meaning of absent keywords."""
 
-    def __init__(self, tokens: list[bytes], special: list[int], ends: list[int]) -> None:
+    def __init__(
+        self, tokens: list[bytes], special: list[int], ends: list[int], spelling: str
+    ) -> None:
         import xgrammar
 
         self._library = xgrammar
@@ -137,16 +142,10 @@ def default_tokenizer() -> Any:
     return gguf_tokenizer(ensure_default_model(lambda line: None))
 
 
-def tokenizer_json() -> str:
-    text: str = default_tokenizer().backend_json()
-    return text
-
-
 def groups_of(suite: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in sorted(suite.glob("*.json")):
-        for group in json.loads(path.read_text()):
-            found.append({"file": path.stem, **group})
+        found += [{"file": path.stem, **group} for group in json.loads(path.read_text())]
     return found
 
 
@@ -182,21 +181,37 @@ def timed_mask(matching: Matching, tally: Tally) -> np.ndarray:
     return row
 
 
-def walk(matching: Matching, tokenizer: Any, chance: random.Random, tally: Tally) -> str | None:
-    """A random complete text; words that end or are short are likelier, so that it ends."""
-    vocab = tokenizer.vocab_size
+class Chooser:
+    """Picks tokens at random; those that close something are likelier, so that texts end."""
+
+    def __init__(self, tokenizer: Any, seed: str) -> None:
+        self.ends = list(tokenizer.eos_token_ids)
+        vocab = range(tokenizer.vocab_size)
+        self._closing = np.array([tokenizer.token_bytes(i)[:1] in CLOSING for i in vocab])
+        self.chance = random.Random(seed)
+
+    def pick(self, allowed: np.ndarray) -> int | None:
+        """A token, or None for the end."""
+        can_end = allowed[self.ends].any()
+        allowed[self.ends] = 0
+        if can_end and (not allowed.any() or self.chance.random() < 0.5):
+            return None
+        closing = allowed & self._closing
+        wanted = closing if closing.any() and self.chance.random() < 0.5 else allowed
+        return int(self.chance.choice(np.nonzero(wanted)[0]))
+
+
+def walk(matching: Matching, tokenizer: Any, chooser: Chooser, tally: Tally) -> str | None:
+    """A random complete text."""
     tokens: list[int] = []
     for _ in range(WALK_TOKENS):
-        allowed = np.nonzero(bits(timed_mask(matching, tally), vocab))[0]
-        if not len(allowed):
+        allowed = bits(timed_mask(matching, tally), tokenizer.vocab_size).copy()
+        if not allowed.any():
             tally.walks_stuck += 1
             return None
-        ends = [token for token in allowed.tolist() if token in tokenizer.eos_token_ids]
-        if ends and (len(ends) == len(allowed) or chance.random() < 0.5):
+        picked = chooser.pick(allowed)
+        if picked is None:
             return str(tokenizer.decode(tokens))
-        others = [t for t in allowed.tolist() if t not in tokenizer.eos_token_ids]
-        closing = [t for t in others if tokenizer.token_bytes(t)[:1] in (b'"', b"}", b"]", b",")]
-        picked = chance.choice(closing if closing and chance.random() < 0.5 else others)
         if not matching.accept(picked):
             tally.walks_stuck += 1
             return None
@@ -205,7 +220,9 @@ def walk(matching: Matching, tokenizer: Any, chance: random.Random, tally: Tally
     return None
 
 
-def check_group(library: Library, group: dict[str, Any], tokenizer: Any, tally: Tally) -> None:
+def check_group(
+    library: Library, group: dict[str, Any], tokenizer: Any, chooser: Chooser, tally: Tally
+) -> None:
     import jsonschema
 
     schema, vocab, ends = group["schema"], tokenizer.vocab_size, tokenizer.eos_token_ids
@@ -232,9 +249,8 @@ def check_group(library: Library, group: dict[str, Any], tokenizer: Any, tally: 
             if accepted:
                 tally.blame(group)
     checker = jsonschema.Draft202012Validator(schema)
-    chance = random.Random(json.dumps(schema))
     for _ in range(WALKS):
-        text = walk(library.compile(schema), tokenizer, chance, tally)
+        text = walk(library.compile(schema), tokenizer, chooser, tally)
         if text is None:
             continue
         try:
@@ -259,14 +275,15 @@ def run_one(name: str, suite: Path) -> dict[str, Any]:
     vocab = range(tokenizer.vocab_size)
     special = [i for i in vocab if tokenizer.is_special(i)]
     tokens = [tokenizer.token_bytes(i) for i in vocab]
+    spelling, ends = tokenizer.backend_json(), list(tokenizer.eos_token_ids)
     begin = time.perf_counter()
     kinds = {"llguidance": Llguidance, "xgrammar": Xgrammar}
-    library = kinds[name](tokens, special, list(tokenizer.eos_token_ids))
+    library = kinds[name](tokens, special, ends, spelling)
     setup_ms = (time.perf_counter() - begin) * 1e3
-    tally = Tally()
+    tally, chooser = Tally(), Chooser(tokenizer, name)
     for group in groups_of(suite):
         print(f"{group['file']}: {group['description']}", file=sys.stderr)
-        check_group(library, group, tokenizer, tally)
+        check_group(library, group, tokenizer, chooser, tally)
     return {
         "library": name,
         "setup_ms": setup_ms,

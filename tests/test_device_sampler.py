@@ -37,7 +37,7 @@ def greedy(**fields: Any) -> SamplingParams:
 
 
 def chosen(sampler: Sampler, values: torch.Tensor, index: int = 0) -> int:
-    return sampler.sample([row(0, index)], values[None])[0].token_id
+    return sampler.sample([row(0, index)], values[None])[0][0].token_id
 
 
 def test_greedy_takes_the_largest_logit() -> None:
@@ -100,7 +100,7 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     sampler = started(other, greedy(), params)
     batch = torch.stack([logits(8), logits(9), logits(5)])
     together = [
-        sampler.sample([row(0, i), row(1, i), row(2, i)], batch)[2].token_id for i in range(10)
+        sampler.sample([row(0, i), row(1, i), row(2, i)], batch)[2][0].token_id for i in range(10)
     ]
 
     assert alone == together
@@ -162,7 +162,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     """Penalties and temperature do not change what is reported."""
     values = logits(6)
     sampler = started(SamplingParams(temperature=0.5, logprobs=2, logit_bias={3: 50.0}))
-    (sample,) = sampler.sample([row(0)], values[None])
+    ((sample,),) = sampler.sample([row(0)], values[None])
     truth = torch.log_softmax(values, dim=-1)
 
     assert sample.token_id == 3
@@ -178,3 +178,26 @@ def test_uniform_numbers_lie_in_the_unit_interval_and_differ() -> None:
     assert all(0.0 <= number < 1.0 for number in numbers)
     assert len(set(numbers)) == len(numbers)
     assert 0.45 < sum(numbers) / len(numbers) < 0.55
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("drafts", [(), (3,), (3, 1, 4), "right", "half"])
+def test_drafts_change_how_many_tokens_a_step_gives_but_never_which(
+    temperature: float, drafts: tuple[int, ...] | str
+) -> None:
+    """Penalties and seeds included: the samples are those of one step after another."""
+    values = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(5))
+    params = SamplingParams(temperature=temperature, seed=7, frequency_penalty=0.4)
+    plain = started(params)
+    truth = [plain.sample([row(0, i)], values[i : i + 1])[0][0].token_id for i in range(6)]
+    if drafts == "right":
+        drafts = tuple(truth[:5])
+    elif drafts == "half":
+        drafts = (*truth[:2], (truth[2] + 1) % VOCAB, *truth[3:5])
+    assert not isinstance(drafts, str)
+
+    guess = DecodeRow(0, 0, 0, (0,), 0, drafts)
+    (samples,) = started(params).sample([guess], values[: 1 + len(drafts)])
+
+    right = next((i for i, d in enumerate(drafts) if d != truth[i]), len(drafts))
+    assert [sample.token_id for sample in samples] == truth[: right + 1]

@@ -87,7 +87,7 @@ def test_a_wrong_field_is_named(server: Server, change: dict[str, Any], param: s
             "messages[0].content",
         ),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"prompt": "x"}, "prompt"),
     ],

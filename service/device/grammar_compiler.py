@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from service.device.grammar import Matcher, end_tokens_only, library_tokenizer, mask_words
@@ -165,7 +165,9 @@ def _library_grammar(grammar: Grammar) -> str:
         case GrammarKind.JSON_SCHEMA:
             return _json_grammar(grammar.source)
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
+            # \d, \w and \s are those of ASCII, as in JSON schemas: nobody who writes \d
+            # for a telephone number wants the digits of all scripts
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, 'dws')}/")
         case GrammarKind.EBNF:
             try:
                 return LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
@@ -183,6 +185,8 @@ def _json_grammar(schema: str) -> str:
 
 def _one_line(text: str) -> str:
     """The library's message without its drawings of carets and its state."""
+    if "regex parse error" in text:
+        text = "invalid regex: " + text.split("\nerror: ")[-1].splitlines()[0]
     lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines()]
     kept = [line for line in lines if line.strip("^ |") and "| " not in line[:8]]
     return "; ".join(kept)[:_ERROR_CHARACTERS] or "the grammar cannot be used"

@@ -55,7 +55,7 @@ def output_is_valid(grammar: Grammar, text: str) -> bool | None:
             return validates(grammar.source, text)
         case GrammarKind.REGEX:
             try:
-                return re.fullmatch(grammar.source, text) is not None
+                return re.fullmatch(grammar.source, text, re.ASCII) is not None
             except re.error:  # valid for the engine, but not for Python
                 return None
         case GrammarKind.EBNF:

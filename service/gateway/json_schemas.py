@@ -20,25 +20,37 @@ from referencing.exceptions import Unresolvable
 
 _SHOWN_CHARACTERS = 200
 _MAX_PASSES = 100
+_DATA = ("const", "enum", "default", "examples")
 
 
 def fault_of_schema(schema: dict[str, Any]) -> str | None:
     """Why the schema cannot be used, or None."""
-    kind = validator_for(schema, default=None)
-    if kind is None:
-        return f"$schema {str(schema['$schema'])[:_SHOWN_CHARACTERS]!r} is not a known draft"
-    checker = kind(kind.META_SCHEMA, registry=jsonschema_specifications.REGISTRY)
     try:
-        fault = best_match(checker.iter_errors(schema))
+        return _fault_of_keywords(schema) or _fault_of_references(schema)
     except RecursionError:
         return "the schema is nested too deeply"
-    if fault is not None:
-        return f"{place_of(fault.absolute_path)}: {fault.message[:_SHOWN_CHARACTERS]}"
-    for path, reference in _references(schema, ()):
-        if "://" in reference:
+
+
+def _fault_of_keywords(schema: dict[str, Any]) -> str | None:
+    draft = schema.get("$schema", Draft202012Validator.META_SCHEMA["$schema"])
+    kind = validator_for({"$schema": draft}, default=None) if isinstance(draft, str) else None
+    if kind is None:
+        return f"$schema {str(draft)[:_SHOWN_CHARACTERS]!r} is not a known draft"
+    checker = kind(kind.META_SCHEMA, registry=jsonschema_specifications.REGISTRY)
+    fault = best_match(checker.iter_errors(schema))
+    if fault is None:
+        return None
+    return f"{place_of(fault.absolute_path)}: {fault.message[:_SHOWN_CHARACTERS]}"
+
+
+def _fault_of_references(schema: dict[str, Any]) -> str | None:
+    references = list(_references(schema, ()))
+    names_itself = '"$id"' in msgspec.json.encode(schema).decode()
+    for path, reference in references:
+        if "://" in reference and not names_itself:
             shown = reference[:_SHOWN_CHARACTERS]
             return f"{place_of(path)}: references to other documents are not followed ({shown!r})"
-    if _is_endless(schema):
+    if references and _is_endless(schema):
         return "no finite text satisfies the schema: its references require themselves"
     return None
 
@@ -68,7 +80,7 @@ def _references(node: Any, path: tuple[str | int, ...]) -> Iterator[tuple[Any, s
         for key, value in node.items():
             if key in ("$ref", "$dynamicRef") and isinstance(value, str):
                 yield (*path, key), value
-            else:
+            elif key not in _DATA:
                 yield from _references(value, (*path, key))
     elif isinstance(node, list):
         for index, value in enumerate(node):
