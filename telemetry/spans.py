@@ -21,11 +21,13 @@ from opentelemetry.util.types import AttributeValue
 
 from telemetry.clock import WallAnchor
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline
-from telemetry.records import Outcome, Phase
+from telemetry.records import Outcome, Phase, WaitReason
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_CHUNKS = 256
 MAX_SLOW_GAPS = 16
+MAX_HOLDS = 64
+_HOLDS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
 _SLOW_FACTOR = 2
 
 Attributes = dict[str, AttributeValue]
@@ -100,8 +102,8 @@ class _Tree:
         )
 
     def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Preemptions and prefill chunks that begin within the phase."""
-        spans: list[ReadableSpan] = []
+        """Holds, preemptions and prefill chunks that begin within the phase."""
+        spans = self._holds_in(phase, parent)
         gaps = [
             gap
             for sequence in self._timeline.sequences
@@ -122,6 +124,19 @@ class _Tree:
             holder = next((span for gap, span in holders if _holds(gap, chunk)), parent)
             spans.append(self._chunk(chunk, holder, phase))
         return spans
+
+    def _holds_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """What held a sequence back of its own: its grammar, or its reader."""
+        found: list[ReadableSpan] = []
+        for sequence in self._timeline.sequences:
+            attributes: Attributes = {"phasescope.seq_id": sequence.seq_id}
+            for wait in sequence.waits:
+                name = _HOLDS.get(wait.reason)
+                if name is not None and _begins_in(wait.start_ns, phase):
+                    end_ns = min(wait.end_ns, phase.end_ns)
+                    context = parent.context
+                    found.append(self._span(name, context, wait.start_ns, end_ns, attributes))
+        return found[:MAX_HOLDS]
 
     def _chunks_in(self, phase: PhaseSpan) -> list[ChunkSpan]:
         found = [
@@ -219,6 +234,9 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
     if timeline.tokenized is not None:
         attributes["gen_ai.usage.input_tokens"] = timeline.tokenized.prompt_tokens
         attributes["gen_ai.usage.prompt_tokens"] = timeline.tokenized.prompt_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
+    if ended.output_valid is not None:
+        attributes["phasescope.output_valid"] = ended.output_valid
     return attributes | _latencies(timeline) | _finish_reasons(timeline)
 
 
@@ -257,6 +275,7 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
                 "phasescope.prefill.chunks": len(chunks),
                 "phasescope.prefill.tokens": sum(chunk.tokens for chunk in chunks),
                 "phasescope.prefill.recompute_tokens": sum(c.recompute_tokens for c in chunks),
+                "phasescope.prefill.cached_tokens": timeline.cached_tokens,
             }
         case Phase.DECODE:
             gaps = sorted(end - start for start, end in _gaps(timeline))

@@ -17,7 +17,7 @@ from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
 from telemetry.clock import MonotonicClock
 from telemetry.recorder import Lane
-from telemetry.records import StepRecorded
+from telemetry.records import SequenceAdmitted, StepRecorded
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Engine:
             chunked_prefill=limits.pop("chunked_prefill", True),
             queue_limit_requests=1000,
             queue_limit_tokens=1_000_000,
+            **limits,
         )
-        assert not limits, limits
         self._inbox, self._lane = Inbox(), Lane()
         self._loop = EngineLoop(
             Scheduler(self.limits),
@@ -75,27 +75,41 @@ class Engine:
             MonotonicClock(),
             depth=depth,
         )
+        self._next_seq_id = 0
         self.preemptions = 0
+        self.accepted = self.hit_tokens = self.host_tokens = 0
         self.chunks = 0
         self.largest_batch = 0
 
     def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         """All prompts at once; outputs in their order."""
+        return self.generate(prompts, count, SamplingParams(temperature=0.0))
+
+    def generate(
+        self, prompts: list[list[int]], count: int, sampling: SamplingParams
+    ) -> list[list[int]]:
+        first = self._next_seq_id
+        self._next_seq_id += len(prompts)
         outputs: list[list[int]] = [[] for _ in prompts]
-        for seq_id, prompt in enumerate(prompts):
-            sampling = SamplingParams(temperature=0.0)
+        for index, prompt in enumerate(prompts):
+            seq_id = first + index
             self._inbox.put(
                 Submit(seq_id=seq_id, prompt=prompt, max_tokens=count, sampling=sampling)
             )
         while True:
             for emission in self._loop.step():
                 if emission.sample is not None:
-                    outputs[emission.seq_id].append(emission.sample.token_id)
+                    outputs[emission.seq_id - first].append(emission.sample.token_id)
             for fact in self._lane.drain():
                 if isinstance(fact, StepRecorded):
                     self.preemptions += len(fact.preempted)
                     self.chunks += sum(row.is_prefill for row in fact.rows)
                     self.largest_batch = max(self.largest_batch, len(fact.rows))
+                    decodes = [row for row in fact.rows if not row.is_prefill]
+                    self.accepted += sum(row.sampled - 1 for row in decodes)
+                elif isinstance(fact, SequenceAdmitted):
+                    self.hit_tokens += fact.hit_tokens
+                    self.host_tokens += fact.host_tokens
             if not self._loop.has_work:
                 return outputs
 

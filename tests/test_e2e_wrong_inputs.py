@@ -208,7 +208,7 @@ def test_a_timeout_cancels_the_request_and_frees_its_blocks(server: Server) -> N
     assert error["code"] == "timeout"
     eventually(server.is_empty, "an empty engine")
     facts = server.facts_of(answer.headers["x-request-id"])
-    assert (facts["outcome"], facts["reason"]) == ("cancelled", "timeout")
+    assert (facts["outcome"], facts["reason"]) == ("cancelled", "deadline")
 
 
 def test_keys_guard_the_api_and_the_inside_apart() -> None:
