@@ -5,7 +5,7 @@ token is that of bfloat16 weights with a bfloat16 cache, teacher-forced in chunk
 tokens, the widest step that the integer kernel takes. Speed: the executor alone, without
 scheduler or HTTP, formats interleaved over rounds; medians with their range.
 
-    .venv/bin/python benchmarks/quality.py [--rounds 7] [--out benchmarks/results/quality.json]
+    .venv/bin/python benchmarks/quality.py [--rounds 7] [--threads 2]
 """
 
 from __future__ import annotations
@@ -251,7 +251,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "quality.json")
+    parser.add_argument("--threads", type=int, help="compute threads; torch's own number")
     args = parser.parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     path = ensure_default_model(print)
     model = ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
     ids = load_tokenizer(model).encode((HERE / "data" / "quality.txt").read_text())
@@ -261,6 +264,7 @@ def main() -> None:
     about = {
         "machine": machine(),
         "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
         "kernels": {variant.name: variant.label for variant in known},
         "text_tokens": len(ids),
         "context_tokens": CONTEXT_TOKENS,

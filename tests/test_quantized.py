@@ -24,7 +24,13 @@ from service.device.kv_cache import (
 )
 from service.device.linear import Linear
 from service.device.loader import LoadedEngine, load_executor
-from service.device.quantize import Int8Format, fbgemm_fault, quantise_outputs, split_digits
+from service.device.quantize import (
+    Int8Format,
+    choose_matrix_format,
+    fbgemm_fault,
+    quantise_outputs,
+    split_digits,
+)
 from service.device.spec import DUMMY_SHAPES
 from service.text.tokenizer import load_tokenizer
 from telemetry.clock import MonotonicClock
@@ -131,6 +137,14 @@ def test_the_integer_kernel_does_not_mix_rows() -> None:
 
     alone = torch.cat([kernel(row[None]) for row in x])
     assert torch.equal(kernel(x), alone)
+
+
+def test_the_way_of_computing_is_named_with_the_reason_for_a_fallback() -> None:
+    """What EngineStarted and /v1/models say; floats need no words."""
+    on_cuda = choose_matrix_format("int8", torch.bfloat16, torch.device("cuda"))
+
+    assert on_cuda.label == "int8 weights, dequantised (fallback: no int8 kernel for cuda)"
+    assert choose_matrix_format("auto", torch.float32, CPU).label is None
 
 
 @settings(max_examples=30, deadline=None)
