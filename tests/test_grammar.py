@@ -384,7 +384,8 @@ def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:
     world = World(dummy_tokenizer("tiny"))
     good = [world.compiled(i, schema(one["schema"])).error for i, one in enumerate(data["valid"])]
     bad = [
-        fault_of_schema(one["schema"]) or world.compiled(100 + i, schema(one["schema"])).error
+        fault_of_schema(json.dumps(one["schema"]))
+        or world.compiled(100 + i, schema(one["schema"])).error
         for i, one in enumerate(data["invalid"])
     ]
     world.compiler.close()
