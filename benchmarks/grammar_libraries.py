@@ -23,6 +23,7 @@ phasescope depends on llguidance only. To repeat the comparison keep the rest ap
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -275,6 +276,8 @@ def run_one(name: str, suite: Path) -> dict[str, Any]:
     vocab = range(tokenizer.vocab_size)
     special = [i for i in vocab if tokenizer.is_special(i)]
     tokens = [tokenizer.token_bytes(i) for i in vocab]
+    for module in ("torch", name, "service.device.grammar"):
+        importlib.import_module(module)  # not part of what is timed
     spelling, ends = tokenizer.backend_json(), list(tokenizer.eos_token_ids)
     begin = time.perf_counter()
     kinds = {"llguidance": Llguidance, "xgrammar": Xgrammar}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from service.config import SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
 from service.gateway.formats import output_is_valid, parse_grammar
+from service.gateway.schema_shapes import is_well_formed
 from service.gateway.schemas import parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -193,6 +198,34 @@ def test_a_hopelessly_nested_schema_is_an_error_and_no_crash() -> None:
     text = '{"items":' * 5000 + "{}" + "}" * 5000
 
     assert refusal_of(guided_json=text).code == "invalid_grammar"
+
+
+KEYWORDS = [
+    "type", "required", "enum", "const", "properties", "items", "prefixItems", "anyOf", "allOf",
+    "not", "minLength", "maxItems", "minimum", "multipleOf", "pattern", "format", "title",
+    "uniqueItems", "additionalProperties", "$ref", "$defs", "$id", "$anchor", "patternProperties",
+    "dependentRequired", "minContains", "default", "examples", "unknown",
+]  # fmt: skip
+VALUES = st.recursive(
+    st.sampled_from([None, True, 0, 1, -1, 1.5, 2.0, "", "string", "object", "#/$defs/a", "(a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4))
+def test_the_quick_check_accepts_nothing_that_the_metaschema_refuses(schema: Any) -> None:
+    if is_well_formed(schema):
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_everyday_schemas_do_not_need_the_metaschema() -> None:
+    path = Path(__file__).parents[1] / "benchmarks" / "data" / "schemas.json"
+
+    assert all(is_well_formed(one["schema"]) for one in json.loads(path.read_text())["valid"])
 
 
 @pytest.mark.parametrize(

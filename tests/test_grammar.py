@@ -21,6 +21,7 @@ from service.device.grammar_compiler import GrammarCompiler
 from service.device.sampler import Sampler
 from service.engine.inbox import GrammarReady
 from service.engine.plan import DecodeRow, Grammar, GrammarKind, SamplingParams, SlotStart
+from service.gateway.json_schemas import fault_of_schema
 from service.gateway.vocabulary import vocabulary_of
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.gguf_tokenizer import gguf_tokenizer
@@ -375,3 +376,20 @@ def test_what_cannot_be_followed_is_refused_with_one_steady_line(
     assert errors[0] == errors[1]
     assert part in errors[0]
     assert "\n" not in errors[0]
+
+
+def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:
+    path = Path(__file__).parents[1] / "benchmarks" / "data" / "schemas.json"
+    data = json.loads(path.read_text())
+    world = World(dummy_tokenizer("tiny"))
+    good = [world.compiled(i, schema(one["schema"])).error for i, one in enumerate(data["valid"])]
+    bad = [
+        fault_of_schema(json.dumps(one["schema"]))
+        or world.compiled(100 + i, schema(one["schema"])).error
+        for i, one in enumerate(data["invalid"])
+    ]
+    world.compiler.close()
+
+    assert good == [None] * 20
+    assert all(bad)
+    assert len(set(bad)) == 20

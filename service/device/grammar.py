@@ -155,10 +155,12 @@ class MaskRows:
 
     def forbidden(self, rows: NDArray[np.int32], device: torch.device) -> torch.Tensor:
         """The tokens that are not allowed, as booleans [rows, vocab]."""
+        flipped = np.invert(rows).view(np.uint8)
         if device.type == "cpu":
-            bits = torch.from_numpy(np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little"))
-        else:  # an eighth to copy, and the device unpacks at once what takes torch ages here
-            packed = torch.from_numpy(rows.view(np.uint8)).to(device)
-            shifts = torch.arange(8, dtype=torch.uint8, device=device)
-            bits = packed.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(1).flatten(1)
-        return bits[:, : self._vocab] == 0
+            bits = np.unpackbits(flipped, axis=1, bitorder="little").view(np.bool_)
+            return torch.from_numpy(bits)[:, : self._vocab]
+        # an eighth to copy; the device unpacks at once what would take torch ages on a CPU
+        packed = torch.from_numpy(flipped).to(device)
+        shifts = torch.arange(8, dtype=torch.uint8, device=device)
+        bits_there = packed.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(1)
+        return bits_there.flatten(1)[:, : self._vocab].bool()

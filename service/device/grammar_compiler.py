@@ -146,15 +146,19 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer, vocab_logits: int)
         raise GrammarRefused(_one_line(warnings[0]))
     if len(matcher.deep_copy().compute_ff_bytes()) > _MAX_FORCED_BYTES:
         raise GrammarRefused(f"the grammar forces more than {_MAX_FORCED_BYTES} bytes in one go")
-    # the first mask, here rather than in a step: it also finds grammars that lead nowhere
-    trial = matcher.deep_copy()
+    # the first mask, here rather than in a step: copies keep what the library learnt by it,
+    # and it finds grammars that lead nowhere
     row = np.zeros(mask_words(vocab_logits), dtype=np.int32)
-    trial.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-    if trial.is_error() and "NoExtension" not in trial.get_error():
-        raise GrammarRefused(f"the grammar is too complex: {_one_line(trial.get_error())}")
-    if trial.is_error() or (trial.is_stopped() and not trial.is_accepting()) or not row.any():
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    if matcher.is_error() and "NoExtension" not in matcher.get_error():
+        raise GrammarRefused(f"the grammar is too complex: {_one_line(matcher.get_error())}")
+    if matcher.is_error() or not row.any() or _is_stuck(matcher):
         raise GrammarRefused("no text satisfies the grammar")
     return matcher
+
+
+def _is_stuck(matcher: LLMatcher) -> bool:
+    return matcher.is_stopped() and not matcher.is_accepting()
 
 
 def _library_grammar(grammar: Grammar) -> str:

@@ -144,7 +144,7 @@ def _schema(value: Any, where: str) -> Grammar:
     if not isinstance(value, dict):
         raise _wrong(f"{where} must be a JSON schema, that is an object", where)
     source = _text(msgspec.json.encode(value).decode(), where)
-    fault = fault_of_schema(value)
+    fault = fault_of_schema(source)
     if fault is not None:
         raise _wrong(f"{where}: {fault}", where)
     return Grammar(GrammarKind.JSON_SCHEMA, source)
