@@ -344,7 +344,8 @@ REFUSED = {
     regex(r"(a)\1"): "backreferences",
     regex(r"[^\s\S]"): "no text satisfies",
     regex("x{100000}"): "forces more than",
-    regex("a" * 200_000): "characters",
+    regex("a" * 70_000): "characters",
+    regex("a?" * 3000): "too complex",
     Grammar(GrammarKind.EBNF, "root ::= ("): "Expected",
     Grammar(GrammarKind.EBNF, "start: x"): 'unknown name: "x"',
     Grammar(GrammarKind.EBNF, 'start: "a" start'): "forces more than",
@@ -376,6 +377,16 @@ def test_what_cannot_be_followed_is_refused_with_one_steady_line(
     assert errors[0] == errors[1]
     assert part in errors[0]
     assert "\n" not in errors[0]
+
+
+def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
+    rules = [f"r{i}: r{i + 1}" for i in range(5000)]
+    chain = Grammar(GrammarKind.EBNF, "\n".join(["start: r0", *rules, 'r5000: "b"']))
+    world = World(dummy_tokenizer("tiny"))
+
+    assert world.compiled(1, chain).error is None
+    assert world.compiler.matcher(chain).allows([98, 256]) == 2
+    world.compiler.close()
 
 
 def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:

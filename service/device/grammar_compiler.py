@@ -2,11 +2,13 @@
 
 One worker thread builds; the library lets go of the interpreter lock meanwhile. Results,
 failures too, stay in a bounded cache. What a grammar may cost is bounded three times: by
-its length, by the library's own limits, and, per mask, by the same limits again.
+its length, by the library's own limits, and, per mask, by the same limits again. The
+worker has a large stack: the library follows rules that lead to rules by recursion, and a
+chain of a few thousand would otherwise end the process.
 
-A request waits until its grammar is ready, so the sampler finds what it needs. Only a
-grammar that has been pushed out of the cache since (or a replay without the wait) is
-built again where the sampler stands, which costs milliseconds and changes no output.
+A request waits until its grammar is ready, so the sampler finds what it needs. Only for a
+grammar that has been pushed out of the cache since (or a replay without the wait) the
+sampler waits for the worker, which costs milliseconds and changes no output.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from service.device.grammar import Matcher, end_tokens_only, library_tokenizer, mask_words
+from service.device.grammar import (
+    MaskRow,
+    Matcher,
+    end_tokens_only,
+    library_tokenizer,
+    mask_words,
+)
 from service.engine.inbox import GrammarReady
 from service.engine.plan import Grammar, GrammarKind
 from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS, Vocabulary
@@ -33,6 +41,8 @@ if TYPE_CHECKING:
 # a longer stretch without a choice would be spelt anew for each of its tokens
 _MAX_FORCED_BYTES = 4096
 _CACHED_GRAMMARS = 256
+_PROBED_TOKENS = 3
+_STACK_BYTES = 512 << 20  # address space; only what is used becomes memory
 # one blank, or a new line with indentation: a small model left to itself never stops
 _WHITESPACE = r"[ ]|\n {0,24}"
 _ERROR_CHARACTERS = 300
@@ -71,7 +81,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, LLMatcher | GrammarRefused] = OrderedDict()
         self._library: LLTokenizer | None = None
         self._library_lock = threading.Lock()
-        self._worker = ThreadPoolExecutor(1, "phasescope-grammar")
+        self._worker = _worker_with_a_large_stack()
 
     @property
     def vocab_logits(self) -> int:
@@ -87,7 +97,7 @@ class GrammarCompiler:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A fresh matcher. Of a grammar that was refused it allows end tokens only."""
-        found = self._look_up(grammar) or self._build(grammar)
+        found = self._look_up(grammar) or self._worker.submit(self._build, grammar).result()
         if isinstance(found, GrammarRefused):
             return Matcher(LLMatcher(self._tokenizer(), "", log_level=0), self._ends)
         return Matcher(found.deep_copy(), self._ends)
@@ -116,6 +126,8 @@ class GrammarCompiler:
             built = compile_grammar(grammar, self._tokenizer(), self._vocab_logits)
         except GrammarRefused as refused:
             built = refused
+        except Exception as error:  # whatever happens, the sequence that waits gets an answer
+            built = GrammarRefused(_one_line(f"the grammar cannot be compiled: {error}"))
         with self._lock:
             self._compiled[grammar] = built
             while len(self._compiled) > self._cached_grammars:
@@ -128,6 +140,16 @@ class GrammarCompiler:
             if self._library is None:
                 self._library = library_tokenizer(self._vocabulary, self._vocab_logits)
             return self._library
+
+
+def _worker_with_a_large_stack() -> ThreadPoolExecutor:
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        worker = ThreadPoolExecutor(1, "phasescope-grammar")
+        worker.submit(int).result()  # the thread starts with its first task
+    finally:
+        threading.stack_size(before)
+    return worker
 
 
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer, vocab_logits: int) -> LLMatcher:
@@ -154,7 +176,23 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer, vocab_logits: int)
         raise GrammarRefused(f"the grammar is too complex: {_one_line(matcher.get_error())}")
     if matcher.is_error() or not row.any() or _is_stuck(matcher):
         raise GrammarRefused("no text satisfies the grammar")
+    _walk(matcher.deep_copy(), row, tokenizer.eos_tokens)
     return matcher
+
+
+def _walk(matcher: LLMatcher, row: MaskRow, ends: list[int]) -> None:
+    """A few steps ahead: what explodes on its first tokens does so here, not in a step."""
+    for _ in range(_PROBED_TOKENS):
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        going_on = np.setdiff1d(allowed, ends)
+        if not len(going_on):
+            return
+        matcher.consume_token(int(going_on[-1]))
+        if matcher.is_stopped() and not matcher.is_error():
+            return
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if matcher.is_error():
+            raise GrammarRefused(f"the grammar is too complex: {_one_line(matcher.get_error())}")
 
 
 def _is_stuck(matcher: LLMatcher) -> bool:

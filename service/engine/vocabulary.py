@@ -24,4 +24,4 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 # of a schema, a regular expression or a grammar: refused at the door and before compiling
-MAX_GRAMMAR_CHARACTERS = 128 * 1024
+MAX_GRAMMAR_CHARACTERS = 64 * 1024
