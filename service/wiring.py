@@ -88,6 +88,8 @@ class Telemetry:
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
         self.pump.stop()
+        with self.pump.lock:
+            self.phases.close()
         if self.exporter is not None:
             self.exporter.shutdown()
         self.gpu.stop()

@@ -74,6 +74,11 @@ class PhaseFold:
         if facts:
             self._expire(fact_ns(facts[-1]))
 
+    def close(self) -> None:
+        """No more facts will come: give out every request that has ended."""
+        for request_id in list(self._ending):
+            self._give(request_id, self._requests[request_id])
+
     def _take(self, fact: Fact) -> None:
         match fact:
             case StepRecorded():

@@ -199,3 +199,16 @@ def test_the_fold_refits_every_fifty_steps_and_starts_anew_with_an_engine() -> N
 
     (cost,) = costs
     assert abs(cost.step_ns(0, 1, 100) - 5 * MS) < 0.02 * MS
+
+
+def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_closed() -> None:
+    timelines: list[RequestTimeline] = []
+    fold = PhaseFold([timelines.append])
+    facts = request(queued(at=3), step(0, 4, 10, [prefill()]), reason=EndReason.SHUTDOWN)
+    fold.on_facts([fact for fact in facts if fact != sequence_ended(reason=EndReason.SHUTDOWN)])
+    assert not timelines
+
+    fold.close()
+
+    assert [timeline.ended.reason for timeline in timelines] == [EndReason.SHUTDOWN]
+    assert fold.live == 0

@@ -48,7 +48,7 @@ from telemetry.records import EndReason, Outcome
 
 log = logging.getLogger("phasescope.gateway")
 
-_DEADLINE_SLACK_S = 1.0
+_DEADLINE_SLACK_S = 10.0
 _STUCK_WRITE_S = 2.0
 
 
