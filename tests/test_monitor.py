@@ -13,6 +13,7 @@ from dashboards.monitor.client import Client, Unreachable
 from dashboards.monitor.screen import screen
 from diagnosis.classifier import Diagnosis
 from diagnosis.symptoms import Evidence, Finding, Symptom
+from telemetry.totals import Totals
 from telemetry.window import GridRow, Percentiles, Snapshot
 
 EMPTY = Snapshot(
@@ -85,6 +86,14 @@ def test_everything_that_matters_is_on_every_screen(width: int, height: int) -> 
     for expected in ("healthy", "chat-7", "·P███x", "12.3 s"):
         assert expected in text, expected
     assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_the_load_panel_says_what_the_prefix_cache_saves_and_a_larger_one_would() -> None:
+    totals = Totals(admitted_tokens=1000, prefix_hit_tokens=420, ghost_hit_tokens=90)
+    shown = text_of(msgspec.structs.replace(EMPTY, totals=totals), HEALTHY, 120, 40)
+
+    assert "42 % cached, +9 % if larger" in shown
+    assert "no lookups" in text_of(EMPTY, HEALTHY, 120, 40)
 
 
 def test_what_was_not_measured_is_a_dash_and_not_a_zero() -> None:

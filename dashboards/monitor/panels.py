@@ -56,7 +56,18 @@ def load(snapshot: Snapshot, width: int) -> Panel:
     rows.add_row("requests", f"{snapshot.requests_per_s:.2f} /s")
     rows.add_row("step p50", milliseconds(snapshot.step_ns_p50))
     rows.add_row("preempted", str(snapshot.preemptions_total))
+    rows.add_row("prefix", prefix_hits(snapshot))
     return Panel(rows, title="load", title_align="left", width=width)
+
+
+def prefix_hits(snapshot: Snapshot) -> str:
+    """Share of admitted tokens that were cached, and what a larger cache would add."""
+    totals = snapshot.totals
+    if not totals.admitted_tokens:
+        return "no lookups"
+    hit = 100 * totals.prefix_hit_tokens / totals.admitted_tokens
+    ghost = 100 * totals.ghost_hit_tokens / totals.admitted_tokens
+    return f"{hit:.0f} % cached" + (f", +{ghost:.0f} % if larger" if ghost >= 1 else "")
 
 
 def kv_bar(snapshot: Snapshot, width: int) -> Text:
