@@ -14,14 +14,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from telemetry.records import (
-    EngineDied,
-    Fact,
-    SequenceQueued,
-    SequenceSubmitted,
-    StepRecorded,
-    WaitReason,
-)
+from telemetry.reasons import WaitReason
+from telemetry.records import EngineDied, Fact, SequenceQueued, SequenceSubmitted, StepRecorded
 
 WINDOW_NS = 60_000_000_000
 _OWNERS_KEPT = 20_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from diagnosis.evidence import Harm
 from diagnosis.symptoms import Evidence, Finding, Symptom
-from telemetry.records import WaitReason
+from telemetry.reasons import WaitReason
 
 # Requests' seconds lost per second. One request that always waits gives 1.0; a burst that
 # drains within a tenth of the window stays below.

@@ -12,8 +12,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from telemetry.phases import Measure, Measured, RequestTimeline, tile
+from telemetry.reasons import EndReason
 from telemetry.records import (
-    EndReason,
     EngineDied,
     Fact,
     GrammarCompiled,

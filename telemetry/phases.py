@@ -17,16 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from telemetry.records import (
-    EndReason,
-    Outcome,
-    Phase,
-    RequestAccepted,
-    RequestEnded,
-    RequestParsed,
-    RequestTokenized,
-    WaitReason,
-)
+from telemetry.reasons import EndReason, Outcome, Phase, WaitReason
+from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
 
 
 class Measure(StrEnum):

@@ -12,100 +12,11 @@ sequences, tied together by `SequenceSubmitted`.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
+from telemetry.reasons import EndReason, WaitReason
+
 SCHEMA_VERSION = 2
-
-
-class Outcome(StrEnum):
-    """The four ways in which a request or a sequence can end."""
-
-    FINISHED = "finished"
-    REJECTED = "rejected"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-class EndReason(StrEnum):
-    """Why it ended; each reason belongs to exactly one outcome."""
-
-    EOS = "eos"
-    STOP_TOKEN = "stop_token"
-    STOP_STRING = "stop_string"
-    MAX_TOKENS = "max_tokens"
-    CONTEXT = "context"
-    INVALID = "invalid"
-    QUEUE_FULL = "queue_full"
-    TENANT_LIMIT = "tenant_limit"
-    GRAMMAR_INVALID = "grammar_invalid"
-    KV_TOO_SMALL = "kv_too_small"
-    NOT_READY = "not_ready"
-    DRAINING = "draining"
-    DISCONNECT = "disconnect"
-    TIMEOUT = "timeout"
-    DEADLINE = "deadline"
-    DELETED = "deleted"
-    SLOW_CLIENT = "slow_client"
-    SHUTDOWN = "shutdown"
-    ENGINE_DIED = "engine_died"
-    EXECUTOR_ERROR = "executor_error"
-    INTERNAL = "internal"
-
-    @property
-    def outcome(self) -> Outcome:
-        return _OUTCOME_OF[self]
-
-
-_OUTCOME_OF: dict[EndReason, Outcome] = {
-    EndReason.EOS: Outcome.FINISHED,
-    EndReason.STOP_TOKEN: Outcome.FINISHED,
-    EndReason.STOP_STRING: Outcome.FINISHED,
-    EndReason.MAX_TOKENS: Outcome.FINISHED,
-    EndReason.CONTEXT: Outcome.FINISHED,
-    EndReason.INVALID: Outcome.REJECTED,
-    EndReason.QUEUE_FULL: Outcome.REJECTED,
-    EndReason.TENANT_LIMIT: Outcome.REJECTED,
-    EndReason.GRAMMAR_INVALID: Outcome.REJECTED,
-    EndReason.KV_TOO_SMALL: Outcome.REJECTED,
-    EndReason.NOT_READY: Outcome.REJECTED,
-    EndReason.DRAINING: Outcome.REJECTED,
-    EndReason.DISCONNECT: Outcome.CANCELLED,
-    EndReason.TIMEOUT: Outcome.CANCELLED,
-    EndReason.DEADLINE: Outcome.CANCELLED,
-    EndReason.DELETED: Outcome.CANCELLED,
-    EndReason.SLOW_CLIENT: Outcome.CANCELLED,
-    EndReason.SHUTDOWN: Outcome.CANCELLED,
-    EndReason.ENGINE_DIED: Outcome.FAILED,
-    EndReason.EXECUTOR_ERROR: Outcome.FAILED,
-    EndReason.INTERNAL: Outcome.FAILED,
-}
-
-
-class WaitReason(StrEnum):
-    """The one constraint that kept a live sequence out of a step."""
-
-    BUDGET = "budget"
-    SEQS = "seqs"
-    KV = "kv"
-    HEAD_OF_LINE = "head_of_line"
-    POLICY = "policy"
-    GRAMMAR = "grammar"
-    CLIENT_PAUSE = "client_pause"
-    PREEMPTED = "preempted"
-
-
-class Phase(StrEnum):
-    """The phases that tile a request's life; `telemetry.phases` defines their borders."""
-
-    PARSE = "gateway.parse"
-    TOKENIZE = "tokenize"
-    QUEUE = "queue"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    DETOKENIZE = "detokenize"
-    DELIVER = "deliver"
 
 
 class _Fact(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

@@ -13,15 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from telemetry.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
-from telemetry.records import (
-    EndReason,
-    GrammarCompiled,
-    Row,
-    SequenceAdmitted,
-    SequenceQueued,
-    StepRecorded,
-    WaitReason,
-)
+from telemetry.reasons import EndReason, WaitReason
+from telemetry.records import GrammarCompiled, Row, SequenceAdmitted, SequenceQueued, StepRecorded
 
 _HEADS_KEPT = 65_536
 _SAME_WAIT_NS = 1_000_000

@@ -21,7 +21,7 @@ from opentelemetry.util.types import AttributeValue
 
 from telemetry.clock import WallAnchor
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline
-from telemetry.records import Outcome, Phase, WaitReason
+from telemetry.reasons import Outcome, Phase, WaitReason
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_CHUNKS = 256

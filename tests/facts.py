@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from telemetry.reasons import EndReason
 from telemetry.records import (
-    EndReason,
     RequestAccepted,
     RequestEnded,
     RequestParsed,

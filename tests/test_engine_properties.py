@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.sim.sim_executor import sim_token
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pytest
 from engine_world import World
 
 from service.sim.sim_executor import sim_token
-from telemetry.records import EndReason, EngineIdled, SequenceQueued, Skip, WaitReason
+from telemetry.reasons import EndReason, WaitReason
+from telemetry.records import EngineIdled, SequenceQueued, Skip
 
 
 def expected_outputs(seq_id: int, count: int) -> list[int]:

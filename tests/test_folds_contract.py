@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measure, Measured, RequestTimeline
+from telemetry.reasons import EndReason, WaitReason
 from telemetry.records import (
-    EndReason,
     Fact,
     GrammarCompiled,
     Row,
@@ -30,7 +30,6 @@ from telemetry.records import (
     SequenceQueued,
     SequenceResumed,
     Skip,
-    WaitReason,
 )
 from telemetry.step_cost import StepCost, StepCostFold, fit
 from telemetry.totals import Totals

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measured, RequestTimeline, WaitSpan
-from telemetry.records import EndReason, EngineDied, Fact, Phase, Skip, WaitReason, fact_ns
+from telemetry.reasons import EndReason, Phase, WaitReason
+from telemetry.records import EngineDied, Fact, Skip, fact_ns
 
 
 def fold(facts: list[Fact]) -> tuple[list[RequestTimeline], list[Measured]]:

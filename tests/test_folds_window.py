@@ -31,8 +31,9 @@ from telemetry.histograms import MAX_CLASSES, Histograms, LatencyHistogram
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measure, Measured
 from telemetry.pump import Pump
+from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EndReason, EngineDied, EngineIdled, EngineStarted, Fact
+from telemetry.records import EngineDied, EngineIdled, EngineStarted, Fact
 from telemetry.timelines import TimelineStore
 from telemetry.window_fold import WindowFold
 

@@ -29,7 +29,8 @@ from telemetry.clock import MonotonicClock, WallAnchor, read_wall_anchor
 from telemetry.otlp import SpanExporterThread, exporter_from_config, service_resource
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
-from telemetry.records import EndReason, Fact, Skip, WaitReason
+from telemetry.reasons import EndReason, WaitReason
+from telemetry.records import Fact, Skip
 from telemetry.spans import SpanBuilder
 from telemetry.traceparent import new_span_id, new_trace_id, parse_traceparent
 

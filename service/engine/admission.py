@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from service.engine.blocks import blocks_for
 from service.engine.fairness import Policy
 from service.engine.host_tier import Retention
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
 from service.engine.request import Request
-from telemetry.records import Skip, WaitReason
+from telemetry.reasons import WaitReason
+from telemetry.records import Skip
 
 
 class Draft:

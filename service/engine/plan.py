@@ -17,7 +17,8 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.records import EndReason, Skip
+from telemetry.reasons import EndReason
+from telemetry.records import Skip
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from service.engine.prefix import Match
 from service.engine.request import Request, Status
 from service.engine.residents import Residents
 from service.engine.stopping import may_grow
-from telemetry.records import WaitReason
+from telemetry.reasons import WaitReason
 
 
 class Planner:

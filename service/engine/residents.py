@@ -18,7 +18,8 @@ from service.engine.plan import Emission, SlotStart
 from service.engine.prefix import Match, PrefixCache
 from service.engine.queue import WaitingQueue
 from service.engine.request import Request, Status
-from telemetry.records import EndReason, Fact, SequenceAdmitted, SequenceEnded, SequenceQueued
+from telemetry.reasons import EndReason
+from telemetry.records import Fact, SequenceAdmitted, SequenceEnded, SequenceQueued
 
 News = Callable[..., Fact]
 

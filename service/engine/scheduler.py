@@ -28,9 +28,9 @@ from service.engine.planner import Planner
 from service.engine.request import Request, Status
 from service.engine.residents import Residents
 from service.engine.stopping import end_after
+from telemetry.reasons import EndReason
 from telemetry.records import (
     CacheFlushed,
-    EndReason,
     Fact,
     GrammarCompiled,
     SequencePaused,

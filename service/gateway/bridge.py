@@ -18,8 +18,9 @@ from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.errors import EngineUnavailable
 from service.gateway.mailbox import Mailbox
+from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EndReason, EngineStarted, SequenceAdmitted
+from telemetry.records import EngineStarted, SequenceAdmitted
 
 _READ_BYTES = 1 << 18
 

@@ -8,7 +8,7 @@ from typing import Any
 from service.engine.plan import Emission, Sample, TokenLogprob
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 
 @dataclass(frozen=True, slots=True)

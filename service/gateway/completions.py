@@ -44,7 +44,7 @@ from service.gateway.security import identify
 from service.gateway.state import GatewayState
 from service.gateway.witness import Witness
 from telemetry.clock import unix_seconds
-from telemetry.records import EndReason, Outcome
+from telemetry.reasons import EndReason, Outcome
 
 log = logging.getLogger("phasescope.gateway")
 

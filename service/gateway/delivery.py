@@ -16,7 +16,7 @@ from service.gateway.errors import ApiError
 from service.gateway.http import send_error, send_start, send_whole
 from service.gateway.responses import DONE_EVENT
 from service.gateway.witness import Witness
-from telemetry.records import Outcome
+from telemetry.reasons import Outcome
 
 log = logging.getLogger("phasescope.gateway")
 

@@ -8,7 +8,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 
 class EngineUnavailable(Exception):

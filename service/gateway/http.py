@@ -6,7 +6,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.gateway.errors import ApiError, bad_request, too_large
 from service.gateway.mailbox import Interrupted
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from service.engine.plan import Emission
-from telemetry.records import EndReason, SequenceAdmitted
+from telemetry.reasons import EndReason
+from telemetry.records import SequenceAdmitted
 
 
 class Interrupted(Exception):

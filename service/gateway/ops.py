@@ -19,7 +19,7 @@ from service.engine.inbox import FlushCache
 from service.gateway.errors import ApiError, model_not_found, not_found, not_ready
 from service.gateway.security import key_error
 from service.gateway.state import GatewayState
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 Handler = Callable[[GatewayState, Request], Awaitable[Response]]
 

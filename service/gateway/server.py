@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp
 from service.config import ConfigError
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import Supervisor
-from telemetry.records import EndReason
+from telemetry.reasons import EndReason
 
 _LAST_REPLIES_S = 5
 _SEND_BUFFER_BYTES = 64 * 1024
@@ -70,6 +71,7 @@ async def run_gateway(
     announce: Callable[[], Awaitable[None]],
 ) -> None:
     """Serve until a signal comes or the engine cannot be started (EngineStartFailed)."""
+    logging.getLogger("uvicorn.error").addFilter(_says_something)
     server = _Server(
         uvicorn.Config(
             app,
@@ -99,6 +101,11 @@ async def run_gateway(
         drain.cancel()
         await supervisor.stop()
     await engine
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """An answer broken off because its client stopped reading is in the facts already."""
+    return "without completing response" not in record.getMessage()
 
 
 async def _drain(state: GatewayState, stop: asyncio.Event, hurry: asyncio.Event) -> None:

@@ -10,8 +10,8 @@ from service.config import GatewayConfig, SamplingDefaults
 from service.gateway.bridge import Bridge
 from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
+from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EndReason
 
 
 class Views(Protocol):

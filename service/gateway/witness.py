@@ -11,9 +11,9 @@ from service.engine.inbox import Submit
 from service.gateway.http import header
 from service.gateway.schemas import GenerationRequest
 from telemetry.clock import Clock
+from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import (
-    EndReason,
     RequestAccepted,
     RequestEnded,
     RequestParsed,

@@ -25,14 +25,8 @@ from service.engine.fairness import Policy, service_bound
 from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
 from service.sim.workload import Arrival
-from telemetry.records import (
-    EndReason,
-    Fact,
-    SequenceAdmitted,
-    SequenceEnded,
-    SequenceQueued,
-    StepRecorded,
-)
+from telemetry.reasons import EndReason
+from telemetry.records import Fact, SequenceAdmitted, SequenceEnded, SequenceQueued, StepRecorded
 
 
 class InvariantViolated(Exception):

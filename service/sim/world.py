@@ -33,8 +33,9 @@ from service.sim.invariants import Invariants, InvariantViolated
 from service.sim.sim_executor import LinearCost, SimExecutor, WrongContents
 from service.sim.workload import Arrival
 from telemetry.clock import ManualClock, WallAnchor
+from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EndReason, EngineDied, Fact, SequenceEnded
+from telemetry.records import EngineDied, Fact, SequenceEnded
 
 _OVERHEAD_NS = 50_000
 
