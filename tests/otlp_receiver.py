@@ -168,8 +168,21 @@ class OtlpReceiver:
         assert len(mine) == 1, f"{len(mine)} trees for {request_id}"
         return mine[0]
 
-    def check_all(self) -> None:
-        """Every tree is sound and every root is a server span."""
+    def check_all(self, timeout_s: float = 10.0) -> None:
+        """Every tree is sound and every root is a server span.
+
+        A tree may come in several chunks, so what is not sound yet gets a little time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._check_now()
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _check_now(self) -> None:
         for tree in self.trees():
             assert tree.root.kind == SERVER, f"orphan span {tree.root.name}"
             tree.check()
