@@ -227,6 +227,14 @@ def test_keys_name_their_tenants_and_the_header_does_not_override_them(tmp_path:
         assert cached(again) == 96
         assert server.facts_of(again["id"])["tenant"] == "alpha"
         assert server.client.post("/v1/completions", json={"prompt": [20]}).status_code == 401
+        body = {"prompt": [20, 21], "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        mine = {**alpha, "x-request-id": "mine"}
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, headers=mine, timeout=60) as stream:
+            next(stream.iter_lines())
+            assert server.client.delete("/v1/requests/mine", headers=beta).status_code == 404
+            assert server.client.delete("/v1/requests/mine").status_code == 401
+            assert server.client.delete("/v1/requests/mine", headers=alpha).status_code == 200
 
 
 @pytest.mark.parametrize(

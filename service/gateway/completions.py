@@ -84,6 +84,7 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self.request_id: str = scope["state"]["request_id"]
+        self.tenant = ""
         self._witness = Witness(state.lane, state.clock, self.request_id)
         self._delivery = Delivery(send, self._witness)
         self._mailbox = Mailbox(state.config.stream_buffer_tokens, self._on_full)
@@ -142,8 +143,8 @@ class Exchange:
     async def _serve(self) -> EndReason:
         """The good way through; everything else leaves by an exception."""
         state = self._state
-        refused, tenant = identify(state.config, self._scope)
-        self._witness.accepted(self._scope, self._operation.value, tenant)
+        refused, self.tenant = identify(state.config, self._scope)
+        self._witness.accepted(self._scope, self._operation.value, self.tenant)
         if refused is not None:
             raise refused
         if state.drain.active:
@@ -155,7 +156,7 @@ class Exchange:
         try:
             # the engine keeps the deadline; this is for the case that it does not answer
             async with asyncio.timeout(timeout_s and timeout_s + _DEADLINE_SLACK_S):
-                return await self._generate(request, tenant, timeout_s)
+                return await self._generate(request, timeout_s)
         except TimeoutError:
             raise timed_out(EndReason.TIMEOUT) from None
         finally:
@@ -173,16 +174,14 @@ class Exchange:
         self._witness.parsed(request, self._state.model)
         return request
 
-    async def _generate(
-        self, request: GenerationRequest, tenant: str, timeout_s: float | None
-    ) -> EndReason:
+    async def _generate(self, request: GenerationRequest, timeout_s: float | None) -> EndReason:
         if not self._state.bridge.ready:
             raise not_ready()
         prompts = await encode_prompts(self._state, request)
         deadline_ns = None
         if timeout_s is not None:
             deadline_ns = self._witness.accepted_ns + int(timeout_s * 1e9)
-        submits = build_submits(self._state, request, prompts, tenant, deadline_ns)
+        submits = build_submits(self._state, request, prompts, self.tenant, deadline_ns)
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._choices_a_prompt = request.choices
         self._witness.tokenized(self._prompt_tokens)
@@ -288,6 +287,8 @@ class Exchange:
 
     def _on_full(self, full: bool) -> None:
         """The reader is slower than the engine: pause the sequences, or give the stream up."""
+        if not self._delivery.streaming:
+            return  # nobody reads yet: the answer is being collected
         config = self._state.config
         if full and config.slow_client == "drop":
             asyncio.get_running_loop().call_soon(self.interrupt, EndReason.SLOW_CLIENT)

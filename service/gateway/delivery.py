@@ -31,13 +31,13 @@ class Delivery:
         self._send = send
         self._witness = witness
         self._typed = False
-        self._streaming = False
+        self.streaming = False
         self._first_token_told = False
 
     async def begin_stream(self, typed: bool) -> None:
         """Status and headers; from now on errors are events."""
         self._typed = typed
-        self._streaming = True
+        self.streaming = True
         self._witness.status = 200
         content_type = "text/event-stream; charset=utf-8"
         await send_start(self._send, 200, content_type, _STREAM_HEADERS)
@@ -75,7 +75,7 @@ class Delivery:
         """Tell the client: by status if nothing was sent yet, else as the stream's last event."""
         try:
             async with asyncio.timeout(_LAST_WORD_S):
-                if self._streaming:
+                if self.streaming:
                     await self._body(self._error_event(error), last=True)
                 elif self._witness.status == 0:
                     self._witness.status = error.status

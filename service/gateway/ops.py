@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from service.engine.inbox import FlushCache
 from service.gateway.errors import ApiError, model_not_found, not_found, not_ready
-from service.gateway.security import key_error
+from service.gateway.security import identify, key_error
 from service.gateway.state import GatewayState
 from telemetry.reasons import EndReason
 
@@ -133,12 +133,18 @@ async def _delete(state: GatewayState, request: Request) -> Response:
     """End a live request: its blocks are freed, its client gets a typed error."""
     request_id = request.path_params["request_id"]
     live = state.exchanges.get(request_id)
-    if live is None:
+    if live is None or (state.config.tenant_keys and live.tenant != tenant_of(state, request)):
         message = f"request {request_id!r} is not live; it may have ended"
         return error_response(not_found(message, "request_not_found"))
     live.interrupt(EndReason.DELETED)
     body = {"id": request_id, "object": "request", "deleted": True}
     return json_response(msgspec.json.encode(body))
+
+
+def tenant_of(state: GatewayState, request: Request) -> str:
+    """Who asks; with keys that name tenants nobody can touch another's requests."""
+    _, tenant = identify(state.config, request.scope)
+    return tenant
 
 
 async def _flush(state: GatewayState, request: Request) -> Response:

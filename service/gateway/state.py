@@ -37,6 +37,8 @@ class Views(Protocol):
 class Live(Protocol):
     """A request that is being served."""
 
+    tenant: str
+
     def interrupt(self, reason: EndReason) -> None:
         """End it from outside."""
         ...
