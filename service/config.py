@@ -169,6 +169,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
+        for flag, key in (("--api-key", self.api_key), ("--debug-key", self.debug_key)):
+            if key is not None and not key.strip():
+                raise ConfigError(
+                    f"{flag} is empty: give a key, or leave it (and its variable) out"
+                )
         if self.request_timeout_s is not None and self.request_timeout_s <= 0:
             raise ConfigError("--request-timeout must be positive")
         if self.slow_client not in ("pause", "drop"):

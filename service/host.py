@@ -160,6 +160,8 @@ class EngineHost:
                     case Cancel() | Pause() | Resume() | FlushCache() | SetStepCost():
                         self._inbox.put(message)
                     case wire.Shutdown():
+                        self._loop.apply_commands()
+                        self._link.send_frame(wire.Frame([], self._lane.drain(), self._lane.lost))
                         return
                     case wire.Launch():
                         raise ValueError("a second Launch")
@@ -178,7 +180,8 @@ class EngineHost:
 
 def run_engine_process(connection: socket.socket) -> int:
     """The engine process from its first message to its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway decides when we end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the gateway decides when we end
     link = Link(connection)
     try:
         return _run(link, _read_launch(link), MonotonicClock())

@@ -24,6 +24,7 @@ from service.gateway.vocabulary import vocabulary_of
 from service.text.tokenizer import load_tokenizer
 from telemetry import prometheus
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
+from telemetry.drain_rate import DrainRate
 from telemetry.gpu import GpuSampler
 from telemetry.histograms import Histograms
 from telemetry.otlp import SpanExporterThread, exporter_from_config
@@ -36,9 +37,6 @@ from telemetry.window import Snapshot
 from telemetry.window_fold import Suppliers, WindowFold
 
 Say = Callable[[str], None]
-
-_MAX_RETRY_AFTER_S = 60
-_RETRY_AFTER_EVERY_NS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,7 @@ class Telemetry:
     diagnoser: Diagnoser
     exporter: SpanExporterThread | None
     gpu: GpuSampler
+    drain_rate: DrainRate
 
     def current(self) -> Snapshot:
         with self.pump.lock:
@@ -95,28 +94,6 @@ class Telemetry:
         self.gpu.stop()
 
 
-class RetryAfter:
-    """How long the queue needs to drain at the present rate of tokens, in seconds.
-
-    Looked up at most twice a second: refusals come in storms.
-    """
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._asked_ns: int | None = None
-        self._seconds = 1
-
-    def __call__(self) -> int:
-        now_ns = self._telemetry.clock.now_ns()
-        if self._asked_ns is None or now_ns - self._asked_ns > _RETRY_AFTER_EVERY_NS:
-            self._asked_ns = now_ns
-            snapshot = self._telemetry.current()
-            rate = snapshot.prompt_tokens_per_s + snapshot.output_tokens_per_s
-            wanted = round(snapshot.waiting_tokens / rate) if rate > 0 else 1
-            self._seconds = min(max(1, wanted), _MAX_RETRY_AFTER_S)
-        return self._seconds
-
-
 def build_telemetry(
     config: ServeConfig, clock: Clock, bridge: Bridge, lanes: tuple[Lane, ...]
 ) -> Telemetry:
@@ -145,11 +122,15 @@ def build_telemetry(
     pump.add_fold("phases", phases)
     pump.add_fold("window", window)
     pump.add_fold("diagnosis", diagnoser)
+    drain_rate = DrainRate()
+    pump.add_fold("drain_rate", drain_rate)
     if config.engine.itl_target_ms is not None:
         loop = asyncio.get_running_loop()
         costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
         pump.add_fold("step_cost", costs)
-    return Telemetry(clock, pump, phases, window, histograms, timelines, diagnoser, exporter, gpu)
+    return Telemetry(
+        clock, pump, phases, window, histograms, timelines, diagnoser, exporter, gpu, drain_rate
+    )
 
 
 def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
@@ -211,7 +192,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say
         sampling_defaults=config.engine.model.defaults,
         created_unix_s=unix_seconds(),
         views=telemetry,
-        retry_after_s=RetryAfter(telemetry),
+        retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
         live_request_ids=set(),
     )
     port = listener.getsockname()[1]

@@ -84,7 +84,7 @@ class PhaseFold:
             case StepRecorded():
                 self._sequences.step(fact)
             case RequestAccepted():
-                self._requests[fact.request_id] = _Request(fact)
+                self._accept(fact)
             case RequestParsed() | RequestTokenized() | RequestEnded() | SequenceSubmitted():
                 self._request_fact(fact)
             case SequenceQueued():
@@ -106,6 +106,13 @@ class PhaseFold:
                     self._end_sequence(seq_id, fact.at_ns, EndReason.ENGINE_DIED)
             case _:
                 pass  # the engine's own start and idleness are of no request
+
+    def _accept(self, fact: RequestAccepted) -> None:
+        """A client may use an id again before the engine's last word on its old request."""
+        old = self._requests.get(fact.request_id)
+        if old is not None and old.ended is not None:
+            self._give(fact.request_id, old)
+        self._requests[fact.request_id] = _Request(fact)
 
     def _request_fact(
         self, fact: RequestParsed | RequestTokenized | RequestEnded | SequenceSubmitted

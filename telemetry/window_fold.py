@@ -226,6 +226,7 @@ class WindowFold:
         """Once in a while: cells and ended sequences that have left the grid."""
         if self._steps_total % GRID_STEPS:
             return
+        self._forget(self._steps[-1][0])
         oldest = self._step_ids[0]
         for seen in list(self._seen.values()):
             if seen.ended_step is not None and seen.ended_step < oldest:

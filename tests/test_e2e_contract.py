@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -149,6 +150,46 @@ def test_a_slow_reader_is_paused_and_dropped_while_others_go_on(contract: Server
     assert facts["output_tokens"] < 1900
 
 
+def test_a_reader_stuck_with_less_than_a_buffer_is_dropped_all_the_same() -> None:
+    """The engine is done, the text fits the buffer, and the client takes nothing of it."""
+    flags = ("--model", "dummy:tiny", "--stream-buffer", "100000", "--slow-client-timeout", "1")
+    with Server(*flags) as server:
+        reader = SlowReader(server, "stuck", max_tokens=1900)
+        facts = server.facts_of("stuck")
+        reader.socket.close()
+
+        assert facts["reason"] == "slow_client"
+        eventually(server.is_empty, "an empty engine")
+
+
+def test_a_body_that_never_comes_is_a_408() -> None:
+    with Server("--model", "dummy:tiny", "--request-timeout", "0.5") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as half:
+            half.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n"
+                b"x-request-id: half\r\n\r\n{"
+            )
+            assert b" 408 " in half.recv(4096).split(b"\r\n")[0]
+        assert server.facts_of("half")["reason"] == "timeout"
+
+
+def test_an_engine_outlives_the_signal_that_tells_the_server_to_drain() -> None:
+    """A service manager signals every process of the service at once."""
+    with Server("--model", "dummy:tiny", "--drain-timeout", "120") as server:
+        engine = server.snapshot()["engine_pid"]
+        results: list[dict[str, Any]] = []
+        work = threading.Thread(
+            target=lambda: results.append(ids(server, [20, 21], max_tokens=300))
+        )
+        work.start()
+        eventually(lambda: server.snapshot()["running"] == 1, "a running request")
+        for pid in (engine, server.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        work.join(120)
+
+        assert results[0]["completion_tokens"] == 300
+
+
 def test_the_policy_may_be_to_drop_a_slow_reader_at_once() -> None:
     with Server(
         "--model", "dummy:tiny", "--slow-client", "drop", "--stream-buffer", "16"
@@ -227,6 +268,9 @@ def test_keys_name_their_tenants_and_the_header_does_not_override_them(tmp_path:
         assert cached(again) == 96
         assert server.facts_of(again["id"])["tenant"] == "alpha"
         assert server.client.post("/v1/completions", json={"prompt": [20]}).status_code == 401
+        stolen = {"x-tenant": "alpha"}
+        answer = server.client.post("/v1/completions", json={"prompt": [20]}, headers=stolen)
+        assert answer.status_code == 401
         body = {"prompt": [20, 21], "max_tokens": 1500, "ignore_eos": True, "stream": True}
         mine = {**alpha, "x-request-id": "mine"}
         url = f"{server.url}/v1/completions"
@@ -246,6 +290,8 @@ def test_keys_name_their_tenants_and_the_header_does_not_override_them(tmp_path:
         (("--stream-buffer", "1"), "--stream-buffer"),
         (("--tenant-keys", "/does/not/exist"), "--tenant-keys"),
         (("--drain-timeout", "-1"), "--drain-timeout"),
+        (("--api-key", ""), "--api-key"),
+        (("--tenant-keys", "/dev/null"), "no keys"),
     ],
 )
 def test_policies_that_cannot_work_are_one_clear_line(flags: tuple[str, ...], words: str) -> None:

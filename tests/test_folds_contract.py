@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from facts import (
     MS,
     accepted,
@@ -18,10 +19,12 @@ from facts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.drain_rate import DrainRate
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measure, Measured, RequestTimeline
 from telemetry.reasons import EndReason, WaitReason
 from telemetry.records import (
+    EngineIdled,
     Fact,
     GrammarCompiled,
     Row,
@@ -211,3 +214,31 @@ def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_c
 
     assert [timeline.ended.reason for timeline in timelines] == [EndReason.SHUTDOWN]
     assert fold.live == 0
+
+
+def test_an_id_that_is_used_again_at_once_names_two_requests_in_turn() -> None:
+    """The engine's last word on the first comes after the second was accepted."""
+    timelines: list[RequestTimeline] = []
+    fold = PhaseFold([timelines.append])
+    first = request(queued(at=3), step(0, 4, 10, [prefill()]), reason=EndReason.DISCONNECT)
+    late = [fact for fact in first if fact == sequence_ended(reason=EndReason.DISCONNECT)]
+    fold.on_facts([fact for fact in first if fact not in late])
+    fold.on_facts([accepted(at=71), *late, submitted(at=72, seq_id=2), queued(2, 73)])
+    fold.on_facts([step(1, 5000, 5010, [prefill(2)])])
+    fold.on_facts([sequence_ended(2, 5020), request_ended(at=5030)])
+
+    reasons = [timeline.ended.reason for timeline in timelines]
+    assert reasons == [EndReason.DISCONNECT, EndReason.MAX_TOKENS]
+    assert fold.live == 0
+
+
+def test_retry_after_is_the_queue_over_the_rate_and_one_second_when_idle() -> None:
+    rate = DrainRate()
+    steps = [step(i, 100 * i, 100 * i + 100, [prefill(tokens=10)]) for i in range(20)]
+    rate.on_facts([msgspec.structs.replace(s, waiting_tokens=2000) for s in steps])
+
+    assert rate.retry_after_s == 20
+    rate.on_facts([msgspec.structs.replace(steps[-1], waiting_tokens=10**9)])
+    assert rate.retry_after_s == 60
+    rate.on_facts([EngineIdled(3000 * MS, 0, 0, 0, 0, 10)])
+    assert rate.retry_after_s == 1

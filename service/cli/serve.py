@@ -224,6 +224,8 @@ def read_tenant_keys(path: str | None) -> dict[str, str]:
         lines = Path(path).read_text().splitlines()
     except OSError as error:
         raise ConfigError(f"--tenant-keys {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--tenant-keys {path}: not a text file: {error}") from error
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -234,6 +236,8 @@ def read_tenant_keys(path: str | None) -> dict[str, str]:
                 f"--tenant-keys {path}:{number}: expected 'TENANT KEY', each key once"
             )
         found[words[1]] = words[0]
+    if not found:
+        raise ConfigError(f"--tenant-keys {path}: no keys in it; without the flag the API is open")
     return found
 
 

@@ -90,6 +90,10 @@ class EngineLoop:
             self._note_idle()
         return self.scheduler.take_emissions()
 
+    def apply_commands(self) -> None:
+        """What has arrived takes effect and leaves its facts; no step follows."""
+        self._apply(self._inbox.drain(), self._clock.now_ns())
+
     def _apply(self, commands: list[Command], now_ns: int) -> None:
         scheduler = self.scheduler
         for command in commands:

@@ -50,6 +50,7 @@ log = logging.getLogger("phasescope.gateway")
 
 _DEADLINE_SLACK_S = 10.0
 _STUCK_WRITE_S = 2.0
+_BODY_TIMEOUT_S = 60.0
 
 
 class GenerationEndpoint:
@@ -86,7 +87,7 @@ class Exchange:
         self.request_id: str = scope["state"]["request_id"]
         self.tenant = ""
         self._witness = Witness(state.lane, state.clock, self.request_id)
-        self._delivery = Delivery(send, self._witness)
+        self._delivery = Delivery(send, self._witness, self._write_waits)
         self._mailbox = Mailbox(state.config.stream_buffer_tokens, self._on_full)
         self._choices: list[Choice] = []
         self._prompt_tokens = 0
@@ -117,12 +118,14 @@ class Exchange:
             self._witness.noticed()
             if self._mailbox.interruption is None or self._task is None:
                 raise
-            self._task.uncancel()  # our own guard: a write was stuck
+            self._task.uncancel()  # our own guard: something was stuck
+            if not self._delivery.streaming:
+                await self._explain(reason)
         except Exception:
             log.exception("request %s failed", self.request_id)
             await self._delivery.last_word(internal())
         finally:
-            self._watch_stuck(False)
+            self._write_waits(False)
             if self._guard is not None:
                 self._guard.cancel()
             self._cancel_rest(reason)
@@ -149,8 +152,9 @@ class Exchange:
             raise refused
         if state.drain.active:
             raise draining()
-        body = await read_body(self._scope, self._receive, state.config.max_body_bytes)
-        request = self._parse(body)
+        request = self._parse(await self._body())
+        if state.drain.active:
+            raise draining()
         timeout_s = request.timeout_s or state.config.request_timeout_s
         watcher = asyncio.create_task(self._watch())
         try:
@@ -161,6 +165,15 @@ class Exchange:
             raise timed_out(EndReason.TIMEOUT) from None
         finally:
             watcher.cancel()
+
+    async def _body(self) -> bytes:
+        """The body, if it comes within the time that a request may take."""
+        config = self._state.config
+        try:
+            async with asyncio.timeout(config.request_timeout_s or _BODY_TIMEOUT_S):
+                return await read_body(self._scope, self._receive, config.max_body_bytes)
+        except TimeoutError:
+            raise timed_out(EndReason.TIMEOUT) from None
 
     def _parse(self, body: bytes) -> GenerationRequest:
         defaults = self._state.sampling_defaults
@@ -184,6 +197,7 @@ class Exchange:
         submits = build_submits(self._state, request, prompts, self.tenant, deadline_ns)
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._choices_a_prompt = request.choices
+        self._mailbox.limit = self._state.config.stream_buffer_tokens * len(submits)
         self._witness.tokenized(self._prompt_tokens)
         for index, submit in enumerate(submits):
             choice = Choice(index, submit.seq_id, self._state.tokenizer, request.stops)
@@ -257,7 +271,7 @@ class Exchange:
         grammar = request.grammar
         if grammar is None:
             return
-        whole = [choice for choice in self._choices if choice.finish_reason == "stop"]
+        whole = [choice for choice in self._choices if choice.end is EndReason.EOS]
         verdicts = [output_is_valid(grammar, choice.full_text) for choice in whole]
         known = [verdict for verdict in verdicts if verdict is not None]
         self._witness.output_valid = all(known) if known else None
@@ -296,10 +310,9 @@ class Exchange:
         for choice in self._choices:
             if not choice.done:
                 self._state.bridge.pause(choice.seq_id, full)
-        self._watch_stuck(full)
 
-    def _watch_stuck(self, waiting: bool) -> None:
-        """A reader that takes nothing for long is as good as gone."""
+    def _write_waits(self, waiting: bool) -> None:
+        """A write began or ended: a reader that takes nothing for long is as good as gone."""
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None

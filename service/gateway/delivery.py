@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 from starlette.types import Send
@@ -27,7 +28,9 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class Delivery:
     """Sends, and tells the witness what was sent."""
 
-    def __init__(self, send: Send, witness: Witness) -> None:
+    def __init__(self, send: Send, witness: Witness, on_write: Callable[[bool], None]) -> None:
+        """`on_write` is told when a write of a stream begins and when it is done."""
+        self._on_write = on_write
         self._send = send
         self._witness = witness
         self._typed = False
@@ -90,7 +93,9 @@ class Delivery:
         return named("cancelled" if cancelled else "failed", error.body())
 
     async def _body(self, body: bytes, last: bool = False) -> None:
+        self._on_write(True)
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        self._on_write(False)
         self._witness.sent(len(body))
 
 

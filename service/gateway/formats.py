@@ -16,7 +16,7 @@ import msgspec
 from service.engine.plan import Grammar, GrammarKind
 from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS
 from service.gateway.errors import ApiError, bad_request
-from service.gateway.json_schemas import fault_of_schema, validates
+from service.gateway.json_schemas import fault_of_schema, matches, validates
 
 CODE = "invalid_grammar"
 MAX_CHOICES_OF_TEXT = 4096
@@ -54,10 +54,7 @@ def output_is_valid(grammar: Grammar, text: str) -> bool | None:
         case GrammarKind.JSON_SCHEMA:
             return validates(grammar.source, text)
         case GrammarKind.REGEX:
-            try:
-                return re.fullmatch(grammar.source, text, re.ASCII) is not None
-            except re.error:  # valid for the engine, but not for Python
-                return None
+            return matches(grammar.source, text, whole=True)
         case GrammarKind.EBNF:
             return None
 

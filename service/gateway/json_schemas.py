@@ -13,14 +13,16 @@ from urllib.parse import unquote
 
 import jsonschema_specifications
 import msgspec
+import regex
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
-from jsonschema.validators import validator_for
+from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.validators import extend, validator_for
 from referencing.exceptions import Unresolvable
 
 from service.gateway.schema_shapes import is_well_formed
 
 _SHOWN_CHARACTERS = 200
+_PATTERN_S = 0.02
 _MAX_PASSES = 20
 _NEWEST = "https://json-schema.org/draft/2020-12/schema"
 _JUDGED_SCHEMAS = 1024
@@ -67,18 +69,48 @@ def _fault_of_references(schema: dict[str, Any]) -> str | None:
     return None
 
 
-def validates(source: str, text: str) -> bool:
-    """Whether a text is JSON that the schema in `source` allows."""
+def validates(source: str, text: str) -> bool | None:
+    """Whether a text is JSON that the schema in `source` allows; None if that cannot be told."""
     try:
         return bool(_validator(source).is_valid(msgspec.json.decode(text)))
     except (msgspec.DecodeError, RecursionError, Unresolvable):
         return False
+    except _Undecided:
+        return None
+
+
+def matches(pattern: str, text: str, whole: bool) -> bool | None:
+    """Whether a pattern matches; None when it takes too long or means nothing to this library.
+
+    Patterns come from clients, and a backtracking search may take for ever: it is given a
+    few milliseconds, because it holds up every stream of the gateway.
+    """
+    search = regex.fullmatch if whole else regex.search
+    try:
+        return search(pattern, text, regex.ASCII, timeout=_PATTERN_S) is not None
+    except (regex.error, TimeoutError, RecursionError):
+        return None
+
+
+class _Undecided(Exception):
+    """A pattern within a schema could not be judged."""
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    """The `pattern` keyword, with our bound on time."""
+    if not validator.is_type(value, "string"):
+        return
+    verdict = matches(pattern, value, whole=False)
+    if verdict is None:
+        raise _Undecided
+    if not verdict:
+        yield ValidationError("the text does not match its pattern")
 
 
 @lru_cache(256)
 def _validator(source: str) -> Any:
     schema = msgspec.json.decode(source)
-    kind = validator_for(schema, default=Draft202012Validator)
+    kind = extend(validator_for(schema, default=Draft202012Validator), {"pattern": _pattern})
     return kind(schema, registry=jsonschema_specifications.REGISTRY)
 
 

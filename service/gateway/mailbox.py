@@ -28,7 +28,7 @@ class Mailbox:
 
     def __init__(self, limit: int, on_full: Callable[[bool], None]) -> None:
         self.hit_tokens: dict[int, int] = {}
-        self._limit = limit
+        self.limit = limit
         self._on_full = on_full
         self._full = False
         self._emissions: list[Emission] = []
@@ -37,7 +37,7 @@ class Mailbox:
 
     def put(self, emission: Emission) -> None:
         self._emissions.append(emission)
-        if len(self._emissions) > self._limit and not self._full:
+        if len(self._emissions) > self.limit and not self._full:
             self._full = True
             self._on_full(True)
         self._wake()

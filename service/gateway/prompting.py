@@ -22,7 +22,11 @@ async def encode_prompts(state: GatewayState, request: GenerationRequest) -> lis
     if request.messages is not None:
         return [await _encode_chat(state.tokenizer, request)]
     assert request.prompts is not None
-    return [await _encode_prompt(state.tokenizer, prompt) for prompt in request.prompts]
+    encoded: list[list[int]] = []
+    for prompt in request.prompts:
+        encoded.append(await _encode_prompt(state.tokenizer, prompt))
+        await asyncio.sleep(0)  # others' streams go on between two prompts
+    return encoded
 
 
 async def _encode_chat(tokenizer: Tokenizer, request: GenerationRequest) -> list[int]:

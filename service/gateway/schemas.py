@@ -7,7 +7,6 @@ means "off".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from service.gateway.errors import bad_request
 from service.gateway.formats import parse_grammar
 
 MAX_CHOICES = 16
+MAX_SEQUENCES = 256
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 31
@@ -100,7 +100,7 @@ class _Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise bad_request(f"{name} must be a number", name)
-        if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        if not low <= value <= high or (open_low and value == low):  # NaN is in no range
             edge = "above" if open_low else "from"
             raise bad_request(f"{name} must be {edge} {low:g} to {high:g}, not {value}", name)
         return float(value)
@@ -193,6 +193,8 @@ def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> Generati
         **own,
     )
     fields.refuse_rest()
+    if request.choices * len(request.prompts or (None,)) > MAX_SEQUENCES:
+        raise bad_request(f"prompts times n must not exceed {MAX_SEQUENCES}", "n")
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise bad_request("min_tokens must not exceed max_tokens", "min_tokens")
     if request.grammar is not None and request.ignore_eos:
@@ -306,9 +308,9 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
         raise wrong
     found: dict[int, float] = {}
     for key, bias in value.items():
-        if not key.isdecimal() or isinstance(bias, bool) or not isinstance(bias, int | float):
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
             raise wrong
-        if not math.isfinite(bias) or abs(bias) > 100:
+        if not key.isdecimal() or len(key) > 10:
             raise wrong
         found[int(key)] = float(bias)
     return found

@@ -22,7 +22,10 @@ def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]
     owner = _owner(config, _bearer(authorization))
     if owner is not None:
         return None, owner
-    return key_error(config, scope["path"], authorization), label(header(scope, b"x-tenant"))
+    tenant = label(header(scope, b"x-tenant"))
+    if tenant in config.tenant_keys.values():
+        return unauthorized(), ""  # that name is reserved for the holder of its key
+    return key_error(config, scope["path"], authorization), tenant
 
 
 def key_error(config: GatewayConfig, path: str, authorization: str | None) -> ApiError | None:

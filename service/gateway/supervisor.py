@@ -92,6 +92,7 @@ class Supervisor:
                 *(sys.executable, "-m", "service.cli.main", "engine", "--fd", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # signals to our group are for us: we drain first
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         except OSError as error:
