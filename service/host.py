@@ -151,12 +151,13 @@ class EngineHost:
     def serve(self) -> None:
         """Run until told to shut down. Raises GatewayGone when the gateway went away."""
         while True:
+            constrained: list[Submit] = []
             for message in self._link.receive(self._idle_s()):
                 match message:
                     case Submit():
                         self._inbox.put(message)
                         if message.grammar is not None:
-                            self._compiler.request(message.seq_id, message.grammar)
+                            constrained.append(message)
                     case Cancel() | Pause() | Resume() | FlushCache() | SetStepCost():
                         self._inbox.put(message)
                     case wire.Shutdown():
@@ -165,10 +166,21 @@ class EngineHost:
                         return
                     case wire.Launch():
                         raise ValueError("a second Launch")
+            self._compile(constrained)
             emissions = self._loop.step()
             facts = self._lane.drain()
             if emissions or facts:
                 self._link.send_frame(wire.Frame(emissions, facts, self._lane.lost))
+
+    def _compile(self, submits: list[Submit]) -> None:
+        """Have grammars compiled, of those requests only that the queue has taken."""
+        if not submits:
+            return
+        self._loop.apply_commands()
+        for submit in submits:
+            if submit.seq_id in self._loop.scheduler.residents.live:
+                assert submit.grammar is not None
+                self._compiler.request(submit.seq_id, submit.grammar)
 
     def _idle_s(self) -> float | None:
         """How long nothing is to be done unless a message comes."""
@@ -217,7 +229,9 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     compilers: list[GrammarCompiler] = []
 
     def make_compiler(vocab_logits: int) -> GrammarCompiler:
-        compilers.append(GrammarCompiler(launch.vocabulary, vocab_logits, clock, on_ready))
+        # as many as can wait at once, or one would be pushed out before it is used
+        kept = config.queue_limit_requests + config.max_seqs
+        compilers.append(GrammarCompiler(launch.vocabulary, vocab_logits, clock, on_ready, kept))
         return compilers[0]
 
     loaded = load_executor(config, clock, progress, make_compiler)

@@ -67,13 +67,18 @@ def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> St
 
 
 class StepCostFold:
-    """Refits as steps come in and tells `on_cost`."""
+    """Refits as steps come in and tells `on_cost`.
+
+    A step's span begins where the one before was committed, if that was later than its own
+    begin: steps of a deeper pipeline overlap.
+    """
 
     def __init__(self, on_cost: Callable[[StepCost], None]) -> None:
         self._on_cost = on_cost
         self._features: deque[tuple[int, int, int]] = deque(maxlen=WINDOW_STEPS)
         self._spans_ns: deque[int] = deque(maxlen=WINDOW_STEPS)
         self._since_fit = 0
+        self._last_ns = 0
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -90,9 +95,10 @@ class StepCostFold:
             self._on_cost(fit(self._features, self._spans_ns))
 
     def _step(self, step: StepRecorded) -> None:
-        span_ns = step.committed_ns - step.begin_ns
-        if span_ns <= 0:
-            return
+        span_ns = step.committed_ns - max(step.begin_ns, self._last_ns)
+        self._last_ns = step.committed_ns
+        if span_ns <= 0 or all(row.wasted for row in step.rows):
+            return  # it failed: what it took says nothing of what it computed
         decodes = [row for row in step.rows if not row.is_prefill]
         prefill_tokens = sum(row.tokens for row in step.rows if row.is_prefill)
         context_tokens = sum(row.context_tokens for row in decodes)

@@ -163,12 +163,32 @@ class Unbounded(Scheduler):
         self.residents.enter(Request(command), now_ns)
 
 
+class Uncapped(Scheduler):
+    """INV-15: tenants have no limit."""
+
+    def __init__(self, limits: Limits) -> None:
+        from dataclasses import replace
+
+        super().__init__(limits)
+        self._planner.limits = replace(limits, tenant_max_seqs=None)
+
+
+class StopsEarly(Scheduler):
+    """INV-16: everybody is a token short."""
+
+    def submit(self, command: Submit, now_ns: int) -> None:
+        import msgspec
+
+        short = msgspec.structs.replace(command, max_tokens=max(1, command.max_tokens - 1))
+        super().submit(short, now_ns)
+
+
 class HoldsOn(Scheduler):
     """INV-14: what was refused a grammar waits for ever."""
 
-    def grammar_ready(self, command: Any) -> None:
+    def grammar_ready(self, command: Any, now_ns: int) -> None:
         if command.error is None:
-            super().grammar_ready(command)
+            super().grammar_ready(command, now_ns)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +207,8 @@ class HoldsOn(Scheduler):
         (12, IgnoresDeadlines),
         (13, Unbounded),
         (14, HoldsOn),
+        (15, Uncapped),
+        (16, StopsEarly),
     ],
 )
 def test_the_invariant_catches_the_scheduler_that_breaks_it(

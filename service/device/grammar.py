@@ -115,10 +115,6 @@ class Matcher:
                 return
         row[:] = self._ends
 
-    def allows_only_ends(self, row: MaskRow) -> bool:
-        """Whether a mask that was filled leaves nothing but the end."""
-        return not (row & ~self._ends).any()
-
     def allows(self, tokens: Sequence[int]) -> int:
         """How many of these tokens would be allowed in turn; changes nothing."""
         trial = Matcher(self._library.deep_copy(), self._ends)

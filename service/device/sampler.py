@@ -19,7 +19,7 @@ from itertools import accumulate
 
 import torch
 
-from service.device.grammar import MaskRow, MaskRows, Matcher
+from service.device.grammar import MaskRows, Matcher
 from service.device.grammar_compiler import GrammarCompiler
 from service.engine.plan import (
     DecodeRow,
@@ -135,11 +135,11 @@ class Sampler:
     ) -> tuple[Sample, ...]:
         """One token a row; `places` are the rows' output indices."""
         raw = logits
-        logits, ending = self._mask(slots, logits)
+        logits = self._mask(slots, logits)
         if any(s.alters_logits(place) for s, place in zip(slots, places, strict=True)):
             logits = logits.clone() if logits is raw else logits
             for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
-                self._alter(logits[index], slot, place, index not in ending)
+                self._alter(logits[index], slot, place)
         tokens = logits.argmax(dim=-1).tolist()
         for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
             if slot.params.temperature >= _GREEDY_BELOW:
@@ -153,14 +153,11 @@ class Sampler:
             for index, (token, slot) in enumerate(zip(tokens, slots, strict=True))
         )
 
-    def _mask(
-        self, slots: Sequence[_Slot], logits: torch.Tensor
-    ) -> tuple[torch.Tensor, frozenset[int]]:
-        """Logits with what grammars forbid at minus infinity, in a copy if there are any
-        grammars, and the rows to which a grammar leaves nothing but the end."""
+    def _mask(self, slots: Sequence[_Slot], logits: torch.Tensor) -> torch.Tensor:
+        """Logits with what grammars forbid at minus infinity, in a copy if there are any."""
         indices = [index for index, slot in enumerate(slots) if slot.matcher is not None]
         if not indices:
-            return logits, frozenset()
+            return logits
         self.last_masked_rows += len(indices)
         begin_ns = self._now_ns()
         matchers = [matcher for slot in slots if (matcher := slot.matcher) is not None]
@@ -172,10 +169,8 @@ class Sampler:
             picked = torch.tensor(indices, device=logits.device)
             constrained = logits[picked].masked_fill_(forbidden, -torch.inf)
             logits = logits.index_copy(0, picked, constrained)
-        over = zip(indices, matchers, masks, strict=True)
-        ending = frozenset(i for i, matcher, mask in over if _only_ends(slots[i], matcher, mask))
         self.last_mask_ns += self._now_ns() - begin_ns
-        return logits, ending
+        return logits
 
     def _follow(self, slots: Sequence[_Slot], tokens: Sequence[int]) -> None:
         """Grammars go on past the drawn tokens."""
@@ -190,9 +185,7 @@ class Sampler:
     def _now_ns(self) -> int:
         return self._clock.now_ns() if self._clock is not None else 0
 
-    def _alter(
-        self, logits: torch.Tensor, slot: _Slot, output_index: int, may_hold: bool = True
-    ) -> None:
+    def _alter(self, logits: torch.Tensor, slot: _Slot, output_index: int) -> None:
         """Bias, minimum length and penalties, in place on one row.
 
         The end tokens are not held off where a grammar allows nothing else.
@@ -200,8 +193,12 @@ class Sampler:
         params = slot.params
         for token_id, bias in (params.logit_bias or {}).items():
             logits[token_id] += bias
-        if may_hold and output_index < slot.min_tokens and slot.end_token_ids:
-            logits[list(slot.end_token_ids)] = -torch.inf
+        if output_index < slot.min_tokens and slot.end_token_ids:
+            ends = list(slot.end_token_ids)
+            held = logits[ends]
+            logits[ends] = -torch.inf
+            if slot.matcher is not None and not torch.isfinite(logits).any():
+                logits[ends] = held
         if params.repetition_penalty != 1.0:
             seen = sorted(slot.prompt_ids | slot.output_counts.keys())
             index = torch.tensor(seen, device=logits.device)
@@ -218,11 +215,6 @@ class Sampler:
 def _was_right(samples: Sequence[Sample], drafts: Sequence[int], depth: int) -> bool:
     """Whether the sample at `depth` is what was guessed there."""
     return depth < len(drafts) and samples[depth].token_id == drafts[depth]
-
-
-def _only_ends(slot: _Slot, matcher: Matcher, mask: MaskRow) -> bool:
-    """Asked only of rows that would hold their end tokens off."""
-    return slot.min_tokens > 0 and matcher.allows_only_ends(mask)
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:

@@ -81,12 +81,12 @@ class TorchExecutor:
             self._worker.shutdown()
 
     def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
-        self._copy_blocks(plan)
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
             self._last_tokens.pop(slot, None)
         for start in plan.started:
             self._sampler.start(start)
+        self._copy_blocks(plan)
         forward_ns = self._clock.now_ns()
         try:
             self._fill_last_tokens(plan, inputs)
@@ -115,6 +115,7 @@ class TorchExecutor:
     def _fill_last_tokens(self, plan: Plan, inputs: StepInputs) -> None:
         """The input tokens of decode rows are known only now."""
         if plan.decodes:
-            last = [self._last_tokens[row.slot] for row in plan.decodes]
+            # a slot without one is of a sequence that ended when the step before this failed
+            last = [self._last_tokens.get(row.slot, 0) for row in plan.decodes]
             places = torch.tensor(inputs.last_tokens, device=inputs.token_ids.device)
             inputs.token_ids[places] = torch.tensor(last, device=inputs.token_ids.device)

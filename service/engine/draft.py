@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
 from service.engine.request import Request
@@ -49,8 +50,8 @@ class Draft:
     def start(self, start: SlotStart) -> None:
         self._started.append(start)
 
-    def decode(self, request: Request, drafts: Sequence[int] = ()) -> None:
-        """One more token of a running sequence, and perhaps guesses of those after it."""
+    def decode(self, request: Request) -> None:
+        """One more token of a running sequence."""
         assert request.slot is not None
         self.decodes.append(
             DecodeRow(
@@ -59,12 +60,17 @@ class Draft:
                 start=request.computed_tokens,
                 blocks=request.blocks,
                 output_index=request.next_output_index,
-                drafts=drafts,
             )
         )
         request.advance(1)
         request.in_flight_samples += 1
-        self.budget_left -= 1 + len(drafts)
+        self.budget_left -= 1
+
+    def guess(self, place: int, drafts: Sequence[int]) -> None:
+        """Let the decode row at `place` carry guesses of the tokens after its own."""
+        if drafts:
+            self.decodes[place] = replace(self.decodes[place], drafts=drafts)
+            self.budget_left -= len(drafts)
 
     def prefill(self, request: Request, count: int) -> None:
         """The next `count` tokens of a sequence's prompt."""

@@ -3,8 +3,12 @@
 Fair shares follow the Virtual Token Counter (Sheng et al., OSDI 2024): each tenant has a
 counter of the service it got, in weighted tokens; the waiting tenant with the smallest
 counter is next; a tenant that comes back from idleness is lifted to the smallest counter
-of those that wait, so that idleness cannot be saved up. While two tenants both wait, their
-counters stay within a bound of each other (`service_bound`).
+of those that are or could be served, so that idleness cannot be saved up. While two tenants
+both wait, their counters stay within a bound of each other (`service_bound`).
+
+A request once admitted keeps its rank, the start tag of start-time fair queueing (Goyal et
+al., SIGCOMM 1996): the prompt of a tenant that is due is computed through, and not in turns
+with a flood of others'. Between equals the tenant with less in the batch goes first.
 
 Priority classes come before both. So that no class starves, a request that has waited
 longer than the ageing time counts as one of the best class.
@@ -44,14 +48,12 @@ class ServiceLedger:
     def decoded(self, tenant: str, tokens: int) -> None:
         self._service[tenant] = self.service_of(tenant) + DECODE_WEIGHT * tokens
 
-    def arrived(self, tenant: str, waiting: Iterable[str]) -> None:
-        """A tenant with nothing in the queue queues something; `waiting` are the others there."""
-        others = [self.service_of(other) for other in waiting]
-        if others:
-            floor = min(others)
-        else:
+    def arrived(self, tenant: str, floor: int | None) -> None:
+        """A tenant with nothing in the queue queues something. `floor` is the service of
+        whoever is served next, None when nobody is: the newcomer is placed just before."""
+        if floor is None:
             floor = self.service_of(self._last_left) if self._last_left is not None else 0
-        self._service[tenant] = max(self.service_of(tenant), floor)
+        self._service[tenant] = max(self.service_of(tenant), floor - 1)
 
     def left(self, tenant: str, live: Iterable[str]) -> None:
         """The tenant has nothing in the queue any more. Old idle tenants are forgotten."""

@@ -49,6 +49,9 @@ class HostTier:
         kept = self._kept.get(digest)
         return kept is not None and not self._expired(kept, now_ns)
 
+    def slot_of(self, digest: bytes) -> int:
+        return self._kept[digest].slot
+
     def put(self, digest: bytes, tenant: str, now_ns: int) -> tuple[int | None, list[bytes]]:
         """A slot for an evicted block, and whose digests had to leave for it.
 

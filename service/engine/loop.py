@@ -105,9 +105,9 @@ class EngineLoop:
                 case Pause():
                     scheduler.pause(command.seq_id)
                 case Resume():
-                    scheduler.resume(command.seq_id)
+                    scheduler.resume(command.seq_id, now_ns)
                 case GrammarReady():
-                    scheduler.grammar_ready(command)
+                    scheduler.grammar_ready(command, now_ns)
                 case SetStepCost():
                     scheduler.set_step_cost(command)
                 case FlushCache():

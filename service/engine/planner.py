@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 
 from service.engine.admission import Limits, fits
 from service.engine.blocks import blocks_for
 from service.engine.budget import StepLoad, prefill_allowance
 from service.engine.draft import Draft
-from service.engine.fairness import Policy
 from service.engine.inbox import SetStepCost
 from service.engine.plan import Plan
 from service.engine.prefix import Match
+from service.engine.queue import Rank
 from service.engine.request import Request, Status
 from service.engine.residents import Residents
 from service.engine.stopping import may_grow
@@ -26,15 +27,19 @@ class Planner:
         self.residents = residents
         self.pool = residents.pool
         self.cost: SetStepCost | None = None
+        self._untold: list[int] = []
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched."""
         draft = Draft(self.limits.step_tokens)
+        draft.preempted, self._untold = self._untold, []
         self._plan_decodes(draft, now_ns)
+        self._add_guesses(draft, now_ns)
         draft.narrow(self._prefill_allowance(draft))
         self._plan_prefills(draft, now_ns)
         residents = self.residents
         if draft.is_empty:
+            self._untold = draft.preempted  # the next step's record will name them
             return draft.finish(residents.next_step_id, (), ())
         stopped, copies = residents.take_stopped_slots(), residents.prefix.take_copies()
         plan = draft.finish(residents.next_step_id, stopped, copies)
@@ -44,7 +49,6 @@ class Planner:
     def _plan_decodes(self, draft: Draft, now_ns: int) -> None:
         """Best first, so that whoever must give up his blocks has no row yet."""
         order = self._service_order(now_ns)
-        spare = draft.budget_left - len(order)
         for request in order:
             if request.status is not Status.RUNNING:
                 continue
@@ -55,20 +59,21 @@ class Planner:
                 continue  # its chunk comes later, or its last token is in flight
             if not self._grow(request, order, draft, now_ns):
                 continue
-            drafts = self._guess(request, spare, now_ns)
-            spare -= len(drafts)
-            draft.decode(request, drafts)
+            draft.decode(request)
 
     def _service_order(self, now_ns: int) -> list[Request]:
         """Running sequences, the first to be served and the last to be preempted in front."""
-        rank = self.residents.queue.rank(now_ns)
-        fair = self.limits.policy is Policy.VTC
+        rank = self._rank(now_ns)
 
         def key(request: Request) -> tuple[bool, int, int]:
-            priority, service, _ = rank(request)
-            return (request.paused, priority, service if fair else 0)
+            priority, service, _, _ = rank(request)
+            return (request.paused, priority, service)
 
         return sorted(self.residents.running, key=key)
+
+    def _rank(self, now_ns: int) -> Callable[[Request], Rank]:
+        batch = Counter(request.submit.tenant for request in self.residents.running)
+        return self.residents.queue.rank(now_ns, batch)
 
     def _grow(self, request: Request, order: list[Request], draft: Draft, now_ns: int) -> bool:
         """Room for one more token; may preempt the last in order, in the end the request itself."""
@@ -77,15 +82,34 @@ class Planner:
         while missing > self.pool.available:
             victim = next(r for r in reversed(order) if r.status is Status.RUNNING)
             draft.pressed = draft.pressed or not victim.paused
-            self._preempt(victim, draft)
+            self._preempt(victim, draft, now_ns)
             if victim is request:
                 return False
         self.residents.grow(request, max(0, missing), now_ns)
         return True
 
+    def _add_guesses(self, draft: Draft, now_ns: int) -> None:
+        """Drafts take only what is left when every sequence has its one token, and leave
+        prompts their due."""
+        if not self.limits.draft_tokens:
+            return
+        spare = draft.budget_left - self._due_to_prompts()
+        for place, row in enumerate(draft.decodes):
+            drafts = self._guess(self.residents.live[row.seq_id], spare, now_ns)
+            spare -= len(drafts)
+            draft.guess(place, drafts)
+
+    def _due_to_prompts(self) -> int:
+        """Tokens that drafts must leave: a block while anybody has a prompt to compute, all
+        of the step if prompts are computed in one piece."""
+        residents = self.residents
+        if not residents.queue.has_candidates and not any(r.in_prefill for r in residents.running):
+            return 0
+        return self.limits.block_tokens if self.limits.chunked_prefill else self.limits.step_tokens
+
     def _guess(self, request: Request, spare: int, now_ns: int) -> list[int]:
         """Draft tokens, as far as budget, limits and free blocks allow without any pressure."""
-        if request.lookup is None or request.in_flight_samples:
+        if request.lookup is None:
             return []
         outputs_left = request.submit.max_tokens - len(request.outputs) - 1
         context_left = self.limits.max_model_tokens - request.known_tokens - 1
@@ -93,7 +117,7 @@ class Planner:
         if count <= 0:
             return []
         drafts = request.lookup.propose(count)
-        needed = blocks_for(request.computed_tokens + 1 + len(drafts), self.limits.block_tokens)
+        needed = blocks_for(request.computed_tokens + len(drafts), self.limits.block_tokens)
         missing = needed - len(request.blocks)
         if missing > self.pool.available - self.limits.watermark_blocks:
             return []
@@ -111,7 +135,7 @@ class Planner:
 
     def _plan_prefills(self, draft: Draft, now_ns: int) -> None:
         """Chunks of running prompts and new admissions, in one order of service."""
-        rank = self.residents.queue.rank(now_ns)
+        rank = self._rank(now_ns)
         started = [r for r in self.residents.running if r.in_prefill and not r.paused]
         pending = deque(sorted(started, key=rank))
         capped: set[str] = set()
@@ -123,66 +147,65 @@ class Planner:
                     draft.skip(request, WaitReason.BUDGET)
                 continue
             assert head is not None
-            head = self._head(draft, capped, now_ns) if self._admit(head, draft, now_ns) else None
+            admitted = self._admit(head, rank(head)[0], draft, now_ns)
+            head = self._head(draft, capped, now_ns) if admitted else None
 
     def _head(self, draft: Draft, capped: set[str], now_ns: int) -> Request | None:
         """The request to admit next; those of tenants at their limit are passed over."""
         limit = self.limits.tenant_max_seqs
-        for request in self.residents.queue.heads(now_ns):
+        for request in self.residents.queue.heads(self._rank(now_ns)):
             tenant = request.submit.tenant
-            if limit is None or self._active(tenant) < limit:
+            if limit is None or self.residents.of_tenant(tenant) < limit:
                 return request
             if tenant not in capped:
                 capped.add(tenant)
                 draft.skip(request, WaitReason.POLICY)
         return None
 
-    def _active(self, tenant: str) -> int:
-        return sum(r.submit.tenant == tenant and not r.paused for r in self.residents.running)
-
-    def _admit(self, request: Request, draft: Draft, now_ns: int) -> bool:
+    def _admit(self, request: Request, priority: int, draft: Draft, now_ns: int) -> bool:
         match = self.residents.match(request, now_ns)
-        reason = self._obstacle(request, match, draft)
+        reason = self._obstacle(request, match, draft, now_ns)
         if reason is not None:
             draft.skip(request, reason)
             return False
-        draft.start(self.residents.start(request, match, now_ns))
+        draft.start(self.residents.start(request, match, priority, now_ns))
         added = self._add_chunk(request, draft)
         assert added, f"{request.seq_id} was admitted without budget"
         return True
 
-    def _obstacle(self, request: Request, match: Match, draft: Draft) -> WaitReason | None:
+    def _obstacle(
+        self, request: Request, match: Match, draft: Draft, now_ns: int
+    ) -> WaitReason | None:
         """The constraint that keeps the head of the queue waiting.
 
-        Budget comes last: it is there again in the next step, slots and blocks are not.
+        Sequences whose reader is too slow give way to it, if that helps. Budget is named
+        last: it is there again in the next step, slots and blocks are not.
         """
         squeezed = WaitReason.PREEMPTED if request.preemptions else WaitReason.KV
         if draft.pressed:
             return squeezed
-        running = self.residents.running
-        if len(running) >= self.limits.max_seqs and not self._reclaim(draft):
-            return WaitReason.SEQS
-        total = blocks_for(request.known_tokens, self.limits.block_tokens)
-        needed = self.residents.prefix.cost(match, total)
-        while not fits(self.limits, needed, self.pool.available, len(running)):
-            if not self._reclaim(draft):
-                return squeezed
-            needed = self.residents.prefix.cost(match, total)
         hits = (len(match.blocks) + len(match.host_digests)) * self.limits.block_tokens
-        if self._chunk_tokens(request.known_tokens - hits, draft) == 0:
-            return WaitReason.BUDGET
-        return None
+        has_budget = self._chunk_tokens(request.known_tokens - hits, draft) > 0
+        total = blocks_for(request.known_tokens, self.limits.block_tokens)
+        paused = [r for r in self.residents.running if r.paused] if has_budget else []
+        if len(self.residents.running) - len(paused) >= self.limits.max_seqs:
+            return WaitReason.SEQS
+        if not self._fits(match, total, sum(len(r.blocks) for r in paused)):
+            return squeezed
+        while len(self.residents.running) >= self.limits.max_seqs or not self._fits(match, total):
+            if not paused:
+                return squeezed  # what they held is shared with others
+            self._preempt(paused.pop(), draft, now_ns)
+        return None if has_budget else WaitReason.BUDGET
 
-    def _reclaim(self, draft: Draft) -> bool:
-        """Preempt a sequence whose reader is too slow, for one whose reader is not."""
-        victim = next((r for r in reversed(self.residents.running) if r.paused), None)
-        if victim is None:
-            return False
-        self._preempt(victim, draft)
-        return True
+    def _fits(self, match: Match, blocks: int, reclaimable: int = 0) -> bool:
+        """Whether a table of so many blocks can be had, were `reclaimable` blocks given up."""
+        needed = self.residents.prefix.cost(match, blocks)
+        running = len(self.residents.running)
+        return fits(self.limits, needed, self.pool.available + reclaimable, running)
 
-    def _preempt(self, victim: Request, draft: Draft) -> None:
-        self.residents.preempt(victim)
+    def _preempt(self, victim: Request, draft: Draft, now_ns: int) -> None:
+        self.residents.preempt(victim, now_ns)
         draft.preempted.append(victim.seq_id)
 
     def _chunk_tokens(self, remaining: int, draft: Draft) -> int:

@@ -59,6 +59,7 @@ class PrefixCache:
         self._ghost: OrderedDict[bytes, None] = OrderedDict()
         self._ghost_limit = _GHOST_FACTOR * blocks_total
         self._copies: list[BlockCopy] = []
+        self._unready: dict[int, BlockCopy] = {}
         self._now_ns = 0
 
     def root(self, namespace: str) -> bytes:
@@ -85,7 +86,7 @@ class PrefixCache:
             block = self._block_of.get(digest)
             if block is not None and not host and not ghosts:
                 blocks.append(block)
-            elif self._host is not None and not ghosts and self._host.has(digest, now_ns):
+            elif not ghosts and self._is_on_host(digest, now_ns):
                 host.append(digest)
             elif digest in self._ghost or block is not None:
                 ghosts += 1
@@ -98,21 +99,22 @@ class PrefixCache:
         revived = sum(self.pool.is_cached(block) for block in match.blocks)
         return blocks - len(match.blocks) + revived
 
-    def acquire(self, match: Match, blocks: int, tenant: str, now_ns: int) -> list[int]:
+    def acquire(self, match: Match, blocks: int, now_ns: int) -> list[int]:
         """A table of `blocks` blocks that begins with the match. Raises OutOfBlocks.
 
         The host part is pinned before blocks are allocated, because that may evict into
         the host tier, and its slots are given back after the copies out of them are queued.
+        What is copied in is found by others only when its step is committed, like all that
+        a step computes: a step may fail.
         """
         self._now_ns = now_ns
         self.pool.retain(match.blocks)
         slots = [self._host.pin(digest) for digest in match.host_digests] if self._host else []
         fresh = self.pool.allocate(blocks - len(match.blocks))
-        for digest, slot, block in zip(match.host_digests, slots, fresh, strict=False):
+        for slot, block in zip(slots, fresh, strict=False):
             assert self._host is not None
             self._copies.append(BlockCopy(CopyKind.LOAD, block, slot))
             self._host.unpin(slot)
-            self.register(digest, block, tenant)
         return [*match.blocks, *fresh]
 
     def grow(self, count: int, now_ns: int) -> list[int]:
@@ -137,9 +139,16 @@ class PrefixCache:
         self._tenant_of.clear()
         self._ghost.clear()
         self._copies.clear()
+        self._unready.clear()
         if self._host is not None:
             self._host.clear()
         return self.pool.forget_cached()
+
+    def copied(self, copies: Sequence[BlockCopy]) -> None:
+        """The step with these copies was committed: what it saved may be loaded."""
+        for copy in copies:
+            if self._unready.get(copy.host_slot) is copy:
+                del self._unready[copy.host_slot]
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies that the next launched step must make first, in this order."""
@@ -165,11 +174,19 @@ class PrefixCache:
             for gone in dropped:
                 self._remember(gone)
             if slot is not None:
-                self._copies.append(BlockCopy(CopyKind.SAVE, block, slot))
+                copy = BlockCopy(CopyKind.SAVE, block, slot)
+                self._unready[slot] = copy
+                self._copies.append(copy)
                 return
             self._remember(digest)
         elif self._host is None:
             self._remember(digest)
+
+    def _is_on_host(self, digest: bytes, now_ns: int) -> bool:
+        """Whether the host tier has it, and the step that saved it is done."""
+        if self._host is None or not self._host.has(digest, now_ns):
+            return False
+        return self._host.slot_of(digest) not in self._unready
 
     def _remember(self, digest: bytes) -> None:
         self._ghost[digest] = None

@@ -10,16 +10,26 @@ pass it, because passing lets small requests starve a large one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from service.engine.fairness import Policy, ServiceLedger
-from service.engine.request import Request
+from service.engine.request import Request, Status
+
+Rank = tuple[int, int, int, int]
 
 
 class WaitingQueue:
     """Owns the order of the waiting; counts them and their tokens."""
 
-    def __init__(self, policy: Policy, ledger: ServiceLedger, ageing_ns: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: ServiceLedger,
+        ageing_ns: int,
+        floor: Callable[[Request], int | None],
+    ) -> None:
+        """`floor` tells the service of whoever is served next, as seen by a request."""
+        self._floor = floor
         self.tokens = 0
         self._policy = policy
         self._ledger = ledger
@@ -70,9 +80,10 @@ class WaitingQueue:
             self._unqueue(request)
             self._held[request.seq_id] = request
 
-    def release(self, request: Request, first: bool) -> None:
-        """A held request is `held` no more."""
+    def release(self, request: Request, first: bool, now_ns: int) -> None:
+        """A held request is `held` no more; only from now on does it age."""
         if self._held.pop(request.seq_id, None) is not None:
+            request.queued_ns = now_ns
             self._enqueue(request, first)
 
     def remove(self, request: Request) -> None:
@@ -86,30 +97,42 @@ class WaitingQueue:
             del self._by_tenant[tenant]
         self.tokens -= request.known_tokens
 
-    def heads(self, now_ns: int) -> list[Request]:
-        """The first of each class and tenant, in the order in which they are served."""
-        heads = [next(iter(queue.values())) for queue in self._queues.values()]
-        heads.sort(key=self.rank(now_ns))
-        return heads
+    def floor(self, priority: int, eligible: Callable[[str], bool]) -> int | None:
+        """The least service among waiting tenants that a request of `priority` competes with."""
+        rivals = {tenant for p, tenant in self._queues if p <= priority and eligible(tenant)}
+        return min((self._ledger.service_of(tenant) for tenant in rivals), default=None)
 
-    def rank(self, now_ns: int) -> Callable[[Request], tuple[int, int, int]]:
-        """The order of service: class, then the policy's measure, then arrival."""
+    def heads(self, rank: Callable[[Request], Rank]) -> list[Request]:
+        """The first of each class and tenant, in the order in which they are served."""
+        return sorted((next(iter(queue.values())) for queue in self._queues.values()), key=rank)
+
+    def rank(self, now_ns: int, batch: Mapping[str, int]) -> Callable[[Request], Rank]:
+        """The order of service: class, then the policy's measure, then arrival.
+
+        `batch` counts the running sequences of each tenant.
+        """
         aged_ns = now_ns - self._ageing_ns
         fair = self._policy is Policy.VTC
+        best = min((priority for priority, _ in self._queues), default=0)
 
-        def key(request: Request) -> tuple[int, int, int]:
-            aged = request.queued_ns <= aged_ns
-            best = min((p for p, _ in self._queues), default=request.submit.priority)
-            priority = min(best, request.submit.priority) if aged else request.submit.priority
-            service = self._ledger.service_of(request.submit.tenant) if fair else 0
-            return (priority, service, request.arrival)
+        def key(request: Request) -> Rank:
+            tenant = request.submit.tenant
+            if request.status is Status.RUNNING:
+                priority, service = request.admitted_class, request.admitted_service
+            else:
+                aged = request.queued_ns <= aged_ns
+                priority = min(best, request.submit.priority) if aged else request.submit.priority
+                service = self._ledger.service_of(tenant)
+            if not fair:
+                return (priority, 0, 0, request.arrival)
+            return (priority, service, batch.get(tenant, 0), request.arrival)
 
         return key
 
     def _enqueue(self, request: Request, first: bool) -> None:
         tenant = request.submit.tenant
         if tenant not in self.tenants:
-            self._ledger.arrived(tenant, self.tenants)
+            self._ledger.arrived(tenant, self._floor(request))
         queue = self._queues.setdefault((request.submit.priority, tenant), OrderedDict())
         queue[request.seq_id] = request
         if first:

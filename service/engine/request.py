@@ -9,6 +9,8 @@ the pool's knowledge. Counts are of tokens: `computed_tokens` have their keys an
 in the cache once every launched step is done; `prefill_tokens` is how many must be there
 before the next token can be sampled from a prefill chunk. The first `cached_blocks` blocks are
 known to the prefix cache by their `digests`.
+A running request keeps the rank that it was admitted with:
+`admitted_class`, and `admitted_service`, its tenant's service at that moment.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Request:
     preemptions: int = 0
     arrival: int = 0
     queued_ns: int = 0
+    admitted_class: int = 0
+    admitted_service: int = 0
     awaits_grammar: bool = False
     paused: bool = False
     cache_root: bytes = b""

@@ -39,7 +39,7 @@ class Residents:
         )
         self.pool = self.prefix.pool
         self.ledger = ServiceLedger()
-        self.queue = WaitingQueue(limits.policy, self.ledger, limits.ageing_ns)
+        self.queue = WaitingQueue(limits.policy, self.ledger, limits.ageing_ns, self._floor)
         self.running: list[Request] = []
         self.live: dict[int, Request] = {}
         self.next_step_id = 0
@@ -86,8 +86,15 @@ class Residents:
         self.prefix.extend(request.digests, request.cache_root, known)
         return self.prefix.match(request.digests[:blocks], now_ns)
 
-    def start(self, request: Request, match: Match, now_ns: int) -> SlotStart:
-        """From the queue into the running set: a slot, and blocks for all known tokens."""
+    def of_tenant(self, tenant: str) -> int:
+        """Running sequences of a tenant."""
+        return sum(request.submit.tenant == tenant for request in self.running)
+
+    def start(self, request: Request, match: Match, priority: int, now_ns: int) -> SlotStart:
+        """From the queue into the running set: a slot, and blocks for all known tokens.
+
+        `priority` is the class that the request counts as now.
+        """
         assert request.in_flight_samples == 0, f"{request.seq_id} starts with a token in flight"
         self.queue.remove(request)
         size = self._limits.block_tokens
@@ -95,12 +102,12 @@ class Residents:
         request.status = Status.RUNNING
         request.slot = self._free_slots.pop()
         request.prefill_tokens = request.known_tokens
-        request.blocks = self.prefix.acquire(
-            match, blocks_for(request.known_tokens, size), request.submit.tenant, now_ns
-        )
+        request.blocks = self.prefix.acquire(match, blocks_for(request.known_tokens, size), now_ns)
         request.computed_tokens = request.cached_blocks = 0
         request.advance(hit_blocks * size)
-        request.cached_blocks = hit_blocks
+        request.cached_blocks = len(match.blocks)
+        request.admitted_class = priority
+        request.admitted_service = self.ledger.service_of(request.submit.tenant)
         if not request.preemptions:
             fresh = request.known_tokens - request.computed_tokens
             self.ledger.prefilled(request.submit.tenant, fresh)
@@ -121,9 +128,10 @@ class Residents:
     def grow(self, request: Request, blocks: int, now_ns: int) -> None:
         request.blocks.extend(self.prefix.grow(blocks, now_ns))
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, now_ns: int) -> None:
         """Back to the head of its queue; what it had computed stays cached while it can."""
         self._leave_running(request)
+        request.queued_ns = now_ns
         request.status = Status.WAITING
         request.computed_tokens = request.prefill_tokens = request.cached_blocks = 0
         request.preemptions += 1
@@ -202,6 +210,16 @@ class Residents:
         assert len(self._free_slots) + len(slots) == self._limits.max_seqs, "a slot is lost"
         tokens = sum(request.known_tokens for request in waiting)
         assert tokens == self.queue.tokens, f"{tokens} tokens wait, {self.queue.tokens} counted"
+
+    def _floor(self, request: Request) -> int | None:
+        """The service of whoever is served next: of prompts being computed, at the time when
+        they were admitted, and of waiting tenants that are not at their limit."""
+        limit = self._limits.tenant_max_seqs
+        waiting = self.queue.floor(
+            request.submit.priority, lambda t: limit is None or self.of_tenant(t) < limit
+        )
+        floors = [r.admitted_service for r in self.running if r.in_prefill]
+        return min([*floors, *([] if waiting is None else [waiting])], default=None)
 
     def _leave_running(self, request: Request) -> None:
         """Give back slot and blocks."""

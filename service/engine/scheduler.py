@@ -116,16 +116,16 @@ class Scheduler:
             self.residents.queue.hold(request)
         self._tell(SequencePaused, seq_id)
 
-    def resume(self, seq_id: int) -> None:
+    def resume(self, seq_id: int, now_ns: int) -> None:
         request = self.residents.live.get(seq_id)
         if request is None or not request.paused:
             return
         request.paused = False
         if request.status is Status.WAITING and not request.held:
-            self.residents.queue.release(request, first=request.preemptions > 0)
+            self.residents.queue.release(request, request.preemptions > 0, now_ns)
         self._tell(SequenceResumed, seq_id)
 
-    def grammar_ready(self, command: GrammarReady) -> None:
+    def grammar_ready(self, command: GrammarReady, now_ns: int) -> None:
         """The sequence may run, or ends because its grammar was refused."""
         request = self.residents.live.get(command.seq_id)
         if request is None or not request.awaits_grammar:
@@ -145,7 +145,7 @@ class Scheduler:
         if refused:
             self.residents.end(request, EndReason.GRAMMAR_INVALID, detail=command.error)
         elif not request.held:
-            self.residents.queue.release(request, first=False)
+            self.residents.queue.release(request, False, now_ns)
 
     def set_step_cost(self, command: SetStepCost) -> None:
         self._planner.cost = command
@@ -177,6 +177,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
         """Book the outcome of a launched plan."""
+        self.residents.prefix.copied(plan.copies)
         rows = plan.sampled_rows
         assert len(rows) == len(outcome.samples), f"{len(rows)} rows, {len(outcome.samples)} tokens"
         for chunk in plan.prefills:

@@ -12,15 +12,17 @@ from telemetry.reasons import EndReason
 def end_after(request: Request, max_model_tokens: int) -> EndReason | None:
     """Why the request ends with its newest output; None when it goes on.
 
-    End tokens cannot come before `min_tokens` outputs exist: the sampler masks them.
+    End tokens cannot come before `min_tokens` outputs exist: the sampler masks them, unless
+    a grammar leaves nothing else.
     """
     token_id = request.outputs[-1]
     submit = request.submit
-    if len(request.outputs) >= submit.min_tokens:
-        if token_id in submit.end_token_ids:
-            return EndReason.EOS
-        if token_id in submit.stop_token_ids:
-            return EndReason.STOP_TOKEN
+    if token_id in submit.end_token_ids and (
+        len(request.outputs) >= submit.min_tokens or submit.grammar is not None
+    ):
+        return EndReason.EOS
+    if token_id in submit.stop_token_ids and len(request.outputs) >= submit.min_tokens:
+        return EndReason.STOP_TOKEN
     if len(request.outputs) >= submit.max_tokens:
         return EndReason.MAX_TOKENS
     if request.known_tokens >= max_model_tokens:

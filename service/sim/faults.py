@@ -66,6 +66,9 @@ def disturb(random: Random, arrival: Arrival, horizon_ns: int) -> Arrival:
     if random.random() < 0.15:
         changes["grammar_ns"] = random.randrange(200 * _MS)
         changes["grammar_refused"] = random.random() < 0.3
+    if random.random() < 0.3:
+        changes["eos_at"] = random.randrange(12)
+        changes["min_tokens"] = random.choice((0, 0, 5))
     if random.random() < 0.2:
         changes["priority"] = random.choice((-1, 1))
     if random.random() < 0.15:

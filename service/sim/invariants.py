@@ -15,10 +15,14 @@
 12  deadlines         nothing is planned for a sequence whose deadline has passed
 13  queue bound       no submission is queued beyond the limits on requests and tenants
 14  the end           when nothing is left to do nobody is live and no block is used
+15  tenant limit      no tenant has more sequences running than it may
+16  completeness      who ended by max_tokens got that many, who ended by an end token got it
+                      last, and the terminal fact counts the tokens that were told
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from service.engine.fairness import Policy, service_bound
@@ -51,6 +55,7 @@ class Seen:
     tokens: list[int] = field(default_factory=list)
     end_told: EndReason | None = None
     end_fact: EndReason | None = None
+    tokens_in_fact: int | None = None
 
 
 class Invariants:
@@ -105,6 +110,7 @@ class Invariants:
                 given = emission.sample.token_id
                 require(11, given == wanted, f"{emission.seq_id} got {given}, not {wanted}")
                 seen.tokens.append(given)
+                self._within_bounds(emission.seq_id, seen)
             seen.end_told = emission.end
 
     def after_step(self, facts: list[Fact]) -> None:
@@ -117,6 +123,7 @@ class Invariants:
                     seen = self._seen[fact.seq_id]
                     require(2, seen.end_fact is None, f"{fact.seq_id} ended twice")
                     seen.end_fact = fact.reason
+                    seen.tokens_in_fact = fact.output_tokens
                 case SequenceQueued():
                     self._queued(fact)
                 case SequenceAdmitted():
@@ -134,6 +141,26 @@ class Invariants:
         for seq_id, seen in self._seen.items():
             require(2, seen.end_fact is not None, f"{seq_id} has no terminal fact")
             require(2, seen.end_told is seen.end_fact, f"{seq_id}: told {seen.end_told}")
+            self._complete(seq_id, seen)
+
+    def _within_bounds(self, seq_id: int, seen: Seen) -> None:
+        allowed, room = seen.arrival.max_tokens, self._scheduler.limits.max_model_tokens
+        count, known = len(seen.tokens), len(seen.arrival.prompt) + len(seen.tokens)
+        require(6, count <= allowed, f"{seq_id}: {count} of {allowed} tokens")
+        require(6, known <= room, f"{seq_id} outgrew the context")
+
+    def _complete(self, seq_id: int, seen: Seen) -> None:
+        arrival, tokens = seen.arrival, seen.tokens
+        if seen.tokens_in_fact is not None:
+            same = seen.tokens_in_fact == len(tokens)
+            require(16, same, f"{seq_id}: {len(tokens)} told, {seen.tokens_in_fact} in the fact")
+        if seen.end_fact is EndReason.MAX_TOKENS:
+            require(16, len(tokens) == arrival.max_tokens, f"{seq_id}: {len(tokens)} tokens")
+        if seen.end_fact is EndReason.EOS:
+            enough = len(tokens) >= min(arrival.min_tokens, arrival.max_tokens)
+            constrained = arrival.grammar_ns is not None
+            require(16, enough or constrained, f"{seq_id} ended before its minimum")
+            require(16, arrival.eos_at is not None, f"{seq_id} ended by a token it has not")
 
     def _step(self, step: StepRecorded) -> None:
         limits = self._scheduler.limits
@@ -186,12 +213,11 @@ class Invariants:
         for seq_id, seen in self._seen.items():
             ended = seen.end_fact is not None
             require(1, ended != (seq_id in live), f"{seq_id}: ended {ended}, live {seq_id in live}")
-        for request in live.values():
-            room = limits.max_model_tokens
-            require(6, request.known_tokens <= room, f"{request.seq_id} outgrew the context")
-            outputs = len(request.outputs)
-            allowed = self._seen[request.seq_id].arrival.max_tokens
-            require(6, outputs <= allowed, f"{request.seq_id}: {outputs} of {allowed} tokens")
+        if limits.tenant_max_seqs is not None:
+            running = Counter(r.submit.tenant for r in self._scheduler.residents.running)
+            for tenant, count in running.items():
+                holds = count <= limits.tenant_max_seqs
+                require(15, holds, f"{count} of tenant {tenant!r} run")
 
     def _fairness(self) -> None:
         limits, residents = self._scheduler.limits, self._scheduler.residents

@@ -95,7 +95,8 @@ class SimExecutor:
         self._fails = fails
         self._on_read = on_read
         self._period = period
-        self._launched: deque[tuple[Plan, StepOutcome]] = deque()
+        self._launched: deque[tuple[Plan, StepOutcome | None, int]] = deque()
+        self._lost: set[int] = set()
         self._free_ns = 0
         self._slots: dict[int, int] = {}
         self._texts: dict[int, list[int]] = {}
@@ -117,17 +118,23 @@ class SimExecutor:
 
     def launch(self, plan: Plan) -> None:
         """Check the plan and schedule its end in virtual time."""
+        fails = self._fails(plan)
         for copy in plan.copies:
-            self._copy(copy)
+            self._copy(copy, fails)
         for slot in plan.stopped_slots:
             self._slots.pop(slot, None)
         for start in plan.started:
             assert start.slot not in self._slots, f"slot {start.slot} is taken"
             self._slots[start.slot] = start.seq_id
             self._texts[start.seq_id] = [*start.prompt, *start.outputs]
-        samples = [self._decode(row) for row in plan.decodes]
-        for chunk in plan.prefills:
+        if fails:
+            self._spoil(plan)
+        samples = [] if fails else [self._decode(row) for row in plan.decodes]
+        for chunk in () if fails else plan.prefills:
             text = self._text(chunk.seq_id, chunk.slot)
+            if chunk.seq_id in self._lost:
+                samples += [(Sample(0),)] if chunk.samples else []
+                continue
             assert text[chunk.start : chunk.start + len(chunk.tokens)] == list(chunk.tokens)
             self._compute(chunk.seq_id, chunk.blocks, chunk.start, chunk.tokens)
             if chunk.samples:
@@ -135,13 +142,14 @@ class SimExecutor:
         begin_ns = max(self._clock.now_ns(), self._free_ns)
         end_ns = begin_ns + self._cost.step_ns(plan)
         self._free_ns = end_ns
-        self._launched.append((plan, StepOutcome(tuple(samples), begin_ns, end_ns)))
+        outcome = None if fails else StepOutcome(tuple(samples), begin_ns, end_ns)
+        self._launched.append((plan, outcome, end_ns))
 
     def collect(self) -> StepOutcome:
         """Let time pass until the oldest launched step is done."""
-        plan, outcome = self._launched.popleft()
-        self._clock.advance(max(0, outcome.sample_ns - self._clock.now_ns()))
-        if self._fails(plan):
+        plan, outcome, end_ns = self._launched.popleft()
+        self._clock.advance(max(0, end_ns - self._clock.now_ns()))
+        if outcome is None:
             raise StepFailed(f"step {plan.step_id} was told to fail")
         return outcome
 
@@ -153,6 +161,8 @@ class SimExecutor:
     def _decode(self, row: DecodeRow) -> tuple[Sample, ...]:
         """The input and the drafts are computed; drafts hold as long as they are right."""
         text = self._text(row.seq_id, row.slot)
+        if row.seq_id in self._lost:
+            return (Sample(0),)
         assert row.start == len(text) - 1, f"{row.seq_id} decodes at {row.start} of {len(text)}"
         self._compute(row.seq_id, row.blocks, row.start, [text[-1], *row.drafts])
         samples = self._sample(row.seq_id, row.output_index)
@@ -182,7 +192,25 @@ class SimExecutor:
         for position, token in enumerate(tokens, start):
             self._cells[blocks[position // size]][position % size] = Cell(token, seq_id)
 
-    def _copy(self, copy: BlockCopy) -> None:
+    def _spoil(self, plan: Plan) -> None:
+        """What a step that fails was to compute is not there, whoever looks for it; its
+        sequences end, so rows of theirs that are in flight may hold anything."""
+        size = self._block_tokens
+        for row in plan.rows:
+            self._lost.add(row.seq_id)
+            count = 1 if isinstance(row, DecodeRow) else len(row.tokens)
+            for position in range(row.start, row.start + count):
+                self._cells[row.blocks[position // size]][position % size] = None
+
+    def _copy(self, copy: BlockCopy, fails: bool) -> None:
+        """A failing step may fail before it copies: then the target holds nothing."""
+        nothing: list[Cell | None] = [None] * self._block_tokens
+        if fails and copy.kind is CopyKind.LOAD:
+            self._cells[copy.block] = nothing
+            return
+        if fails:
+            self._host[copy.host_slot] = nothing
+            return
         match copy.kind:
             case CopyKind.SAVE:
                 self._host[copy.host_slot] = list(self._cells[copy.block])

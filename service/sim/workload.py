@@ -22,7 +22,10 @@ _SHAREGPT_OUTPUT = (8, 60, 130, 200, 290, 400, 520, 800)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One request of one client. Times after `at_ns` are relative to it, None is never."""
+    """One request of one client. Times after `at_ns` are relative to it, None is never.
+
+    The output number `eos_at` is an end token of it.
+    """
 
     at_ns: int
     prompt: tuple[int, ...]
@@ -37,6 +40,8 @@ class Arrival:
     resume_ns: int | None = None
     grammar_ns: int | None = None
     grammar_refused: bool = False
+    eos_at: int | None = None
+    min_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -225,6 +225,8 @@ class World:
                 deadline_ns=None if arrival.deadline_ns is None else now_ns + arrival.deadline_ns,
                 cache_salt=arrival.cache_salt,
                 cache_prefix=arrival.cache_prefix,
+                end_token_ids=self._end_tokens(seq_id, arrival),
+                min_tokens=min(arrival.min_tokens, arrival.max_tokens),
                 grammar=Grammar(GrammarKind.REGEX, "x*") if constrained else None,
             )
         )
@@ -238,6 +240,9 @@ class World:
             error = "refused" if arrival.grammar_refused else None
             ready = GrammarReady(seq_id, arrival.grammar_ns, False, error)
             self._at(now_ns + arrival.grammar_ns, ready)
+
+    def _end_tokens(self, seq_id: int, arrival: Arrival) -> tuple[int, ...]:
+        return () if arrival.eos_at is None else (self.executor.token(seq_id, arrival.eos_at),)
 
     def _restart(self) -> None:
         """What the supervisor and the bridge do: everybody in flight is told, a new one boots."""
