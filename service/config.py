@@ -151,8 +151,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP side. Keys None: the routes they guard are open.
 
     `tenant_keys` are API keys that name their tenant. A stream whose reader leaves more than
-    `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a paused
-    one is dropped when nothing was read for `slow_client_timeout_s`.
+    `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a stream
+    is dropped when one write to it has been waiting for `slow_client_timeout_s`.
     """
 
     host: str = "127.0.0.1"
@@ -164,7 +164,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant_keys: dict[str, str] = {}
     slow_client: str = "pause"
     stream_buffer_tokens: int = 256
-    slow_client_timeout_s: float = 60.0
+    slow_client_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
 
     def validate(self) -> None:

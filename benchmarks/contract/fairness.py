@@ -111,7 +111,7 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 async def run(options: Options) -> Report:
-    rounds, seconds = (1, 20.0) if options.quick else (3, 90.0)
+    rounds, seconds = (1, 20.0) if options.quick else (3, 50.0)
     found: dict[str, list[list[float]]] = {"alone": [], "vtc": [], "fcfs": []}
     lost = 0
     async with (

@@ -177,9 +177,9 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slow-client-timeout",
         type=float,
-        default=60.0,
+        default=120.0,
         metavar="SECONDS",
-        help="drop a paused stream of which nothing was read for so long",
+        help="drop a stream when one write to it has been waiting for so long",
     )
     group.add_argument(
         "--drain-timeout",
