@@ -275,7 +275,8 @@ def test_keys_name_their_tenants_and_the_header_does_not_override_them(tmp_path:
         mine = {**alpha, "x-request-id": "mine"}
         url = f"{server.url}/v1/completions"
         with httpx.stream("POST", url, json=body, headers=mine, timeout=60) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()
+            next(lines)
             assert server.client.delete("/v1/requests/mine", headers=beta).status_code == 404
             assert server.client.delete("/v1/requests/mine").status_code == 401
             assert server.client.delete("/v1/requests/mine", headers=alpha).status_code == 200
