@@ -218,7 +218,11 @@ class Residents:
         waiting = self.queue.floor(
             request.submit.priority, lambda t: limit is None or self.of_tenant(t) < limit
         )
-        floors = [r.admitted_service for r in self.running if r.in_prefill]
+        floors = [
+            r.admitted_service
+            for r in self.running
+            if r.in_prefill and not r.paused and r.admitted_class <= request.submit.priority
+        ]
         return min([*floors, *([] if waiting is None else [waiting])], default=None)
 
     def _leave_running(self, request: Request) -> None:

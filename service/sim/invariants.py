@@ -223,8 +223,8 @@ class Invariants:
         limits, residents = self._scheduler.limits, self._scheduler.residents
         if limits.policy is not Policy.VTC or limits.tenant_max_seqs is not None:
             return
-        if len({request.submit.priority for request in residents.live.values()}) > 1:
-            return
+        if len({seen.arrival.priority for seen in self._seen.values()}) > 1:
+            return  # a better class is served first, whatever its tenant has had
         service = [residents.ledger.service_of(tenant) for tenant in residents.queue.tenants]
         if len(service) > 1:
             gap = max(service) - min(service)
