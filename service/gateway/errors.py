@@ -137,7 +137,7 @@ def error_of_end(
             message = "the prompt does not fit the engine's context or cache"
             return bad_request(message, code="context_length_exceeded")
         case EndReason.GRAMMAR_INVALID:
-            error = bad_request(detail or "the constraint cannot be compiled", "response_format")
+            error = bad_request(detail or "the constraint cannot be compiled")
             error.code, error.reason = "invalid_grammar", reason
             return error
         case EndReason.NOT_READY:
