@@ -17,10 +17,7 @@ from service.engine.plan import SamplingParams
 from service.model_store import resolve_model
 from service.text.tokenizer import load_tokenizer
 
-REPEATING = (
-    "One apple, two apples, three apples. One pear, two pears, three pears. "
-    "One apple, two apples, three apples. One pear, two pears, three"
-)
+REPEATING = "red, green, blue, red, green, blue, red, green, blue, red, green,"
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +27,6 @@ def loaded(default_model: Path) -> LoadedEngine:
 
 def encode(text: str) -> list[int]:
     return load_tokenizer(resolve_model(None, lambda line: None)).encode(text)
-
-
-def same_start(ours: list[int], plain: list[int]) -> int:
-    """How many tokens agree from the beginning."""
-    return next((i for i, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b), len(ours))
 
 
 def test_a_reused_prefix_gives_the_text_that_a_computed_one_gives(loaded: LoadedEngine) -> None:
@@ -80,4 +72,3 @@ def test_drafts_speed_a_repeating_text_up_and_leave_it_as_it_was(
 
     assert engine.accepted > 3
     assert drafted == plain
-    assert same_start(drafted, plain) == 40
