@@ -137,7 +137,7 @@ async def one_half(server: Server, number: int, slow: bool, tokens: int) -> Half
 
 
 async def run(options: Options) -> Report:
-    repetitions, tokens = (1, 160) if options.quick else (5, OTHERS_TOKENS)
+    repetitions, tokens = (1, 160) if options.quick else (3, OTHERS_TOKENS)
     halves: list[Half] = []
     async with Server(*FLAGS) as server:
         await one_half(server, -1, False, 20)  # warm-up

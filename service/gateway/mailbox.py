@@ -9,6 +9,8 @@ from service.engine.plan import Emission
 from telemetry.reasons import EndReason
 from telemetry.records import SequenceAdmitted
 
+_PART = 16
+
 
 class Interrupted(Exception):
     """Nobody wants the rest any more; `reason` says why."""
@@ -57,7 +59,11 @@ class Mailbox:
         return self._interruption
 
     async def take(self) -> list[Emission]:
-        """Everything that has arrived; waits until that is something. Raises Interrupted."""
+        """The oldest of what has arrived; waits until that is something. Raises Interrupted.
+
+        A backlog is handed out in parts, with a turn for everybody else between them: to make
+        text of it all at once would hold up every other stream.
+        """
         while not self._emissions and self._interruption is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -66,10 +72,12 @@ class Mailbox:
                 self._waiter = None
         if self._interruption is not None:
             raise Interrupted(self._interruption)
-        taken, self._emissions = self._emissions, []
-        if self._full:
+        taken, self._emissions = self._emissions[:_PART], self._emissions[_PART:]
+        if self._full and len(self._emissions) <= self.limit // 2:
             self._full = False
             self._on_full(False)
+        if self._emissions:
+            await asyncio.sleep(0)
         return taken
 
     def _wake(self) -> None:

@@ -1,0 +1,71 @@
+"""The box between the engine and one reader: bounded, in parts, and fair to others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from service.engine.plan import Emission, Sample
+from service.gateway.mailbox import Interrupted, Mailbox
+from telemetry.reasons import EndReason
+
+
+def token(number: int) -> Emission:
+    return Emission(1, Sample(number), None)
+
+
+def test_a_backlog_comes_in_parts_in_order_with_turns_for_others_between() -> None:
+    async def scenario() -> tuple[list[int], int]:
+        box = Mailbox(1000, lambda full: None)
+        for number in range(100):
+            box.put(token(number))
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        seen: list[int] = []
+        while len(seen) < 100:
+            part = await box.take()
+            assert len(part) <= 16
+            seen += [emission.sample.token_id for emission in part if emission.sample]
+        task.cancel()
+        return seen, turns
+
+    seen, turns = asyncio.run(scenario())
+    assert seen == list(range(100))
+    assert turns >= 5
+
+
+def test_fullness_is_told_once_and_taken_back_when_half_is_read() -> None:
+    async def scenario() -> list[bool]:
+        told: list[bool] = []
+        box = Mailbox(40, told.append)
+        for number in range(60):
+            box.put(token(number))
+        assert told == [True]
+        await box.take()
+        await box.take()
+        assert told == [True]
+        await box.take()
+        return told
+
+    assert asyncio.run(scenario()) == [True, False]
+
+
+def test_an_interruption_comes_before_whatever_lies_in_the_box() -> None:
+    async def scenario() -> None:
+        box = Mailbox(40, lambda full: None)
+        box.put(token(1))
+        box.interrupt(EndReason.DELETED)
+        box.interrupt(EndReason.SHUTDOWN)
+        await box.take()
+
+    with pytest.raises(Interrupted) as caught:
+        asyncio.run(scenario())
+    assert caught.value.reason is EndReason.DELETED
