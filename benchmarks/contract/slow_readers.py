@@ -44,7 +44,7 @@ from benchmarks.contract.common import (
 )
 
 OTHERS = 9
-PROMPT_TOKENS, OTHERS_TOKENS, TENTH_TOKENS = 32, 400, 1000
+PROMPT_TOKENS, OTHERS_TOKENS, TENTH_TOKENS = 32, 600, 1500
 SLOW_TOKENS_PER_S = 5.0
 RECEIVE_BUFFER_BYTES, SEGMENT_BYTES = 2048, 1448
 TENTH_LOGPROBS = 20
@@ -137,7 +137,7 @@ async def one_half(server: Server, number: int, slow: bool, tokens: int) -> Half
 
 
 async def run(options: Options) -> Report:
-    repetitions, tokens = (1, 160) if options.quick else (3, OTHERS_TOKENS)
+    repetitions, tokens = (1, 160) if options.quick else (5, OTHERS_TOKENS)
     halves: list[Half] = []
     async with Server(*FLAGS) as server:
         await one_half(server, -1, False, 20)  # warm-up
