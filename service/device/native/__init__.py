@@ -1,0 +1,1 @@
+"""The decoder in C++: a whole step in one call."""

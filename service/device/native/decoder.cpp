@@ -1,0 +1,341 @@
+#include "decoder.h"
+
+namespace ps {
+
+namespace {
+
+constexpr int kOwnRows = 4;  // so few rows each thread normalises for itself: cheaper than waiting
+
+void rms_norm(const float* from, const float* weight, int count, float eps, float* to) {
+  Floats squares = {};
+  int i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    Floats x = load<Floats>(from + i);
+    squares += x * x;
+  }
+  float total = sum(squares);
+  for (; i < count; i++) total += from[i] * from[i];
+  const float inverse = 1.0f / std::sqrt(total / float(count) + eps);
+  for (i = 0; i < count; i++) to[i] = from[i] * inverse * weight[i];
+}
+
+}  // namespace
+
+Decoder::Decoder(const Config& config)
+    : config_(config),
+      shape_{config.heads, config.kv_heads, config.head_dim},
+      attention_(shape_, Kind(config.cache_kind)),
+      hidden_stride_(padded(config.hidden)),
+      qkv_stride_(padded((config.heads + 2 * config.kv_heads) * config.head_dim)),
+      q_size_(config.heads * config.head_dim),
+      ffn_stride_(padded(config.ffn)),
+      layers_(config.layers),
+      own_normed_(config.threads),
+      outs_(config.threads),
+      scratch_(config.threads),
+      pool_(config.threads) {
+  for (int i = 0; i < config.threads; i++) {
+    own_normed_[i].resize(size_t(kOwnRows) * hidden_stride_);
+    outs_[i].resize(size_t(kQueryTokens) * shape_.share() * padded(shape_.dim));
+    scratch_[i].resize(shape_);
+  }
+}
+
+void Decoder::set_matrix(int layer, Which which, const float* weight, const float* bias) {
+  const Config& c = config_;
+  const Kind kind = Kind(c.weights_kind);
+  switch (which) {
+    case Which::kQkv:
+      return layers_[layer].qkv.pack(weight, bias, q_size_ + 2 * c.kv_heads * c.head_dim, c.hidden,
+                                     kind);
+    case Which::kOut:
+      return layers_[layer].out.pack(weight, bias, c.hidden, q_size_, kind);
+    case Which::kGate:
+      return layers_[layer].gate.pack(weight, bias, c.ffn, c.hidden, kind);
+    case Which::kUp:
+      return layers_[layer].up.pack(weight, bias, c.ffn, c.hidden, kind);
+    case Which::kDown:
+      return layers_[layer].down.pack(weight, bias, c.hidden, c.ffn, kind);
+    case Which::kHead:
+      return head_.pack(weight, bias, c.vocab, c.hidden, kind);
+    case Which::kEmbedding:
+      return embedding_.pack(weight, bias, c.vocab, c.hidden, kind);
+  }
+}
+
+void Decoder::set_norm(int layer, Norm which, const float* weight) {
+  const int hidden = config_.hidden, dim = config_.head_dim;
+  switch (which) {
+    case Norm::kInput:
+      return layers_[layer].input_norm.assign(weight, weight + hidden);
+    case Norm::kQuery:
+      return layers_[layer].query_norm.assign(weight, weight + dim);
+    case Norm::kKey:
+      return layers_[layer].key_norm.assign(weight, weight + dim);
+    case Norm::kFfn:
+      return layers_[layer].ffn_norm.assign(weight, weight + hidden);
+    case Norm::kFinal:
+      return final_norm_.assign(weight, weight + hidden);
+  }
+}
+
+void Decoder::set_rope(const float* cos, const float* sin, int positions) {
+  const size_t count = size_t(positions) * (config_.head_dim / 2);
+  cos_.assign(cos, cos + count);
+  sin_.assign(sin, sin + count);
+}
+
+void Decoder::reserve(const Batch& batch) {
+  const size_t tokens = batch.tokens;
+  hidden_.resize(tokens * hidden_stride_);
+  normed_.resize(std::max(tokens, size_t(batch.samples)) * hidden_stride_);
+  qkv_.resize(tokens * qkv_stride_);
+  queries_.resize(tokens * q_size_);
+  mixed_.resize(tokens * q_size_);
+  acted_.resize(tokens * ffn_stride_);
+  last_.resize(size_t(batch.samples) * hidden_stride_);
+  const size_t share = shape_.share();
+  parts_.resize(part_count_ * share * padded(shape_.dim));
+  part_tops_.resize(part_count_ * share);
+  part_sums_.resize(part_count_ * share);
+}
+
+// Prompt chunks are cut into pieces of query tokens, the last and longest first; a decode row
+// whose context is long is cut along it while there are too few rows to keep all threads busy.
+void Decoder::plan_attention(const Batch& batch) {
+  tasks_.clear();
+  merges_.clear();
+  part_count_ = 0;
+  const int busy = pool_.threads() * 4;
+  for (int s = 0; s < batch.spans; s++) {
+    const Span& span = batch.span[s];
+    const int context = span.context_tokens + span.query_tokens;
+    const int pages = (context + kPage - 1) / kPage;
+    const int rows = batch.spans * shape_.kv_heads;
+    const int cuts = std::min(pages / kPartPages, (busy + rows - 1) / rows);
+    if (span.query_tokens == 1 && cuts > 1) {
+      const int step = (pages + cuts - 1) / cuts * kPage;
+      for (int head = 0; head < shape_.kv_heads; head++) {
+        const int first = part_count_;
+        for (int from = 0; from < context; from += step)
+          tasks_.push_back({s, head, 0, 1, from, std::min(context, from + step), part_count_++});
+        merges_.push_back({span.begin, head, first, part_count_ - first});
+      }
+      continue;
+    }
+    const int last = (span.query_tokens - 1) / kQueryTokens * kQueryTokens;
+    for (int first = last; first >= 0; first -= kQueryTokens) {
+      const int tokens = std::min(kQueryTokens, span.query_tokens - first);
+      const int to = span.context_tokens + first + tokens;
+      for (int head = 0; head < shape_.kv_heads; head++)
+        tasks_.push_back({s, head, first, tokens, 0, to, -1});
+    }
+  }
+}
+
+void Decoder::forward(const Batch& batch) {
+  plan_attention(batch);
+  reserve(batch);
+  pool_.run([&](int thread) { step(batch, thread); });
+}
+
+void Decoder::step(const Batch& batch, int thread) {
+  embed(batch);
+  pool_.barrier();
+  for (const Layer& layer : layers_) layer_step(batch, layer, thread);
+  if (batch.samples > 0) finish(batch, thread);
+}
+
+void Decoder::layer_step(const Batch& batch, const Layer& layer, int thread) {
+  const int rows = batch.tokens;
+  const float* x = normalise(hidden_.data(), layer.input_norm, rows, thread);
+  for_panels(pool_, rows, layer.qkv.panels(), [&](int panel, int first, int height) {
+    float sums[kMostBlockRows * kGroup];
+    layer.qkv.multiply(panel, x + long(first) * hidden_stride_, hidden_stride_, height, sums);
+    for (int r = 0; r < height; r++)
+      std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
+                  kGroup * sizeof(float));
+  });
+  pool_.barrier();
+  turn_and_store(batch, layer);
+  pool_.barrier();
+  attend(batch, layer, thread);
+  pool_.barrier();
+  if (!merges_.empty()) {
+    merge_parts();
+    pool_.barrier();
+  }
+  add_product(layer.out, mixed_.data(), q_size_, rows);
+  pool_.barrier();
+  x = normalise(hidden_.data(), layer.ffn_norm, rows, thread);
+  feed_forward(layer, x, rows);
+  pool_.barrier();
+  add_product(layer.down, acted_.data(), ffn_stride_, rows);
+  pool_.barrier();
+}
+
+void Decoder::embed(const Batch& batch) {
+  for (int token; (token = pool_.take()) < batch.tokens;) {
+    float* row = hidden_.data() + long(token) * hidden_stride_;
+    embedding_.row(int(batch.token_ids[token]), row);
+    std::fill(row + config_.hidden, row + hidden_stride_, 0.0f);
+  }
+}
+
+const float* Decoder::normalise(const float* from, const std::vector<float>& weight, int rows,
+                                int thread) {
+  const bool own = rows <= kOwnRows;
+  float* to = own ? own_normed_[thread].data() : normed_.data();
+  auto one = [&](int row) {
+    const long at = long(row) * hidden_stride_;
+    rms_norm(from + at, weight.data(), config_.hidden, config_.norm_eps, to + at);
+  };
+  if (own) {
+    for (int row = 0; row < rows; row++) one(row);
+    return to;
+  }
+  for (int row; (row = pool_.take()) < rows;) one(row);
+  pool_.barrier();
+  return to;
+}
+
+// Normalise where the family does, and turn the pairs that lie half a head apart.
+void Decoder::turn(float* head, const std::vector<float>& norm, int64_t position,
+                   float scale) const {
+  const int dim = shape_.dim, half = dim / 2;
+  if (!norm.empty()) rms_norm(head, norm.data(), dim, config_.norm_eps, head);
+  const float* cos = &cos_[size_t(position) * half];
+  const float* sin = &sin_[size_t(position) * half];
+  for (int i = 0; i < half; i++) {
+    const float first = head[i], second = head[half + i];
+    head[i] = (first * cos[i] - second * sin[i]) * scale;
+    head[half + i] = (second * cos[i] + first * sin[i]) * scale;
+  }
+}
+
+void Decoder::turn_and_store(const Batch& batch, const Layer& layer) {
+  const int dim = shape_.dim, share = shape_.share();
+  const float scale = 1.0f / std::sqrt(float(dim));
+  for (int token; (token = pool_.take()) < batch.tokens;) {
+    float* row = qkv_.data() + long(token) * qkv_stride_;
+    const int64_t position = batch.positions[token];
+    for (int h = 0; h < shape_.heads; h++) {
+      turn(row + h * dim, layer.query_norm, position, scale);
+      const long at = (long(h / share) * batch.tokens + token) * share + h % share;
+      std::memcpy(queries_.data() + at * dim, row + h * dim, dim * sizeof(float));
+    }
+    const int page = int(batch.cells[token] / kPage), within = int(batch.cells[token] % kPage);
+    for (int h = 0; h < shape_.kv_heads; h++) {
+      float* key = row + q_size_ + h * dim;
+      turn(key, layer.key_norm, position, 1.0f);
+      attention_.cache().write(layer.cache, page, within, h, key, key + shape_.kv_heads * dim);
+    }
+  }
+}
+
+void Decoder::attend(const Batch& batch, const Layer& layer, int thread) {
+  const int share = shape_.share(), width = padded(shape_.dim);
+  for (int index; (index = pool_.take()) < int(tasks_.size());) {
+    const Task& task = tasks_[index];
+    const Span& span = batch.span[task.span];
+    const long row = span.begin + task.first;
+    const long at = (long(task.head) * batch.tokens + row) * share;
+    const Piece piece{queries_.data() + at * shape_.dim,
+                      task.tokens * share,
+                      task.head,
+                      span.context_tokens + task.first + 1,
+                      task.from,
+                      task.to,
+                      batch.pages + span.first_page};
+    if (task.part >= 0) {
+      attention_.run(piece, layer.cache, scratch_[thread],
+                     parts_.data() + long(task.part) * share * width,
+                     part_tops_.data() + task.part * share, part_sums_.data() + task.part * share);
+      continue;
+    }
+    Scratch& scratch = scratch_[thread];
+    float* out = outs_[thread].data();
+    attention_.run(piece, layer.cache, scratch, out, scratch.tops.data(), scratch.sums.data());
+    put_heads(out, scratch.sums.data(), piece.rows, width, row, task.head);
+  }
+}
+
+// [rows = tokens x share][width] divided by its sums, to the output's [tokens][heads x dim].
+void Decoder::put_heads(const float* out, const float* sums, int rows, int width, long row,
+                        int head) {
+  const int share = shape_.share(), dim = shape_.dim;
+  for (int r = 0; r < rows; r++) {
+    float* to = mixed_.data() + (row + r / share) * q_size_ + (head * share + r % share) * dim;
+    const float inverse = 1.0f / sums[r];
+    for (int d = 0; d < dim; d++) to[d] = out[long(r) * width + d] * inverse;
+  }
+}
+
+void Decoder::merge_parts() {
+  const int share = shape_.share(), width = padded(shape_.dim);
+  for (int index; (index = pool_.take()) < int(merges_.size());) {
+    const Merge& merge = merges_[index];
+    const long begin = long(merge.first) * share, end = begin + long(merge.count) * share;
+    for (int g = 0; g < share; g++) {
+      float top = -INFINITY, total = 0;
+      for (long r = begin + g; r < end; r += share) top = std::max(top, part_tops_.data()[r]);
+      float* first = parts_.data() + (begin + g) * width;
+      for (long r = begin + g; r < end; r += share) {
+        const float weight = std::exp(part_tops_.data()[r] - top);
+        const float* from = parts_.data() + r * width;
+        total += weight * part_sums_.data()[r];
+        for (int d = 0; d < width; d++)
+          first[d] = (r == begin + g ? 0.0f : first[d]) + weight * from[d];
+      }
+      part_sums_.data()[begin + g] = total;
+    }
+    put_heads(parts_.data() + begin * width, part_sums_.data() + begin, share, width, merge.row,
+              merge.head);
+  }
+}
+
+void Decoder::add_product(const Matrix& matrix, const float* x, long stride, int rows) {
+  for_panels(pool_, rows, matrix.panels(), [&](int panel, int first, int height) {
+    float sums[kMostBlockRows * kGroup];
+    matrix.multiply(panel, x + long(first) * stride, stride, height, sums);
+    for (int r = 0; r < height; r++) {
+      float* to = hidden_.data() + long(first + r) * hidden_stride_ + panel * kGroup;
+      for (int i = 0; i < kGroup; i++) to[i] += sums[r * kGroup + i];
+    }
+  });
+}
+
+void Decoder::feed_forward(const Layer& layer, const float* x, int rows) {
+  for_panels(pool_, rows, layer.gate.panels(), [&](int panel, int first, int height) {
+    float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];
+    const float* from = x + long(first) * hidden_stride_;
+    layer.gate.multiply(panel, from, hidden_stride_, height, gate);
+    layer.up.multiply(panel, from, hidden_stride_, height, up);
+    for (int r = 0; r < height; r++) {
+      float* to = acted_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
+      for (int i = 0; i < kGroup; i += kWidth) {
+        Floats g = load<Floats>(gate + r * kGroup + i), u = load<Floats>(up + r * kGroup + i);
+        store(to + i, g / (1.0f + exponential(-g)) * u);
+      }
+    }
+  });
+}
+
+void Decoder::finish(const Batch& batch, int thread) {
+  for (int i; (i = pool_.take()) < batch.samples;)
+    std::memcpy(last_.data() + long(i) * hidden_stride_,
+                hidden_.data() + batch.sampled[i] * hidden_stride_, hidden_stride_ * sizeof(float));
+  pool_.barrier();
+  const float* x = normalise(last_.data(), final_norm_, batch.samples, thread);
+  const int vocab = config_.vocab;
+  for_panels(pool_, batch.samples, head().panels(), [&](int panel, int first, int height) {
+    float sums[kMostBlockRows * kGroup];
+    head().multiply(panel, x + long(first) * hidden_stride_, hidden_stride_, height, sums);
+    const int count = std::min(kGroup, vocab - panel * kGroup);
+    for (int r = 0; r < height; r++)
+      std::memcpy(batch.logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,
+                  count * sizeof(float));
+  });
+}
+
+}  // namespace ps

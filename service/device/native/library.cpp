@@ -1,0 +1,57 @@
+// The C interface that Python loads. Every call returns 0, or a code that the caller names.
+
+#include "decoder.h"
+
+namespace {
+
+enum Code { kDone = 0, kNoMemory = 1, kFailed = 2 };
+
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    body();
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  } catch (...) {
+    return kFailed;
+  }
+}
+
+ps::Decoder* decoder(void* handle) { return static_cast<ps::Decoder*>(handle); }
+
+}  // namespace
+
+extern "C" {
+
+int ps_vector_floats() { return ps::kWidth; }
+
+int ps_create(const ps::Config* config, void** handle) {
+  return guarded([&] { *handle = new ps::Decoder(*config); });
+}
+
+void ps_destroy(void* handle) { delete decoder(handle); }
+
+int ps_set_matrix(void* handle, int layer, int which, const float* weight, const float* bias) {
+  return guarded([&] { decoder(handle)->set_matrix(layer, ps::Which(which), weight, bias); });
+}
+
+int ps_set_norm(void* handle, int layer, int which, const float* weight) {
+  return guarded([&] { decoder(handle)->set_norm(layer, ps::Norm(which), weight); });
+}
+
+int ps_set_rope(void* handle, const float* cos, const float* sin, int positions) {
+  return guarded([&] { decoder(handle)->set_rope(cos, sin, positions); });
+}
+
+int ps_set_cache(void* handle, int layer, void* keys, void* values, float* key_scales,
+                 float* value_scales) {
+  const ps::LayerCache cache{static_cast<uint8_t*>(keys), static_cast<uint8_t*>(values), key_scales,
+                             value_scales};
+  return guarded([&] { decoder(handle)->set_cache(layer, cache); });
+}
+
+int ps_forward(void* handle, const ps::Batch* batch) {
+  return guarded([&] { decoder(handle)->forward(*batch); });
+}
+}

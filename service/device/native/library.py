@@ -1,0 +1,145 @@
+"""The compiled library as Python sees it: structs, functions, and codes as exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_float, c_int, c_int32, c_void_p
+from enum import IntEnum
+from pathlib import Path
+
+import torch
+
+from service.device.native.build import NoNativeLibrary, library_path
+
+
+class NumberKind(IntEnum):
+    """How a weight or a cache entry is stored; the C++ `Kind`."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+class MatrixName(IntEnum):
+    """The C++ `Which`."""
+
+    QKV = 0
+    OUT = 1
+    GATE = 2
+    UP = 3
+    DOWN = 4
+    HEAD = 5
+    EMBEDDING = 6
+
+
+class NormName(IntEnum):
+    """The C++ `Norm`."""
+
+    INPUT = 0
+    QUERY = 1
+    KEY = 2
+    FFN = 3
+    FINAL = 4
+
+
+class DecoderConfig(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("ffn", "vocab", "threads", "weights_kind", "cache_kind")),
+        ("norm_eps", c_float),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    """One step; pointers stay valid while the call runs."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("tokens", "spans", "samples", "reserved")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "cells", "sampled")),
+        *((name, c_void_p) for name in ("span", "pages", "logits")),
+    ]
+
+
+_SIGNATURES = {
+    "ps_create": [POINTER(DecoderConfig), POINTER(c_void_p)],
+    "ps_set_matrix": [c_void_p, c_int, c_int, c_void_p, c_void_p],
+    "ps_set_norm": [c_void_p, c_int, c_int, c_void_p],
+    "ps_set_rope": [c_void_p, c_void_p, c_void_p, c_int],
+    "ps_set_cache": [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
+    "ps_forward": [c_void_p, POINTER(BatchStruct)],
+}
+_NO_MEMORY = 1
+
+
+class Library:
+    """One decoder inside the compiled library. Calls release the interpreter lock."""
+
+    def __init__(self, path: Path, config: DecoderConfig) -> None:
+        """Raises NoNativeLibrary when the file cannot be loaded."""
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NoNativeLibrary(f"{path.name}: {error}") from error
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, c_int
+        library.ps_destroy.argtypes, library.ps_destroy.restype = [c_void_p], None
+        self._library = library
+        self._handle = c_void_p()
+        self.vector_floats: int = library.ps_vector_floats()
+        _check(library.ps_create(ctypes.byref(config), ctypes.byref(self._handle)), "create")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.ps_destroy(self._handle)
+
+    def set_matrix(
+        self, layer: int, name: MatrixName, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        """Copy float32 [out, in] and perhaps [out] into the library's own layout."""
+        code = self._library.ps_set_matrix(
+            self._handle, layer, name, _floats(weight), None if bias is None else _floats(bias)
+        )
+        _check(code, name.name)
+
+    def set_norm(self, layer: int, name: NormName, weight: torch.Tensor) -> None:
+        _check(
+            self._library.ps_set_norm(self._handle, layer, name, _floats(weight)), name.name
+        )
+
+    def set_rope(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Copy float32 [positions, head_dim / 2]."""
+        code = self._library.ps_set_rope(self._handle, _floats(cos), _floats(sin), len(cos))
+        _check(code, "rope")
+
+    def set_cache(
+        self, layer: int, keys: int, values: int, key_scales: int | None, value_scales: int | None
+    ) -> None:
+        """Addresses of the layer's pages; the caller keeps the memory."""
+        code = self._library.ps_set_cache(
+            self._handle, layer, keys, values, key_scales, value_scales
+        )
+        _check(code, "cache")
+
+    def forward(self, batch: BatchStruct) -> None:
+        """Compute one step. Raises MemoryError or RuntimeError."""
+        _check(self._library.ps_forward(self._handle, ctypes.byref(batch)), "forward")
+
+
+def load_library(config: DecoderConfig, progress: Callable[[str], None]) -> Library:
+    """Compile if need be, and load. Raises NoNativeLibrary."""
+    return Library(library_path(progress), config)
+
+
+def _floats(tensor: torch.Tensor) -> int:
+    assert tensor.dtype is torch.float32, tensor.dtype
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def _check(code: int, what: str) -> None:
+    if code == _NO_MEMORY:
+        raise MemoryError(f"native decoder, {what}: out of memory")
+    if code != 0:
+        raise RuntimeError(f"native decoder, {what}: failed")
