@@ -23,9 +23,9 @@ from serving import machine
 
 from service.config import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.backends import TORCH_BLOCK_TOKENS as BLOCK_TOKENS
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.kv_cache import KvCache, KvFormat, PlainKvCache, make_cache, page_bytes
-from service.device.loader import BLOCK_TOKENS
 from service.device.model import Decoder
 from service.device.precision import choose_precision
 from service.device.quantize import choose_matrix_format

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+EXECUTORS = ("auto", "native", "openvino", "torch")
+
 
 class ConfigError(Exception):
     """A setting or its combination cannot work; the message is one line with the remedy."""
@@ -49,14 +51,15 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is told at its start.
 
-    `max_model_tokens` None takes the model's own context (capped by `default_context_cap`
-    when the model allows more). `kv_bytes` None takes what one full batch of
-    `default_kv_tokens` needs. `threads` None leaves torch's default. `weights_format` and
-    `kv_dtype` are "int8", or "auto" for what `dtype` says. `kv_offload_bytes` is host memory
-    for evicted cache blocks, None for none.
+    `executor` is one of EXECUTORS: what computes. `max_model_tokens` None takes the model's own
+    context (capped by `default_context_cap` when the model allows more). `kv_bytes` None takes
+    what one full batch of `default_kv_tokens` needs. `threads` None takes all cores (native) or
+    torch's default. `weights_format` and `kv_dtype` are "int8", or "auto" for what `dtype` says.
+    `kv_offload_bytes` is host memory for evicted cache blocks, None for none.
     """
 
     model: ModelRef
+    executor: str = "auto"
     dtype: str = "bfloat16"
     weights_format: str = "auto"
     kv_dtype: str = "auto"
@@ -88,6 +91,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, choice in (("--weights", self.weights_format), ("--kv-dtype", self.kv_dtype)):
             if choice not in ("auto", "int8"):
                 raise ConfigError(f"{flag} {choice}: choose auto or int8")
+        if self.executor not in EXECUTORS:
+            raise ConfigError(f"--executor {self.executor}: choose one of {', '.join(EXECUTORS)}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {self.device}: choose auto, cpu or cuda")
         if self.max_model_tokens is not None and self.max_model_tokens < 2:

@@ -1,4 +1,7 @@
-"""Logits of tiny random models of each family equal transformers', over scrambled pages."""
+"""Logits of tiny random models of each family equal transformers', over scrambled pages.
+
+Of the reference and of the native decoder alike.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.inputs import build_inputs
 from service.device.kv_cache import PlainKvCache
 from service.device.model import Decoder
+from service.device.native.cache import NativeKvCache
+from service.device.native.decoder import NativeDecoder
+from service.device.native.library import NumberKind
 from service.device.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
@@ -60,10 +66,24 @@ CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)
 
 
+def torch_decoder(source: SafetensorsWeights) -> tuple[Any, Any]:
+    cache = PlainKvCache(source.spec, 32, BT, torch.float32, CPU)
+    return Decoder(source, TorchPagedAttention(BT, CPU), 256, FP32, CPU), cache
+
+
+def native_decoder(source: SafetensorsWeights) -> tuple[Any, Any]:
+    kind = NumberKind.FLOAT32
+    decoder = NativeDecoder(source, 256, kind, kind, torch.float32, threads=2)
+    return decoder, NativeKvCache(source.spec, 32, kind)
+
+
+EXECUTORS = {"torch": torch_decoder, "native": native_decoder}
+
+
 class Pair:
     """Our decoder and transformers' model with the same random weights."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, executor: str, folder: Path) -> None:
         build, config = FAMILIES[name]
         torch.manual_seed(5)
         self.theirs = build(config).eval()
@@ -72,10 +92,9 @@ class Pair:
                 parameter.normal_(0.0, 0.15)
         self.theirs.save_pretrained(folder)
         source = SafetensorsWeights(str(folder))
-        self.ours = Decoder(source, TorchPagedAttention(BT, CPU), 256, FP32, CPU)
-        self.cache = PlainKvCache(source.spec, 32, BT, torch.float32, CPU)
-        for pages in (*self.cache.keys, *self.cache.values):
-            pages.fill_(float("nan"))  # a read of a cell that was never written shows
+        self.ours, self.cache = EXECUTORS[executor](source)
+        for numbers in self.cache.storage:
+            numbers.fill_(float("nan"))  # a read of a cell that was never written shows
 
     @torch.inference_mode()
     def reference(self, ids: list[int]) -> torch.Tensor:
@@ -125,10 +144,13 @@ def some_ids(count: int, seed: int) -> list[int]:
     return ids
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[(name, executor) for name in FAMILIES for executor in EXECUTORS], ids=str
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     transformers.logging.set_verbosity_error()
-    return Pair(request.param, tmp_path_factory.mktemp(request.param))
+    name, executor = request.param
+    return Pair(name, executor, tmp_path_factory.mktemp(name))
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:

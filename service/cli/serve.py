@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from service.config import (
+    EXECUTORS,
     ConfigError,
     EngineConfig,
     GatewayConfig,
@@ -74,6 +75,14 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         type=parse_bytes,
         metavar="SIZE",
         help="host memory that keeps evicted prefix blocks, as in 2GiB; none without it",
+    )
+    group.add_argument(
+        "--executor",
+        default="auto",
+        choices=EXECUTORS,
+        help="what computes on a CPU: native is C++ that is compiled once for this machine, "
+        "openvino is Intel's runtime, torch is the reference; auto takes the fastest that this "
+        "machine has, and the start line says which and why",
     )
     group.add_argument("--threads", type=int, help="compute threads of the engine process")
 
@@ -252,6 +261,7 @@ def run(args: argparse.Namespace) -> int:
         model = msgspec.structs.replace(model, name=args.served_model_name)
     engine = EngineConfig(
         model=model,
+        executor=args.executor,
         dtype=args.dtype,
         weights_format=args.weights,
         kv_dtype=args.kv_dtype,

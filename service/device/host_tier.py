@@ -13,14 +13,14 @@ from typing import assert_never
 
 import torch
 
-from service.device.kv_cache import KvCache
+from service.device.kv_cache import Pages
 from service.engine.plan import BlockCopy, CopyKind
 
 
 class HostTier:
     """`slots` copies of blocks of one cache; allocated once."""
 
-    def __init__(self, cache: KvCache, slots: int) -> None:
+    def __init__(self, cache: Pages, slots: int) -> None:
         assert slots > 0, slots
         self.slots = slots
         self._cache = cache

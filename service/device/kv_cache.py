@@ -30,11 +30,12 @@ class KvFormat(StrEnum):
     INT8 = "int8"
 
 
-class KvCache(Protocol):
+class Pages(Protocol):
     """Keys and values of every layer in pages; allocated once, never grows.
 
     `storage` are the tensors that hold it all, each [layers, 2, pages, ...]: a block is
-    index `block` of the third dimension of each.
+    index `block` of the third dimension of each. What lies inside a page is between the
+    cache and the decoder that reads it.
     """
 
     @property
@@ -48,6 +49,10 @@ class KvCache(Protocol):
 
     @property
     def storage(self) -> tuple[torch.Tensor, ...]: ...
+
+
+class KvCache(Pages, Protocol):
+    """Pages that are written and gathered as tensors."""
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from service.config import ConfigError, EngineConfig
-from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.backends import choose_backend
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
-from service.device.kv_cache import KvFormat, make_cache
-from service.device.memory import (
-    choose_blocks,
-    choose_context,
-    choose_host_slots,
-    choose_kv_format,
-)
-from service.device.model import Decoder
-from service.device.precision import choose_precision
-from service.device.quantize import choose_matrix_format
+from service.device.memory import choose_blocks, choose_context, choose_host_slots
 from service.device.spec import ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
-
-BLOCK_TOKENS = 16
-_KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """An executor and what is known about it."""
 
-    executor: TorchExecutor
+    executor: TorchExecutor[Any]
     spec: ModelSpec
     max_model_tokens: int
     backend: str
@@ -54,33 +43,24 @@ def load_executor(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
-    precision = choose_precision(config.dtype, device)
-    dtype = precision.compute
     progress(f"reading {config.model.name}")
     source = open_weights(config.model)
     max_model_tokens = choose_context(config, source.spec)
-    attention = TorchPagedAttention(BLOCK_TOKENS, device)
-    kv_format = choose_kv_format(config)
-    if kv_format not in attention.capabilities.kv_formats:
-        raise ConfigError(
-            f"--kv-dtype {config.kv_dtype}: the {attention.capabilities.name} attention cannot "
-            "read it; use --kv-dtype auto"
-        )
-    host_slots = choose_host_slots(config, source.spec, BLOCK_TOKENS, dtype)
-    blocks = choose_blocks(config, source.spec, max_model_tokens, BLOCK_TOKENS, dtype, device)
-    matrices = choose_matrix_format(config.weights_format, dtype, device)
-    decoder = Decoder(source, attention, max_model_tokens, precision, device, progress, matrices)
-    progress(f"allocating {blocks} cache blocks of {BLOCK_TOKENS} tokens")
-    cache = make_cache(kv_format, source.spec, blocks, BLOCK_TOKENS, dtype, device)
+    backend = choose_backend(config, source, device, progress)
+    block_tokens, block_bytes = backend.block_tokens, backend.block_bytes
+    host_slots = choose_host_slots(config, block_tokens, block_bytes)
+    blocks = choose_blocks(config, max_model_tokens, block_tokens, block_bytes, device)
+    decoder = backend.load(max_model_tokens, progress)
+    progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
+    cache = backend.make_pages(blocks)
     host_tier = HostTier(cache, host_slots) if host_slots else None
     compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
-    labels = [precision.label, matrices.label, _KV_LABEL[kv_format]]
     return LoadedEngine(
         executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler),
         spec=source.spec,
         max_model_tokens=max_model_tokens,
-        backend=f"{attention.capabilities.name}-{device.type}",
-        dtype="; ".join(label for label in labels if label),
+        backend=backend.name,
+        dtype=backend.dtype,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from service.config import ConfigError, EngineConfig
-from service.device.kv_cache import KvFormat, page_bytes
+from service.device.kv_cache import KvFormat
 from service.device.spec import ModelSpec
 from service.engine.blocks import blocks_for
 
@@ -40,14 +40,12 @@ def choose_kv_format(config: EngineConfig) -> KvFormat:
 
 def choose_blocks(
     config: EngineConfig,
-    spec: ModelSpec,
     max_model_tokens: int,
     block_tokens: int,
-    dtype: torch.dtype,
+    block_bytes: int,
     device: torch.device,
 ) -> int:
     """Blocks of the cache. Raises ConfigError when one request would not fit."""
-    block_bytes = page_bytes(spec, block_tokens, dtype, choose_kv_format(config))
     needed = blocks_for(max_model_tokens, block_tokens)
     budget_bytes = config.kv_bytes
     if budget_bytes is None:
@@ -65,13 +63,10 @@ def choose_blocks(
     return blocks
 
 
-def choose_host_slots(
-    config: EngineConfig, spec: ModelSpec, block_tokens: int, dtype: torch.dtype
-) -> int:
+def choose_host_slots(config: EngineConfig, block_tokens: int, block_bytes: int) -> int:
     """Blocks that the host keeps, 0 when off. Raises ConfigError when they cannot be had."""
     if config.kv_offload_bytes is None:
         return 0
-    block_bytes = page_bytes(spec, block_tokens, dtype, choose_kv_format(config))
     slots = config.kv_offload_bytes // block_bytes
     available_bytes = _host_available_bytes()
     if slots < 1:

@@ -1,4 +1,4 @@
-"""Runs plans on torch.
+"""Runs plans on a decoder and samples with torch.
 
 At pipeline depth 1 a plan is computed inside `launch`. At depth 2 one worker thread
 computes the plans in order, so that `launch` returns at once and the next step can be
@@ -10,27 +10,45 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.inputs import StepInputs, build_inputs
-from service.device.kv_cache import KvCache
-from service.device.model import Decoder
+from service.device.kv_cache import Pages
 from service.device.sampler import Sampler
+from service.device.spec import ModelSpec
 from service.engine.executor import StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.clock import Clock
 
+PagesT = TypeVar("PagesT", bound=Pages)
+_PagesIn = TypeVar("_PagesIn", bound=Pages, contravariant=True)
 
-class TorchExecutor:
+
+class StepDecoder(Protocol[_PagesIn]):
+    """Weights and the forward pass over pages of its own kind; holds no state of a sequence."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, inputs: StepInputs, cache: _PagesIn) -> torch.Tensor:
+        """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        ...
+
+
+class TorchExecutor(Generic[PagesT]):
     """Implements `service.engine.executor.Executor`."""
 
     def __init__(
         self,
-        decoder: Decoder,
-        cache: KvCache,
+        decoder: StepDecoder[PagesT],
+        cache: PagesT,
         clock: Clock,
         depth: int = 1,
         host_tier: HostTier | None = None,

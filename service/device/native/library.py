@@ -104,9 +104,7 @@ class Library:
         _check(code, name.name)
 
     def set_norm(self, layer: int, name: NormName, weight: torch.Tensor) -> None:
-        _check(
-            self._library.ps_set_norm(self._handle, layer, name, _floats(weight)), name.name
-        )
+        _check(self._library.ps_set_norm(self._handle, layer, name, _floats(weight)), name.name)
 
     def set_rope(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Copy float32 [positions, head_dim / 2]."""

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -73,21 +74,27 @@ class Matrix {
   }
 
  private:
+  // Panel by panel: sixteen rows are read along, one stream is written.
   template <class F>
   void pack_as(const float* weight) {
-    auto* memory = reinterpret_cast<typename F::Number*>(memory_.data());
-    for (int o = 0; o < padded(out); o++) {
-      auto* to = memory + long(o / kGroup) * in * kGroup + F::place(o % kGroup);
-      const float* from = weight + long(o) * in;
-      float inverse = 1.0f;
-      if (F::scaled && o < out) {
-        float most = 0;
-        for (int k = 0; k < in; k++) most = std::fmax(most, std::fabs(from[k]));
-        scales_[o] = std::fmax(most / 127.0f, 1.17549435e-38f);
-        inverse = 1.0f / scales_[o];
-      }
-      for (int k = 0; k < in; k++) to[long(k) * kGroup] = o < out ? F::encode(from[k], inverse) : 0;
+    auto* to = reinterpret_cast<typename F::Number*>(memory_.data());
+    for (int first = 0; first < padded(out); first += kGroup) {
+      const int rows = std::min(kGroup, out - first);
+      float inverse[kGroup];
+      for (int i = 0; i < rows; i++) inverse[i] = F::scaled ? measure(first + i, weight) : 1.0f;
+      for (int k = 0; k < in; k++, to += kGroup)
+        for (int i = 0; i < kGroup; i++)
+          to[F::place(i)] =
+              i < rows ? F::encode(weight[long(first + i) * in + k], inverse[i]) : 0;
     }
+  }
+
+  // Sets the scale of an output from its largest weight, and gives the scale's inverse.
+  float measure(int output, const float* weight) {
+    float most = 0;
+    for (int k = 0; k < in; k++) most = std::fmax(most, std::fabs(weight[long(output) * in + k]));
+    scales_[output] = std::fmax(most / 127.0f, 1.17549435e-38f);
+    return 1.0f / scales_[output];
   }
 
   template <class F>

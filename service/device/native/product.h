@@ -18,10 +18,17 @@ namespace ps {
 constexpr int kRows = kWidth == 16 ? 12 : 6;  // most rows of a tile
 constexpr int kAheadBytes = 2048;
 
+// What to ask memory for while a tile is computed: `step` bytes for each input.
+struct Ahead {
+  const char* from;
+  long step;
+};
+
 template <class F, int R>
 static PS_INLINE void walk(const float* a, long stride, const typename F::Number* w, int count,
-                           Floats (&sums)[R][kParts]) {
+                           Ahead ahead, Floats (&sums)[R][kParts]) {
   for (int k = 0; k < count; k++) {
+    __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
     Floats group[kParts];
     F::load16(w + long(k) * kGroup, group);
     PS_UNROLL for (int r = 0; r < R; r++) {
@@ -53,12 +60,13 @@ static PS_INLINE void walk_apart(const float* a, long stride, const typename F::
       PS_UNROLL for (int part = 0; part < kParts; part++) sums[r][part] += apart[u][r][part];
     }
   }
-  walk<F, R>(a + whole, stride, w + long(whole) * kGroup, count - whole, sums);
+  const auto* rest = w + long(whole) * kGroup;
+  walk<F, R>(a + whole, stride, rest, count - whole, {reinterpret_cast<const char*>(rest), 0}, sums);
 }
 
 template <class F, int R>
 static PS_INLINE void tile(const float* a, long stride, const typename F::Number* w, int count,
-                           float* to, long to_stride, bool add) {
+                           Ahead ahead, float* to, long to_stride, bool add) {
   Floats sums[R][kParts] = {};
   if (add) {
     PS_UNROLL for (int r = 0; r < R; r++) {
@@ -71,7 +79,7 @@ static PS_INLINE void tile(const float* a, long stride, const typename F::Number
   } else if constexpr (R == 2) {
     walk_apart<F, R, 2>(a, stride, w, count, sums);
   } else {
-    walk<F, R>(a, stride, w, count, sums);
+    walk<F, R>(a, stride, w, count, ahead, sums);
   }
   PS_UNROLL for (int r = 0; r < R; r++) {
     PS_UNROLL for (int part = 0; part < kParts; part++)
@@ -81,26 +89,31 @@ static PS_INLINE void tile(const float* a, long stride, const typename F::Number
 
 template <class F, int R>
 static PS_INLINE void tile_of(int rows, const float* a, long stride, const typename F::Number* w,
-                              int count, float* to, long to_stride, bool add) {
+                              int count, Ahead ahead, float* to, long to_stride, bool add) {
   if constexpr (R > 0) {
     if (rows == R) {
-      tile<F, R>(a, stride, w, count, to, to_stride, add);
+      tile<F, R>(a, stride, w, count, ahead, to, to_stride, add);
     } else {
-      tile_of<F, R - 1>(rows, a, stride, w, count, to, to_stride, add);
+      tile_of<F, R - 1>(rows, a, stride, w, count, ahead, to, to_stride, add);
     }
   }
 }
 
+// While a panel is worked on, the one that follows it in memory is asked for, a share with each
+// tile: else the first tile of each panel would wait for memory and the others leave it idle.
 // to [rows, 16] = (add ? to : 0) + a [rows, count] * w [count, 16]; strides in floats.
 template <class F>
 void product(const float* a, long stride, int rows, const void* w, int count, float* to,
              long to_stride, bool add) {
   const auto* group = static_cast<const typename F::Number*>(w);
   const int tiles = (rows + kRows - 1) / kRows;
+  const long group_bytes = kGroup * sizeof(typename F::Number);
+  const long step = group_bytes / tiles;
   for (int i = 0, first = 0; i < tiles; i++) {
     const int height = (rows - first + tiles - i - 1) / (tiles - i);  // nearly equal heights
-    tile_of<F, kRows>(height, a + first * stride, stride, group, count, to + first * to_stride,
-                      to_stride, add);
+    const Ahead ahead{static_cast<const char*>(w) + count * (group_bytes + i * step), step};
+    tile_of<F, kRows>(height, a + first * stride, stride, group, count, ahead,
+                      to + first * to_stride, to_stride, add);
     first += height;
   }
 }

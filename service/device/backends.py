@@ -1,0 +1,130 @@
+"""What can compute a model, and which of them this machine gets.
+
+A back end is known before weights are read: how large its pages are decides how many fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from service.config import ConfigError, EngineConfig
+from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.kv_cache import KvFormat, Pages, make_cache, page_bytes
+from service.device.memory import choose_kv_format
+from service.device.model import Decoder
+from service.device.native.build import NoNativeLibrary, library_path
+from service.device.native.cache import PAGE_TOKENS, NativeKvCache, native_page_bytes
+from service.device.native.decoder import NativeDecoder, native_spec_fault
+from service.device.native.library import NumberKind
+from service.device.precision import choose_precision
+from service.device.quantize import choose_matrix_format
+from service.device.spec import ModelSpec
+from service.device.torch_executor import StepDecoder
+from service.device.weights.source import WeightSource
+
+Progress = Callable[[str], None]
+TORCH_BLOCK_TOKENS = 16
+_KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """`load` reads the weights; `make_pages` allocates so many blocks. `dtype` says what is
+    stored and computed with, and `name` who computes, for people and for facts."""
+
+    name: str
+    dtype: str
+    block_tokens: int
+    block_bytes: int
+    load: Callable[[int, Progress], StepDecoder[Any]]
+    make_pages: Callable[[int], Pages]
+
+
+def choose_backend(
+    config: EngineConfig, source: WeightSource, device: torch.device, progress: Progress
+) -> Backend:
+    """The back end that was asked for, or the fastest that works. Raises ConfigError."""
+    if config.executor == "torch" or (config.executor == "auto" and device.type != "cpu"):
+        return torch_backend(config, source, device)
+    if device.type != "cpu":
+        raise ConfigError(f"--executor {config.executor} computes on a CPU; use --device cpu")
+    fault = _native_fault(source.spec, progress)
+    if fault is None:
+        return native_backend(config, source)
+    if config.executor == "native":
+        raise ConfigError(f"--executor native: {fault}; or use --executor auto")
+    return torch_backend(config, source, device, note=f"no native decoder: {fault}")
+
+
+def _native_fault(spec: ModelSpec, progress: Progress) -> str | None:
+    """Why the native decoder cannot be had; None when it can, and it is compiled then."""
+    try:
+        library_path(progress)
+    except NoNativeLibrary as error:
+        return str(error)
+    return native_spec_fault(spec)
+
+
+def torch_backend(
+    config: EngineConfig, source: WeightSource, device: torch.device, note: str | None = None
+) -> Backend:
+    """The reference: torch's own products and attention. Raises ConfigError."""
+    precision = choose_precision(config.dtype, device)
+    attention = TorchPagedAttention(TORCH_BLOCK_TOKENS, device)
+    kv_format = choose_kv_format(config)
+    if kv_format not in attention.capabilities.kv_formats:
+        raise ConfigError(
+            f"--kv-dtype {config.kv_dtype}: the {attention.capabilities.name} attention cannot "
+            "read it; use --kv-dtype auto"
+        )
+    spec, dtype = source.spec, precision.compute
+    matrices = choose_matrix_format(config.weights_format, dtype, device)
+
+    def load(max_tokens: int, progress: Progress) -> StepDecoder[Any]:
+        return Decoder(source, attention, max_tokens, precision, device, progress, matrices)
+
+    name = f"{attention.capabilities.name}-{device.type}"
+    return Backend(
+        name=name if note is None else f"{name} ({note})",
+        dtype=_labels(precision.label, matrices.label, _KV_LABEL[kv_format]),
+        block_tokens=TORCH_BLOCK_TOKENS,
+        block_bytes=page_bytes(spec, TORCH_BLOCK_TOKENS, dtype, kv_format),
+        load=load,
+        make_pages=lambda blocks: make_cache(
+            kv_format, spec, blocks, TORCH_BLOCK_TOKENS, dtype, device
+        ),
+    )
+
+
+def native_backend(config: EngineConfig, source: WeightSource) -> Backend:
+    """The C++ decoder: weights and cache as stored, float32 in between."""
+    spec = source.spec
+    plain = NumberKind.BFLOAT16 if config.dtype == "bfloat16" else NumberKind.FLOAT32
+    weights = NumberKind.INT8 if config.weights_format == "int8" else plain
+    kv_format = choose_kv_format(config)
+    pages = NumberKind.INT8 if kv_format is KvFormat.INT8 else plain
+    rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+
+    def load(max_tokens: int, progress: Progress) -> StepDecoder[Any]:
+        return NativeDecoder(source, max_tokens, weights, pages, rounding, config.threads, progress)
+
+    return Backend(
+        name="native-cpu",
+        dtype=_labels(
+            config.dtype if plain is NumberKind.FLOAT32 else f"{config.dtype}, computed in float32",
+            "int8 weights" if weights is NumberKind.INT8 else None,
+            _KV_LABEL[kv_format],
+        ),
+        block_tokens=PAGE_TOKENS,
+        block_bytes=native_page_bytes(spec, pages),
+        load=load,
+        make_pages=lambda blocks: NativeKvCache(spec, blocks, pages),
+    )
+
+
+def _labels(*labels: str | None) -> str:
+    return "; ".join(label for label in labels if label)
