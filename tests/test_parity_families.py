@@ -145,7 +145,9 @@ def some_ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.fixture(
-    scope="module", params=[(name, executor) for name in FAMILIES for executor in EXECUTORS], ids=str
+    scope="module",
+    params=[(name, executor) for name in FAMILIES for executor in EXECUTORS],
+    ids=str,
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     transformers.logging.set_verbosity_error()
