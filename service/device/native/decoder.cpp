@@ -32,11 +32,13 @@ Decoder::Decoder(const Config& config)
       layers_(config.layers),
       own_normed_(config.threads),
       outs_(config.threads),
+      own_digits_(config.threads),
       scratch_(config.threads),
       pool_(config.threads) {
   for (int i = 0; i < config.threads; i++) {
     own_normed_[i].resize(size_t(kOwnRows) * hidden_stride_);
     outs_[i].resize(size_t(kQueryTokens) * shape_.share() * padded(shape_.dim));
+    own_digits_[i].resize(kOwnRows, std::max({config.hidden, config.ffn, q_size_}));
     scratch_[i].resize(shape_);
   }
 }
@@ -94,6 +96,9 @@ void Decoder::reserve(const Batch& batch) {
   mixed_.resize(tokens * q_size_);
   acted_.resize(tokens * ffn_stride_);
   last_.resize(size_t(batch.samples) * hidden_stride_);
+  if (Kind(config_.weights_kind) == Kind::kInt8)
+    digits_.resize(std::max(tokens, size_t(batch.samples)),
+                   std::max({config_.hidden, config_.ffn, q_size_}));
   const size_t share = shape_.share();
   parts_.resize(part_count_ * share * padded(shape_.dim));
   part_tops_.resize(part_count_ * share);
@@ -148,10 +153,10 @@ void Decoder::step(const Batch& batch, int thread) {
 
 void Decoder::layer_step(const Batch& batch, const Layer& layer, int thread) {
   const int rows = batch.tokens;
-  const float* x = normalise(hidden_.data(), layer.input_norm, rows, thread);
+  Rows x = normalise(hidden_.data(), layer.input_norm, rows, thread);
   for_panels(pool_, rows, layer.qkv.panels(), [&](int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
-    layer.qkv.multiply(panel, x + long(first) * hidden_stride_, hidden_stride_, height, sums);
+    layer.qkv.multiply(panel, x, first, height, sums);
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
                   kGroup * sizeof(float));
@@ -165,12 +170,12 @@ void Decoder::layer_step(const Batch& batch, const Layer& layer, int thread) {
     merge_parts();
     pool_.barrier();
   }
-  add_product(layer.out, mixed_.data(), q_size_, rows);
+  add_product(layer.out, as_rows(mixed_.data(), q_size_, q_size_, rows, thread), rows);
   pool_.barrier();
   x = normalise(hidden_.data(), layer.ffn_norm, rows, thread);
   feed_forward(layer, x, rows);
   pool_.barrier();
-  add_product(layer.down, acted_.data(), ffn_stride_, rows);
+  add_product(layer.down, as_rows(acted_.data(), ffn_stride_, config_.ffn, rows, thread), rows);
   pool_.barrier();
 }
 
@@ -182,8 +187,8 @@ void Decoder::embed(const Batch& batch) {
   }
 }
 
-const float* Decoder::normalise(const float* from, const std::vector<float>& weight, int rows,
-                                int thread) {
+Rows Decoder::normalise(const float* from, const std::vector<float>& weight, int rows,
+                        int thread) {
   const bool own = rows <= kOwnRows;
   float* to = own ? own_normed_[thread].data() : normed_.data();
   auto one = [&](int row) {
@@ -192,11 +197,30 @@ const float* Decoder::normalise(const float* from, const std::vector<float>& wei
   };
   if (own) {
     for (int row = 0; row < rows; row++) one(row);
-    return to;
+  } else {
+    for (int row; (row = pool_.take()) < rows;) one(row);
+    pool_.barrier();
   }
-  for (int row; (row = pool_.take()) < rows;) one(row);
-  pool_.barrier();
-  return to;
+  return as_rows(to, hidden_stride_, config_.hidden, rows, thread);
+}
+
+// Rows as the matrices want them: int8 weights are multiplied by integers.
+Rows Decoder::as_rows(const float* from, long stride, int count, int rows, int thread) {
+  if (Kind(config_.weights_kind) != Kind::kInt8) return {from, stride, nullptr, 0, nullptr};
+  const bool own = rows <= kOwnRows;
+  Digits& digits = own ? own_digits_[thread] : digits_;
+  const int to_stride = digit_stride(count);
+  auto one = [&](int row) {
+    digits.steps.data()[row] = to_digits(from + row * stride, count, to_stride,
+                                         digits.numbers.data() + long(row) * to_stride);
+  };
+  if (own) {
+    for (int row = 0; row < rows; row++) one(row);
+  } else {
+    for (int row; (row = pool_.take()) < rows;) one(row);
+    pool_.barrier();
+  }
+  return {from, stride, digits.numbers.data(), to_stride, digits.steps.data()};
 }
 
 // Normalise where the family does, and turn the pairs that lie half a head apart.
@@ -294,10 +318,10 @@ void Decoder::merge_parts() {
   }
 }
 
-void Decoder::add_product(const Matrix& matrix, const float* x, long stride, int rows) {
+void Decoder::add_product(const Matrix& matrix, const Rows& x, int rows) {
   for_panels(pool_, rows, matrix.panels(), [&](int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
-    matrix.multiply(panel, x + long(first) * stride, stride, height, sums);
+    matrix.multiply(panel, x, first, height, sums);
     for (int r = 0; r < height; r++) {
       float* to = hidden_.data() + long(first + r) * hidden_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i++) to[i] += sums[r * kGroup + i];
@@ -305,12 +329,11 @@ void Decoder::add_product(const Matrix& matrix, const float* x, long stride, int
   });
 }
 
-void Decoder::feed_forward(const Layer& layer, const float* x, int rows) {
+void Decoder::feed_forward(const Layer& layer, const Rows& x, int rows) {
   for_panels(pool_, rows, layer.gate.panels(), [&](int panel, int first, int height) {
     float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];
-    const float* from = x + long(first) * hidden_stride_;
-    layer.gate.multiply(panel, from, hidden_stride_, height, gate);
-    layer.up.multiply(panel, from, hidden_stride_, height, up);
+    layer.gate.multiply(panel, x, first, height, gate);
+    layer.up.multiply(panel, x, first, height, up);
     for (int r = 0; r < height; r++) {
       float* to = acted_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i += kWidth) {
@@ -326,11 +349,11 @@ void Decoder::finish(const Batch& batch, int thread) {
     std::memcpy(last_.data() + long(i) * hidden_stride_,
                 hidden_.data() + batch.sampled[i] * hidden_stride_, hidden_stride_ * sizeof(float));
   pool_.barrier();
-  const float* x = normalise(last_.data(), final_norm_, batch.samples, thread);
+  Rows x = normalise(last_.data(), final_norm_, batch.samples, thread);
   const int vocab = config_.vocab;
   for_panels(pool_, batch.samples, head().panels(), [&](int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
-    head().multiply(panel, x + long(first) * hidden_stride_, hidden_stride_, height, sums);
+    head().multiply(panel, x, first, height, sums);
     const int count = std::min(kGroup, vocab - panel * kGroup);
     for (int r = 0; r < height; r++)
       std::memcpy(batch.logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,

@@ -38,6 +38,16 @@ struct Batch {
 enum class Which : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
 enum class Norm : int { kInput, kQuery, kKey, kFfn, kFinal };
 
+// Memory for rows as integers.
+struct Digits {
+  Buffer<int16_t> numbers;
+  Buffer<float> steps;
+  void resize(size_t rows, int inputs) {
+    numbers.resize(rows * digit_stride(inputs));
+    steps.resize(rows);
+  }
+};
+
 struct Layer {
   Matrix qkv, out, gate, up, down;
   std::vector<float> input_norm, query_norm, key_norm, ffn_norm;
@@ -69,14 +79,15 @@ class Decoder {
   void step(const Batch& batch, int thread);
   void layer_step(const Batch& batch, const Layer& layer, int thread);
   void embed(const Batch& batch);
-  const float* normalise(const float* from, const std::vector<float>& weight, int rows, int thread);
+  Rows normalise(const float* from, const std::vector<float>& weight, int rows, int thread);
+  Rows as_rows(const float* from, long stride, int count, int rows, int thread);
   void turn_and_store(const Batch& batch, const Layer& layer);
   void turn(float* head, const std::vector<float>& norm, int64_t position, float scale) const;
   void attend(const Batch& batch, const Layer& layer, int thread);
   void merge_parts();
   void put_heads(const float* out, const float* sums, int rows, int width, long row, int head);
-  void add_product(const Matrix& matrix, const float* x, long stride, int rows);
-  void feed_forward(const Layer& layer, const float* x, int rows);
+  void add_product(const Matrix& matrix, const Rows& x, int rows);
+  void feed_forward(const Layer& layer, const Rows& x, int rows);
   void finish(const Batch& batch, int thread);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
 
@@ -91,6 +102,8 @@ class Decoder {
   Buffer<float> hidden_, normed_, qkv_, queries_, mixed_, acted_, last_;
   Buffer<float> parts_, part_tops_, part_sums_;
   std::vector<Buffer<float>> own_normed_, outs_;
+  Digits digits_;
+  std::vector<Digits> own_digits_;
   std::vector<Scratch> scratch_;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;

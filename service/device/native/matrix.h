@@ -8,8 +8,8 @@
 #include <new>
 #include <vector>
 
+#include "int8_product.h"
 #include "pool.h"
-#include "product.h"
 
 namespace ps {
 
@@ -38,6 +38,17 @@ class Buffer {
   size_t count_ = 0;
 };
 
+static inline int digit_stride(int inputs) { return (inputs + 7) / 8 * 8; }
+
+// Rows that are multiplied: floats, and for int8 weights also as integers with their steps.
+struct Rows {
+  const float* floats;
+  long stride;
+  const int16_t* digits;
+  long digit_stride;
+  const float* steps;
+};
+
 // A weight [out, in] in panels. Int8 has one scale an output, symmetric.
 class Matrix {
  public:
@@ -51,26 +62,51 @@ class Matrix {
     out = out_count;
     in = in_count;
     kind = as;
-    panel_bytes_ = size_t(in) * kGroup * number_bytes(as);
+    panel_bytes_ = size_t(as == Kind::kInt8 ? digit_stride(in) : in) * kGroup * number_bytes(as);
     memory_.resize(panels() * panel_bytes_);
     scales_.assign(padded(out), 1.0f);
     bias_.assign(padded(out), 0.0f);
     if (bias_or_null != nullptr) std::memcpy(bias_.data(), bias_or_null, out * sizeof(float));
+    if (as == Kind::kInt8) return pack_int8(weight);
     with_format(as, [&](auto format) { pack_as<decltype(format)>(weight); });
   }
 
   // The weights of output `index` as floats [in].
   void row(int index, float* to) const {
-    with_format(kind, [&](auto format) { row_as<decltype(format)>(index, to); });
+    const int within = index % kGroup;
+    if (kind == Kind::kInt8) {
+      const auto* from = reinterpret_cast<const int8_t*>(panel(index / kGroup));
+      for (int k = 0; k < in; k++) to[k] = from[int8_place(k, within)] * scales_[index];
+      return;
+    }
+    with_format(kind, [&](auto format) {
+      typedef decltype(format) F;
+      const auto* from = reinterpret_cast<const typename F::Number*>(panel(index / kGroup));
+      for (int k = 0; k < in; k++) {
+        Floats group[kParts];
+        F::load16(from + long(k) * kGroup, group);
+        to[k] = group[within / kWidth][within % kWidth];
+      }
+    });
   }
 
-  // x [rows, in] times one panel, scaled, with its bias: to [rows, 16].
-  void multiply(int index, const float* x, long stride, int rows, float* to) const {
-    product_of(kind)(x, stride, rows, panel(index), in, to, kGroup, false);
+  // Rows [first, first + count) times one panel, scaled, with its bias: to [count, 16].
+  void multiply(int index, const Rows& rows, int first, int count, float* to) const {
     const float* scale = &scales_[index * kGroup];
     const float* bias = &bias_[index * kGroup];
-    for (int r = 0; r < rows; r++, to += kGroup)
-      for (int i = 0; i < kGroup; i++) to[i] = to[i] * scale[i] + bias[i];
+    if (kind == Kind::kInt8) {
+      const auto* weights = reinterpret_cast<const int8_t*>(panel(index));
+      int8_product(rows.digits + first * rows.digit_stride, rows.digit_stride, count, weights,
+                   digit_stride(in), to);
+      for (int r = 0; r < count; r++, to += kGroup)
+        for (int i = 0; i < kGroup; i++)
+          to[i] = to[i] * (scale[i] * rows.steps[first + r]) + bias[i];
+      return;
+    }
+    product_of(kind)(rows.floats + first * rows.stride, rows.stride, count, panel(index), in, to,
+                     kGroup, false);
+    for (int r = 0; r < count; r++, to += kGroup)
+      for (int i = 0; i < kGroup; i++) to[i] += bias[i];
   }
 
  private:
@@ -80,31 +116,24 @@ class Matrix {
     auto* to = reinterpret_cast<typename F::Number*>(memory_.data());
     for (int first = 0; first < padded(out); first += kGroup) {
       const int rows = std::min(kGroup, out - first);
-      float inverse[kGroup];
-      for (int i = 0; i < rows; i++) inverse[i] = F::scaled ? measure(first + i, weight) : 1.0f;
       for (int k = 0; k < in; k++, to += kGroup)
         for (int i = 0; i < kGroup; i++)
-          to[F::place(i)] =
-              i < rows ? F::encode(weight[long(first + i) * in + k], inverse[i]) : 0;
+          to[F::place(i)] = i < rows ? F::encode(weight[long(first + i) * in + k], 1.0f) : 0;
     }
   }
 
-  // Sets the scale of an output from its largest weight, and gives the scale's inverse.
-  float measure(int output, const float* weight) {
-    float most = 0;
-    for (int k = 0; k < in; k++) most = std::fmax(most, std::fabs(weight[long(output) * in + k]));
-    scales_[output] = std::fmax(most / 127.0f, 1.17549435e-38f);
-    return 1.0f / scales_[output];
-  }
+  static long int8_place(int k, int within) { return long(k / 2) * 2 * kGroup + 2 * within + k % 2; }
 
-  template <class F>
-  void row_as(int index, float* to) const {
-    const auto* from = reinterpret_cast<const typename F::Number*>(panel(index / kGroup));
-    const int within = index % kGroup;
-    for (int k = 0; k < in; k++) {
-      Floats group[kParts];
-      F::load16(from + long(k) * kGroup, group);
-      to[k] = group[within / kWidth][within % kWidth] * scales_[index];
+  void pack_int8(const float* weight) {
+    std::memset(memory_.data(), 0, panels() * panel_bytes_);
+    for (int o = 0; o < out; o++) {
+      auto* to = reinterpret_cast<int8_t*>(memory_.data() + o / kGroup * panel_bytes_);
+      const float* from = weight + long(o) * in;
+      float most = 0;
+      for (int k = 0; k < in; k++) most = std::fmax(most, std::fabs(from[k]));
+      scales_[o] = std::fmax(most / 127.0f, 1.17549435e-38f);
+      for (int k = 0; k < in; k++)
+        to[int8_place(k, o % kGroup)] = int8_t(std::lrintf(from[k] / scales_[o]));
     }
   }
 
