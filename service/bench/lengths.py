@@ -68,5 +68,5 @@ def _tail(shape: TailShape, low: int, high: int, rng: np.random.Generator) -> in
                     return round(value)
         case TailShape.PARETO:
             kept = 1 - (low / high) ** _PARETO_EXPONENT
-            value = low / (1 - float(rng.random()) * kept) ** (1 / _PARETO_EXPONENT)
-            return min(max(round(value), low), high)
+            tail: float = low / (1 - float(rng.random()) * kept) ** (1 / _PARETO_EXPONENT)
+            return min(max(round(tail), low), high)

@@ -9,7 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from service.bench.plot import knee_text
 from service.bench.result import BenchResult, CacheState, ClassResult, Latency, Spread
+from service.bench.sweep import Over, SweepResult
 
 _MANY_TOKENS_A_CHUNK = 1.05
 _LATE_MS = 5.0
@@ -21,9 +23,30 @@ def render(result: BenchResult) -> Group:
     rows = (*result.classes, result.total) if several else result.classes
     parts: list[RenderableType] = [Text(line) for line in _head(result)]
     parts += [_load_table(rows), _latency_table(rows)]
-    parts += [Text(line) for row in rows for line in _lengths_lines(row)]
+    parts += [Text(line) for row in result.classes for line in _lengths_lines(row)]
     parts += [Text(line, style="yellow") for line in notes(result)]
     return Group(*parts)
+
+
+def render_sweep(sweep: SweepResult) -> Group:
+    """A row for each value, and the knee."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (
+        "offered/s" if sweep.over is Over.RATE else "users", "requests", "failed", "SLO met",
+        "goodput/s", "ended/s", "out tok/s", "good out tok/s", "TTFT p99", "ITL p99",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for cell in sweep.cells:
+        one = cell.result.total
+        table.add_row(
+            f"{cell.value:g}", str(one.counted), str(one.counted - one.ok),
+            "" if one.slo_attained is None else f"{100 * one.slo_attained:.1f} %",
+            f"{one.goodput.requests_per_s:.2f}", f"{one.throughput.requests_per_s:.2f}",
+            f"{one.throughput.output_tokens_per_s:.1f}", f"{one.goodput.output_tokens_per_s:.1f}",
+            ms(one.ttft.p99_ms) if one.ttft else "", ms(one.itl.p99_ms) if one.itl else "",
+            style=None if cell.kept else "dim",
+        )  # fmt: skip
+    return Group(table, Text(knee_text(sweep)))
 
 
 def ms(value: float) -> str:
@@ -39,8 +62,11 @@ def _head(result: BenchResult) -> Iterator[str]:
     memory = "" if machine.memory_gib is None else f", {machine.memory_gib:g} GiB"
     yield f"server   {server.url} {server.model}{software}"
     yield f"client   {machine.cores} cores of {machine.cpu}{memory}, Python {machine.python}"
-    warm = f"after {result.warmup_requests} warm-up requests" if result.warmup_requests else ""
-    yield f"window   {result.window_s:.1f} s {warm}".rstrip()
+    warm = f" after {result.warmup_requests} warm-up requests" if result.warmup_requests else ""
+    yield f"window   {result.window_s:.1f} s{warm}"
+    for row in result.classes:
+        demands = ", ".join(f"{name} {limit:g}" for name, limit in row.slo.items())
+        yield f"load     {row.name}: {row.arrivals}, lengths {row.lengths}, SLO {demands or 'none'}"
     if result.partial:
         yield "PARTIAL  the run was interrupted; these are the figures up to then"
 
@@ -48,8 +74,6 @@ def _head(result: BenchResult) -> Iterator[str]:
 def _load_table(rows: tuple[ClassResult, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("class")
-    table.add_column("arrivals")
-    table.add_column("lengths")
     for name in (
         "ok", "failed", "offered/s", "ended/s", "goodput/s", "SLO met",
         "in tok/s", "out tok/s", "good out tok/s",
@@ -59,8 +83,6 @@ def _load_table(rows: tuple[ClassResult, ...]) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            row.arrivals,
-            row.lengths,
             str(row.ok),
             str(row.counted - row.ok),
             "" if row.offered_per_s is None else f"{row.offered_per_s:.2f}",
@@ -77,7 +99,7 @@ def _load_table(rows: tuple[ClassResult, ...]) -> Table:
 
 def _cache(row: ClassResult) -> str:
     if row.cache is CacheState.WARM and row.cached_share is not None:
-        return f"warm ({100 * row.cached_share:.1f} % of prompt tokens)"
+        return f"warm {100 * row.cached_share:.0f} %"
     return row.cache.value
 
 
@@ -143,8 +165,11 @@ def notes(result: BenchResult) -> list[str]:
         found.append("no SLO was given: goodput counts every whole reply (--slo, or per class)")
     if result.clipped:
         found.append(f"{result.clipped} requests were shortened to fit the model's context")
-    if result.total.counted == 0:
-        found.append("not one request was counted: run longer, or with less warm-up")
+    found += [
+        f"{row.name}: not one request was counted: run longer, or with less warm-up"
+        for row in result.classes
+        if row.counted == 0
+    ]
     return found
 
 

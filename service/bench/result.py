@@ -182,5 +182,5 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     ok: int
     failed: int
     in_flight: int
-    output_tokens: int
+    chunks: int
     warming_up: bool

@@ -87,7 +87,7 @@ class Tally:
         self._errors: Counter[tuple[ErrorKind, int | None]] = Counter()
         self._examples: dict[tuple[ErrorKind, int | None], str] = {}
         self.counted = self.ok = self.slo_met = 0
-        self._open = 0
+        self._intended_ns: list[int] = []
         self._chunks = self._chunk_tokens = self._together = self._usage_missing = 0
         self._cached_tokens: int | None = None
         self._cache_prompt_tokens = 0
@@ -102,7 +102,7 @@ class Tally:
         self._asked[0].append(ended.prompt_tokens)
         self._asked[1].append(ended.output_tokens)
         if not ended.closed_loop:
-            self._open += 1
+            self._intended_ns.append(reply.intended_ns)
             self._lateness.record([max(0, reply.lateness_ns)])
         if reply.error_kind is not None:
             key = (reply.error_kind, reply.status or None)
@@ -176,9 +176,9 @@ class Tally:
                 self._cache_prompt_tokens += usage.prompt_tokens
 
     def result(
-        self, name: str, arrivals: str, lengths: str, slo: Slo, cache_off: bool, offered_s: float
+        self, name: str, arrivals: str, lengths: str, slo: Slo, cache_off: bool, by_time: bool
     ) -> ClassResult:
-        """`offered_s` is how long requests were intended for."""
+        """`by_time`: the run was bounded by a duration, not by a number of requests."""
         seconds = self._window.seconds
         demands = {key: value for key, value in msgspec.structs.asdict(slo).items() if value}
         share = None
@@ -193,7 +193,7 @@ class Tally:
             ok=self.ok,
             slo_met=self.slo_met,
             slo_attained=self.slo_met / self.counted if self.counted else None,
-            offered_per_s=self._open / offered_s if self._open and offered_s else None,
+            offered_per_s=self._offered_per_s(by_time),
             throughput=self._throughput.rates(seconds),
             goodput=self._goodput.rates(seconds),
             lateness=self._lateness.latency(),
@@ -217,6 +217,17 @@ class Tally:
                 for (kind, status), n in self._errors.most_common()
             ),
         )
+
+    def _offered_per_s(self, by_time: bool) -> float | None:
+        """Bounded by numbers, the last moment ends the time: those after the first count."""
+        intended_ns = self._intended_ns
+        if not intended_ns:
+            return None
+        if by_time:
+            return len(intended_ns) / self._window.seconds if self._window.seconds else None
+        first_ns, last_ns = min(intended_ns), max(intended_ns)
+        later = sum(1 for moment_ns in intended_ns if moment_ns > first_ns)
+        return later / ((last_ns - first_ns) / 1e9) if later else None
 
     def _cache(self, switched_off: bool) -> CacheState:
         if self._cached_tokens:

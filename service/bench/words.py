@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-WORDS = tuple(
-    """
+_TEXT = """
 the of and to in a is that for it as was with be by on not he this are or his from at which but
 have an had they you were their one all we can her has there been if more when will would who so
 no out up said what its about than into them only some time could these two may then do first any
@@ -21,6 +20,6 @@ decide arrive return gather choose begin finish discover imagine protect improve
 different important possible special common private modern ancient careful honest gentle curious
 weather language history science music picture story problem reason result machine engine method
 system model memory value price trade cotton copper bread coffee orange apple kitchen corner
-""".split()
-)
+"""
+WORDS = tuple(_TEXT.split())
 """Each is a token or two of the usual vocabularies when a space is in front of it."""

@@ -12,7 +12,7 @@ from service.config import ConfigError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
-_TABLE_COLUMNS = 160
+_TABLE_COLUMNS = 120
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,13 +23,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "`bench sweep` raises the common rate (or users) until the SLO is no longer kept.",
     )
     parser.add_argument(
-        "target", nargs="*", metavar="[sweep] URL", help=f"the server (default {_DEFAULT_URL})"
+        "url", nargs="?", default=_DEFAULT_URL, help=f"the server (default {_DEFAULT_URL})"
     )
     _add_server(parser)
     _add_load(parser)
     _add_end(parser)
     _add_sweep(parser)
     parser.set_defaults(run=run)
+
+
+def spelled_out(argv: list[str]) -> list[str]:
+    """`bench sweep ...` as `bench --sweep ...`: flags and the address may then come in any order,
+    which a parser below a parser would not allow."""
+    return ["bench", "--sweep", *argv[2:]] if argv[:2] == ["bench", "sweep"] else argv
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -112,48 +118,101 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sweep")
-    group.add_argument("--sweep", action="store_true", help="the same as the word sweep")
+    group.add_argument("--sweep", action="store_true", help="find the knee (also: bench sweep)")
+    group.add_argument(
+        "--over", choices=("rate", "users"), default="rate", help="what to raise (default rate)"
+    )
+    group.add_argument(
+        "--from", dest="first", type=float, default=1.0, metavar="X", help="first value (default 1)"
+    )
+    group.add_argument(
+        "--to", dest="last", type=float, default=256.0, metavar="X", help="highest (default 256)"
+    )
+    group.add_argument(
+        "--bisections", type=int, default=4, metavar="N",
+        help="values between the last good and the first bad one (default 4)",
+    )  # fmt: skip
+    group.add_argument(
+        "--target", type=float, default=0.9, metavar="SHARE",
+        help="share of requests that must meet their SLO (default 0.9)",
+    )  # fmt: skip
+    group.add_argument(
+        "--html", type=Path, default=Path("sweep.html"), metavar="FILE",
+        help="where the plot goes (default sweep.html)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     from service.bench.errors import BenchError
 
-    words = list(args.target)
-    sweep = args.sweep or words[:1] == ["sweep"]
-    words = words[1:] if words[:1] == ["sweep"] else words
-    if len(words) > 1:
-        raise ConfigError(f"one server at a time, not {' '.join(words)}")
-    url = words[0] if words else _DEFAULT_URL
     try:
-        return _sweep(args, url) if sweep else _bench(args, url)
+        return _sweep(args) if args.sweep else _bench(args)
     except BenchError as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return _EXIT_FAILED
 
 
-def _bench(args: argparse.Namespace, url: str) -> int:
-    import msgspec
-    from rich.console import Console
-
+def _bench(args: argparse.Namespace) -> int:
     from service.bench.report import render
     from service.bench.run import run_bench
 
     _demand_writable(args.json)
-    result = run_bench(spec_of(args, url), _tell)
-    if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    console = Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS)
-    console.print(render(result))
+    result = run_bench(spec_of(args), _tell)
+    _write_json(args.json, result)
+    _console().print(render(result))
     if result.all_failed:
         return _EXIT_FAILED
     return _EXIT_INTERRUPTED if result.partial else 0
 
 
-def _sweep(args: argparse.Namespace, url: str) -> int:
-    raise ConfigError("not there yet")
+def _sweep(args: argparse.Namespace) -> int:
+    from service.bench.plot import sweep_html
+    from service.bench.report import render_sweep
+    from service.bench.sweep import Over, SweepSpec, run_sweep
+
+    if args.users is not None or args.trace is not None:
+        raise ConfigError("a sweep sets the arrivals itself: use --over, --from and --to")
+    _demand_writable(args.html)
+    _demand_writable(args.json)
+    spec = SweepSpec(
+        bench=spec_of(args),
+        over=Over(args.over),
+        first=args.first,
+        last=args.last,
+        bisections=args.bisections,
+        target=args.target,
+    )
+    sweep = run_sweep(spec, _tell_cell, _tell)
+    args.html.write_text(sweep_html(sweep), encoding="utf-8")
+    _write_json(args.json, sweep)
+    _console().print(render_sweep(sweep))
+    print(f"plot: {args.html}")
+    if all(cell.result.all_failed for cell in sweep.cells):
+        return _EXIT_FAILED
+    return _EXIT_INTERRUPTED if sweep.partial else 0
 
 
-def spec_of(args: argparse.Namespace, url: str) -> Any:
+def _tell_cell(cell: Any) -> None:
+    share = cell.result.total.slo_attained
+    met = "nothing counted" if share is None else f"{100 * share:.1f} % met the SLO"
+    print(f"{cell.value:g}: {met}", file=sys.stderr, flush=True)
+
+
+def _write_json(path: Path | None, result: Any) -> None:
+    import msgspec
+
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+
+
+def _console() -> Any:
+    """As wide as the terminal, and wide enough in a file."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS)
+
+
+def spec_of(args: argparse.Namespace) -> Any:
     """The BenchSpec that the flags describe. Raises ConfigError."""
     from service.bench.parse import parse_arrivals, parse_class, parse_lengths, parse_slo
     from service.bench.spec import BenchSpec, ClassSpec, Endpoint, PromptForm
@@ -173,7 +232,7 @@ def spec_of(args: argparse.Namespace, url: str) -> Any:
         one = ClassSpec(lengths=one.lengths, slo=parse_slo(args.slo))
     warmup_requests, warmup_s = _warmup(args.warmup)
     return BenchSpec(
-        url=url,
+        url=args.url,
         classes=tuple(parse_class(text) for text in args.classes) or (one,),
         arrivals=arrivals,
         model=args.model,
@@ -204,7 +263,7 @@ def _tell(progress: Any) -> None:
     print(
         f"  {progress.elapsed_s:6.1f} s {what}: {progress.sent} sent, {progress.ok} ok, "
         f"{progress.failed} failed, {progress.in_flight} in flight, "
-        f"{progress.output_tokens} chunks",
+        f"{progress.chunks} chunks",
         file=sys.stderr,
         flush=True,
     )

@@ -24,7 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = bench.spelled_out(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(words)
     try:
         code: int = args.run(args)
     except ConfigError as error:
