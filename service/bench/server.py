@@ -143,7 +143,7 @@ def _judge(spec: BenchSpec, reply: Reply, model: str | None, served: list[str]) 
     if status in (401, 403):
         raise _key_refused(spec, status)
     if status == 404:
-        names = f"; it serves {', '.join(served)}" if served else ""
+        names = f"; it serves {', '.join(served)}" if served and served[0] not in said else ""
         raise WrongModel(f"{spec.url} does not know model {model!r} ({said}){names}: use --model")
     if status in (400, 422):
         raise RequestRefused(

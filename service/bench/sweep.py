@@ -33,7 +33,8 @@ class Over(StrEnum):
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`bench` says all but the common arrivals; those are set to `first`, twice that, and so on
-    up to `last`, and then `bisections` values between the last good and the first bad one."""
+    up to `last`, and then `bisections` values between the last good and the first bad one. A rate
+    that would bring fewer than `least_requests` in the bench's duration is given longer."""
 
     bench: BenchSpec
     over: Over = Over.RATE
@@ -41,6 +42,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
     last: float = 256.0
     bisections: int = 4
     target: float = 0.9
+    least_requests: int = 20
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +140,8 @@ def validate_sweep(spec: SweepSpec) -> None:
         raise ConfigError("--from must be at least 1 user")
     if spec.bisections < 0:
         raise ConfigError("--bisections must not be negative")
+    if spec.least_requests < 1:
+        raise ConfigError("--least-requests must be at least 1")
     if not any(any(msgspec.structs.astuple(one.slo)) for one in spec.bench.classes):
         raise ConfigError("a sweep needs a demand to keep: give --slo ttft_ms=..., or per class")
     validate(_at(spec, spec.first, 0))
@@ -181,4 +185,7 @@ def _at(spec: SweepSpec, value: float, number: int) -> BenchSpec:
     else:
         arrivals = Poisson(value, common.burst if isinstance(common, Poisson) else 1)
     salt = None if spec.bench.salt is None else spec.bench.salt + number
-    return msgspec.structs.replace(spec.bench, arrivals=arrivals, salt=salt)
+    duration_s = spec.bench.duration_s
+    if duration_s is not None and spec.over is Over.RATE:
+        duration_s = max(duration_s, spec.least_requests / value)
+    return msgspec.structs.replace(spec.bench, arrivals=arrivals, salt=salt, duration_s=duration_s)

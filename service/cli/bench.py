@@ -137,6 +137,10 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         help="share of requests that must meet their SLO (default 0.9)",
     )  # fmt: skip
     group.add_argument(
+        "--least-requests", type=int, default=20, metavar="N",
+        help="a low rate runs longer than --duration to bring so many (default 20)",
+    )  # fmt: skip
+    group.add_argument(
         "--html", type=Path, default=Path("sweep.html"), metavar="FILE",
         help="where the plot goes (default sweep.html)",
     )  # fmt: skip
@@ -181,6 +185,7 @@ def _sweep(args: argparse.Namespace) -> int:
         last=args.last,
         bisections=args.bisections,
         target=args.target,
+        least_requests=args.least_requests,
     )
     sweep = run_sweep(spec, _tell_cell, _tell)
     args.html.write_text(sweep_html(sweep), encoding="utf-8")
