@@ -42,6 +42,12 @@ class Series:
     dashed: bool = False
 
 
+SHORT_WINDOW = (
+    "the window is short beside the time of a request: throughput is that of a server that has "
+    "not settled; run longer, with a warm-up of at least that time"
+)
+
+
 def sweep_html(sweep: SweepResult) -> str:
     """The whole page."""
     what = "offered requests/s" if sweep.over is Over.RATE else "users"
@@ -160,7 +166,9 @@ def panel(title: str, x_label: str, series: Sequence[Series], knee: float | None
     if knee is not None:
         x = at_x(knee)
         parts.append(f'<line class="knee" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(f'<text x="{x + 4}" y="{_TOP - 2}" fill="var(--knee)">knee {knee:g}</text>')
+        parts.append(
+            f'<text x="{x + 4}" y="{_TOP - 2}" style="fill: var(--knee)">knee {knee:g}</text>'
+        )
     label_ys: list[float] = []
     for one in series:
         if one.points:
@@ -239,7 +247,8 @@ def _p99(latency: Latency | None) -> str:
 
 
 def _foot(sweep: SweepResult) -> str:
-    return (
+    short = f"<p><b>{SHORT_WINDOW}</b></p>" if any(c.result.is_short for c in sweep.cells) else ""
+    return short + (
         "<p>Goodput: requests that kept their SLO; with an open loop of those intended in the "
         "window, so one that was sent late or never answered counts against it. Throughput: "
         "replies that ended in the window, good or not. Latencies are counted from the intended "

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.bench.plot import knee_text
+from service.bench.plot import SHORT_WINDOW, knee_text
 from service.bench.result import BenchResult, CacheState, ClassResult, Latency, Spread
 from service.bench.sweep import Over, SweepResult
 
@@ -46,7 +46,9 @@ def render_sweep(sweep: SweepResult) -> Group:
             ms(one.ttft.p99_ms) if one.ttft else "", ms(one.itl.p99_ms) if one.itl else "",
             style=None if cell.kept else "dim",
         )  # fmt: skip
-    return Group(table, Text(knee_text(sweep)))
+    short = any(cell.result.is_short for cell in sweep.cells)
+    lines = [knee_text(sweep), *([SHORT_WINDOW] if short else [])]
+    return Group(table, *map(Text, lines))
 
 
 def ms(value: float) -> str:
@@ -163,6 +165,8 @@ def notes(result: BenchResult) -> list[str]:
         found += _class_notes(row)
     if not any(row.slo for row in result.classes):
         found.append("no SLO was given: goodput counts every whole reply (--slo, or per class)")
+    if result.is_short:
+        found.append(SHORT_WINDOW)
     if result.clipped:
         found.append(f"{result.clipped} requests were shortened to fit the model's context")
     found += [

@@ -173,6 +173,13 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
         """Not one counted request has a whole reply."""
         return self.total.ok == 0
 
+    @property
+    def is_short(self) -> bool:
+        """A run bounded by time whose median request takes more than a fifth of the window."""
+        e2e = self.total.e2e
+        bounded = self.spec.get("duration_s") is not None
+        return bounded and e2e is not None and e2e.p50_ms > 200 * self.window_s
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run is, at least every two seconds."""

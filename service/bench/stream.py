@@ -154,7 +154,7 @@ class Reply:
         if found.usage is not None:
             self.usage = found.usage
         for choice in found.choices or ():
-            if choice.finish_reason is not None:
+            if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
                 self._finish_ns = now_ns
             if _has_output(choice):
@@ -165,11 +165,11 @@ def _has_output(choice: _Choice) -> bool:
     if choice.logprobs is not None and bytes(choice.logprobs) != b"null":
         return True
     if choice.delta is None:
-        return bool(choice.text) or (choice.text == "" and choice.finish_reason is None)
+        return bool(choice.text) or (choice.text == "" and not choice.finish_reason)
     delta = choice.delta
     if delta.content or delta.reasoning_content or delta.reasoning:
         return True
-    return delta.content == "" and delta.role is None and choice.finish_reason is None
+    return delta.content == "" and delta.role is None and not choice.finish_reason
 
 
 def error_message(body: bytes) -> str:
