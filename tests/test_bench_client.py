@@ -105,7 +105,7 @@ def test_arrivals_of_an_open_loop_never_wait_for_replies() -> None:
         return [gate, *whole()]
 
     with ScriptedServer(script) as server:
-        result = run_bench(open_loop(server.url, 0.005, 30))
+        result = run_bench(open_loop(server.url, 0.005, 30, timeout_s=30.0))
 
     assert result.total.ok == 30
     assert result.connections >= 30
