@@ -1,0 +1,313 @@
+"""`phasescope bench`: put load on any OpenAI-compatible server and measure it in the client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from service.config import ConfigError
+
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
+_TABLE_COLUMNS = 120
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a server under load, or find its knee (bench sweep)",
+        description="Loads an OpenAI-compatible server and measures it in the client. "
+        "`bench sweep` raises the common rate (or users) until the SLO is no longer kept.",
+    )
+    parser.add_argument(
+        "url", nargs="?", default=_DEFAULT_URL, help=f"the server (default {_DEFAULT_URL})"
+    )
+    _add_server(parser)
+    _add_load(parser)
+    _add_end(parser)
+    _add_sweep(parser)
+    parser.set_defaults(run=run)
+
+
+def spelled_out(argv: list[str]) -> list[str]:
+    """`bench sweep ...` as `bench --sweep ...`: flags and the address may then come in any order,
+    which a parser below a parser would not allow."""
+    return ["bench", "--sweep", *argv[2:]] if argv[:2] == ["bench", "sweep"] else argv
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--model", help="model to ask for (default: the first the server names)")
+    group.add_argument(
+        "--api-key",
+        default=os.environ.get("PHASESCOPE_API_KEY"),
+        help="sent as a bearer token (or PHASESCOPE_API_KEY)",
+    )
+    group.add_argument(
+        "--endpoint", choices=("completions", "chat"), default="completions",
+        help="/v1/completions (default) or /v1/chat/completions",
+    )  # fmt: skip
+    group.add_argument(
+        "--prompt-form", choices=("ids", "text"), default="ids",
+        help="send token ids (default), or text of an exact length in tokens",
+    )  # fmt: skip
+    group.add_argument(
+        "--tokenizer", metavar="FILE_OR_FOLDER",
+        help="the model's .gguf or folder with tokenizer.json; prompts become real words",
+    )  # fmt: skip
+    group.add_argument("--corpus", metavar="FILE", help="take the words from this text")
+    group.add_argument(
+        "--token-ids",
+        metavar="LOW:HIGH",
+        help="range of random token ids (default: found by trying)",
+    )
+    group.add_argument(
+        "--no-ignore-eos", action="store_true", help="leave ignore_eos out of the body"
+    )
+    group.add_argument(
+        "--no-stream-usage", action="store_true", help="leave stream_options out of the body"
+    )
+    group.add_argument(
+        "--extra-body", metavar="JSON", default="{}",
+        help="fields laid over each body; null removes one",
+    )  # fmt: skip
+    group.add_argument(
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request"
+    )
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    from service.bench.parse import CLASS_HELP, LENGTHS_HELP
+
+    group = parser.add_argument_group("load")
+    group.add_argument("--users", type=int, help="closed loop: so many clients")
+    group.add_argument("--rate", type=float, help="open loop: requests a second, Poisson")
+    group.add_argument("--interval", type=float, help="open loop: seconds from one to the next")
+    group.add_argument("--burst", type=int, help="so many at once, with --rate or --interval")
+    group.add_argument(
+        "--trace", metavar="FILE",
+        help='open loop: JSON lines {"at_ms", "prompt_tokens", "max_tokens" [, "class"]}',
+    )  # fmt: skip
+    group.add_argument("--lengths", help=f"{LENGTHS_HELP} (default 64/64)")
+    group.add_argument("--slo", help="ttft_ms=..,itl_ms=..,tpot_ms=..,e2e_ms=..")
+    group.add_argument(
+        "--class", dest="classes", action="append", default=[], metavar="SPEC", help=CLASS_HELP
+    )
+    group.add_argument("--seed", type=int, default=0, help="of arrivals and lengths (default 0)")
+    group.add_argument("--salt", type=int, help="of what prompts say (default: new in each run)")
+
+
+def _add_end(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("end and results")
+    group.add_argument("--duration", type=float, metavar="S", help="seconds after the warm-up")
+    group.add_argument("--requests", type=int, metavar="N", help="counted requests of all classes")
+    group.add_argument(
+        "--warmup", default="0", metavar="N|Ns",
+        help="first requests (20) or seconds (5s) that are not counted",
+    )  # fmt: skip
+    group.add_argument("--timeout", type=float, default=600, metavar="S", help="for one request")
+    group.add_argument(
+        "--drain-timeout", type=float, default=60, metavar="S",
+        help="how long replies are awaited after the last request (default 60)",
+    )  # fmt: skip
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the whole result")
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sweep")
+    group.add_argument("--sweep", action="store_true", help="find the knee (also: bench sweep)")
+    group.add_argument(
+        "--over", choices=("rate", "users"), default="rate", help="what to raise (default rate)"
+    )
+    group.add_argument(
+        "--from", dest="first", type=float, default=1.0, metavar="X", help="first value (default 1)"
+    )
+    group.add_argument(
+        "--to", dest="last", type=float, default=256.0, metavar="X", help="highest (default 256)"
+    )
+    group.add_argument(
+        "--bisections", type=int, default=4, metavar="N",
+        help="values between the last good and the first bad one (default 4)",
+    )  # fmt: skip
+    group.add_argument(
+        "--target", type=float, default=0.9, metavar="SHARE",
+        help="share of requests that must meet their SLO (default 0.9)",
+    )  # fmt: skip
+    group.add_argument(
+        "--least-requests", type=int, default=20, metavar="N",
+        help="a low rate runs longer than --duration to bring so many (default 20)",
+    )  # fmt: skip
+    group.add_argument(
+        "--html", type=Path, default=Path("sweep.html"), metavar="FILE",
+        help="where the plot goes (default sweep.html)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    from service.bench.errors import BenchError
+
+    try:
+        return _sweep(args) if args.sweep else _bench(args)
+    except BenchError as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return _EXIT_FAILED
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from service.bench.report import render
+    from service.bench.run import run_bench
+
+    _demand_writable(args.json)
+    result = run_bench(spec_of(args), _tell)
+    _write_json(args.json, result)
+    _console().print(render(result))
+    if result.all_failed:
+        return _EXIT_FAILED
+    return _EXIT_INTERRUPTED if result.partial else 0
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from service.bench.plot import sweep_html
+    from service.bench.report import render_sweep
+    from service.bench.sweep import Over, SweepSpec, run_sweep
+
+    if args.users is not None or args.trace is not None:
+        raise ConfigError("a sweep sets the arrivals itself: use --over, --from and --to")
+    _demand_writable(args.html)
+    _demand_writable(args.json)
+    spec = SweepSpec(
+        bench=spec_of(args),
+        over=Over(args.over),
+        first=args.first,
+        last=args.last,
+        bisections=args.bisections,
+        target=args.target,
+        least_requests=args.least_requests,
+    )
+    sweep = run_sweep(spec, _tell_cell, _tell)
+    args.html.write_text(sweep_html(sweep), encoding="utf-8")
+    _write_json(args.json, sweep)
+    _console().print(render_sweep(sweep))
+    print(f"plot: {args.html}")
+    if all(cell.result.all_failed for cell in sweep.cells):
+        return _EXIT_FAILED
+    return _EXIT_INTERRUPTED if sweep.partial else 0
+
+
+def _tell_cell(cell: Any) -> None:
+    share = cell.result.total.slo_attained
+    met = "nothing counted" if share is None else f"{100 * share:.1f} % met the SLO"
+    print(f"{cell.value:g}: {met}", file=sys.stderr, flush=True)
+
+
+def _write_json(path: Path | None, result: Any) -> None:
+    import msgspec
+
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+
+
+def _console() -> Any:
+    """As wide as the terminal, and wide enough in a file."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS)
+
+
+def spec_of(args: argparse.Namespace) -> Any:
+    """The BenchSpec that the flags describe. Raises ConfigError."""
+    from service.bench.parse import parse_arrivals, parse_class, parse_lengths, parse_slo
+    from service.bench.spec import BenchSpec, ClassSpec, Endpoint, PromptForm
+
+    arrivals = parse_arrivals(
+        "arrivals",
+        users=args.users,
+        rate_per_s=args.rate,
+        interval_s=args.interval,
+        burst=args.burst,
+        trace=args.trace,
+    )
+    if args.classes and (args.lengths or args.slo):
+        raise ConfigError("with --class, write lengths and targets into the classes")
+    one = ClassSpec(lengths=parse_lengths(args.lengths or "64/64"))
+    if args.slo:
+        one = ClassSpec(lengths=one.lengths, slo=parse_slo(args.slo))
+    warmup_requests, warmup_s = _warmup(args.warmup)
+    return BenchSpec(
+        url=args.url,
+        classes=tuple(parse_class(text) for text in args.classes) or (one,),
+        arrivals=arrivals,
+        model=args.model,
+        api_key=args.api_key,
+        endpoint=Endpoint(args.endpoint),
+        prompt_form=PromptForm(args.prompt_form),
+        tokenizer=args.tokenizer,
+        corpus=args.corpus,
+        token_ids=_token_ids(args.token_ids),
+        ignore_eos=not args.no_ignore_eos,
+        stream_usage=not args.no_stream_usage,
+        extra_body=_json_object(args.extra_body),
+        headers=dict(_header(text) for text in args.header),
+        duration_s=args.duration,
+        requests=args.requests,
+        warmup_requests=warmup_requests,
+        warmup_s=warmup_s,
+        timeout_s=args.timeout,
+        drain_s=args.drain_timeout,
+        seed=args.seed,
+        salt=args.salt,
+    )
+
+
+def _tell(progress: Any) -> None:
+    """One line, at least every two seconds."""
+    what = "warming up" if progress.warming_up else "measuring"
+    print(
+        f"  {progress.elapsed_s:6.1f} s {what}: {progress.sent} sent, {progress.ok} ok, "
+        f"{progress.failed} failed, {progress.in_flight} in flight, "
+        f"{progress.chunks} chunks",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _demand_writable(path: Path | None) -> None:
+    """A result must not be lost at the end of a long run for want of a folder."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: the folder does not exist")
+
+
+def _warmup(text: str) -> tuple[int, float]:
+    try:
+        return (0, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
+    except ValueError:
+        raise ConfigError(f"--warmup {text}: write 20 for requests or 5s for seconds") from None
+
+
+def _token_ids(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    low, _, high = text.partition(":")
+    try:
+        return int(low), int(high)
+    except ValueError:
+        raise ConfigError(f"--token-ids {text}: write LOW:HIGH, for instance 200:32000") from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f'--extra-body: write a JSON object, {{"seed": 1}} ({error})') from None
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or "\n" in text or "\r" in text:
+        raise ConfigError(f"--header {text!r}: write NAME:VALUE")
+    return name.strip().lower(), value.strip()
