@@ -49,7 +49,7 @@ def machine() -> dict[str, object]:
         "memory_gib": round(_memory_kib() / (1 << 20), 1),
         "system": platform.system(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
 
