@@ -235,17 +235,21 @@ def held_table(held: list[Held]) -> str:
 def http_table(points: list[HttpPoint]) -> str:
     if not points:
         return ""
-    lines = ["", "End to end over HTTP (128 tokens in, 48 out):", "",
-             "| streams | ITL ms (min to max) | tokens/s | blocks used | engine MiB |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "", "End to end over HTTP (128 tokens in, 48 out):", "",
+        "| streams | ITL ms (min to max) | tokens/s | blocks used | needed | engine MiB |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for batch in dict.fromkeys(point.batch for point in points):
         mine = [point for point in points if point.batch == batch]
         itl = [point.itl_ms for point in mine]
         median_ms = statistics.median(itl)
+        blocks = max((p.blocks_used for p in mine if p.blocks_used is not None), default=None)
+        rss_mib = max((p.rss_mib for p in mine if p.rss_mib is not None), default=None)
         lines.append(
             f"| {batch} | {median_ms:.1f} ({min(itl):.1f} to {max(itl):.1f}) "
-            f"| {1000 * batch / median_ms:.1f} | {max(point.blocks_used for point in mine)} "
-            f"| {max(point.rss_mib for point in mine):.0f} |"
+            f"| {1000 * batch / median_ms:.1f} | {'-' if blocks is None else blocks} "
+            f"| {mine[0].blocks_needed} | {'-' if rss_mib is None else round(rss_mib)} |"
         )
     return "\n".join(lines)
 

@@ -9,19 +9,24 @@ from dataclasses import dataclass
 
 from benchmarks.contract.client import NotSupported, Reply, ask, completion
 from benchmarks.contract.common import Server, rss_kib, say, ticking
+from service.device.loader import BLOCK_TOKENS
+from service.engine.blocks import blocks_for
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 48
 
 
 @dataclass(frozen=True)
 class HttpPoint:
-    """One batch size in one round; memory is the most that was seen while all were decoding."""
+    """One batch size in one round. `blocks_used` is the most that was seen and `rss_mib` the
+    engine's memory then, None when the streams were over too soon to look; `blocks_needed` is
+    what all streams hold at their ends."""
 
     batch: int
     round: int
     itl_ms: float
-    blocks_used: int
-    rss_mib: float
+    blocks_used: int | None
+    blocks_needed: int
+    rss_mib: float | None
 
 
 def gaps_together_ms(replies: list[Reply]) -> list[float]:
@@ -48,19 +53,20 @@ async def one_batch(server: Server, vocab: int, batch: int, number: int) -> Http
     draw = random.Random(f"{number}-{batch}")
     bodies = [completion(prompt(draw, vocab), OUTPUT_TOKENS) for _ in range(batch)]
     streams = [asyncio.create_task(ask(server.port, body)) for body in bodies]
-    blocks_used, rss = 0, 0
+    blocks_used, rss_mib = 0, None
     async with ticking(f"{batch} streams over HTTP"):
         while not all(stream.done() for stream in streams):
             seen = await server.snapshot()
             if seen["blocks_used"] > blocks_used:
-                blocks_used, rss = seen["blocks_used"], rss_kib(server.engine_pid)
-            await asyncio.wait(streams, timeout=1.0)
+                blocks_used, rss_mib = seen["blocks_used"], rss_kib(server.engine_pid) / 1024
+            await asyncio.wait(streams, timeout=0.5)
     replies = await asyncio.gather(*streams)
     unfinished = [reply.error for reply in replies if not reply.done]
     if unfinished:
         raise NotSupported(f"{len(unfinished)} of {batch} streams failed: {unfinished[0]}")
     itl_ms = statistics.median(gaps_together_ms(replies))
-    return HttpPoint(batch, number, itl_ms, blocks_used, rss / 1024)
+    needed = batch * blocks_for(PROMPT_TOKENS + OUTPUT_TOKENS, BLOCK_TOKENS)
+    return HttpPoint(batch, number, itl_ms, blocks_used or None, needed, rss_mib)
 
 
 async def measure_http(

@@ -194,7 +194,7 @@ def test_a_stream_that_breaks_off_is_a_failure_and_never_a_sample() -> None:
 def test_loadgen_drives_a_server_and_its_percentiles_are_ours(tmp_path: Path) -> None:
     """LoadGen's logged percentiles are exactly what our rule gives for its own trace, and both
     sides saw the same requests with the same tokens."""
-    pytest.importorskip("mlperf_loadgen", reason="mlcommons-loadgen has no wheel for this Python")
+    pytest.importorskip("mlperf_loadgen", reason="mlcommons-loadgen is missing: see [dev]")
     samples = make_samples(64, scale=0.1, most_tokens=256, vocab=512)
     with Server("--model", "dummy:tiny", "--no-prefix-cache") as server:
         task = Task(

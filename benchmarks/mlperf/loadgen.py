@@ -213,6 +213,9 @@ def main() -> int:
     except StreamFailed as failed:
         print(f"mlperf: {failed}", file=sys.stderr, flush=True)
         return 1
+    except ConnectionError as error:
+        print(f"mlperf: no server answers on port {task.port}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
