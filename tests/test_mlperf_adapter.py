@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from benchmarks.mlperf.compare import (
     reported,
 )
 from benchmarks.mlperf.loadgen import STAMPS_FILE, Task
-from benchmarks.mlperf.samples import LEAST_OUTPUT_TOKENS, make_samples
+from benchmarks.mlperf.samples import LEAST_OUTPUT_TOKENS, Sample, make_samples
 from benchmarks.mlperf.streams import Connection, Stamps, StreamFailed, Watcher
 
 MS = 1_000_000
@@ -191,21 +191,36 @@ def test_a_stream_that_breaks_off_is_a_failure_and_never_a_sample() -> None:
     assert refused == ["failed: request r: the server answered 429: full"]
 
 
-def test_loadgen_drives_a_server_and_its_percentiles_are_ours(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Server]:
+    """A server for LoadGen, where LoadGen is installed."""
+    pytest.importorskip("mlperf_loadgen", reason="mlcommons-loadgen is missing: see [dev]")
+    with Server("--model", "dummy:tiny", "--no-prefix-cache") as running:
+        yield running
+
+
+def run_adapter(
+    server: Server, samples: list[Sample], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """LoadGen's process, a few seconds of load."""
+    task = Task(
+        port=server.port, samples=samples, rate_per_s=10.0, min_duration_s=2.0,
+        min_queries=QUERIES, ttft_ms=2000, tpot_ms=200, seed=1, folder=str(folder),
+    )  # fmt: skip
+    path = folder / "task.json"
+    path.write_bytes(msgspec.json.encode(task))
+    command = [sys.executable, "-m", "benchmarks.mlperf.loadgen", str(path)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_loadgen_drives_a_server_and_its_percentiles_are_ours(tiny: Server, tmp_path: Path) -> None:
     """LoadGen's logged percentiles are exactly what our rule gives for its own trace, and both
     sides saw the same requests with the same tokens."""
-    pytest.importorskip("mlperf_loadgen", reason="mlcommons-loadgen is missing: see [dev]")
     samples = make_samples(64, scale=0.1, most_tokens=256, vocab=512)
-    with Server("--model", "dummy:tiny", "--no-prefix-cache") as server:
-        task = Task(
-            port=server.port, samples=samples, rate_per_s=10.0, min_duration_s=2.0,
-            min_queries=QUERIES, ttft_ms=2000, tpot_ms=200, seed=1, folder=str(tmp_path),
-        )  # fmt: skip
-        (tmp_path / "task.json").write_bytes(msgspec.json.encode(task))
-        command = [sys.executable, "-m", "benchmarks.mlperf.loadgen", str(tmp_path / "task.json")]
-        subprocess.run(command, check=True, timeout=120, env=os.environ)
-        stamps = msgspec.json.decode((tmp_path / STAMPS_FILE).read_bytes())
-        facts = {s["request_id"]: server.facts_of(s["request_id"]) for s in stamps}
+    ended = run_adapter(tiny, samples, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    stamps = msgspec.json.decode((tmp_path / STAMPS_FILE).read_bytes())
+    facts = {s["request_id"]: tiny.facts_of(s["request_id"]) for s in stamps}
     detail, trace = read_folder(tmp_path)
     requests = join(stamps, trace, facts)
     whole = [traced.complete_ns for traced in trace]
@@ -217,3 +232,14 @@ def test_loadgen_drives_a_server_and_its_percentiles_are_ours(tmp_path: Path) ->
     for row in compare(detail, requests)[:4]:
         # what is told to LoadGen is told after it was stamped
         assert (row.metric, row.client_ns <= row.loadgen_ns) == ("ttft", True)
+
+
+def test_a_refused_request_ends_the_run_with_one_line(tiny: Server, tmp_path: Path) -> None:
+    """LoadGen would wait for ever for a query that nobody completes."""
+    samples = make_samples(8, scale=0.1, most_tokens=256, vocab=512)
+    wrong = [Sample([9999], sample.output_tokens) for sample in samples]
+    ended = run_adapter(tiny, wrong, tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "the server answered 400" in ended.stderr

@@ -14,6 +14,7 @@ import array
 import asyncio
 import gc
 import importlib
+import os
 import sys
 import threading
 from dataclasses import asdict
@@ -212,7 +213,8 @@ def main() -> int:
         asyncio.run(run(task))
     except StreamFailed as failed:
         print(f"mlperf: {failed}", file=sys.stderr, flush=True)
-        return 1
+        # LoadGen's threads still wait for a query that failed, and would crash a tidy exit
+        os._exit(1)
     except ConnectionError as error:
         print(f"mlperf: no server answers on port {task.port}: {error}", file=sys.stderr)
         return 1
