@@ -195,7 +195,7 @@ def test_a_stream_that_breaks_off_is_a_failure_and_never_a_sample() -> None:
 def tiny() -> Iterator[Server]:
     """A server for LoadGen, where LoadGen is installed."""
     pytest.importorskip("mlperf_loadgen", reason="mlcommons-loadgen is missing: see [dev]")
-    with Server("--model", "dummy:tiny", "--no-prefix-cache") as running:
+    with Server("--model", "dummy:tiny", "--no-prefix-cache", "--threads", "1") as running:
         yield running
 
 
