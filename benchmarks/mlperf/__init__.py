@@ -1,0 +1,1 @@
+"""MLPerf's load generator against our server: two programs that time the same requests."""

@@ -1,0 +1,190 @@
+"""An executor driven by hand, with what one of its steps must at least read and compute.
+
+The floor of a step is physics, not the executor's own account of itself: every weight it holds
+is read once, every key and value of the contexts is read once, and each weight costs two
+operations a token. Weights that are looked up (the embedding, when it is not also the head) and
+activations are left out, so the floor is a little lower than the truth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from service.config import EngineConfig, ModelRef
+from service.device.kv_cache import KvFormat, page_bytes
+from service.device.loader import BLOCK_TOKENS, load_executor
+from service.device.precision import choose_precision
+from service.device.spec import ModelSpec
+from service.engine.blocks import blocks_for
+from service.engine.executor import Executor
+from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
+from telemetry.clock import MonotonicClock
+
+FILL_CHUNK_TOKENS = 512
+EXECUTORS = ("torch",)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Built:
+    """An executor and the sizes its floors are computed from.
+
+    `weight_bytes` are of one weight of a matrix, `cell_bytes` of one token's keys and values in
+    all layers; `product_dtype` names the matrix peak that its products are compared with.
+    """
+
+    executor: Executor
+    spec: ModelSpec
+    label: str
+    weight_bytes: float
+    cell_bytes: int
+    product_dtype: torch.dtype
+
+
+def build(name: str, model: ModelRef, weights: str, kv_tokens: int, threads: int) -> Built:
+    """The executor called `name` with a cache of at least `kv_tokens`; the one place that knows
+    how each is made. Raises ConfigError."""
+    assert name in EXECUTORS, name
+    compute = choose_precision("bfloat16", torch.device("cpu")).compute
+    spec_of = load_spec(model)
+    cell_bytes = page_bytes(spec_of, 1, compute, KvFormat.PLAIN)
+    config = EngineConfig(
+        model=model,
+        device="cpu",
+        weights_format=weights,
+        threads=threads,
+        max_model_tokens=context_of(spec_of),
+        kv_bytes=blocks_for(kv_tokens, BLOCK_TOKENS) * BLOCK_TOKENS * cell_bytes,
+    )
+    loaded = load_executor(config, MonotonicClock(), lambda stage: print(f"  {stage}", flush=True))
+    return Built(
+        executor=loaded.executor,
+        spec=loaded.spec,
+        label=f"{loaded.backend}, {loaded.dtype}",
+        weight_bytes=1.0 if weights == "int8" else float(compute.itemsize),
+        cell_bytes=cell_bytes,
+        product_dtype=compute,
+    )
+
+
+def load_spec(model: ModelRef) -> ModelSpec:
+    from service.device.weights.source import open_weights
+
+    return open_weights(model).spec
+
+
+def context_of(spec: ModelSpec) -> int:
+    """What the tables may use of the model's context: 8 k is where they end."""
+    return min(spec.context_tokens, spec.sliding_window_tokens or spec.context_tokens, 8192)
+
+
+# --- floors ------------------------------------------------------------------------------
+
+
+def layer_weights(spec: ModelSpec) -> int:
+    """Weights of one layer's matrices."""
+    attention = spec.hidden * (2 * spec.q_size + 2 * spec.kv_size)
+    return attention + 3 * spec.hidden * spec.ffn
+
+
+def step_bytes(built: Built, contexts: list[int]) -> float:
+    """What a step that decodes a row at each context must read from memory."""
+    spec = built.spec
+    weights = spec.layers * layer_weights(spec) + spec.vocab * spec.hidden
+    return weights * built.weight_bytes + sum(contexts) * built.cell_bytes
+
+
+def step_flop(spec: ModelSpec, new_tokens: int, read_tokens: int, sampled_rows: int) -> float:
+    """Operations of a step. `read_tokens`: over the new tokens, how many each attends to."""
+    products = 2 * spec.layers * layer_weights(spec) * new_tokens
+    attention = 4 * spec.layers * spec.q_size * read_tokens
+    head = 2 * spec.vocab * spec.hidden * sampled_rows
+    return float(products + attention + head)
+
+
+def prefill_flop(spec: ModelSpec, tokens: int) -> float:
+    """A chunk at the beginning of a prompt; token i attends to i + 1 tokens."""
+    return step_flop(spec, tokens, tokens * (tokens + 1) // 2, 1)
+
+
+# --- driving -----------------------------------------------------------------------------
+
+
+class Driver:
+    """Sequences with blocks of their own, so that no two rows share a page in the cache."""
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+        self._executor = built.executor
+        self._tables: dict[int, range] = {}
+        self._free_block = 0
+        self._step = 0
+
+    @property
+    def blocks_used(self) -> int:
+        return self._free_block
+
+    def start(self, slot: int, room_tokens: int) -> None:
+        """A sequence with room for so many tokens, nothing of it computed."""
+        count = blocks_for(room_tokens, BLOCK_TOKENS)
+        table = range(self._free_block, self._free_block + count)
+        assert table.stop <= self._executor.blocks_total, (table, self._executor.blocks_total)
+        self._free_block += count
+        self._tables[slot] = table
+        self._tell(SlotStart(slot, slot, GREEDY, self._tokens(slot, 0, 1), (), 0, ()))
+
+    def fill(self, slot: int, tokens: int, progress: Callable[[int], None]) -> None:
+        """Compute the first `tokens` of a sequence, in chunks."""
+        for begin in range(0, tokens, FILL_CHUNK_TOKENS):
+            count = min(FILL_CHUNK_TOKENS, tokens - begin)
+            self.prefill_s(slot, begin, count)
+            progress(begin + count)
+
+    def prefill_s(self, slot: int, begin: int, count: int) -> float:
+        """Seconds of one chunk whose last row is sampled."""
+        tokens = self._tokens(slot, begin, count)
+        chunk = PrefillChunk(slot, slot, begin, tokens, self._tables[slot], 0, True, 0)
+        return self._run(Plan(self._step, (), (chunk,), (), (), (), (), count))
+
+    def decode_s(self, slots: range, context: int, steps: int) -> float:
+        """Seconds a step, of `steps` steps that decode a row of each slot."""
+        total_s = 0.0
+        for number in range(steps):
+            rows = tuple(
+                DecodeRow(slot, slot, context + number, self._tables[slot], number + 1)
+                for slot in slots
+            )
+            total_s += self._run(Plan(self._step, rows, (), (), (), (), (), len(rows)))
+        return total_s / steps
+
+    def _tell(self, start: SlotStart) -> None:
+        """A slot is started by the chunk that fills its first place."""
+        chunk = PrefillChunk(
+            start.slot, start.slot, 0, start.prompt, self._tables[start.slot], 0, True, 0
+        )
+        self._run(Plan(self._step, (), (chunk,), (start,), (), (), (), 1))
+
+    def _run(self, plan: Plan) -> float:
+        begin_s = time.perf_counter()
+        self._executor.launch(plan)
+        self._executor.collect()
+        self._step += 1
+        return time.perf_counter() - begin_s
+
+    def _tokens(self, slot: int, begin: int, count: int) -> list[int]:
+        vocab = self._built.spec.vocab
+        places = range(begin, begin + count)
+        return [100 + (slot * 7919 + place * 104_729) % (vocab - 100) for place in places]
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return 1024 * int(line.split()[1])
+    raise OSError("/proc/self/status states no VmRSS")
