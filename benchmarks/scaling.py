@@ -26,7 +26,6 @@ import torch
 from benchmarks.calibration import CORES, Limits, machine, spread
 from benchmarks.contract.client import NotSupported
 from benchmarks.scaling_engine import (
-    EXECUTORS,
     Built,
     Driver,
     build,
@@ -318,7 +317,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", help="as in `phasescope serve`; the default model without it")
-    parser.add_argument("--executor", default="torch", choices=EXECUTORS, help="what computes")
+    parser.add_argument("--executor", default="auto", choices=EXECUTORS, help="what computes")
     parser.add_argument("--weights", default="auto", choices=["auto", "int8"], help="their format")
     parser.add_argument("--threads", type=int, default=CORES, help="compute threads")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved repetitions")

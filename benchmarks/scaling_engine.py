@@ -16,17 +16,17 @@ from pathlib import Path
 import torch
 
 from service.config import EngineConfig, ModelRef
-from service.device.kv_cache import KvFormat, page_bytes
-from service.device.loader import BLOCK_TOKENS, load_executor
+from service.device.backends import choose_backend
+from service.device.loader import load_executor
 from service.device.precision import choose_precision
 from service.device.spec import ModelSpec
+from service.device.weights.source import open_weights
 from service.engine.blocks import blocks_for
 from service.engine.executor import Executor
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from telemetry.clock import MonotonicClock
 
 FILL_CHUNK_TOKENS = 512
-EXECUTORS = ("torch",)
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -49,32 +49,36 @@ class Built:
 def build(name: str, model: ModelRef, weights: str, kv_tokens: int, threads: int) -> Built:
     """The executor called `name` with a cache of at least `kv_tokens`; the one place that knows
     how each is made. Raises ConfigError."""
-    assert name in EXECUTORS, name
-    compute = choose_precision("bfloat16", torch.device("cpu")).compute
-    spec_of = load_spec(model)
-    cell_bytes = page_bytes(spec_of, 1, compute, KvFormat.PLAIN)
-    config = EngineConfig(
-        model=model,
-        device="cpu",
-        weights_format=weights,
-        threads=threads,
-        max_model_tokens=context_of(spec_of),
-        kv_bytes=blocks_for(kv_tokens, BLOCK_TOKENS) * BLOCK_TOKENS * cell_bytes,
-    )
-    loaded = load_executor(config, MonotonicClock(), lambda stage: print(f"  {stage}", flush=True))
+    spec = load_spec(model)
+
+    def config(kv_bytes: int) -> EngineConfig:
+        return EngineConfig(
+            model=model,
+            executor=name,
+            device="cpu",
+            weights_format=weights,
+            threads=threads,
+            max_model_tokens=context_of(spec),
+            kv_bytes=kv_bytes,
+        )
+
+    def say(stage: str) -> None:
+        print(f"  {stage}", flush=True)
+
+    backend = choose_backend(config(0), open_weights(model), torch.device("cpu"), say)
+    blocks = blocks_for(kv_tokens, backend.block_tokens)
+    loaded = load_executor(config(blocks * backend.block_bytes), MonotonicClock(), say)
     return Built(
         executor=loaded.executor,
         spec=loaded.spec,
-        label=f"{loaded.backend}, {loaded.dtype}",
-        weight_bytes=1.0 if weights == "int8" else float(compute.itemsize),
-        cell_bytes=cell_bytes,
-        product_dtype=compute,
+        label=f"{backend.name}, {backend.dtype}",
+        weight_bytes=float(backend.weight_bytes),
+        cell_bytes=backend.block_bytes // backend.block_tokens,
+        product_dtype=choose_precision("bfloat16", torch.device("cpu")).compute,
     )
 
 
 def load_spec(model: ModelRef) -> ModelSpec:
-    from service.device.weights.source import open_weights
-
     return open_weights(model).spec
 
 
@@ -131,7 +135,7 @@ class Driver:
 
     def start(self, slot: int, room_tokens: int) -> None:
         """A sequence with room for so many tokens, nothing of it computed."""
-        count = blocks_for(room_tokens, BLOCK_TOKENS)
+        count = blocks_for(room_tokens, self._executor.block_tokens)
         table = range(self._free_block, self._free_block + count)
         assert table.stop <= self._executor.blocks_total, (table, self._executor.blocks_total)
         self._free_block += count

@@ -262,7 +262,7 @@ def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:
         itl_target_ns=_ns(config.itl_target_ms, 1e6),
         prefix_cache=config.prefix_cache,
         cache_identity=f"{config.model.kind} {config.model.path}; own tokenizer; no adapter; "
-        f"{loaded.dtype}",
+        f"{loaded.backend.dtype}",
         draft_tokens=config.draft_tokens,
         host_slots=loaded.executor.host_slots,
         retention=Retention(
@@ -282,8 +282,8 @@ def _started(
         at_ns=clock.now_ns(),
         pid=os.getpid(),
         model=config.model.name,
-        backend=loaded.backend,
-        dtype=loaded.dtype,
+        backend=loaded.backend.name,
+        dtype=loaded.backend.dtype,
         blocks_total=limits.blocks_total,
         block_tokens=limits.block_tokens,
         max_model_tokens=limits.max_model_tokens,

@@ -178,8 +178,8 @@ def test_page_bytes_are_the_bytes_of_the_storage(kind: NumberKind) -> None:
 
 def test_auto_takes_the_native_decoder_and_says_so() -> None:
     loaded = load_executor(EngineConfig(model=TINY), MonotonicClock(), quiet)
-    assert loaded.backend == "native-cpu"
-    assert "bfloat16" in loaded.dtype
+    assert loaded.backend.name == "native-cpu"
+    assert "bfloat16" in loaded.backend.dtype
 
 
 def test_without_a_compiler_auto_takes_another_executor_and_says_why(
@@ -187,8 +187,8 @@ def test_without_a_compiler_auto_takes_another_executor_and_says_why(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     loaded = load_executor(EngineConfig(model=TINY), MonotonicClock(), quiet)
-    assert "native" not in loaded.backend.split()[0]
-    assert "no C++ compiler" in loaded.backend
+    assert "native" not in loaded.backend.name.split()[0]
+    assert "no C++ compiler" in loaded.backend.name
 
 
 def test_without_a_compiler_native_is_refused_with_the_remedy(

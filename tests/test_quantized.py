@@ -254,7 +254,7 @@ def test_int8_keeps_the_models_quality(
         print(f"\n[{settings_}] perplexity {100 * change:+.2f} %, same token {100 * agrees:.1f} %")
     assert abs(change) < perplexity
     assert agrees >= agreement
-    assert label in loaded.dtype
+    assert label in loaded.backend.dtype
 
 
 def test_int8_text_is_the_same_alone_and_in_a_batch(default_model: Path, ids: list[int]) -> None:

@@ -34,10 +34,12 @@ _KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
 @dataclass(frozen=True, slots=True)
 class Backend:
     """`load` reads the weights; `make_pages` allocates so many blocks. `dtype` says what is
-    stored and computed with, and `name` who computes, for people and for facts."""
+    stored and computed with, and `name` who computes, for people and for facts; a weight of a
+    matrix takes `weight_bytes`."""
 
     name: str
     dtype: str
+    weight_bytes: int
     block_tokens: int
     block_bytes: int
     load: Callable[[int, Progress], StepDecoder[Any]]
@@ -91,6 +93,7 @@ def torch_backend(
     return Backend(
         name=name if note is None else f"{name} ({note})",
         dtype=_labels(precision.label, matrices.label, _KV_LABEL[kv_format]),
+        weight_bytes=1 if config.weights_format == "int8" else dtype.itemsize,
         block_tokens=TORCH_BLOCK_TOKENS,
         block_bytes=page_bytes(spec, TORCH_BLOCK_TOKENS, dtype, kv_format),
         load=load,
@@ -119,6 +122,7 @@ def native_backend(config: EngineConfig, source: WeightSource) -> Backend:
             "int8 weights" if weights is NumberKind.INT8 else None,
             _KV_LABEL[kv_format],
         ),
+        weight_bytes={NumberKind.FLOAT32: 4, NumberKind.BFLOAT16: 2, NumberKind.INT8: 1}[weights],
         block_tokens=PAGE_TOKENS,
         block_bytes=native_page_bytes(spec, pages),
         load=load,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from service.config import ConfigError, EngineConfig
-from service.device.backends import choose_backend
+from service.device.backends import Backend, choose_backend
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
@@ -26,8 +26,7 @@ class LoadedEngine:
     executor: TorchExecutor[Any]
     spec: ModelSpec
     max_model_tokens: int
-    backend: str
-    dtype: str
+    backend: Backend
 
 
 def load_executor(
@@ -59,8 +58,7 @@ def load_executor(
         executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler),
         spec=source.spec,
         max_model_tokens=max_model_tokens,
-        backend=backend.name,
-        dtype=backend.dtype,
+        backend=backend,
     )
 
 
