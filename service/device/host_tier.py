@@ -13,14 +13,14 @@ from typing import assert_never
 
 import torch
 
-from service.device.kv_cache import KvCache
+from service.device.kv_cache import BlockStore
 from service.engine.plan import BlockCopy, CopyKind
 
 
 class HostTier:
     """`slots` copies of blocks of one cache; allocated once."""
 
-    def __init__(self, cache: KvCache, slots: int) -> None:
+    def __init__(self, cache: BlockStore, slots: int) -> None:
         assert slots > 0, slots
         self.slots = slots
         self._cache = cache
@@ -55,6 +55,6 @@ class HostTier:
 
 
 def _host_copy(whole: torch.Tensor, slots: int) -> torch.Tensor:
-    """Memory [slots, layers, 2, ...] for blocks of [layers, 2, pages, ...]."""
+    """Memory [slots, layers, 2, ...] for blocks of [layers, sides, pages, ...]."""
     shape = (slots, *whole.shape[:2], *whole.shape[3:])
     return torch.empty(shape, dtype=whole.dtype, pin_memory=whole.device.type == "cuda")

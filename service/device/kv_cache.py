@@ -30,10 +30,10 @@ class KvFormat(StrEnum):
     INT8 = "int8"
 
 
-class KvCache(Protocol):
-    """Keys and values of every layer in pages; allocated once, never grows.
+class BlockStore(Protocol):
+    """Memory in pages, as whoever copies whole blocks sees it; allocated once, never grows.
 
-    `storage` are the tensors that hold it all, each [layers, 2, pages, ...]: a block is
+    `storage` are the tensors that hold it all, each [layers, sides, pages, ...]: a block is
     index `block` of the third dimension of each.
     """
 
@@ -48,6 +48,10 @@ class KvCache(Protocol):
 
     @property
     def storage(self) -> tuple[torch.Tensor, ...]: ...
+
+
+class KvCache(BlockStore, Protocol):
+    """Keys and values of every layer, for attention that torch computes."""
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor

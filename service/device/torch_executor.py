@@ -10,18 +10,36 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.inputs import StepInputs, build_inputs
-from service.device.kv_cache import KvCache
-from service.device.model import Decoder
+from service.device.kv_cache import BlockStore
 from service.device.sampler import Sampler
+from service.device.spec import ModelSpec
 from service.engine.executor import StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.clock import Clock
+
+CacheT = TypeVar("CacheT", bound=BlockStore)
+_CacheArg = TypeVar("_CacheArg", bound=BlockStore, contravariant=True)
+
+
+class ForwardPass(Protocol[_CacheArg]):
+    """A model that computes a step over one kind of cache."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, inputs: StepInputs, cache: _CacheArg) -> torch.Tensor:
+        """Write the step's keys and values; gives float32 logits [samples, vocab]."""
+        ...
 
 
 class TorchExecutor:
@@ -29,15 +47,15 @@ class TorchExecutor:
 
     def __init__(
         self,
-        decoder: Decoder,
-        cache: KvCache,
+        decoder: ForwardPass[CacheT],
+        cache: CacheT,
         clock: Clock,
         depth: int = 1,
         host_tier: HostTier | None = None,
         compiler: GrammarCompiler | None = None,
     ) -> None:
-        self._decoder = decoder
-        self._cache = cache
+        self._decoder: ForwardPass[Any] = decoder
+        self._cache: BlockStore = cache
         self._host_tier = host_tier
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
