@@ -4,9 +4,10 @@ One call computes a mixed batch of decode rows and prefill chunks: the runtime's
 attention takes block tables as plain inputs, in the order of the flat batch. Logits are
 computed for the sampled rows only.
 
-Settings that were tried on a CPU without bf16 products (AVX2): weights kept in bf16 halve
-the memory and are faster for few rows, slower for many; int8 weights are multiplied by
-float activations, so that a result does not depend on the other rows of the batch.
+On CPUs without bf16 products weights stay bf16 in memory and are widened where they are
+multiplied: half the memory, faster for the few rows of decode steps, slower for long
+prefill chunks than float32 weights (`Hold.FLOAT32`). Int8 weights are multiplied by float
+activations unless `activation_group` says otherwise.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _TORCH_TYPES |= {"u8": torch.uint8}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVinoSettings:
     """`rounding` is what weights are rounded to; with bfloat16 the CPU's bf16 products are
-    used where it has them. `hold` None takes what suits the CPU. `threads` None leaves the
-    runtime's choice, one a core; `pinned` ties them to cores. `activation_group` above 0
-    lets CPUs with VNNI round activations to int8 in groups of that many (int8 weights)."""
+    used where it has them. `hold` None keeps weights as they were rounded. `threads` None
+    leaves the runtime's choice, one a core; `pinned` ties them to cores. `activation_group`
+    above 0 lets CPUs with VNNI round activations to int8 in groups of that many (int8
+    weights)."""
 
     rounding: torch.dtype = torch.bfloat16
     hold: Hold | None = None
@@ -68,7 +70,7 @@ def build_openvino(
     bf16 = settings.rounding is torch.bfloat16 and multiplies_bf16(core)
     hold = settings.hold
     if hold is None:
-        hold = Hold.BFLOAT16 if bf16 else Hold.FLOAT32
+        hold = Hold.BFLOAT16 if settings.rounding is torch.bfloat16 else Hold.FLOAT32
     if hold is Hold.BFLOAT16 and settings.rounding is not torch.bfloat16:
         raise ConfigError("weights cannot be held in bfloat16 with --dtype float32")
     compute = "bf16" if bf16 else "f32"
