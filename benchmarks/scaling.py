@@ -37,7 +37,7 @@ from benchmarks.scaling_engine import (
     step_flop,
 )
 from benchmarks.scaling_http import HttpPoint, measure_http
-from service.config import ConfigError
+from service.config import EXECUTORS, ConfigError
 from service.model_store import resolve_model
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"

@@ -65,7 +65,9 @@ def build(name: str, model: ModelRef, weights: str, kv_tokens: int, threads: int
     def say(stage: str) -> None:
         print(f"  {stage}", flush=True)
 
-    backend = choose_backend(config(0), open_weights(model), torch.device("cpu"), say)
+    backend = choose_backend(
+        config(0), open_weights(model), context_of(spec), torch.device("cpu"), say
+    )
     blocks = blocks_for(kv_tokens, backend.block_tokens)
     loaded = load_executor(config(blocks * backend.block_bytes), MonotonicClock(), say)
     return Built(

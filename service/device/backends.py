@@ -20,9 +20,10 @@ from service.device.native.build import NoNativeLibrary, library_path
 from service.device.native.cache import PAGE_TOKENS, NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder, native_spec_fault
 from service.device.native.library import NumberKind
-from service.device.precision import choose_precision
+from service.device.openvino_decoder import OpenVinoSettings, build_openvino
+from service.device.openvino_graph import Hold
+from service.device.precision import choose_precision, cpu_multiplies_bf16
 from service.device.quantize import choose_matrix_format
-from service.device.spec import ModelSpec
 from service.device.torch_executor import StepDecoder
 from service.device.weights.source import WeightSource
 
@@ -42,37 +43,46 @@ class Backend:
     weight_bytes: int
     block_tokens: int
     block_bytes: int
-    load: Callable[[int, Progress], StepDecoder[Any]]
+    load: Callable[[], StepDecoder[Any]]
     make_pages: Callable[[int], Pages]
 
 
 def choose_backend(
-    config: EngineConfig, source: WeightSource, device: torch.device, progress: Progress
+    config: EngineConfig,
+    source: WeightSource,
+    max_tokens: int,
+    device: torch.device,
+    progress: Progress,
 ) -> Backend:
-    """The back end that was asked for, or the fastest that works. Raises ConfigError."""
-    if config.executor == "torch" or (config.executor == "auto" and device.type != "cpu"):
-        return torch_backend(config, source, device)
+    """The back end that was asked for, or the fastest that works. Raises ConfigError.
+
+    On a CPU with bf16 matrix instructions OpenVINO uses them and our C++ does not; without
+    them our C++ is the fastest that was measured.
+    """
+    wanted = config.executor
+    if wanted == "torch" or (wanted == "auto" and device.type != "cpu"):
+        return torch_backend(config, source, max_tokens, device, progress)
     if device.type != "cpu":
-        raise ConfigError(f"--executor {config.executor} computes on a CPU; use --device cpu")
-    fault = _native_fault(source.spec, progress)
-    if fault is None:
-        return native_backend(config, source)
-    if config.executor == "native":
-        raise ConfigError(f"--executor native: {fault}; or use --executor auto")
-    return torch_backend(config, source, device, note=f"no native decoder: {fault}")
-
-
-def _native_fault(spec: ModelSpec, progress: Progress) -> str | None:
-    """Why the native decoder cannot be had; None when it can, and it is compiled then."""
-    try:
-        library_path(progress)
-    except NoNativeLibrary as error:
-        return str(error)
-    return native_spec_fault(spec)
+        raise ConfigError(f"--executor {wanted} computes on a CPU; use --device cpu")
+    if wanted != "auto":
+        return _NAMED[wanted](config, source, max_tokens, progress)
+    bf16_products = config.dtype == "bfloat16" and cpu_multiplies_bf16()
+    faults: list[str] = []
+    for name in ("openvino", "native") if bf16_products else ("native", "openvino"):
+        try:
+            return _NAMED[name](config, source, max_tokens, progress)
+        except ConfigError as error:
+            faults.append(str(error))
+    return torch_backend(config, source, max_tokens, device, progress, note="; ".join(faults))
 
 
 def torch_backend(
-    config: EngineConfig, source: WeightSource, device: torch.device, note: str | None = None
+    config: EngineConfig,
+    source: WeightSource,
+    max_tokens: int,
+    device: torch.device,
+    progress: Progress,
+    note: str | None = None,
 ) -> Backend:
     """The reference: torch's own products and attention. Raises ConfigError."""
     precision = choose_precision(config.dtype, device)
@@ -86,7 +96,7 @@ def torch_backend(
     spec, dtype = source.spec, precision.compute
     matrices = choose_matrix_format(config.weights_format, dtype, device)
 
-    def load(max_tokens: int, progress: Progress) -> StepDecoder[Any]:
+    def load() -> StepDecoder[Any]:
         return Decoder(source, attention, max_tokens, precision, device, progress, matrices)
 
     name = f"{attention.capabilities.name}-{device.type}"
@@ -103,8 +113,17 @@ def torch_backend(
     )
 
 
-def native_backend(config: EngineConfig, source: WeightSource) -> Backend:
-    """The C++ decoder: weights and cache as stored, float32 in between."""
+def native_backend(
+    config: EngineConfig, source: WeightSource, max_tokens: int, progress: Progress
+) -> Backend:
+    """The C++ decoder: weights and cache as stored, float32 in between. Raises ConfigError."""
+    try:
+        library_path(progress)
+    except NoNativeLibrary as error:
+        raise ConfigError(f"--executor native: {error}; or use --executor auto") from error
+    fault = native_spec_fault(source.spec)
+    if fault is not None:
+        raise ConfigError(f"--executor native: {fault}; use --executor auto")
     spec = source.spec
     plain = NumberKind.BFLOAT16 if config.dtype == "bfloat16" else NumberKind.FLOAT32
     weights = NumberKind.INT8 if config.weights_format == "int8" else plain
@@ -112,7 +131,7 @@ def native_backend(config: EngineConfig, source: WeightSource) -> Backend:
     pages = NumberKind.INT8 if kv_format is KvFormat.INT8 else plain
     rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
-    def load(max_tokens: int, progress: Progress) -> StepDecoder[Any]:
+    def load() -> StepDecoder[Any]:
         return NativeDecoder(source, max_tokens, weights, pages, rounding, config.threads, progress)
 
     return Backend(
@@ -128,6 +147,36 @@ def native_backend(config: EngineConfig, source: WeightSource) -> Backend:
         load=load,
         make_pages=lambda blocks: NativeKvCache(spec, blocks, pages),
     )
+
+
+def openvino_backend(
+    config: EngineConfig, source: WeightSource, max_tokens: int, progress: Progress
+) -> Backend:
+    """The OpenVINO runtime; compiled here, since it decides the pages. Raises ConfigError."""
+    rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    int8 = config.weights_format == "int8"
+    settings = OpenVinoSettings(
+        rounding=rounding,
+        hold=Hold.INT8 if int8 else None,
+        kv_format=choose_kv_format(config),
+        threads=config.threads,
+    )
+    decoder = build_openvino(source, max_tokens, settings, progress)
+    layout = decoder.layout
+    return Backend(
+        name="openvino-cpu",
+        dtype=_labels(
+            decoder.label, "int8 weights" if int8 else None, _KV_LABEL[settings.kv_format]
+        ),
+        weight_bytes=1 if int8 else rounding.itemsize,
+        block_tokens=layout.page_tokens,
+        block_bytes=layout.page_bytes,
+        load=lambda: decoder,
+        make_pages=decoder.make_cache,
+    )
+
+
+_NAMED = {"native": native_backend, "openvino": openvino_backend}
 
 
 def _labels(*labels: str | None) -> str:

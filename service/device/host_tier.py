@@ -55,6 +55,6 @@ class HostTier:
 
 
 def _host_copy(whole: torch.Tensor, slots: int) -> torch.Tensor:
-    """Memory [slots, layers, 2, ...] for blocks of [layers, 2, pages, ...]."""
+    """Memory [slots, layers, 2, ...] for blocks of [layers, sides, pages, ...]."""
     shape = (slots, *whole.shape[:2], *whole.shape[3:])
     return torch.empty(shape, dtype=whole.dtype, pin_memory=whole.device.type == "cuda")

@@ -33,7 +33,7 @@ class KvFormat(StrEnum):
 class Pages(Protocol):
     """Keys and values of every layer in pages; allocated once, never grows.
 
-    `storage` are the tensors that hold it all, each [layers, 2, pages, ...]: a block is
+    `storage` are the tensors that hold it all, each [layers, sides, pages, ...]: a block is
     index `block` of the third dimension of each. What lies inside a page is between the
     cache and the decoder that reads it.
     """

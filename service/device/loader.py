@@ -45,11 +45,11 @@ def load_executor(
     progress(f"reading {config.model.name}")
     source = open_weights(config.model)
     max_model_tokens = choose_context(config, source.spec)
-    backend = choose_backend(config, source, device, progress)
+    backend = choose_backend(config, source, max_model_tokens, device, progress)
     block_tokens, block_bytes = backend.block_tokens, backend.block_bytes
     host_slots = choose_host_slots(config, block_tokens, block_bytes)
     blocks = choose_blocks(config, max_model_tokens, block_tokens, block_bytes, device)
-    decoder = backend.load(max_model_tokens, progress)
+    decoder = backend.load()
     progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
     cache = backend.make_pages(blocks)
     host_tier = HostTier(cache, host_slots) if host_slots else None
