@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from service.device.spec import ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
+from telemetry.reasons import StartStage
 
 BLOCK_TOKENS = 16
 _KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
@@ -46,10 +48,12 @@ def load_executor(
     clock: Clock,
     progress: Callable[[str], None],
     make_compiler: Callable[[int], GrammarCompiler] | None = None,
+    stage_ended: Callable[[StartStage], None] = lambda stage: None,
 ) -> LoadedEngine:
     """Load the model and allocate its cache. Raises ConfigError with one line.
 
-    `make_compiler` is called with the width of the logits.
+    `make_compiler` is called with the width of the logits, `stage_ended` when weights and
+    cache are there.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -69,10 +73,15 @@ def load_executor(
     host_slots = choose_host_slots(config, source.spec, BLOCK_TOKENS, dtype)
     blocks = choose_blocks(config, source.spec, max_model_tokens, BLOCK_TOKENS, dtype, device)
     matrices = choose_matrix_format(config.weights_format, dtype, device)
-    decoder = Decoder(source, attention, max_model_tokens, precision, device, progress, matrices)
+    with _one_thread():
+        decoder = Decoder(
+            source, attention, max_model_tokens, precision, device, progress, matrices
+        )
+    stage_ended(StartStage.WEIGHTS)
     progress(f"allocating {blocks} cache blocks of {BLOCK_TOKENS} tokens")
     cache = make_cache(kv_format, source.spec, blocks, BLOCK_TOKENS, dtype, device)
     host_tier = HostTier(cache, host_slots) if host_slots else None
+    stage_ended(StartStage.CACHE)
     compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
     labels = [precision.label, matrices.label, _KV_LABEL[kv_format]]
     return LoadedEngine(
@@ -82,6 +91,18 @@ def load_executor(
         backend=f"{attention.capabilities.name}-{device.type}",
         dtype="; ".join(label for label in labels if label),
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Conversions wait for memory, and the sources have threads of their own: more threads
+    here would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -36,6 +36,7 @@ class Bridge:
         self._on_progress = on_progress
         self._mailboxes: dict[int, Mailbox] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self._vocabulary: bytes | None = None
         self._last_seq_id = 0
         self._lost_before = 0
         self._ready = asyncio.Event()
@@ -78,15 +79,21 @@ class Bridge:
         if self._writer is not None and self.ready:
             self._writer.write(wire.encode(command))
 
-    async def attach(
-        self, connection: socket.socket, config: EngineConfig, vocabulary: Vocabulary
-    ) -> None:
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """What the tokenizer knows, for this engine and all that come after it."""
+        self._vocabulary = wire.encode(wire.UseVocabulary(vocabulary))
+        if self._writer is not None:
+            self._writer.write(self._vocabulary)
+
+    async def attach(self, connection: socket.socket, config: EngineConfig, begun_ns: int) -> None:
         """Serve one engine process until its end of the socket closes."""
         reader, writer = await asyncio.open_connection(sock=connection)
-        self._writer = writer
         self.failure = None
+        self._writer = writer
         try:
-            writer.write(wire.encode(wire.Launch(config, vocabulary)))
+            writer.write(wire.encode(wire.Launch(config, begun_ns)))
+            if self._vocabulary is not None:
+                writer.write(self._vocabulary)
             await self._read(reader)
         except ConnectionError:
             pass  # the same news as an orderly end of the stream

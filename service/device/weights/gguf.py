@@ -2,10 +2,14 @@
 
 llama.cpp stores the query and key projections of `llama` models with the rotary pairs
 interleaved; they are put back into halves here, so that the decoder knows one layout.
+
+While the decoder fuses and converts one layer, a thread dequantises the next: never more
+than one, so that the price is a layer's memory.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +45,42 @@ class GgufWeights:
     def __init__(self, path: str) -> None:
         self._file = GgufFile(Path(path))
         self._spec = _read_spec(self._file)
+        self._reader = ThreadPoolExecutor(1, "phasescope-weights")
+        self._ahead: dict[str, Future[torch.Tensor]] = {}
+        self._layer = -1
 
     @property
     def spec(self) -> ModelSpec:
         return self._spec
 
     def tensor(self, name: str) -> torch.Tensor:
-        heads = self._interleaved_heads(name)
-        order = None if heads is None else halves_order(self._file, gguf_name(name), heads)
-        return torch.from_numpy(self._file.load(gguf_name(name), order))
+        stored = gguf_name(name)
+        self._read_ahead(stored)
+        ready = self._ahead.pop(stored, None)
+        return self._load(stored) if ready is None else ready.result()
 
-    def _interleaved_heads(self, name: str) -> int | None:
+    def _read_ahead(self, stored: str) -> None:
+        """At the first tensor of a layer, begin with the layer after it."""
+        layer = _layer_of(stored)
+        if layer is None or layer == self._layer:
+            return
+        self._layer = layer
+        for name in [n for n in self._ahead if _layer_of(n) != layer]:
+            self._ahead.pop(name).cancel()
+        for name in self._file.tensors:
+            if _layer_of(name) == layer + 1:
+                self._ahead[name] = self._reader.submit(self._load, name)
+
+    def _load(self, stored: str) -> torch.Tensor:
+        heads = self._interleaved_heads(stored)
+        order = None if heads is None else halves_order(self._file, stored, heads)
+        return torch.from_numpy(self._file.load(stored, order))
+
+    def _interleaved_heads(self, stored: str) -> int | None:
         if self._spec.family == "llama":
-            if ".q_proj." in name:
+            if ".attn_q." in stored:
                 return self._spec.heads
-            if ".k_proj." in name:
+            if ".attn_k." in stored:
                 return self._spec.kv_heads
         return None
 
@@ -70,6 +95,11 @@ def gguf_name(name: str) -> str:
         return f"{_TOP_NAMES[stem]}.{kind}"
     _, layer, part = stem.split(".", 2)
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def _layer_of(stored: str) -> int | None:
+    parts = stored.split(".", 2)
+    return int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else None
 
 
 def halves_order(file: GgufFile, name: str, heads: int) -> NDArray[np.int64] | None:
