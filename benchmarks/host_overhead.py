@@ -30,7 +30,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,8 @@ def engine_part(streams: int) -> float:
             )
         )
     host: Any = EngineHost(Link(ours), inbox, loop, lane, clock, None)  # type: ignore[arg-type]
-    try:
+    with suppress(GatewayGone):
         host.serve()
-    except GatewayGone:
-        pass
     ours.close()
     theirs.close()
     drain.kill()

@@ -206,6 +206,8 @@ async def _serve(
             start_report=lambda: start.report,
             live_request_ids=set(),
         )
+        gc.freeze()  # what is here lives as long as the process: it is never scanned
+        gc.enable()
         telemetry.start()
         try:
             await run_gateway(build_app(state), state, listener, engine, start.announce)
@@ -260,14 +262,6 @@ class Start:
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")
         sys.stderr.flush()
-        settle_collector()
-
-
-def settle_collector() -> None:
-    """What the start left behind lives as long as the process: it is never scanned again."""
-    gc.enable()
-    gc.collect()
-    gc.freeze()
 
 
 def curl_line(config: ServeConfig, port: int) -> str:
