@@ -32,7 +32,7 @@ def run_service(config: ServeConfig, say: Say) -> int:
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot start the engine process: {error}") from error
-    stages.end(StartStage.LAUNCH)
+    stages.end(StartStage.LAUNCH, engine.begun_ns)
     try:
         from service.wiring import serve
 

@@ -23,11 +23,11 @@ class Stages:
         self._last_ns = begin_ns
         self._done: list[StageTime] = []
 
-    def end(self, name: StartStage) -> None:
-        """The stage is over now."""
-        now_ns = max(self._last_ns, self._clock.now_ns())
-        self._done.append(StageTime(name, self._last_ns, now_ns))
-        self._last_ns = now_ns
+    def end(self, name: StartStage, at_ns: int | None = None) -> None:
+        """The stage is over now, or was at `at_ns`."""
+        end_ns = max(self._last_ns, self._clock.now_ns() if at_ns is None else at_ns)
+        self._done.append(StageTime(name, self._last_ns, end_ns))
+        self._last_ns = end_ns
 
     @property
     def done(self) -> tuple[StageTime, ...]:
