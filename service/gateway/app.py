@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.completions import GenerationEndpoint
+from service.gateway.completions import Exchange
 from service.gateway.errors import ApiError, internal
 from service.gateway.http import header
 from service.gateway.ops import error_response, ops_routes
@@ -42,6 +42,22 @@ def build_app(state: GatewayState) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     return RequestIds(app, state.live_request_ids, generation)
+
+
+class GenerationEndpoint:
+    """ASGI app of one of the two generation routes."""
+
+    def __init__(self, state: GatewayState, operation: Operation) -> None:
+        self._state = state
+        self._operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._state, self._operation, scope, receive, send)
+        self._state.exchanges[exchange.request_id] = exchange
+        try:
+            await exchange.run()
+        finally:
+            del self._state.exchanges[exchange.request_id]
 
 
 class RequestIds:

@@ -54,22 +54,6 @@ _STUCK_WRITE_S = 2.0
 _BODY_TIMEOUT_S = 60.0
 
 
-class GenerationEndpoint:
-    """ASGI app of one of the two generation routes."""
-
-    def __init__(self, state: GatewayState, operation: Operation) -> None:
-        self._state = state
-        self._operation = operation
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._state, self._operation, scope, receive, send)
-        self._state.exchanges[exchange.request_id] = exchange
-        try:
-            await exchange.run()
-        finally:
-            del self._state.exchanges[exchange.request_id]
-
-
 class Exchange:
     """The life of one request; one instance a request."""
 
@@ -252,8 +236,8 @@ class Exchange:
     def _take_flow(self, emissions: list[Emission]) -> bool:
         """Tokens of one step, while nobody has to wait for anything; whether that goes on.
 
-        What is to be written is written when all streams' tokens have become text: a client
-        process that is woken by the first write then finds the others there too.
+        It is written when all streams' tokens are text: a client process that the first write
+        wakes then finds the others there too.
         """
         self._accept(emissions)
         if self._failure is not None:
@@ -293,9 +277,8 @@ class Exchange:
     async def _answer(self, head: ResponseHead) -> None:
         await self._until_done()
         deltas = [choice.take() for choice in self._choices]
-        tokenizer = self._state.tokenizer
-        body = full_body(head, self._choices, deltas, self._usage(), tokenizer)
-        await self._delivery.whole(body)
+        whole = full_body(head, self._choices, deltas, self._usage(), self._state.tokenizer)
+        await self._delivery.whole(whole)
 
     def _new_events(self) -> list[bytes]:
         """All choices' news of one step."""
