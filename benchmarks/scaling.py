@@ -281,7 +281,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     peak = peak_of(limits, built.product_dtype)
     print(point_tables(points, limits, peak))
     print(held_table(subject.held))
-    served = [] if args.no_http else serve_points(args, built.spec.vocab, plan)
+    served = [] if args.no_http else serve_points(args, built, plan)
     print(http_table(served), flush=True)
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -303,11 +303,17 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def serve_points(args: argparse.Namespace, vocab: int, plan: Plan) -> list[HttpPoint]:
+def serve_points(args: argparse.Namespace, built: Built, plan: Plan) -> list[HttpPoint]:
     """The same batch sizes on a server, whose engine is another process than ours."""
     flags = ["--threads", str(args.threads), "--max-num-seqs", str(plan.batches[-1])]
     flags += ["--weights", args.weights, *(["--model", args.model] if args.model else [])]
-    return asyncio.run(measure_http([*flags, *args.serve], vocab, plan.batches, plan.rounds))
+    flags += ["--executor", args.executor]
+    block_tokens = built.executor.block_tokens
+    return asyncio.run(
+        measure_http(
+            [*flags, *args.serve], built.spec.vocab, block_tokens, plan.batches, plan.rounds
+        )
+    )
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from benchmarks.contract.client import NotSupported, Reply, ask, completion
 from benchmarks.contract.common import Server, rss_kib, say, ticking
-from service.device.loader import BLOCK_TOKENS
 from service.engine.blocks import blocks_for
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 48
@@ -48,7 +47,9 @@ def prompt(draw: random.Random, vocab: int) -> list[int]:
     return [draw.randrange(100, vocab) for _ in range(PROMPT_TOKENS)]
 
 
-async def one_batch(server: Server, vocab: int, batch: int, number: int) -> HttpPoint:
+async def one_batch(
+    server: Server, vocab: int, block_tokens: int, batch: int, number: int
+) -> HttpPoint:
     """`batch` streams at once. Raises NotSupported when one of them fails."""
     draw = random.Random(f"{number}-{batch}")
     bodies = [completion(prompt(draw, vocab), OUTPUT_TOKENS) for _ in range(batch)]
@@ -65,19 +66,19 @@ async def one_batch(server: Server, vocab: int, batch: int, number: int) -> Http
     if unfinished:
         raise NotSupported(f"{len(unfinished)} of {batch} streams failed: {unfinished[0]}")
     itl_ms = statistics.median(gaps_together_ms(replies))
-    needed = batch * blocks_for(PROMPT_TOKENS + OUTPUT_TOKENS, BLOCK_TOKENS)
+    needed = batch * blocks_for(PROMPT_TOKENS + OUTPUT_TOKENS, block_tokens)
     return HttpPoint(batch, number, itl_ms, blocks_used or None, needed, rss_mib)
 
 
 async def measure_http(
-    flags: list[str], vocab: int, batches: tuple[int, ...], rounds: int
+    flags: list[str], vocab: int, block_tokens: int, batches: tuple[int, ...], rounds: int
 ) -> list[HttpPoint]:
     """Batch sizes interleaved over rounds; one warm-up first."""
     points: list[HttpPoint] = []
     async with Server(*flags) as server:
-        await one_batch(server, vocab, min(2, batches[-1]), 0)
+        await one_batch(server, vocab, block_tokens, min(2, batches[-1]), 0)
         for number in range(1, rounds + 1):
             for batch in batches:
-                points.append(await one_batch(server, vocab, batch, number))
+                points.append(await one_batch(server, vocab, block_tokens, batch, number))
                 say(f"round {number}: {batch} streams, ITL {points[-1].itl_ms:.1f} ms")
     return points

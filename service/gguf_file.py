@@ -2,7 +2,7 @@
 
 The `gguf` package's reader builds an object for every string of the token list, which
 takes seconds; this one takes a tenth of one, and both processes read the file when the
-service starts. Dequantising stays the package's business. Layout: the GGUF v2/v3
+service starts. Dequantising is `service.gguf_blocks`' business. Layout: the GGUF v2/v3
 specification of ggml.
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from service.config import ConfigError
+from service.gguf_blocks import BlockFormat, dequantise, format_of
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {
     0: "B",
     1: "b",
@@ -44,7 +44,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: BlockFormat
     offset: int
     size_bytes: int
 
@@ -70,6 +70,20 @@ class _Cursor:
         self.at = end
         return text
 
+    def texts(self, count: int) -> list[str]:
+        """So many strings: a token list has tens of thousands, so the loop is spelt out."""
+        data, at, last = self._data, self.at, len(self._data)
+        unpack = _LENGTH.unpack_from
+        found: list[str] = []
+        for _ in range(count):
+            (length,) = unpack(data, at)
+            at += 8 + length
+            if at > last:
+                raise struct.error("string beyond the end")
+            found.append(str(data[at - length : at], "utf-8", "replace"))
+        self.at = at
+        return found
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.text()
@@ -79,6 +93,8 @@ class _Cursor:
                 values = struct.unpack_from(f"<{length}{_SCALARS[item]}", self._data, self.at)
                 self.at += struct.calcsize(f"<{length}{_SCALARS[item]}")
                 return list(values)
+            if item == _STRING:
+                return self.texts(length)
             return [self.value(item) for _ in range(length)]
         return self.scalar(_SCALARS[kind])
 
@@ -105,20 +121,25 @@ class GgufFile:
                 f"{path} is not a whole GGUF file (its header breaks off); fetch it again"
             ) from error
 
-    def load(self, name: str) -> NDArray[np.float32]:
-        """The tensor, dequantised to float32. Raises ConfigError."""
+    def load(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """The tensor, dequantised to float32, its rows in `order` if one is given: an array
+        of the caller's own. Raises ConfigError."""
         info = self.tensors.get(name)
         if info is None:
             raise ConfigError(f"{self.path} has no tensor {name}")
         raw = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
         try:
-            flat: NDArray[np.float32] = dequantize(_typed(raw, info), info.kind)
+            rows = raw.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
+            if order is None:
+                return dequantise(rows, info.kind).reshape(info.shape)
+            if len(info.shape) == 1:
+                return dequantise(rows, info.kind).reshape(-1)[order]
+            return dequantise(rows[order], info.kind).reshape(info.shape)
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "
                 "cannot dequantise; use another quantisation of the model"
             ) from error
-        return flat.astype(np.float32, copy=False).reshape(info.shape)
 
     def _read_header(self) -> None:
         if self._data[:4] != _MAGIC:
@@ -138,34 +159,20 @@ class GgufFile:
         for name, shape, kind, offset in found:
             self._add_tensor(name, shape, kind, start + offset)
 
-    def _tensor_entry(
-        self, cursor: _Cursor
-    ) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+    def _tensor_entry(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockFormat, int]:
         name = cursor.text()
         dimensions = [cursor.scalar("Q") for _ in range(cursor.scalar("I"))]
-        kind = GGMLQuantizationType(cursor.scalar("I"))
+        kind = format_of(cursor.scalar("I"))
         return name, tuple(reversed(dimensions)), kind, cursor.scalar("Q")
 
     def _add_tensor(
-        self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, offset: int
+        self, name: str, shape: tuple[int, ...], kind: BlockFormat, offset: int
     ) -> None:
-        block_values, block_bytes = GGML_QUANT_SIZES[kind]
-        size_bytes = int(np.prod(shape, dtype=np.int64)) // block_values * block_bytes
+        values = int(np.prod(shape, dtype=np.int64))
+        size_bytes = values // kind.block_values * kind.block_bytes
         if offset + size_bytes > len(self._data):
             raise ConfigError(
                 f"{self.path} is cut short: tensor {name} ends at byte {offset + size_bytes}, "
                 f"the file at {len(self._data)}; fetch it again"
             )
         self.tensors[name] = TensorInfo(name, shape, kind, offset, size_bytes)
-
-
-def _typed(raw: NDArray[np.uint8], info: TensorInfo) -> NDArray[Any]:
-    """The view that the package's dequantiser expects: rows of whole blocks."""
-    match info.kind:
-        case GGMLQuantizationType.F32:
-            return raw.view(np.float32)
-        case GGMLQuantizationType.F16:
-            return raw.view(np.float16)
-        case _:
-            rows = int(np.prod(info.shape[:-1], dtype=np.int64))
-            return raw.reshape(rows, -1)

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 from collections import deque
+from typing import TypeVar
 
 from service import wire
 from service.config import ConfigError, EngineConfig
@@ -36,8 +37,10 @@ from service.engine.inbox import (
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from telemetry.clock import Clock, MonotonicClock
+from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
-from telemetry.records import EngineStarted
+from telemetry.records import EngineStarted, StageTime
+from telemetry.stages import Stages
 
 _RECEIVE_BYTES = 1 << 18
 _BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
@@ -57,6 +60,7 @@ class Link:
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
         self._dropped_facts = 0
+        self._unread: deque[wire.ToEngine] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -84,6 +88,12 @@ class Link:
                 break
         return messages
 
+    def receive_one(self) -> wire.ToEngine:
+        """The next message alone, however long it takes; those behind it stay unread."""
+        while not self._unread:
+            self._unread.extend(self.receive(None))
+        return self._unread.popleft()
+
     def send(self, message: wire.ToGateway) -> None:
         data = wire.encode(message)
         self._backlog.append(memoryview(data))
@@ -104,6 +114,10 @@ class Link:
         self.send(message)
 
     def _read(self) -> list[wire.ToEngine]:
+        if self._unread:
+            unread = list(self._unread)
+            self._unread.clear()
+            return unread
         try:
             data = self._connection.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -164,8 +178,8 @@ class EngineHost:
                         self._loop.apply_commands()
                         self._link.send_frame(wire.Frame([], self._lane.drain(), self._lane.lost))
                         return
-                    case wire.Launch():
-                        raise ValueError("a second Launch")
+                    case wire.Launch() | wire.UseVocabulary():
+                        raise ValueError(f"a second {type(message).__name__}")
             self._compile(constrained)
             emissions = self._loop.step()
             facts = self._lane.drain()
@@ -196,7 +210,7 @@ def run_engine_process(connection: socket.socket) -> int:
         signal.signal(number, signal.SIG_IGN)  # the gateway decides when we end
     link = Link(connection)
     try:
-        return _run(link, _read_launch(link), MonotonicClock())
+        return _run(link, _read_only(link, wire.Launch), MonotonicClock())
     except GatewayGone:
         return 0
     except ConfigError as error:
@@ -207,16 +221,24 @@ def run_engine_process(connection: socket.socket) -> int:
         raise
 
 
-def _read_launch(link: Link) -> wire.Launch:
-    first, *rest = link.receive(None)
-    if not isinstance(first, wire.Launch) or rest:
-        raise ValueError(f"expected one Launch, got {type(first).__name__} and {len(rest)} more")
-    return first
+First = TypeVar("First", wire.Launch, wire.UseVocabulary)
+
+
+def _read_only(link: Link, kind: type[First]) -> First:
+    """The next message, which must be of that kind. Raises GatewayGone when told to end."""
+    message = link.receive_one()
+    if isinstance(message, wire.Shutdown):
+        raise GatewayGone
+    if not isinstance(message, kind):
+        raise ValueError(f"expected {kind.__name__}, got {type(message).__name__}")
+    return message
 
 
 def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     config = launch.config
     lane, inbox = Lane(), Inbox()
+    stages = Stages(clock, launch.begun_ns)
+    stages.end(StartStage.IMPORTS)
 
     def progress(stage: str) -> None:
         link.send(wire.LoadProgress(stage))
@@ -231,15 +253,17 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     def make_compiler(vocab_logits: int) -> GrammarCompiler:
         # as many as can wait at once, or one would be pushed out before it is used
         kept = config.queue_limit_requests + config.max_seqs
-        compilers.append(GrammarCompiler(launch.vocabulary, vocab_logits, clock, on_ready, kept))
+        vocabulary = _read_only(link, wire.UseVocabulary).vocabulary
+        compilers.append(GrammarCompiler(vocabulary, vocab_logits, clock, on_ready, kept))
         return compilers[0]
 
-    loaded = load_executor(config, clock, progress, make_compiler)
+    loaded = load_executor(config, clock, progress, make_compiler, stages.end)
     limits = _limits(config, loaded)
     scheduler = Scheduler(limits)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=config.pipeline_depth)
     _settle_garbage_collector()
-    lane.append(_started(config, limits, loaded, clock))
+    stages.end(StartStage.ENGINE)
+    lane.append(_started(config, limits, loaded, stages.done))
     link.send_frame(wire.Frame([], lane.drain(), lane.lost))
     EngineHost(link, inbox, loop, lane, clock, compilers[0]).serve()
     return 0
@@ -276,10 +300,10 @@ def _ns(value: float | None, factor: float) -> int | None:
 
 
 def _started(
-    config: EngineConfig, limits: Limits, loaded: LoadedEngine, clock: Clock
+    config: EngineConfig, limits: Limits, loaded: LoadedEngine, stages: tuple[StageTime, ...]
 ) -> EngineStarted:
     return EngineStarted(
-        at_ns=clock.now_ns(),
+        at_ns=stages[-1].end_ns,
         pid=os.getpid(),
         model=config.model.name,
         backend=loaded.backend.name,
@@ -304,10 +328,12 @@ def _started(
         host_slots=limits.host_slots,
         host_tenant_share=limits.retention.tenant_share,
         host_ttl_ns=limits.retention.ttl_ns,
+        stages=stages,
     )
 
 
 def _settle_garbage_collector() -> None:
-    """What loading left behind will live as long as the process: never scan it again."""
-    gc.collect()
+    """What loading left behind will live as long as the process: never scan it, not even
+    once, for torch alone leaves half a million objects."""
     gc.freeze()
+    gc.enable()

@@ -1,10 +1,10 @@
 """The messages between gateway and engine process, and their framing.
 
 Each message is MessagePack behind a 4-byte little-endian length, over one local stream
-socket. From gateway to engine: one `Launch`, then commands. From engine to gateway:
-`LoadProgress` while it loads, then one `Frame` a step: the emitted tokens and the step's
-facts are the same message, so no view can run ahead of another. `EngineFailed` is the
-engine's last word when it cannot go on.
+socket. From gateway to engine: one `Launch`, one `UseVocabulary`, then commands. From
+engine to gateway: `LoadProgress` while it loads, then one `Frame` a step: the emitted tokens
+and the step's facts are the same message, so no view can run ahead of another.
+`EngineFailed` is the engine's last word when it cannot go on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,17 @@ _LENGTH = struct.Struct("<I")
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """The engine's configuration: the first message it reads. The vocabulary is what
-    grammars are compiled against."""
+    """The engine's configuration: the first message it reads. Its process was started at
+    `begun_ns`."""
 
     config: EngineConfig
+    begun_ns: int
+
+
+class UseVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """What grammars are compiled against: the second message. It comes when the gateway has
+    read the tokenizer, which it does while the engine reads the weights."""
+
     vocabulary: Vocabulary
 
 
@@ -61,7 +68,9 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_config: bool
 
 
-ToEngine = Launch | Submit | Cancel | Pause | Resume | FlushCache | SetStepCost | Shutdown
+ToEngine = (
+    Launch | UseVocabulary | Submit | Cancel | Pause | Resume | FlushCache | SetStepCost | Shutdown
+)
 ToGateway = LoadProgress | Frame | EngineFailed
 
 _encoder = msgspec.msgpack.Encoder()

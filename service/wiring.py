@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import sys
@@ -13,15 +14,17 @@ from dataclasses import dataclass
 import msgspec
 
 from diagnosis.classifier import Diagnoser
-from service.config import ConfigError, ServeConfig
+from service.config import ConfigError, ModelRef, ServeConfig
 from service.engine.inbox import SetStepCost
+from service.engine.vocabulary import Vocabulary
 from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
-from service.gateway.server import bind, run_gateway
+from service.gateway.engine_process import EngineProcess
+from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
 from service.gateway.vocabulary import vocabulary_of
-from service.text.tokenizer import load_tokenizer
+from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry import prometheus
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.drain_rate import DrainRate
@@ -30,7 +33,9 @@ from telemetry.histograms import Histograms
 from telemetry.otlp import SpanExporterThread, exporter_from_config
 from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
+from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
+from telemetry.stages import Stages, StartReport, start_report
 from telemetry.step_cost import StepCost, StepCostFold
 from telemetry.timelines import TimelineStore
 from telemetry.window import Snapshot
@@ -151,71 +156,112 @@ def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
     return (exporter.stats.spans_exported, exporter.stats.spans_dropped)
 
 
-def run_service(config: ServeConfig, say: Say) -> int:
-    """Serve until a signal; returns the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="phasescope: %(message)s", stream=sys.stderr)
-    listener = bind(config.gateway.host, config.gateway.port)
-    try:
-        return _run(config, listener, say)
-    finally:
-        listener.close()
-
-
-def _run(config: ServeConfig, listener: socket.socket, say: Say) -> int:
+def serve(
+    config: ServeConfig, listener: socket.socket, engine: EngineProcess, stages: Stages, say: Say
+) -> int:
+    """Serve until a signal; returns the exit code. Raises ConfigError."""
     import uvloop
 
+    logging.basicConfig(level=logging.WARNING, format="phasescope: %(message)s", stream=sys.stderr)
     clock = MonotonicClock()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, listener, clock, say))
+            runner.run(_serve(config, listener, engine, stages, clock, say))
     except EngineStartFailed as error:
         raise ConfigError(str(error)) from error
     say("stopped")
     return 0
 
 
-async def _serve(config: ServeConfig, listener: socket.socket, clock: Clock, say: Say) -> None:
-    begun_ns = clock.now_ns()
+async def _serve(
+    config: ServeConfig,
+    listener: socket.socket,
+    first: EngineProcess,
+    stages: Stages,
+    clock: Clock,
+    say: Say,
+) -> None:
+    """The engine loads from the first moment; the tokenizer is read beside it."""
     gateway_lane, engine_lane = Lane(), Lane()
     bridge = Bridge(engine_lane, say)
-    tokenizer = load_tokenizer(config.engine.model)
-    vocabulary = vocabulary_of(tokenizer)
-    supervisor = Supervisor(bridge, config.engine, vocabulary, clock, gateway_lane)
-    telemetry = build_telemetry(config, clock, bridge, (gateway_lane, engine_lane))
-    state = GatewayState(
-        config=config.gateway,
-        clock=clock,
-        lane=gateway_lane,
-        bridge=bridge,
-        tokenizer=tokenizer,
-        model=config.engine.model.name,
-        sampling_defaults=config.engine.model.defaults,
-        created_unix_s=unix_seconds(),
-        views=telemetry,
-        retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
-        live_request_ids=set(),
-    )
-    port = listener.getsockname()[1]
+    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first)
+    engine = asyncio.create_task(supervisor.run(), name="supervisor")
+    try:
+        tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config.engine.model)
+        stages.end(StartStage.TOKENIZER)
+        bridge.use_vocabulary(vocabulary)
+        telemetry = build_telemetry(config, clock, bridge, (gateway_lane, engine_lane))
+        start = Start(config, clock, bridge, telemetry, stages, listener.getsockname()[1], say)
+        state = GatewayState(
+            config=config.gateway,
+            clock=clock,
+            lane=gateway_lane,
+            bridge=bridge,
+            tokenizer=tokenizer,
+            model=config.engine.model.name,
+            sampling_defaults=config.engine.model.defaults,
+            created_unix_s=unix_seconds(),
+            views=telemetry,
+            retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
+            start_report=lambda: start.report,
+            live_request_ids=set(),
+        )
+        gc.freeze()  # what is here lives as long as the process: it is never scanned
+        gc.enable()
+        telemetry.start()
+        try:
+            await run_gateway(build_app(state), state, listener, engine, start.announce)
+        finally:
+            await supervisor.stop()
+            await asyncio.to_thread(telemetry.stop)
+    finally:
+        await supervisor.stop()
+        if not engine.done():
+            engine.cancel()
+    await engine
 
-    async def announce() -> None:
-        started = await bridge.wait_ready()
-        seconds = (clock.now_ns() - begun_ns) / 1e9
-        say(
+
+def _read_tokenizer(model: ModelRef) -> tuple[Tokenizer, Vocabulary]:
+    tokenizer = load_tokenizer(model)
+    return tokenizer, vocabulary_of(tokenizer)
+
+
+class Start:
+    """Says that the service is ready, once, and how long that took."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        clock: Clock,
+        bridge: Bridge,
+        telemetry: Telemetry,
+        stages: Stages,
+        port: int,
+        say: Say,
+    ) -> None:
+        self.report: StartReport | None = None
+        self._config = config
+        self._clock = clock
+        self._bridge = bridge
+        self._telemetry = telemetry
+        self._stages = stages
+        self._port = port
+        self._say = say
+
+    async def announce(self) -> None:
+        started = await self._bridge.wait_ready()
+        self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
+        self._say(
             f"{started.model} ({started.dtype}) on {started.backend}, context "
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
             f"{started.block_tokens} tokens"
         )
-        if telemetry.exporter is not None:
-            say(f"spans go to {telemetry.exporter.target}")
-        say(f"ready in {seconds:.1f} s at http://{config.gateway.host}:{port}; try:")
-        sys.stderr.write(curl_line(config, port) + "\n")
+        if self._telemetry.exporter is not None:
+            self._say(f"spans go to {self._telemetry.exporter.target}")
+        address = f"http://{self._config.gateway.host}:{self._port}"
+        self._say(f"ready in {self.report.line()} at {address}; try:")
+        sys.stderr.write(curl_line(self._config, self._port) + "\n")
         sys.stderr.flush()
-
-    telemetry.start()
-    try:
-        await run_gateway(build_app(state), state, listener, supervisor, announce)
-    finally:
-        await asyncio.to_thread(telemetry.stop)
 
 
 def curl_line(config: ServeConfig, port: int) -> str:

@@ -39,6 +39,8 @@ class LatencyHistogram:
 
     def __init__(self) -> None:
         self._hdr = HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
+        self._counts = self._hdr.counts
+        self._current: _Slice | None = None
         self._shift = self._hdr.sub_bucket_half_count_magnitude
         self._mask = self._hdr.sub_bucket_mask
         self._slices: deque[_Slice] = deque(maxlen=_SLICES)
@@ -48,14 +50,22 @@ class LatencyHistogram:
 
     def record(self, value_ns: int, at_ns: int) -> None:
         """Add a value; below 1 us it counts as 1 us, above an hour as an hour."""
-        index = self.index_of(value_ns)
-        self._hdr.counts[index] += 1
+        self.record_at(self.index_of(value_ns), value_ns, at_ns)
+
+    def record_at(self, index: int, value_ns: int, at_ns: int) -> None:
+        """`record`, where the caller knows the counter. Once a token, twice: no calls in it."""
+        self._counts[index] += 1
         self.count += 1
         self.sum_ns += value_ns
-        self.max_ns = max(self.max_ns, value_ns)
-        current = self._slice(at_ns)
-        current.counts[index] += 1
-        current.max_ns = max(current.max_ns, value_ns)
+        if value_ns > self.max_ns:
+            self.max_ns = value_ns
+        current = self._current
+        if current is None or current.number < at_ns // _SLICE_NS:
+            current = self._next_slice(at_ns)
+        counts = current.counts
+        counts[index] = counts.get(index, 0) + 1
+        if value_ns > current.max_ns:
+            current.max_ns = value_ns
 
     def index_of(self, value_ns: int) -> int:
         """The counter that holds `value_ns`."""
@@ -90,11 +100,10 @@ class LatencyHistogram:
         sums = self.counts().cumsum()
         return [int(sums[self.index_of(bound_ns)]) for bound_ns in bounds_ns]
 
-    def _slice(self, at_ns: int) -> _Slice:
-        number = at_ns // _SLICE_NS
-        if not self._slices or self._slices[-1].number < number:
-            self._slices.append(_Slice(number))
-        return self._slices[-1]
+    def _next_slice(self, at_ns: int) -> _Slice:
+        self._current = _Slice(at_ns // _SLICE_NS)
+        self._slices.append(self._current)
+        return self._current
 
     def _percentiles(self, pairs: list[tuple[int, int]], max_ns: int) -> Percentiles:
         if not pairs:
@@ -132,8 +141,9 @@ class Histograms:
         histogram = self._by_key.get(key)
         if histogram is None:
             histogram = self._by_key[key] = LatencyHistogram()
-        histogram.record(measured.value_ns, measured.at_ns)
-        self._all[measured.measure].record(measured.value_ns, measured.at_ns)
+        index = histogram.index_of(measured.value_ns)
+        histogram.record_at(index, measured.value_ns, measured.at_ns)
+        self._all[measured.measure].record_at(index, measured.value_ns, measured.at_ns)
 
     def overall(self, measure: Measure) -> LatencyHistogram:
         """All classes together."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from telemetry.reasons import EndReason, Outcome, Phase, WaitReason
 from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
 
@@ -43,9 +45,9 @@ class Measure(StrEnum):
     CANCEL_TO_FREE = "cancel_to_free"
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One value for a histogram."""
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """One value for a histogram. One is made for each token, and a struct is made ten times
+    as fast as a frozen dataclass."""
 
     measure: Measure
     value_ns: int

@@ -92,3 +92,17 @@ class Phase(StrEnum):
     DECODE = "decode"
     DETOKENIZE = "detokenize"
     DELIVER = "deliver"
+
+
+class StartStage(StrEnum):
+    """What a start is made of. The engine's stages lie between LAUNCH and ANNOUNCE and tile
+    the time to readiness with them; the gateway's own work happens beside them."""
+
+    LAUNCH = "launch"  # the command line is read, the engine's process is started
+    IMPORTS = "imports"  # the engine's libraries, torch above all
+    WEIGHTS = "weights"
+    CACHE = "cache"
+    ENGINE = "engine"  # grammars' vocabulary, scheduler, collector settled
+    ANNOUNCE = "announce"  # the gateway hears of it
+    GATEWAY_IMPORTS = "gateway imports"
+    TOKENIZER = "tokenizer"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.reasons import EndReason, WaitReason
+from telemetry.reasons import EndReason, StartStage, WaitReason
 
 SCHEMA_VERSION = 2
 
@@ -26,8 +26,19 @@ class _Fact(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 # --- written by the engine ---------------------------------------------------------
 
 
+class StageTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One stage of a start; the next begins where it ends."""
+
+    name: StartStage
+    begin_ns: int
+    end_ns: int
+
+
 class EngineStarted(_Fact, frozen=True):
-    """The engine is ready; its limits are facts, so that replay needs no other source."""
+    """The engine is ready; its limits are facts, so that replay needs no other source.
+
+    `stages` tile the time from the start of its process to `at_ns`.
+    """
 
     at_ns: int
     pid: int
@@ -54,6 +65,7 @@ class EngineStarted(_Fact, frozen=True):
     host_slots: int = 0
     host_tenant_share: float = 1.0
     host_ttl_ns: int | None = None
+    stages: tuple[StageTime, ...] = ()
 
 
 class SequenceQueued(_Fact, frozen=True):

@@ -209,7 +209,8 @@ class SequenceFold:
         if sequence.token_ns:
             self._on_gap(sequence, at_ns - sequence.token_ns[-1], at_ns)
         sequence.token_ns.append(at_ns)
-        self._close_preemption(sequence, at_ns)
+        if sequence.preempted_at is not None:
+            self._close_preemption(sequence, at_ns)
 
     def _skips(self, step: StepRecorded) -> None:
         head = _Head(step.begin_ns, None, None)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from service.device.sampler import Sampler, draw, uniform
+from service.device.draw import draw, draw_rows
+from service.device.sampler import Sampler, uniform
 from service.engine.plan import DecodeRow, SamplingParams, SlotStart
 
 VOCAB = 50
@@ -201,3 +202,51 @@ def test_drafts_change_how_many_tokens_a_step_gives_but_never_which(
 
     right = next((i for i, d in enumerate(drafts) if d != truth[i]), len(drafts))
     assert [sample.token_id for sample in samples] == truth[: right + 1]
+
+
+def full_sort_draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:
+    """The definition of a draw, with the whole vocabulary sorted."""
+    kept, ids = (
+        (logits.double() / params.temperature).softmax(-1).sort(descending=True, stable=True)
+    )
+    if params.top_k:
+        kept = kept[: params.top_k]
+    if params.min_p > 0.0:
+        kept = kept[kept >= params.min_p * kept[0]]
+    if params.top_p < 1.0:
+        kept = kept / kept.sum()
+        kept = kept[kept.cumsum(-1) - kept < params.top_p]
+    sums = kept.cumsum(-1)
+    return int(ids[min(int((sums <= chance * sums[-1]).sum()), len(kept) - 1)])
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0], ids=lambda spread: f"spread {spread}")
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_p": 0.9},
+        {"top_p": 0.999},
+        {"top_p": 0.3, "min_p": 0.02},
+        {"min_p": 0.1},
+        {"top_k": 40},
+        {"top_k": 40, "top_p": 0.8},
+        {"top_k": 300, "top_p": 0.95, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_a_draw_that_sorts_little_equals_one_that_sorts_everything(
+    filters: dict[str, float], spread: float
+) -> None:
+    """Flat and steep distributions, with and without equals, alone and in a batch."""
+    generator = torch.Generator().manual_seed(int(10 * spread) + len(filters))
+    logits = torch.randn(6, 1500, generator=generator) * spread
+    logits[3] = logits[3].round()  # many equals
+    params = [SamplingParams(temperature=0.2 + 0.3 * row, **filters) for row in range(6)]  # type: ignore[arg-type]
+    if "top_k" in filters:
+        logits[3] += torch.arange(1500) * 1e-3  # which equals are among the top k is open
+        logits = logits + torch.randn(6, 1500, generator=generator) * 1e-2
+    for index in range(3):
+        chances = [uniform(row, index) for row in range(6)]
+        expected = [full_sort_draw(*one) for one in zip(logits, params, chances, strict=True)]
+        assert draw_rows(logits, params, chances) == expected
+        assert [draw(*one) for one in zip(logits, params, chances, strict=True)] == expected

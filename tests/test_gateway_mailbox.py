@@ -69,3 +69,61 @@ def test_an_interruption_comes_before_whatever_lies_in_the_box() -> None:
     with pytest.raises(Interrupted) as caught:
         asyncio.run(scenario())
     assert caught.value.reason is EndReason.DELETED
+
+
+def numbers(emissions: list[Emission]) -> list[int]:
+    return [emission.sample.token_id for emission in emissions if emission.sample]
+
+
+def test_a_flow_hands_over_at_once_until_it_is_told_to_stop() -> None:
+    """No turn of the event loop lies between a token and its reader."""
+
+    async def scenario() -> tuple[list[list[int]], list[int]]:
+        box = Mailbox(1000, lambda full: None)
+        seen: list[list[int]] = []
+
+        def consume(emissions: list[Emission]) -> bool:
+            seen.append(numbers(emissions))
+            return len(seen) < 2
+
+        flowing = asyncio.create_task(box.flow(consume))
+        await asyncio.sleep(0)
+        for number in (1, 2, 3):
+            box.put(token(number))
+            assert box.hand_over() is (number < 3)
+        await flowing
+        return seen, numbers(await box.take())
+
+    assert asyncio.run(scenario()) == ([[1], [2]], [3])
+
+
+def test_a_flow_ends_with_what_its_reader_raises_or_the_interruption() -> None:
+    """An error does not reach whoever hands over: he serves others too."""
+
+    def broken(emissions: list[Emission]) -> bool:
+        raise ValueError("no")
+
+    async def scenario(interrupted: bool) -> None:
+        box = Mailbox(1000, lambda full: None)
+        flowing = asyncio.create_task(box.flow(broken))
+        await asyncio.sleep(0)
+        if interrupted:
+            box.interrupt(EndReason.DISCONNECT)
+        box.put(token(1))
+        assert box.hand_over() is not interrupted
+        await flowing
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(scenario(False))
+    with pytest.raises(Interrupted):
+        asyncio.run(scenario(True))
+
+
+def test_a_flow_returns_at_once_when_there_is_a_backlog() -> None:
+    async def scenario() -> bool:
+        box = Mailbox(1000, lambda full: None)
+        box.put(token(1))
+        await box.flow(lambda emissions: True)
+        return box.is_empty
+
+    assert asyncio.run(scenario()) is False

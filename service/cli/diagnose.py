@@ -6,8 +6,6 @@ import argparse
 import os
 import sys
 
-import msgspec
-
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("diagnose", help="what slows a server down, with evidence")
@@ -22,6 +20,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    import msgspec
+
     from dashboards.monitor.client import Client, Unreachable
 
     try:

@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.config import ConfigError
-from service.sim.invariants import InvariantViolated
-from service.sim.scenarios import SCENARIOS, build_scenario, trace_scenario
-from service.sim.world import Report, Scenario, World
 from telemetry.clock import MonotonicClock
+
+if TYPE_CHECKING:  # the simulator is imported when it is run: every command reads this file
+    from service.sim.world import Report, Scenario
 
 _PROGRESS_NS = 2_000_000_000
 
@@ -24,8 +25,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--sim",
         required=True,
         metavar="SCENARIO",
-        help=f"one of {', '.join(SCENARIOS)}, or a trace file of JSON lines "
-        "(at_ms, prompt_tokens, max_tokens, tenant, priority)",
+        help="the name of a scenario (a wrong one is answered with the list), or a trace file of "
+        "JSON lines (at_ms, prompt_tokens, max_tokens, tenant, priority)",
     )
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--count", type=int, default=1, help="how many seeds (default 1)")
@@ -34,6 +35,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    from service.sim.invariants import InvariantViolated
+    from service.sim.world import World
+
     if args.count < 1:
         raise ConfigError("--count must be at least 1")
     clock = MonotonicClock()
@@ -61,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(name: str, seed: int) -> Scenario:
+    from service.sim.scenarios import SCENARIOS, build_scenario, trace_scenario
+
     if name not in SCENARIOS and Path(name).exists():
         return trace_scenario(Path(name), seed)
     return build_scenario(name, seed)

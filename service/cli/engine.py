@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import socket
 
 
@@ -15,6 +16,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    gc.disable()  # until the engine has loaded: nothing that imports create is garbage
     # torch takes seconds to import, and only this process needs it
     from service.host import run_engine_process
 

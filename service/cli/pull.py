@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from service.config import ConfigError
-from service.model_store import resolve_model
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,6 +18,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    from service.model_store import resolve_model
+
     def say(line: str) -> None:
         if not args.quiet:
             print(f"phasescope: {line}", file=sys.stderr, flush=True)

@@ -252,7 +252,7 @@ def read_tenant_keys(path: str | None) -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     from service.model_store import resolve_model
-    from service.wiring import run_service
+    from service.startup import run_service
 
     if not 0 <= args.port <= 65_535:
         raise ConfigError(f"--port {args.port}: choose 1 to 65535, or 0 for any free port")

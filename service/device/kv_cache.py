@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from service.device.spec import ModelSpec
+from service.device.zero_pages import zeros
 
 _INT8_MAX = 127.0
 _SCALE = torch.float32
@@ -80,7 +81,7 @@ class PlainKvCache:
         device: torch.device,
     ) -> None:
         shape = (spec.layers, 2, pages, page_tokens, spec.kv_heads, spec.head_dim)
-        whole = torch.zeros(shape, dtype=dtype, device=device)
+        whole = zeros(shape, dtype, device)
         self.pages = pages
         self.page_tokens = page_tokens
         self.storage = (whole,)
@@ -111,8 +112,8 @@ class Int8KvCache:
         device: torch.device,
     ) -> None:
         cells = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
-        codes = torch.zeros((*cells, spec.head_dim), dtype=torch.int8, device=device)
-        scales = torch.zeros((*cells, 1), dtype=_SCALE, device=device)
+        codes = zeros((*cells, spec.head_dim), torch.int8, device)
+        scales = zeros((*cells, 1), _SCALE, device)
         self.pages = pages
         self.page_tokens = page_tokens
         self.storage = (codes, scales)

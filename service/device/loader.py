@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from service.device.spec import ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
+from telemetry.reasons import StartStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,12 @@ def load_executor(
     clock: Clock,
     progress: Callable[[str], None],
     make_compiler: Callable[[int], GrammarCompiler] | None = None,
+    stage_ended: Callable[[StartStage], None] = lambda stage: None,
 ) -> LoadedEngine:
     """Load the model and allocate its cache. Raises ConfigError with one line.
 
-    `make_compiler` is called with the width of the logits.
+    `make_compiler` is called with the width of the logits, `stage_ended` when weights and
+    cache are there.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -49,10 +53,13 @@ def load_executor(
     block_tokens, block_bytes = backend.block_tokens, backend.block_bytes
     host_slots = choose_host_slots(config, block_tokens, block_bytes)
     blocks = choose_blocks(config, max_model_tokens, block_tokens, block_bytes, device)
-    decoder = backend.load()
+    with _one_thread():
+        decoder = backend.load()
+    stage_ended(StartStage.WEIGHTS)
     progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
     cache = backend.make_pages(blocks)
     host_tier = HostTier(cache, host_slots) if host_slots else None
+    stage_ended(StartStage.CACHE)
     compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
     return LoadedEngine(
         executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler),
@@ -60,6 +67,18 @@ def load_executor(
         max_model_tokens=max_model_tokens,
         backend=backend,
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Conversions wait for memory, and the sources have threads of their own: more threads
+    here would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def choose_device(wanted: str) -> torch.device:

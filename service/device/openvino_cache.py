@@ -16,6 +16,7 @@ import torch
 from service.device.kv_cache import KvFormat
 from service.device.openvino_graph import cache_inputs
 from service.device.openvino_runtime import load_runtime
+from service.device.zero_pages import zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class OpenVinoKvCache:
         self.format = layout.format
         shapes = (layout.key_page, layout.value_page)
         self.storage = tuple(
-            torch.zeros((layout.layers, 1, pages, *shape), dtype=layout.dtype) for shape in shapes
+            zeros((layout.layers, 1, pages, *shape), layout.dtype, torch.device("cpu"))
+            for shape in shapes
         )
         self.tensors: dict[str, Any] = {}
         for layer in range(layout.layers):

@@ -6,8 +6,10 @@ draw. This is the order of vLLM.
 
 Randomness is counter based: output number i of a request with seed s is drawn with one
 uniform number that is a hash of (s, i). So a text never depends on the batch it was
-computed in, on preemption, or on the machine's generator. The draw is the inverse of the
-cumulative distribution over the tokens that the filters left, in float64.
+computed in, on preemption, or on the machine's generator. `service.device.draw` has the
+draw itself.
+
+A step of greedy rows that want nothing else is one argmax over the batch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from itertools import accumulate
 
 import torch
 
+from service.device.draw import draw_rows
 from service.device.grammar import MaskRows, Matcher
 from service.device.grammar_compiler import GrammarCompiler
 from service.engine.plan import (
@@ -53,15 +56,30 @@ class _Slot:
     prompt_ids: frozenset[int] = frozenset()
     output_counts: Counter[int] = field(default_factory=Counter)
     matcher: Matcher | None = None
+    counts_tokens: bool = False
+    is_greedy: bool = False
+    is_plain: bool = False
 
-    @property
-    def counts_tokens(self) -> bool:
+    def __post_init__(self) -> None:
         params = self.params
-        return (
+        self.counts_tokens = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
         )
+        self.is_greedy = params.temperature < _GREEDY_BELOW
+        self.is_plain = (
+            self.is_greedy
+            and not self.counts_tokens
+            and not params.logit_bias
+            and params.logprobs is None
+        )
+
+    def is_just_argmax(self, output_index: int) -> bool:
+        """Whether the row's next token is the likeliest, and nothing else is asked for."""
+        if not self.is_plain or self.matcher is not None:
+            return False
+        return output_index >= self.min_tokens or not self.end_token_ids
 
     def alters_logits(self, output_index: int) -> bool:
         held = output_index < self.min_tokens and bool(self.end_token_ids)
@@ -114,6 +132,10 @@ class Sampler:
         draft's token: exactly the tokens that the row would have got one step at a time.
         """
         self.last_mask_ns = self.last_masked_rows = 0
+        if len(rows) == len(logits):  # no row has drafts
+            slots = [self._slots[row.slot] for row in rows]
+            samples_of_rows = self._round(slots, [row.output_index for row in rows], logits)
+            return tuple((sample,) for sample in samples_of_rows)
         drafts = [row.drafts if isinstance(row, DecodeRow) else () for row in rows]
         first = list(accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
         samples: list[list[Sample]] = [[] for _ in rows]
@@ -134,17 +156,16 @@ class Sampler:
         self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
     ) -> tuple[Sample, ...]:
         """One token a row; `places` are the rows' output indices."""
+        if all(slot.is_just_argmax(place) for slot, place in zip(slots, places, strict=True)):
+            return tuple(map(Sample, logits.argmax(dim=-1).tolist()))
         raw = logits
         logits = self._mask(slots, logits)
         if any(s.alters_logits(place) for s, place in zip(slots, places, strict=True)):
             logits = logits.clone() if logits is raw else logits
             for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
                 self._alter(logits[index], slot, place)
-        tokens = logits.argmax(dim=-1).tolist()
-        for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
-            if slot.params.temperature >= _GREEDY_BELOW:
-                chance = uniform(slot.params.seed, place)
-                tokens[index] = draw(logits[index], slot.params, chance)
+        tokens = self._choose(slots, places, logits)
+        for index, slot in enumerate(slots):
             if slot.counts_tokens:
                 slot.output_counts[tokens[index]] += 1
         self._follow(slots, tokens)
@@ -152,6 +173,27 @@ class Sampler:
             _sample(token, slot.params.logprobs, raw[index])
             for index, (token, slot) in enumerate(zip(tokens, slots, strict=True))
         )
+
+    def _choose(
+        self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
+    ) -> list[int]:
+        """The likeliest token of greedy rows, a drawn one of all others."""
+        drawn = [index for index, slot in enumerate(slots) if not slot.is_greedy]
+        if len(drawn) == len(slots):
+            picked = logits
+        else:
+            tokens: list[int] = logits.argmax(dim=-1).tolist()
+            if not drawn:
+                return tokens
+            picked = logits[torch.tensor(drawn, device=logits.device)]
+        params = [slots[index].params for index in drawn]
+        chances = [uniform(slots[index].params.seed, places[index]) for index in drawn]
+        found = draw_rows(picked, params, chances)
+        if len(drawn) == len(slots):
+            return found
+        for index, token in zip(drawn, found, strict=True):
+            tokens[index] = token
+        return tokens
 
     def _mask(self, slots: Sequence[_Slot], logits: torch.Tensor) -> torch.Tensor:
         """Logits with what grammars forbid at minus infinity, in a copy if there are any."""
@@ -215,29 +257,6 @@ class Sampler:
 def _was_right(samples: Sequence[Sample], drafts: Sequence[int], depth: int) -> bool:
     """Whether the sample at `depth` is what was guessed there."""
     return depth < len(drafts) and samples[depth].token_id == drafts[depth]
-
-
-def draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:
-    """The token at `chance` of the filtered distribution over logits [vocab]."""
-    probabilities = torch.softmax(logits.double() / params.temperature, dim=-1)
-    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p == 0.0:
-        return _at(probabilities, chance)
-    count = params.top_k or len(probabilities)
-    kept, ids = probabilities.topk(min(count, len(probabilities)))
-    if params.min_p > 0.0:
-        kept = kept[kept >= params.min_p * kept[0]]
-    if params.top_p < 1.0:
-        kept = kept / kept.sum()
-        before = kept.cumsum(dim=-1) - kept
-        kept = kept[before < params.top_p]
-    return int(ids[_at(kept, chance)])
-
-
-def _at(probabilities: torch.Tensor, chance: float) -> int:
-    """Index at which the cumulative distribution passes `chance` of its total."""
-    cumulative = probabilities.cumsum(dim=-1)
-    index = int(torch.searchsorted(cumulative, chance * cumulative[-1], right=True))
-    return min(index, len(probabilities) - 1)
 
 
 def _sample(token_id: int, wanted: int | None, raw: torch.Tensor) -> Sample:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
 from service.engine.request import Request

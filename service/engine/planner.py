@@ -79,6 +79,8 @@ class Planner:
         """Room for one more token; may preempt the last in order, in the end the request itself."""
         needed = blocks_for(request.computed_tokens + 1, self.limits.block_tokens)
         missing = needed - len(request.blocks)
+        if missing <= 0:
+            return True  # as for fifteen tokens of sixteen
         while missing > self.pool.available:
             victim = next(r for r in reversed(order) if r.status is Status.RUNNING)
             draft.pressed = draft.pressed or not victim.paused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Awaitable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.completions import GenerationEndpoint
+from service.gateway.completions import Exchange
 from service.gateway.errors import ApiError, internal
 from service.gateway.http import header
 from service.gateway.ops import error_response, ops_routes
@@ -27,9 +28,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 def build_app(state: GatewayState) -> ASGIApp:
     """The whole HTTP surface over `state`."""
+    generation: dict[str, ASGIApp] = {
+        "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
+        "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
+    }
     routes: list[Route] = [
-        Route("/v1/chat/completions", GenerationEndpoint(state, Operation.CHAT), methods=["POST"]),
-        Route("/v1/completions", GenerationEndpoint(state, Operation.TEXT), methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         *ops_routes(state),
     ]
     app = Starlette(
@@ -37,19 +41,37 @@ def build_app(state: GatewayState) -> ASGIApp:
         exception_handlers={HTTPException: _http_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
-    return RequestIds(app, state.live_request_ids)
+    return RequestIds(app, state.live_request_ids, generation)
+
+
+class GenerationEndpoint:
+    """ASGI app of one of the two generation routes."""
+
+    def __init__(self, state: GatewayState, operation: Operation) -> None:
+        self._state = state
+        self._operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._state, self._operation, scope, receive, send)
+        self._state.exchanges[exchange.request_id] = exchange
+        try:
+            await exchange.run()
+        finally:
+            del self._state.exchanges[exchange.request_id]
 
 
 class RequestIds:
     """Gives every request an id, and every response that id in `x-request-id`.
 
     A client's own id is taken when it is well formed and no live request has it; so an id
-    never names two requests at once.
+    never names two requests at once. A POST to a path in `direct` goes straight to its
+    endpoint, which answers every error itself: each layer between is passed once a token.
     """
 
-    def __init__(self, app: ASGIApp, live: set[str]) -> None:
+    def __init__(self, app: ASGIApp, live: set[str], direct: dict[str, ASGIApp]) -> None:
         self._app = app
         self._live = live
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,15 +80,17 @@ class RequestIds:
         request_id = self._choose(header(scope, b"x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 pair = (b"x-request-id", request_id.encode())
                 message["headers"] = [*message.get("headers", ()), pair]
-            await send(message)
+            return send(message)
 
+        is_post = scope["method"] == "POST"
+        app = self._direct.get(scope["path"], self._app) if is_post else self._app
         self._live.add(request_id)
         try:
-            await self._app(scope, receive, send_with_id)
+            await app(scope, receive, send_with_id)
         finally:
             self._live.discard(request_id)
 

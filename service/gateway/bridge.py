@@ -22,8 +22,6 @@ from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import EngineStarted, SequenceAdmitted
 
-_READ_BYTES = 1 << 18
-
 
 class Bridge:
     """Routes between HTTP requests and whichever engine process is alive."""
@@ -35,7 +33,9 @@ class Bridge:
         self._lane = lane
         self._on_progress = on_progress
         self._mailboxes: dict[int, Mailbox] = {}
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: asyncio.WriteTransport | None = None
+        self._writes: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._vocabulary: bytes | None = None
         self._last_seq_id = 0
         self._lost_before = 0
         self._ready = asyncio.Event()
@@ -78,18 +78,26 @@ class Bridge:
         if self._writer is not None and self.ready:
             self._writer.write(wire.encode(command))
 
-    async def attach(
-        self, connection: socket.socket, config: EngineConfig, vocabulary: Vocabulary
-    ) -> None:
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """What the tokenizer knows, for this engine and all that come after it."""
+        self._vocabulary = wire.encode(wire.UseVocabulary(vocabulary))
+        if self._writer is not None:
+            self._writer.write(self._vocabulary)
+
+    async def attach(self, connection: socket.socket, config: EngineConfig, begun_ns: int) -> None:
         """Serve one engine process until its end of the socket closes."""
-        reader, writer = await asyncio.open_connection(sock=connection)
-        self._writer = writer
+        loop = asyncio.get_running_loop()
+        gone = loop.create_future()
+        writer, _ = await loop.create_connection(
+            lambda: _EngineLink(self._receive, gone), sock=connection
+        )
         self.failure = None
+        self._writer = writer
         try:
-            writer.write(wire.encode(wire.Launch(config, vocabulary)))
-            await self._read(reader)
-        except ConnectionError:
-            pass  # the same news as an orderly end of the stream
+            writer.write(wire.encode(wire.Launch(config, begun_ns)))
+            if self._vocabulary is not None:
+                writer.write(self._vocabulary)
+            await gone
         finally:
             self._detach()
             writer.close()
@@ -99,12 +107,9 @@ class Bridge:
         if self._writer is not None:
             self._writer.write(wire.encode(wire.Shutdown()))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        unframer = wire.Unframer()
-        decode = wire.to_gateway_decoder.decode
-        while data := await reader.read(_READ_BYTES):
-            for payload in unframer.feed(data):
-                self._receive(decode(payload))
+    def after_frame(self, write: Callable[[bytes], None], body: bytes) -> None:
+        """Call `write` when all of the frame's tokens have been handed over."""
+        self._writes.append((write, body))
 
     def _receive(self, message: wire.ToGateway) -> None:
         match message:
@@ -123,17 +128,22 @@ class Bridge:
                 self._ready.set()
             elif isinstance(fact, SequenceAdmitted) and fact.seq_id in self._mailboxes:
                 self._mailboxes[fact.seq_id].admitted(fact)
-        for emission in frame.emissions:
-            self._deliver(emission)
+        boxes = {box: None for emission in frame.emissions if (box := self._deliver(emission))}
+        for box in boxes:
+            box.hand_over()
+        writes, self._writes = self._writes, []
+        for write, body in writes:
+            write(body)
         self.lost_facts = self._lost_before + frame.lost_facts
 
-    def _deliver(self, emission: Emission) -> None:
+    def _deliver(self, emission: Emission) -> Mailbox | None:
         mailbox = self._mailboxes.get(emission.seq_id)
         if mailbox is None:
-            return
+            return None
         if emission.end is not None:
             del self._mailboxes[emission.seq_id]
         mailbox.put(emission)
+        return mailbox
 
     def _detach(self) -> None:
         """The engine is gone: say so to everybody who waits for it."""
@@ -143,3 +153,26 @@ class Bridge:
         orphans, self._mailboxes = self._mailboxes, {}
         for seq_id, mailbox in orphans.items():
             mailbox.put(Emission(seq_id, None, EndReason.ENGINE_DIED))
+        for mailbox in orphans.values():
+            mailbox.stop_flow()
+
+
+class _EngineLink(asyncio.Protocol):
+    """Frames are worked in as they are read: a stream's task would be one more turn."""
+
+    def __init__(
+        self, receive: Callable[[wire.ToGateway], None], gone: asyncio.Future[None]
+    ) -> None:
+        self._receive = receive
+        self._gone = gone
+        self._unframer = wire.Unframer()
+        self._decode = wire.to_gateway_decoder.decode
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._unframer.feed(data):
+            self._receive(self._decode(payload))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Whatever ended it, it is the same news."""
+        if not self._gone.done():
+            self._gone.set_result(None)

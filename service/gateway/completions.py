@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from service.engine.plan import Emission
 from service.gateway.choice import Choice
 from service.gateway.delivery import Delivery
 from service.gateway.errors import (
@@ -31,9 +32,9 @@ from service.gateway.http import read_body
 from service.gateway.mailbox import Interrupted, Mailbox
 from service.gateway.prompting import build_submits, encode_prompts
 from service.gateway.responses import (
+    ChunkWriter,
     Operation,
     ResponseHead,
-    delta_event,
     full_body,
     role_events,
     usage,
@@ -51,22 +52,6 @@ log = logging.getLogger("phasescope.gateway")
 _DEADLINE_SLACK_S = 10.0
 _STUCK_WRITE_S = 2.0
 _BODY_TIMEOUT_S = 60.0
-
-
-class GenerationEndpoint:
-    """ASGI app of one of the two generation routes."""
-
-    def __init__(self, state: GatewayState, operation: Operation) -> None:
-        self._state = state
-        self._operation = operation
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._state, self._operation, scope, receive, send)
-        self._state.exchanges[exchange.request_id] = exchange
-        try:
-            await exchange.run()
-        finally:
-            del self._state.exchanges[exchange.request_id]
 
 
 class Exchange:
@@ -90,6 +75,9 @@ class Exchange:
         self._delivery = Delivery(send, self._witness, self._write_waits)
         self._mailbox = Mailbox(state.config.stream_buffer_tokens, self._on_full)
         self._choices: list[Choice] = []
+        self._by_id: dict[int, Choice] = {}
+        self._failure: ApiError | None = None
+        self._writer: ChunkWriter
         self._prompt_tokens = 0
         self._choices_a_prompt = 1
         self._task: asyncio.Task[None] | None = None
@@ -215,6 +203,8 @@ class Exchange:
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
         )
+        self._by_id = {choice.seq_id: choice for choice in self._choices}
+        self._writer = ChunkWriter(head, self._state.tokenizer)
         await self._advance()
         if request.stream:
             await self._stream(head, request)
@@ -225,11 +215,15 @@ class Exchange:
 
     async def _advance(self) -> None:
         """Wait for news and work it in. Raises ApiError for an end that is an error."""
-        emissions = await self._mailbox.take()
+        self._accept(await self._mailbox.take())
+        if self._failure is not None:
+            raise self._failure
+
+    def _accept(self, emissions: list[Emission]) -> None:
+        """Tokens become text; `_failure` is set by an end that is an error."""
         begin_ns = self._state.clock.now_ns()
-        by_id = {choice.seq_id: choice for choice in self._choices}
         for emission in emissions:
-            choice = by_id[emission.seq_id]
+            choice = self._by_id[emission.seq_id]
             choice.accept(emission)
             if choice.stop_found and emission.end is None:
                 self._state.bridge.cancel(choice.seq_id, EndReason.STOP_STRING)
@@ -237,33 +231,62 @@ class Exchange:
         for emission in emissions:
             if emission.end is not None and emission.end is not EndReason.STOP_STRING:
                 error = error_of_end(emission.end, self._state.retry_after_s, emission.detail)
-                if error is not None:
-                    raise error
+                self._failure = self._failure or error
+
+    def _take_flow(self, emissions: list[Emission]) -> bool:
+        """Tokens of one step, while nobody has to wait for anything; whether that goes on.
+
+        It is written when all streams' tokens are text: a client process that the first write
+        wakes then finds the others there too.
+        """
+        self._accept(emissions)
+        if self._failure is not None:
+            return False
+        if self._delivery.streaming:
+            deltas = self._new_events()
+            if deltas:
+                self._state.bridge.after_frame(self._write_flow, self._delivery.framed(deltas))
+        return not all(choice.done for choice in self._choices)
+
+    def _write_flow(self, body: bytes) -> None:
+        try:
+            if not self._delivery.write(body):
+                self._mailbox.stop_flow()
+        except Exception as error:
+            self._mailbox.fail(error)
+
+    async def _until_done(self) -> None:
+        """Work everything in, and write it if this is a stream."""
+        while not all(choice.done for choice in self._choices):
+            await self._mailbox.flow(self._take_flow)
+            if self._failure is not None:
+                raise self._failure
+            await self._delivery.finish_write()
+            if not self._mailbox.is_empty:
+                await self._advance()
+                if self._delivery.streaming:
+                    await self._delivery.events(self._new_events())
 
     async def _stream(self, head: ResponseHead, request: GenerationRequest) -> None:
         await self._delivery.begin_stream(request.typed_events)
-        await self._delivery.events([*role_events(head, self._choices), *self._new_events(head)])
-        while not all(choice.done for choice in self._choices):
-            await self._advance()
-            await self._delivery.events(self._new_events(head))
+        await self._delivery.events([*role_events(head, self._choices), *self._new_events()])
+        await self._until_done()
         tail = usage_event(head, self._usage()) if head.include_usage else b""
         await self._delivery.end_stream(tail, [c.finish_reason for c in self._choices])
 
     async def _answer(self, head: ResponseHead) -> None:
-        while not all(choice.done for choice in self._choices):
-            await self._advance()
+        await self._until_done()
         deltas = [choice.take() for choice in self._choices]
-        tokenizer = self._state.tokenizer
-        body = full_body(head, self._choices, deltas, self._usage(), tokenizer)
-        await self._delivery.whole(body)
+        whole = full_body(head, self._choices, deltas, self._usage(), self._state.tokenizer)
+        await self._delivery.whole(whole)
 
-    def _new_events(self, head: ResponseHead) -> list[bytes]:
+    def _new_events(self) -> list[bytes]:
         """All choices' news of one step."""
         parts: list[bytes] = []
         for choice in self._choices:
             delta = choice.take()
             if not delta.is_empty:
-                parts.append(delta_event(head, choice, delta, self._state.tokenizer))
+                parts.append(self._writer.chunk(choice, delta))
         return parts
 
     def _judge(self, request: GenerationRequest) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from types import coroutine
+from typing import Any
 
 import msgspec
 from starlette.types import Send
@@ -36,6 +38,7 @@ class Delivery:
         self._typed = False
         self.streaming = False
         self._first_token_told = False
+        self._unfinished: tuple[Generator[Any, Any, None], Any, int] | None = None
 
     async def begin_stream(self, typed: bool) -> None:
         """Status and headers; from now on errors are events."""
@@ -50,16 +53,18 @@ class Delivery:
 
     async def events(self, deltas: list[bytes]) -> None:
         """Chunks of one step, in one write."""
-        if not deltas:
-            return
+        if deltas:
+            await self._body(self.framed(deltas))
+
+    def framed(self, deltas: list[bytes]) -> bytes:
+        """Chunks as they go over the wire."""
         if not self._typed:
-            await self._body(b"".join(deltas))
-            return
+            return deltas[0] if len(deltas) == 1 else b"".join(deltas)
         parts = [b"event: delta\n" + delta for delta in deltas]
         if not self._first_token_told:
             self._first_token_told = True
             parts.insert(0, named("first_token", b"{}"))
-        await self._body(b"".join(parts))
+        return b"".join(parts)
 
     async def end_stream(self, usage: bytes, finish_reasons: list[str]) -> None:
         """Usage if it was asked for, and the end."""
@@ -92,11 +97,55 @@ class Delivery:
         cancelled = error.reason.outcome is Outcome.CANCELLED
         return named("cancelled" if cancelled else "failed", error.body())
 
-    async def _body(self, body: bytes, last: bool = False) -> None:
+    def write(self, body: bytes, last: bool = False) -> bool:
+        """Write a part of the stream without waiting; whether that was possible.
+
+        The server waits only when the client has left too much unread. Then the write is not
+        finished, and `finish_write` is to be awaited before anything else is written.
+        """
+        assert self._unfinished is None, "two writes at once"
+        message = {"type": "http.response.body", "body": body, "more_body": not last}
+        steps = self._send(message).__await__()
+        try:
+            awaited = next(steps)
+        except StopIteration:
+            self._witness.sent(len(body))
+            return True
+        self._unfinished = (steps, awaited, len(body))
+        return False
+
+    async def finish_write(self) -> None:
+        """Wait for the write that could not be finished at once, if there is one."""
+        if self._unfinished is None:
+            return
+        (steps, awaited, count_bytes), self._unfinished = self._unfinished, None
         self._on_write(True)
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        await _go_on(steps, awaited)
         self._on_write(False)
-        self._witness.sent(len(body))
+        self._witness.sent(count_bytes)
+
+    async def _body(self, body: bytes, last: bool = False) -> None:
+        await self.finish_write()
+        if not self.write(body, last):
+            await self.finish_write()
+
+
+@coroutine
+def _go_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Await the rest of a coroutine whose first awaited object is known already."""
+    while True:
+        try:
+            answer = yield awaited
+        except BaseException as error:
+            try:
+                awaited = steps.throw(error)
+            except StopIteration:
+                return
+            continue
+        try:
+            awaited = steps.send(answer)
+        except StopIteration:
+            return
 
 
 def named(name: str, data: bytes) -> bytes:

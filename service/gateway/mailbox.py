@@ -1,4 +1,9 @@
-"""Where the emissions for one HTTP request arrive; all of its choices share it."""
+"""Where the emissions for one HTTP request arrive; all of its choices share it.
+
+A request that keeps up takes no turn of the event loop for its tokens: they are handed to
+it while the engine's frame is read (`flow`, `hand_over`). A task waits in `take` only for
+what such a request cannot have at once: its first token, a backlog, its end.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +41,61 @@ class Mailbox:
         self._emissions: list[Emission] = []
         self._interruption: EndReason | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._consume: Callable[[list[Emission]], bool] | None = None
 
     def put(self, emission: Emission) -> None:
         self._emissions.append(emission)
         if len(self._emissions) > self.limit and not self._full:
             self._full = True
             self._on_full(True)
+        if self._consume is None:
+            self._wake()
+
+    def hand_over(self) -> bool:
+        """Give what has arrived to whoever flows; whether anybody took it."""
+        if self._consume is None or not self._emissions:
+            return False
+        emissions, self._emissions = self._emissions, []
+        self._note_read()
+        try:
+            goes_on = self._consume(emissions)
+        except Exception as error:
+            self.fail(error)
+        else:
+            if not goes_on:
+                self.stop_flow()
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Make `flow` raise: what was to be done with the emissions went wrong."""
+        self._consume = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    async def flow(self, consume: Callable[[list[Emission]], bool]) -> None:
+        """Have each `hand_over` call `consume` until it returns false, `stop_flow` is called,
+        or the request is interrupted. Returns at once when there is a backlog. Raises what
+        `consume` raises, and Interrupted."""
+        if self._emissions and self._interruption is None:
+            return
+        if self._interruption is None:
+            self._consume = consume
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = self._consume = None
+        if self._interruption is not None:
+            raise Interrupted(self._interruption)
+
+    def stop_flow(self) -> None:
+        """From now on emissions wait for `take`."""
+        self._consume = None
         self._wake()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._emissions
 
     def admitted(self, fact: SequenceAdmitted) -> None:
         """Note how much of its prompt a sequence need not compute, at its first admission."""
@@ -52,7 +105,7 @@ class Mailbox:
         """Make `take` raise Interrupted, now and from now on."""
         if self._interruption is None:
             self._interruption = reason
-        self._wake()
+        self.stop_flow()
 
     @property
     def interruption(self) -> EndReason | None:
@@ -73,12 +126,15 @@ class Mailbox:
         if self._interruption is not None:
             raise Interrupted(self._interruption)
         taken, self._emissions = self._emissions[:_PART], self._emissions[_PART:]
-        if self._full and len(self._emissions) <= self.limit // 2:
-            self._full = False
-            self._on_full(False)
+        self._note_read()
         if self._emissions:
             await asyncio.sleep(0)
         return taken
+
+    def _note_read(self) -> None:
+        if self._full and len(self._emissions) <= self.limit // 2:
+            self._full = False
+            self._on_full(False)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -42,6 +42,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/v1/models", _models),
         ("/v1/models/{name:path}", _model),
         ("/metrics", _metrics),
+        ("/debug/startup", _startup),
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
         ("/debug/requests/{request_id}", _request),
@@ -109,6 +110,12 @@ async def _model(state: GatewayState, request: Request) -> Response:
 async def _metrics(state: GatewayState, request: Request) -> Response:
     content_type, body = await asyncio.to_thread(state.views.metrics)
     return Response(body, headers={"content-type": content_type})
+
+
+async def _startup(state: GatewayState, request: Request) -> Response:
+    """How long the start took, by stage."""
+    report = state.start_report()
+    return error_response(not_ready()) if report is None else json_response(report.as_json())
 
 
 async def _snapshot(state: GatewayState, request: Request) -> Response:

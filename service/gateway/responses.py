@@ -11,6 +11,8 @@ import msgspec
 from service.gateway.choice import Choice, Delta, chat_logprobs, text_logprobs
 from service.text.tokenizer import Tokenizer
 
+_MARK = "\0"  # nothing after the text can contain it
+_encode = msgspec.json.Encoder().encode
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
@@ -65,6 +67,34 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
         _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
         for c in choices
     ]
+
+
+class ChunkWriter:
+    """Writes the chunks of one response.
+
+    Most chunks carry a piece of text and nothing else. All bytes around that text are the
+    same from chunk to chunk, so they are made once for each choice.
+    """
+
+    def __init__(self, head: ResponseHead, tokenizer: Tokenizer) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """The same bytes as `delta_event`."""
+        if delta.scored or not delta.text or delta.finish_reason is not None:
+            return delta_event(self._head, choice, delta, self._tokenizer)
+        around = self._around.get(choice.index)
+        if around is None:
+            around = self._around[choice.index] = self._frame(choice)
+        return around[0] + _encode(delta.text) + around[1]
+
+    def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
+        whole = delta_event(self._head, choice, Delta(_MARK, [], None), self._tokenizer)
+        before, mark, after = whole.rpartition(_encode(_MARK))
+        assert mark, "a chunk without its text"
+        return before, after
 
 
 def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> bytes:

@@ -1,8 +1,5 @@
 """Runs the gateway's event loop: HTTP server and engine supervisor, until told to stop.
 
-The port is bound before anything slow happens, so that a port in use is an answer within
-a moment and not after a model was loaded.
-
 On SIGINT or SIGTERM the server drains: new work is refused with a typed error, what runs may
 finish within a grace time, what is left then is cancelled, and at last everything recorded is
 exported. A second signal ends the grace time.
@@ -20,38 +17,11 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.config import ConfigError
 from service.gateway.state import GatewayState
-from service.gateway.supervisor import Supervisor
 from telemetry.reasons import EndReason
 
 _LAST_REPLIES_S = 5
-_SEND_BUFFER_BYTES = 64 * 1024
 _POLL_S = 0.02
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening address, or ConfigError with the remedy."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror}") from error
-    listener = socket.socket(family, kind, proto)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # connections inherit it: what a slow reader leaves unread must not pile up in the kernel
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    try:
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port"
-        ) from error
-    listener.set_inheritable(False)
-    return listener
 
 
 class _Server(uvicorn.Server):
@@ -67,10 +37,10 @@ async def run_gateway(
     app: ASGIApp,
     state: GatewayState,
     listener: socket.socket,
-    supervisor: Supervisor,
+    engine: asyncio.Task[None],
     announce: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until a signal comes or the engine cannot be started (EngineStartFailed)."""
+    """Serve until a signal comes or `engine`, the supervisor, ends (EngineStartFailed)."""
     logging.getLogger("uvicorn.error").addFilter(_says_something)
     server = _Server(
         uvicorn.Config(
@@ -88,7 +58,6 @@ async def run_gateway(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
-    engine = asyncio.create_task(supervisor.run(), name="supervisor")
     greeting = asyncio.ensure_future(announce())
     http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     drain = asyncio.create_task(_drain(state, stop, hurry), name="drain")
@@ -99,8 +68,8 @@ async def run_gateway(
     finally:
         greeting.cancel()
         drain.cancel()
-        await supervisor.stop()
-    await engine
+    if engine.done():
+        await engine
 
 
 def _says_something(record: logging.LogRecord) -> bool:

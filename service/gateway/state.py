@@ -12,6 +12,7 @@ from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
+from telemetry.stages import StartReport
 
 
 class Views(Protocol):
@@ -65,6 +66,7 @@ class GatewayState:
     created_unix_s: int
     views: Views
     retry_after_s: Callable[[], int]
+    start_report: Callable[[], StartReport | None]
     live_request_ids: set[str]
     exchanges: dict[str, Live] = field(default_factory=dict)
     drain: Drain = field(default_factory=Drain)

@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import sys
 
 from service.config import EngineConfig
-from service.engine.vocabulary import Vocabulary
 from service.gateway.bridge import Bridge
+from service.gateway.engine_process import EngineProcess, start_engine
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
 from telemetry.records import EngineDied
@@ -40,16 +37,16 @@ class Supervisor:
         self,
         bridge: Bridge,
         config: EngineConfig,
-        vocabulary: Vocabulary,
         clock: Clock,
         lane: Lane,
+        first: EngineProcess | None = None,
     ) -> None:
+        """`first` is an engine that has been started already."""
         self._bridge = bridge
         self._config = config
-        self._vocabulary = vocabulary
         self._clock = clock
         self._lane = lane
-        self._process: asyncio.subprocess.Process | None = None
+        self._engine = first
         self._stopping = asyncio.Event()
         self.restarts = 0
 
@@ -75,48 +72,24 @@ class Supervisor:
     async def stop(self) -> None:
         """End the engine process: by word, and by signal if it does not listen."""
         self._stopping.set()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        self._bridge.request_shutdown()
-        try:
-            await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        engine = self._engine
+        if engine is not None and engine.process.returncode is None:
+            self._bridge.request_shutdown()
+            await engine.wait(_STOP_GRACE_S)
 
     async def _run_one(self) -> int:
-        ours, theirs = socket.socketpair()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "service.cli.main", "engine", "--fd", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # signals to our group are for us: we drain first
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+            engine = self._engine = self._engine or start_engine(self._clock)
         except OSError as error:
-            ours.close()
             raise EngineStartFailed(f"cannot start the engine process: {error}") from error
-        finally:
-            theirs.close()
         try:
-            await self._bridge.attach(ours, self._config, self._vocabulary)
+            await self._bridge.attach(engine.connection, self._config, engine.begun_ns)
         finally:
-            ours.close()
-            await self._reap()
-        code = self._process.returncode
-        assert code is not None
+            engine.connection.close()
+            # the socket is closed: a process that lingers is of no use to anybody
+            code = await engine.wait(_STOP_GRACE_S)
+            self._engine = None
         return code
-
-    async def _reap(self) -> None:
-        """The socket is closed; a process that lingers is of no use to anybody."""
-        assert self._process is not None
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_GRACE_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
 
     def _record_death(self, code: int) -> None:
         self._lane.append(

@@ -12,9 +12,11 @@ import torch
 from service.device.kv_cache import KvFormat
 from service.device.native.library import Library, NumberKind
 from service.device.spec import ModelSpec
+from service.device.zero_pages import zeros
 
 PAGE_TOKENS = 16
 _GROUP = 16
+_CPU = torch.device("cpu")
 _DTYPES = {
     NumberKind.FLOAT32: torch.float32,
     NumberKind.BFLOAT16: torch.bfloat16,
@@ -31,10 +33,10 @@ class NativeKvCache:
         self.pages = pages
         self.format = KvFormat.INT8 if kind is NumberKind.INT8 else KvFormat.PLAIN
         heads = (spec.layers, 2, pages, spec.kv_heads)
-        self._numbers = torch.zeros((*heads, _page_numbers(spec)), dtype=_DTYPES[kind])
+        self._numbers = zeros((*heads, _page_numbers(spec)), _DTYPES[kind], _CPU)
         self.storage: tuple[torch.Tensor, ...] = (self._numbers,)
         if kind is NumberKind.INT8:
-            self.storage += (torch.zeros((*heads, PAGE_TOKENS), dtype=torch.float32),)
+            self.storage += (zeros((*heads, PAGE_TOKENS), torch.float32, _CPU),)
 
     def attach(self, library: Library) -> None:
         """Tell the library where the pages are."""

@@ -2,14 +2,20 @@
 
 llama.cpp stores the query and key projections of `llama` models with the rotary pairs
 interleaved; they are put back into halves here, so that the decoder knows one layout.
+
+While the decoder fuses and converts one layer, a thread dequantises the next: never more
+than one, so that the price is a layer's memory.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from service.config import ConfigError
 from service.device.spec import ModelSpec, Rope, RopeScaling
@@ -39,19 +45,44 @@ class GgufWeights:
     def __init__(self, path: str) -> None:
         self._file = GgufFile(Path(path))
         self._spec = _read_spec(self._file)
+        self._reader = ThreadPoolExecutor(1, "phasescope-weights")
+        self._ahead: dict[str, Future[torch.Tensor]] = {}
+        self._layer = -1
 
     @property
     def spec(self) -> ModelSpec:
         return self._spec
 
     def tensor(self, name: str) -> torch.Tensor:
-        tensor = torch.from_numpy(self._file.load(gguf_name(name)).copy())
+        stored = gguf_name(name)
+        self._read_ahead(stored)
+        ready = self._ahead.pop(stored, None)
+        return self._load(stored) if ready is None else ready.result()
+
+    def _read_ahead(self, stored: str) -> None:
+        """At the first tensor of a layer, begin with the layer after it."""
+        layer = _layer_of(stored)
+        if layer is None or layer == self._layer:
+            return
+        self._layer = layer
+        for name in [n for n in self._ahead if _layer_of(n) != layer]:
+            self._ahead.pop(name).cancel()
+        for name in self._file.tensors:
+            if _layer_of(name) == layer + 1:
+                self._ahead[name] = self._reader.submit(self._load, name)
+
+    def _load(self, stored: str) -> torch.Tensor:
+        heads = self._interleaved_heads(stored)
+        order = None if heads is None else halves_order(self._file, stored, heads)
+        return torch.from_numpy(self._file.load(stored, order))
+
+    def _interleaved_heads(self, stored: str) -> int | None:
         if self._spec.family == "llama":
-            if ".q_proj." in name:
-                return _halves(tensor, self._spec.heads)
-            if ".k_proj." in name:
-                return _halves(tensor, self._spec.kv_heads)
-        return tensor
+            if ".attn_q." in stored:
+                return self._spec.heads
+            if ".attn_k." in stored:
+                return self._spec.kv_heads
+        return None
 
 
 def gguf_name(name: str) -> str:
@@ -66,11 +97,22 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
 
 
-def _halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo the interleaving of rotary pairs: rows (head, pair, 2) become (head, 2, pair)."""
-    rows = tensor.shape[0]
-    pairs = rows // heads // 2
-    return tensor.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(tensor.shape).contiguous()
+def _layer_of(stored: str) -> int | None:
+    parts = stored.split(".", 2)
+    return int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else None
+
+
+def halves_order(file: GgufFile, name: str, heads: int) -> NDArray[np.int64] | None:
+    """Which stored row comes where, to undo the interleaving of rotary pairs: rows
+    (head, pair, 2) become (head, 2, pair). Reordering rows before they are dequantised
+    moves a sixth of the bytes."""
+    info = file.tensors.get(name)
+    if info is None:
+        return None  # `load` says so
+    rows = info.shape[0]
+    if rows % (2 * heads):
+        return None  # the shape is wrong, and whoever checks it names it
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
 def _read_spec(file: GgufFile) -> ModelSpec:

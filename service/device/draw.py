@@ -1,0 +1,112 @@
+"""Draws tokens from filtered distributions, without sorting a vocabulary.
+
+The draw is the inverse of the cumulative distribution over the tokens that the filters
+left, in float64, likeliest first (equals in order of their ids) where there is a filter, and
+in order of ids where there is none. Only the start of that order is ever needed: a nucleus
+of 0.9 is nearly always among the likeliest few tokens, so those are picked out first, and
+more only when they do not suffice.
+
+Whatever is done for several rows at once is done row by row inside torch, so a draw does
+not depend on the batch it is part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from service.engine.plan import SamplingParams
+
+_FIRST_LOOK = 128
+_MORE = 8
+# the sum of a prefix and its running sum may differ in the last digits
+_MARGIN = 1e-9
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:
+    """The token at `chance` of the filtered distribution over logits [vocab]."""
+    return draw_rows(logits[None], (params,), (chance,))[0]
+
+
+def draw_rows(
+    logits: torch.Tensor, params: Sequence[SamplingParams], chances: Sequence[float]
+) -> list[int]:
+    """One token for each row of logits [rows, vocab]."""
+    heat = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
+    rows = torch.softmax(logits.double() / heat.to(logits.device), dim=-1)
+    look = min(_FIRST_LOOK, rows.shape[-1])
+    leading = rows.topk(look) if any(_is_nucleus(p) for p in params) else None
+    tokens: list[int] = []
+    for index, (one, chance) in enumerate(zip(params, chances, strict=True)):
+        first = None if leading is None else (leading.values[index], leading.indices[index])
+        tokens.append(_draw_one(rows[index], one, chance, first))
+    return tokens
+
+
+def _is_nucleus(params: SamplingParams) -> bool:
+    """Whether only the nucleus bounds how many tokens are looked at."""
+    return params.top_p < 1.0 and params.top_k == 0
+
+
+def _draw_one(
+    probabilities: torch.Tensor,
+    params: SamplingParams,
+    chance: float,
+    first: tuple[torch.Tensor, torch.Tensor] | None,
+) -> int:
+    if params.top_k:
+        kept, ids = probabilities.topk(min(params.top_k, len(probabilities)))
+    elif params.top_p < 1.0:
+        assert first is not None
+        kept, ids = _nucleus_and_more(probabilities, params, first)
+    elif params.min_p > 0.0:
+        ids = (probabilities >= params.min_p * probabilities.max()).nonzero().squeeze(1)
+        kept = probabilities[ids]
+    else:
+        return _at(probabilities, chance)
+    kept, ids = _in_order(kept, ids)
+    if params.min_p > 0.0:
+        kept = kept[kept >= params.min_p * kept[0]]
+    if params.top_p < 1.0:
+        if params.top_k or params.min_p > 0.0:
+            kept = kept / kept.sum()
+        before = kept.cumsum(dim=-1) - kept
+        kept = kept[before < params.top_p]
+    return int(ids[_at(kept, chance)])
+
+
+def _nucleus_and_more(
+    probabilities: torch.Tensor, params: SamplingParams, first: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens, so many that the nucleus is among them, and with it all equals
+    of its last token. With min_p, so many that the rest is below it."""
+    values, ids = first
+    vocab = len(probabilities)
+    while len(values) < vocab and not _suffices(values, params):
+        values, ids = probabilities.topk(min(_MORE * len(values), vocab))
+    return values, ids
+
+
+def _suffices(values: torch.Tensor, params: SamplingParams) -> bool:
+    last = float(values[-1])
+    if params.min_p > 0.0:  # what it leaves out counts in what the nucleus is a share of
+        return last < params.min_p * float(values[0])
+    without_last = float(values[values > last].sum())
+    return without_last >= params.top_p + _MARGIN
+
+
+def _in_order(
+    values: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Likeliest first, equals in order of their ids."""
+    ids, places = ids.sort()
+    values, order = values[places].sort(descending=True, stable=True)
+    return values, ids[order]
+
+
+def _at(probabilities: torch.Tensor, chance: float) -> int:
+    """Index at which the cumulative distribution passes `chance` of its total."""
+    cumulative = probabilities.cumsum(dim=-1)
+    index = int(torch.searchsorted(cumulative, chance * cumulative[-1], right=True))
+    return min(index, len(probabilities) - 1)

@@ -1,0 +1,43 @@
+"""The first half second of `phasescope serve`: what must come before everything else.
+
+The port is bound, the engine's process started, and only then are the gateway's libraries
+imported: the engine imports torch meanwhile, on the other core. So this module imports next
+to nothing itself.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from service.config import ConfigError, ServeConfig
+from service.gateway.engine_process import start_engine
+from service.gateway.listener import bind
+from telemetry.clock import MonotonicClock, process_start_ns
+from telemetry.reasons import StartStage
+from telemetry.stages import Stages
+
+if TYPE_CHECKING:
+    from service.wiring import Say
+
+
+def run_service(config: ServeConfig, say: Say) -> int:
+    """Serve until a signal; returns the exit code. Raises ConfigError."""
+    gc.disable()  # until the service is ready: nothing that imports create is garbage
+    clock = MonotonicClock()
+    stages = Stages(clock, process_start_ns())
+    listener = bind(config.gateway.host, config.gateway.port)
+    try:
+        engine = start_engine(clock)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot start the engine process: {error}") from error
+    stages.end(StartStage.LAUNCH, engine.begun_ns)
+    try:
+        from service.wiring import serve
+
+        stages.end(StartStage.GATEWAY_IMPORTS)
+        return serve(config, listener, engine, stages, say)
+    finally:
+        engine.abandon()
+        listener.close()
