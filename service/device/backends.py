@@ -6,7 +6,7 @@ A back end is known before weights are read: how large its pages are decides how
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,14 +65,19 @@ def choose_backend(
     if device.type != "cpu":
         raise ConfigError(f"--executor {wanted} computes on a CPU; use --device cpu")
     if wanted != "auto":
-        return _NAMED[wanted](config, source, max_tokens, progress)
+        try:
+            return _NAMED[wanted](config, source, max_tokens, progress)
+        except NoNativeLibrary as error:
+            raise ConfigError(f"--executor native: {error}; or use --executor auto") from error
     bf16_products = config.dtype == "bfloat16" and cpu_multiplies_bf16()
     faults: list[str] = []
     for name in ("openvino", "native") if bf16_products else ("native", "openvino"):
         try:
-            return _NAMED[name](config, source, max_tokens, progress)
-        except ConfigError as error:
-            faults.append(str(error))
+            found = _NAMED[name](config, source, max_tokens, progress)
+        except (NoNativeLibrary, ConfigError) as error:
+            faults.append(f"not {name}: {error}")
+        else:
+            return replace(found, name=" ".join([found.name, *(f"({f})" for f in faults)]))
     return torch_backend(config, source, max_tokens, device, progress, note="; ".join(faults))
 
 
@@ -116,14 +121,14 @@ def torch_backend(
 def native_backend(
     config: EngineConfig, source: WeightSource, max_tokens: int, progress: Progress
 ) -> Backend:
-    """The C++ decoder: weights and cache as stored, float32 in between. Raises ConfigError."""
-    try:
-        library_path(progress)
-    except NoNativeLibrary as error:
-        raise ConfigError(f"--executor native: {error}; or use --executor auto") from error
+    """The C++ decoder: weights and cache as stored, float32 in between.
+
+    Raises NoNativeLibrary.
+    """
+    library_path(progress)
     fault = native_spec_fault(source.spec)
     if fault is not None:
-        raise ConfigError(f"--executor native: {fault}; use --executor auto")
+        raise NoNativeLibrary(fault)
     spec = source.spec
     plain = NumberKind.BFLOAT16 if config.dtype == "bfloat16" else NumberKind.FLOAT32
     weights = NumberKind.INT8 if config.weights_format == "int8" else plain
