@@ -167,6 +167,22 @@ def test_a_step_that_samples_nothing_gives_no_logits(exact: NativeDecoder) -> No
     assert logits.shape == (0, 512)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("token_ids", 512), ("token_ids", -1), ("positions", 1024), ("cells", 32), ("sampled", 20)],
+)
+def test_a_batch_that_points_outside_is_an_error_and_not_a_crash(
+    exact: NativeDecoder, field: str, value: int
+) -> None:
+    step = batch([(0, 20)], [[0, 1]], seed=1)
+    getattr(step, field)[3] = value
+    cache = NativeKvCache(exact.spec, 2, NumberKind.FLOAT32)
+    with pytest.raises(IndexError, match="out of bounds"):
+        exact.forward(step, cache)
+    with pytest.raises(IndexError, match="out of bounds"):
+        exact.forward(batch([(0, 20)], [[0, 2]], seed=1), cache)
+
+
 @pytest.mark.parametrize("kind", NumberKind)
 def test_page_bytes_are_the_bytes_of_the_storage(kind: NumberKind) -> None:
     spec = DUMMY_SHAPES["tiny"]

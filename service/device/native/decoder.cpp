@@ -138,7 +138,33 @@ void Decoder::plan_attention(const Batch& batch) {
   }
 }
 
+// A wrong place would be a crash or another sequence's numbers; it is a few compares a token.
+void Decoder::check(const Batch& batch) const {
+  auto require = [](bool holds, const char* what) {
+    if (!holds) throw std::out_of_range(what);
+  };
+  const int64_t positions = int64_t(cos_.size()) / (config_.head_dim / 2);
+  const int64_t cells = int64_t(batch.cache_pages) * kPage;
+  for (int t = 0; t < batch.tokens; t++) {
+    require(batch.token_ids[t] >= 0 && batch.token_ids[t] < config_.vocab, "a token id");
+    require(batch.positions[t] >= 0 && batch.positions[t] < positions, "a position");
+    require(batch.cells[t] >= 0 && batch.cells[t] < cells, "a cache cell");
+  }
+  for (int i = 0; i < batch.samples; i++)
+    require(batch.sampled[i] >= 0 && batch.sampled[i] < batch.tokens, "a sampled row");
+  for (int s = 0; s < batch.spans; s++) {
+    const Span& span = batch.span[s];
+    require(span.begin >= 0 && span.begin + span.query_tokens <= batch.tokens, "a span");
+    const int pages = (span.context_tokens + span.query_tokens + kPage - 1) / kPage;
+    for (int i = 0; i < pages; i++) {
+      const int64_t page = batch.pages[span.first_page + i];
+      require(page >= 0 && page < batch.cache_pages, "a cache page");
+    }
+  }
+}
+
 void Decoder::forward(const Batch& batch) {
+  check(batch);
   plan_attention(batch);
   reserve(batch);
   pool_.run([&](int thread) { step(batch, thread); });

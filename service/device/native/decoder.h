@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "attention.h"
 
@@ -25,7 +26,7 @@ struct Span {
 };
 
 struct Batch {
-  int32_t tokens, spans, samples, reserved;
+  int32_t tokens, spans, samples, cache_pages;
   const int64_t* token_ids;   // [tokens]
   const int64_t* positions;   // [tokens]
   const int64_t* cells;       // [tokens]: page * 16 + place
@@ -62,6 +63,8 @@ class Decoder {
   void set_norm(int layer, Norm which, const float* weight);
   void set_rope(const float* cos, const float* sin, int positions);
   void set_cache(int layer, const LayerCache& cache) { layers_[layer].cache = cache; }
+
+  // Throws std::out_of_range when the batch points outside the model or the cache.
   void forward(const Batch& batch);
 
  private:
@@ -74,6 +77,7 @@ class Decoder {
     int row, head, first, count;
   };
 
+  void check(const Batch& batch) const;
   void plan_attention(const Batch& batch);
   void reserve(const Batch& batch);
   void step(const Batch& batch, int thread);

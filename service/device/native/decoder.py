@@ -81,6 +81,7 @@ class NativeDecoder:
             tokens=len(inputs.token_ids),
             spans=len(spans) // 4,
             samples=len(inputs.sampled),
+            cache_pages=cache.pages,
             token_ids=inputs.token_ids.data_ptr(),
             positions=inputs.positions.data_ptr(),
             cells=inputs.cells.data_ptr(),

@@ -4,7 +4,7 @@
 
 namespace {
 
-enum Code { kDone = 0, kNoMemory = 1, kFailed = 2 };
+enum Code { kDone = 0, kNoMemory = 1, kFailed = 2, kOutside = 3 };
 
 template <class Body>
 int guarded(Body&& body) {
@@ -13,6 +13,8 @@ int guarded(Body&& body) {
     return kDone;
   } catch (const std::bad_alloc&) {
     return kNoMemory;
+  } catch (const std::out_of_range&) {
+    return kOutside;
   } catch (...) {
     return kFailed;
   }

@@ -55,7 +55,7 @@ class BatchStruct(ctypes.Structure):
     """One step; pointers stay valid while the call runs."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("tokens", "spans", "samples", "reserved")),
+        *((name, c_int32) for name in ("tokens", "spans", "samples", "cache_pages")),
         *((name, c_void_p) for name in ("token_ids", "positions", "cells", "sampled")),
         *((name, c_void_p) for name in ("span", "pages", "logits")),
     ]
@@ -69,7 +69,7 @@ _SIGNATURES = {
     "ps_set_cache": [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     "ps_forward": [c_void_p, POINTER(BatchStruct)],
 }
-_NO_MEMORY = 1
+_NO_MEMORY, _OUTSIDE = 1, 3
 
 
 class Library:
@@ -121,7 +121,7 @@ class Library:
         _check(code, "cache")
 
     def forward(self, batch: BatchStruct) -> None:
-        """Compute one step. Raises MemoryError or RuntimeError."""
+        """Compute one step. Raises MemoryError, IndexError or RuntimeError."""
         _check(self._library.ps_forward(self._handle, ctypes.byref(batch)), "forward")
 
 
@@ -139,5 +139,7 @@ def _floats(tensor: torch.Tensor) -> int:
 def _check(code: int, what: str) -> None:
     if code == _NO_MEMORY:
         raise MemoryError(f"native decoder, {what}: out of memory")
+    if code == _OUTSIDE:
+        raise IndexError(f"native decoder, {what}: a place of the batch is out of bounds")
     if code != 0:
         raise RuntimeError(f"native decoder, {what}: failed")
