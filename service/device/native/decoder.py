@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -62,7 +62,7 @@ class NativeDecoder:
         )
         self.library = load_library(config, progress)
         self._attached: NativeKvCache | None = None
-        _Loader(source, self.library, rounding).load(max_tokens, self.threads, progress)
+        _Loader(source, self.library, rounding).load(max_tokens, progress)
 
     def forward(self, inputs: StepInputs, cache: NativeKvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
@@ -95,58 +95,69 @@ class NativeDecoder:
 
 
 class _Loader:
-    """Reads, checks, rounds and hands over; layers side by side, since packing is plain work."""
+    """Reads, checks, rounds and hands over. Packing goes on beside the reading of what follows."""
 
     def __init__(self, source: WeightSource, library: Library, rounding: torch.dtype) -> None:
         self._source = source
         self._spec = source.spec
         self._library = library
         self._rounding = rounding
+        self._packer = ThreadPoolExecutor(1, "phasescope-pack")
+        self._packed: list[Future[None]] = []
 
-    def load(self, max_tokens: int, threads: int, progress: Callable[[str], None]) -> None:
-        spec, library = self._spec, self._library
-        embedding = self._get("model.embed_tokens.weight", spec.vocab, spec.hidden)
-        with ThreadPoolExecutor(threads) as pool:
-            whole = [pool.submit(library.set_matrix, _MODEL, MatrixName.EMBEDDING, embedding)]
+    def load(self, max_tokens: int, progress: Callable[[str], None]) -> None:
+        spec = self._spec
+        with self._packer:
+            self._matrix(_MODEL, MatrixName.EMBEDDING, "model.embed_tokens", spec.vocab)
             for index in range(spec.layers):
                 if index % max(1, spec.layers // 4) == 0:
                     progress(f"loading weights, layer {index} of {spec.layers}")
-                whole.append(pool.submit(self._layer, index))
+                self._layer(index)
             if not spec.tied_embeddings:
-                head = self._get("lm_head.weight", spec.vocab, spec.hidden)
-                whole.append(pool.submit(library.set_matrix, _MODEL, MatrixName.HEAD, head))
-            for one in whole:
-                one.result()
-        library.set_norm(_MODEL, NormName.FINAL, self._get("model.norm.weight", spec.hidden))
+                self._matrix(_MODEL, MatrixName.HEAD, "lm_head", spec.vocab)
+        for packed in self._packed:
+            packed.result()
+        self._norm(_MODEL, NormName.FINAL, "model.norm", spec.hidden)
         rope = RopeTable(spec, max_tokens, torch.float32, torch.device("cpu"))
         cos, sin = rope.at(torch.arange(max_tokens))
-        library.set_rope(cos.squeeze(1), sin.squeeze(1))
+        self._library.set_rope(cos.squeeze(1), sin.squeeze(1))
 
     def _layer(self, index: int) -> None:
-        spec, library = self._spec, self._library
+        spec = self._spec
         prefix = f"model.layers.{index}"
-
-        def get(part: str, *shape: int) -> torch.Tensor:
-            return self._get(f"{prefix}.{part}", *shape)
-
-        projections = (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
-        qkv = torch.cat([get(f"self_attn.{p}_proj.weight", n, spec.hidden) for p, n in projections])
+        projections = [
+            (f"{prefix}.self_attn.{p}_proj", size)
+            for p, size in (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
+        ]
+        qkv = torch.cat([self._get(f"{n}.weight", size, spec.hidden) for n, size in projections])
         bias = None
         if spec.qkv_bias:
-            bias = torch.cat([get(f"self_attn.{p}_proj.bias", n) for p, n in projections])
-        library.set_matrix(index, MatrixName.QKV, qkv, bias)
-        for name, part, shape in (
-            (MatrixName.OUT, "self_attn.o_proj", (spec.hidden, spec.q_size)),
-            (MatrixName.GATE, "mlp.gate_proj", (spec.ffn, spec.hidden)),
-            (MatrixName.UP, "mlp.up_proj", (spec.ffn, spec.hidden)),
-            (MatrixName.DOWN, "mlp.down_proj", (spec.hidden, spec.ffn)),
-        ):
-            library.set_matrix(index, name, get(f"{part}.weight", *shape))
-        library.set_norm(index, NormName.INPUT, get("input_layernorm.weight", spec.hidden))
-        library.set_norm(index, NormName.FFN, get("post_attention_layernorm.weight", spec.hidden))
+            bias = torch.cat([self._get(f"{name}.bias", size) for name, size in projections])
+        self._pack(index, MatrixName.QKV, qkv, bias)
+        self._matrix(index, MatrixName.OUT, f"{prefix}.self_attn.o_proj", spec.hidden, spec.q_size)
+        self._matrix(index, MatrixName.GATE, f"{prefix}.mlp.gate_proj", spec.ffn)
+        self._matrix(index, MatrixName.UP, f"{prefix}.mlp.up_proj", spec.ffn)
+        self._matrix(index, MatrixName.DOWN, f"{prefix}.mlp.down_proj", spec.hidden, spec.ffn)
+        self._norm(index, NormName.INPUT, f"{prefix}.input_layernorm", spec.hidden)
+        self._norm(index, NormName.FFN, f"{prefix}.post_attention_layernorm", spec.hidden)
         if spec.qk_norm:
-            library.set_norm(index, NormName.QUERY, get("self_attn.q_norm.weight", spec.head_dim))
-            library.set_norm(index, NormName.KEY, get("self_attn.k_norm.weight", spec.head_dim))
+            self._norm(index, NormName.QUERY, f"{prefix}.self_attn.q_norm", spec.head_dim)
+            self._norm(index, NormName.KEY, f"{prefix}.self_attn.k_norm", spec.head_dim)
+
+    def _matrix(
+        self, layer: int, name: MatrixName, stem: str, outputs: int, inputs: int | None = None
+    ) -> None:
+        weight = self._get(f"{stem}.weight", outputs, inputs or self._spec.hidden)
+        self._pack(layer, name, weight, None)
+
+    def _pack(
+        self, layer: int, name: MatrixName, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        packed = self._packer.submit(self._library.set_matrix, layer, name, weight, bias)
+        self._packed.append(packed)
+
+    def _norm(self, layer: int, name: NormName, stem: str, size: int) -> None:
+        self._library.set_norm(layer, name, self._get(f"{stem}.weight", size))
 
     def _get(self, name: str, *shape: int) -> torch.Tensor:
         tensor = checked(self._source.tensor(name), name, shape)
