@@ -11,6 +11,7 @@ run that was cut.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -58,6 +59,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     args = arguments().parse_args()
+    signal.signal(signal.SIGTERM, _interrupted)  # servers are ended on the way out
     try:
         return _compare(args)
     except PeerError as error:
@@ -65,6 +67,10 @@ def main() -> int:
     except KeyboardInterrupt:
         say("stopped; the same command goes on from here")
         return 130
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -88,6 +88,9 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while any(_lives(pid) for pid in tree) and time.monotonic() < deadline_s:
+            time.sleep(0.02)  # the next servers need their memory
         self._process = None
 
     def tree(self) -> list[int]:
@@ -142,6 +145,15 @@ class Server:
     def said_model(self) -> str:
         found = httpx.get(f"{self.url}/v1/models", timeout=30).json()
         return str(found["data"][0]["id"])
+
+
+def _lives(pid: int) -> bool:
+    """Whether the process is there and not merely waiting to be reaped by its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 class Fleet:

@@ -124,12 +124,25 @@ def properties_of(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def precisions(args: argparse.Namespace) -> dict[str, str]:
+    """What is computed with: as told, else as the export says, else the plugin's default."""
+    core, told = ov.Core(), properties_of(args)
+    model = core.read_model(str(Path(args.model) / "openvino_model.xml"))
+    found: dict[str, str] = {}
+    for name in ("KV_CACHE_PRECISION", "INFERENCE_PRECISION_HINT"):
+        exported = ["runtime_options", name]
+        said = model.get_rt_info(exported).value if model.has_rt_info(exported) else None
+        found[name.lower()] = str(told.get(name) or said or core.get_property("CPU", name))
+    return found
+
+
 class App:
     """ASGI: /v1/completions streamed or whole, /v1/models, /health."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: Engine, args: argparse.Namespace) -> None:
         self._engine = engine
-        self._tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_file(str(Path(args.model) / "tokenizer.json"))
+        self._about = {"id": "model", **precisions(args)}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -139,7 +152,7 @@ class App:
             case "GET", "/health":
                 await answer(send, 200, {"status": "ok"})
             case "GET", "/v1/models":
-                await answer(send, 200, {"object": "list", "data": [{"id": "model"}]})
+                await answer(send, 200, {"object": "list", "data": [self._about]})
             case "POST", "/v1/completions":
                 await self._complete(receive, send)
             case _:
@@ -225,7 +238,7 @@ def main() -> None:
     parser.add_argument("--precision", help="INFERENCE_PRECISION_HINT, as in bf16 or f32")
     parser.add_argument("--kv-precision", help="KV_CACHE_PRECISION, as in bf16, f32 or u8")
     args = parser.parse_args()
-    app = App(Engine(args), args.model)
+    app = App(Engine(args), args)
     uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning", access_log=False)
 
 

@@ -125,7 +125,8 @@ def _openvino(setup: Setup, weights: str, group: Group) -> Recipe:
 
     compute = "bf16" if setup.bf16 else "f32"
     stored = "float16" if weights == "fp16" else "int8 (asymmetric, one scale an output)"
-    precision = f"weights {stored}, compute {compute}, KV at the plugin's default"
+    cache = "float16, as exported" if weights == "fp16" else "uint8, the plugin's default"
+    precision = f"weights {stored}, compute {compute}, KV {cache}"
     name = "openvino" if weights == "fp16" else "openvino-int8"
     return Recipe(name, group, 256, precision, model / "openvino_model.bin", start)
 

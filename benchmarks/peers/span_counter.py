@@ -67,7 +67,7 @@ class SpanReceiver:
         trace: TracebackType | None,
     ) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
     def counts(self) -> dict[str, int]:
         assert self._process.stdin is not None

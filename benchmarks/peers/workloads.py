@@ -28,17 +28,27 @@ _STEADY, _INJECTED = "steady", "injected"
 
 @dataclass(frozen=True)
 class Load:
-    """One workload. Seconds are of the measured window; a first wave is not counted."""
+    """One workload; a first wave is not counted. The window lasts `seconds`, or `requests` long.
+
+    One client has no tail, so its window may end with a reply; many clients are cut at a moment,
+    or the last of them would be measured at a lower concurrency.
+    """
 
     name: str
     seconds: float
     classes: tuple[ClassSpec, ...]
+    requests: int | None = None
     warmup_requests: int = 0
     warmup_s: float = 0.0
 
 
 def loads(scale: float, mix_interval_s: float) -> dict[str, Load]:
     """All of them, windows stretched by `scale`."""
+
+    def single(name: str, requests: float, seconds: float, lengths: Fixed) -> Load:
+        one = ClassSpec(name=name, lengths=lengths, arrivals=Users(1))
+        count = max(1, round(requests * scale))
+        return Load(name, seconds * scale, (one,), requests=count, warmup_requests=1)
 
     def closed(name: str, users: int, seconds: float, lengths: Fixed) -> Load:
         one = ClassSpec(name=name, lengths=lengths, arrivals=Users(users))
@@ -47,10 +57,10 @@ def loads(scale: float, mix_interval_s: float) -> dict[str, Load]:
     steady = ClassSpec(name=_STEADY, lengths=Fixed(SHORT, 200), arrivals=Users(6))
     injected = ClassSpec(name=_INJECTED, lengths=Fixed(LONG, 8), arrivals=Interval(mix_interval_s))
     all_loads = (
-        closed("c1", 1, 12, Fixed(SHORT, 128)),
+        single("c1", 3, 12, Fixed(SHORT, 128)),
         closed("c8", 8, 18, Fixed(SHORT, 128)),
         closed("c16", 16, 24, Fixed(SHORT, 128)),
-        closed("pf", 1, 12, Fixed(LONG, 8)),
+        single("pf", 5, 12, Fixed(LONG, 8)),
         Load("mix", 24 * scale, (steady, injected), warmup_s=2 * mix_interval_s),
     )
     return {load.name: load for load in all_loads}
@@ -73,10 +83,11 @@ def measure(
         tokenizer=str(layout.hf),
         corpus=str(layout.corpus),
         extra_body=start.extra_body,
-        duration_s=load.seconds,
+        duration_s=None if load.requests else load.seconds,
+        requests=load.requests,
         warmup_requests=load.warmup_requests,
         warmup_s=load.warmup_s,
-        drain_s=max(30.0, load.seconds),
+        drain_s=max(60.0, 2 * load.seconds),
         salt=salt,
     )
     told_s = 0.0
