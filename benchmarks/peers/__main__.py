@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers.comparison import Comparison, Plan
-from benchmarks.peers.layout import HERE, PeerError, default_root, fail, say
+from benchmarks.peers.layout import HERE, REPOSITORY, PeerError, default_root, fail, say
 from benchmarks.peers.machine import about
 from benchmarks.peers.recipes import OURS, Group, recipes, setup_of
 from benchmarks.peers.span_counter import SpanReceiver
@@ -95,7 +95,14 @@ def _compare(args: argparse.Namespace) -> int:
         settings = {key: getattr(args, key) for key in _SETTINGS}
         if args.fresh:
             args.out.unlink(missing_ok=True)
-        store = Store(args.out, settings, {"machine": about()})
+        places = {
+            str(setup.layout.root): "$ROOT",
+            str(REPOSITORY): "$REPOSITORY",
+            sys.executable: "python",
+            sys.prefix: "$ENVIRONMENT",
+            str(Path.home()): "~",
+        }
+        store = Store(args.out, settings, {"machine": about()}, places)
         Comparison(plan, setup, store, receiver).run(present)
     page = render(store.data)
     args.out.with_suffix(".md").write_text(page)

@@ -202,18 +202,12 @@ def summary(cell: dict[str, Any]) -> str:
 def facts_of(server: Server, layout: Layout) -> dict[str, Any]:
     """Written beside the figures, so that they can be repeated."""
     start = server.start
-    command = shlex.join(start.command)
-    for place, name in ((layout.root, "$ROOT"), (REPOSITORY, "$REPOSITORY")):
-        command = command.replace(str(place), name)
-    environment = {
-        key: value.replace(str(layout.root), "$ROOT") for key, value in start.environment.items()
-    }
     return {
         "version": version_of(server, layout),
         "precision": server.recipe.precision,
         "budget_tokens": server.budget or server.recipe.default_budget,
-        "command": command.replace(str(server.port), "PORT"),
-        "environment": environment,
+        "command": shlex.join(start.command).replace(str(server.port), "PORT"),
+        "environment": start.environment,
         "extra_body": start.extra_body,
         "resident_mib": server.resident_mib(),
     }

@@ -91,6 +91,7 @@ def _vllm(setup: Setup) -> Recipe:
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{setup.threads - 1}",
+        "VLLM_CACHE_ROOT": str(layout.root / "vllm-cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
@@ -178,7 +179,7 @@ def _phasescope(setup: Setup, name: str, group: Group, more: tuple[str, ...]) ->
             command += ["--max-batched-tokens", str(budget)]
         return Start(command, ready="/ready")
 
-    precision = "as the server says (column server); tracing exported"
+    precision = "as the server itself says, beside its version; every trace exported"
     return Recipe(name, group, 512, precision, REPOSITORY / "service", start)
 
 

@@ -17,11 +17,17 @@ SCHEMA_VERSION = 1
 
 
 class Store:
-    """Cells by group, load, repetition and server."""
+    """Cells by group, load, repetition and server; `places` are folders and their stand-ins."""
 
-    def __init__(self, path: Path, settings: dict[str, Any], about: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        about: dict[str, Any],
+        places: dict[str, str] | None = None,
+    ) -> None:
         """Raises PeerError when the file holds a run with other settings."""
-        self._path = path
+        self._path, self._places = path, places or {}
         self.data: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "settings": settings,
@@ -50,7 +56,8 @@ class Store:
         self.data["cells"] = [cell for cell in self.data["cells"] if cell not in dropped]
 
     def add_cell(self, **cell: Any) -> None:
-        self.data["cells"].append({**cell, "at": time.strftime("%Y-%m-%d %H:%M:%S")})
+        cell["at"] = time.strftime("%Y-%m-%d %H:%M:%S")
+        self.data["cells"].append(self._anywhere(cell))
         self.save()
 
     def add_calibration(self, group: str, repetition: int, moment: str, found: Any) -> None:
@@ -59,11 +66,11 @@ class Store:
         self.save()
 
     def add_server(self, label: str, facts: dict[str, Any]) -> None:
-        self.data["servers"][label] = facts
+        self.data["servers"][label] = self._anywhere(facts)
         self.save()
 
     def add_failure(self, label: str, why: str) -> None:
-        self.data["failed"][label] = why
+        self.data["failed"][label] = self._anywhere(why)
         self.save()
 
     def save(self) -> None:
@@ -72,6 +79,13 @@ class Store:
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(self.data, indent=1) + "\n")
         partial.replace(self._path)
+
+    def _anywhere(self, value: Any) -> Any:
+        """The same without this machine's folders, since the file is published."""
+        text = json.dumps(value)
+        for place, name in self._places.items():
+            text = text.replace(place, name)
+        return json.loads(text)
 
     def _round(self, group: str, load: str, repetition: int) -> list[dict[str, Any]]:
         key = (group, load, repetition)
