@@ -1,0 +1,102 @@
+"""An OTLP receiver in a process of its own that counts spans and keeps none.
+
+Started by the comparison, so that phasescope is measured with its tracing on and really
+exported. Prints its port; then each line on standard input is answered by the counts so far.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from benchmarks.peers.layout import HOST, REPOSITORY, PeerError
+
+
+class Counter(trace_service_pb2_grpc.TraceServiceServicer):
+    """The gRPC service; `traces` counts root spans."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spans = self._roots = self._exports = 0
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        spans = [
+            span
+            for group in request.resource_spans
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
+        roots = sum(1 for span in spans if not span.parent_span_id)
+        with self._lock:
+            self._spans += len(spans)
+            self._roots += roots
+            self._exports += 1
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return {"spans": self._spans, "traces": self._roots, "exports": self._exports}
+
+
+class SpanReceiver:
+    """`with SpanReceiver() as receiver: receiver.endpoint`, `receiver.counts()`."""
+
+    def __enter__(self) -> SpanReceiver:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.peers.span_counter"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.endpoint = f"http://{HOST}:{self._line()['port']}"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def counts(self) -> dict[str, int]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> dict[str, int]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError("the span receiver ended; start the comparison again")
+        found: dict[str, int] = json.loads(line)
+        return found
+
+
+def main() -> None:
+    counter = Counter()
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        counter, server
+    )
+    port = server.add_insecure_port(f"{HOST}:0")
+    server.start()
+    print(json.dumps({"port": port}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(counter.counts()), flush=True)
+    server.stop(0)
+
+
+if __name__ == "__main__":
+    main()
