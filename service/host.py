@@ -258,6 +258,7 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
         return compilers[0]
 
     loaded = load_executor(config, clock, progress, make_compiler, stages.end)
+    loaded.own_process()
     limits = _limits(config, loaded)
     scheduler = Scheduler(limits)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=config.pipeline_depth)

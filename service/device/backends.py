@@ -45,6 +45,7 @@ class Backend:
     block_bytes: int
     load: Callable[[], StepDecoder[Any]]
     make_pages: Callable[[int], Pages]
+    computes_in_torch: bool = False
 
 
 def choose_backend(
@@ -115,6 +116,7 @@ def torch_backend(
         make_pages=lambda blocks: make_cache(
             kv_format, spec, blocks, TORCH_BLOCK_TOKENS, dtype, device
         ),
+        computes_in_torch=True,
     )
 
 

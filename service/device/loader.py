@@ -30,6 +30,12 @@ class LoadedEngine:
     max_model_tokens: int
     backend: Backend
 
+    def own_process(self) -> None:
+        """For a process that does nothing else: threads of torch that only sample would spin
+        for a while after each product, on the very cores that the decoder's threads need."""
+        if not self.backend.computes_in_torch:
+            torch.set_num_threads(1)
+
 
 def load_executor(
     config: EngineConfig,

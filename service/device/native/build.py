@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent
 _SOURCES = ("decoder.cpp", "library.cpp")
 _COMPILERS = ("g++", "clang++")
 _FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno",
+    "-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-fPIC", "-shared", "-pthread",
 )  # fmt: skip
 _TIMEOUT_S = 300

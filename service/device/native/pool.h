@@ -1,9 +1,10 @@
 // Threads that run one function together, with barriers inside it.
 //
 // Between the phases of a step threads spin for some microseconds, since the next phase comes
-// sooner than a sleeping thread would wake; between steps they sleep. Work inside a phase is
-// taken in small pieces from a shared counter: a thread that the system puts aside, because the
-// gateway wants the core, then delays one piece and not half of the phase.
+// sooner than a sleeping thread would wake; after that, and between steps, they sleep. Sleeping
+// matters where the gateway wants a core too: the system then moves the thread that it had put
+// aside to the core that fell idle, which it does not do while we spin there. Work inside a phase
+// is taken in small pieces from a shared counter, so that a thread put aside delays one piece.
 
 #pragma once
 
@@ -65,21 +66,22 @@ class Pool {
       arrived_.store(0, std::memory_order_relaxed);
       next_.store(0, std::memory_order_relaxed);
       phase_.store(phase + 1, std::memory_order_release);
+      phase_.notify_all();
       return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-      if (spins < 2000) {
-        PS_PAUSE();
-      } else {
-        std::this_thread::yield();
-      }
+    for (int spins = 0; spins < kSpins; spins++) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      PS_PAUSE();
     }
+    phase_.wait(phase, std::memory_order_acquire);
   }
 
   // The next piece of this phase's work, for whoever asks first.
   int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  static constexpr int kSpins = 500;  // some 10 microseconds
+
   void work(int index) {
     unsigned seen = 0;
     for (;;) {
