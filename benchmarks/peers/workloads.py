@@ -23,6 +23,7 @@ from service.bench.spec import BenchSpec, ClassSpec, Fixed, Interval, PromptForm
 from service.config import ConfigError
 
 SHORT, LONG = 64, 1500
+_DRAIN_S = 120.0
 _STEADY, _INJECTED = "steady", "injected"
 
 
@@ -39,7 +40,6 @@ class Load:
     classes: tuple[ClassSpec, ...]
     requests: int | None = None
     warmup_requests: int = 0
-    warmup_s: float = 0.0
 
 
 def loads(scale: float, mix_interval_s: float) -> dict[str, Load]:
@@ -61,14 +61,15 @@ def loads(scale: float, mix_interval_s: float) -> dict[str, Load]:
         closed("c8", 8, 18, Fixed(SHORT, 128)),
         closed("c16", 16, 24, Fixed(SHORT, 128)),
         single("pf", 5, 12, Fixed(LONG, 8)),
-        Load("mix", 24 * scale, (steady, injected), warmup_s=2 * mix_interval_s),
+        # a first wave here would be most of what a slow server does
+        Load("mix", 30 * scale, (steady, injected)),
     )
     return {load.name: load for load in all_loads}
 
 
 def estimated_s(load: Load) -> float:
     """Window, first wave and the last replies, on a machine where a reply takes some seconds."""
-    return load.seconds + load.warmup_s + 12.0
+    return load.seconds + 12.0
 
 
 def measure(
@@ -86,8 +87,7 @@ def measure(
         duration_s=None if load.requests else load.seconds,
         requests=load.requests,
         warmup_requests=load.warmup_requests,
-        warmup_s=load.warmup_s,
-        drain_s=max(60.0, 2 * load.seconds),
+        drain_s=_DRAIN_S,
         salt=salt,
     )
     told_s = 0.0
