@@ -26,7 +26,8 @@ Decoder::Decoder(const Config& config)
       shape_{config.heads, config.kv_heads, config.head_dim},
       attention_(shape_, Kind(config.cache_kind)),
       hidden_stride_(padded(config.hidden)),
-      qkv_stride_(padded((config.heads + 2 * config.kv_heads) * config.head_dim)),
+      qkv_size_((config.heads + 2 * config.kv_heads) * config.head_dim),
+      qkv_stride_(padded(qkv_size_)),
       q_size_(config.heads * config.head_dim),
       ffn_stride_(padded(config.ffn)),
       layers_(config.layers),
@@ -43,26 +44,33 @@ Decoder::Decoder(const Config& config)
   }
 }
 
-void Decoder::set_matrix(int layer, Which which, const float* weight, const float* bias) {
-  const Config& c = config_;
-  const Kind kind = Kind(c.weights_kind);
+Matrix& Decoder::matrix(int layer, Which which) {
   switch (which) {
     case Which::kQkv:
-      return layers_[layer].qkv.pack(weight, bias, q_size_ + 2 * c.kv_heads * c.head_dim, c.hidden,
-                                     kind);
+      return layers_[layer].qkv;
     case Which::kOut:
-      return layers_[layer].out.pack(weight, bias, c.hidden, q_size_, kind);
+      return layers_[layer].out;
     case Which::kGate:
-      return layers_[layer].gate.pack(weight, bias, c.ffn, c.hidden, kind);
+      return layers_[layer].gate;
     case Which::kUp:
-      return layers_[layer].up.pack(weight, bias, c.ffn, c.hidden, kind);
+      return layers_[layer].up;
     case Which::kDown:
-      return layers_[layer].down.pack(weight, bias, c.hidden, c.ffn, kind);
+      return layers_[layer].down;
     case Which::kHead:
-      return head_.pack(weight, bias, c.vocab, c.hidden, kind);
-    case Which::kEmbedding:
-      return embedding_.pack(weight, bias, c.vocab, c.hidden, kind);
+      return head_;
+    default:
+      return embedding_;
   }
+}
+
+void Decoder::set_matrix(int layer, Which which, const float* weight, const float* bias) {
+  const Config& c = config_;
+  const int out = which == Which::kQkv                              ? qkv_size_
+                  : which == Which::kGate || which == Which::kUp    ? c.ffn
+                  : which == Which::kOut || which == Which::kDown   ? c.hidden
+                                                                    : c.vocab;
+  const int in = which == Which::kOut ? q_size_ : which == Which::kDown ? c.ffn : c.hidden;
+  matrix(layer, which).pack(weight, bias, out, in, Kind(c.weights_kind), arena_);
 }
 
 void Decoder::set_norm(int layer, Norm which, const float* weight) {

@@ -77,6 +77,7 @@ class Decoder {
     int row, head, first, count;
   };
 
+  Matrix& matrix(int layer, Which which);
   void check(const Batch& batch) const;
   void plan_attention(const Batch& batch);
   void reserve(const Batch& batch);
@@ -98,7 +99,8 @@ class Decoder {
   const Config config_;
   const Shape shape_;
   const Attention attention_;
-  const int hidden_stride_, qkv_stride_, q_size_, ffn_stride_;
+  const int hidden_stride_, qkv_size_, qkv_stride_, q_size_, ffn_stride_;
+  Arena arena_;
   std::vector<Layer> layers_;
   Matrix embedding_, head_;
   std::vector<float> final_norm_;

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <memory>
 #include <new>
 #include <vector>
@@ -16,26 +20,61 @@ namespace ps {
 static inline int groups_of(int count) { return (count + kGroup - 1) / kGroup; }
 static inline int padded(int count) { return groups_of(count) * kGroup; }
 
-// Memory on a cache line, kept until the end, never zeroed in vain.
+// Memory on a cache line, kept until the end, never zeroed in vain. Large ones ask for huge pages:
+// prefetching stops at the end of a page, and weights are nothing but one long read.
 template <class T>
 class Buffer {
  public:
   void resize(size_t count) {
     if (count <= count_) return;
-    void* memory = std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64);
+    const size_t bytes = count * sizeof(T);
+    const size_t unit = bytes >= kHugeBytes ? kHugeBytes : 64;
+    void* memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
     if (memory == nullptr) throw std::bad_alloc();
+    if (unit == kHugeBytes) advise(memory, (bytes + unit - 1) / unit * unit);
     memory_.reset(static_cast<T*>(memory));
     count_ = count;
   }
-  void zero() { std::memset(memory_.get(), 0, count_ * sizeof(T)); }
   T* data() const { return memory_.get(); }
 
  private:
+  static constexpr size_t kHugeBytes = size_t(2) << 20;
+
+  static void advise(void* memory, size_t bytes) {
+#if defined(__linux__)
+    madvise(memory, bytes, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+  }
+
   struct Free {
     void operator()(T* memory) const { std::free(memory); }
   };
   std::unique_ptr<T, Free> memory_;
   size_t count_ = 0;
+};
+
+// One block of memory for all weights, handed out in order: small matrices share huge pages.
+class Arena {
+ public:
+  uint8_t* take(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (blocks_.empty() || used_ + bytes > block_bytes_) {
+      block_bytes_ = bytes > kBlockBytes ? bytes : kBlockBytes;
+      blocks_.emplace_back();
+      blocks_.back().resize(block_bytes_);
+      used_ = 0;
+    }
+    uint8_t* memory = blocks_.back().data() + used_;
+    used_ += bytes;
+    return memory;
+  }
+
+ private:
+  static constexpr size_t kBlockBytes = size_t(64) << 20;
+  std::vector<Buffer<uint8_t>> blocks_;
+  size_t block_bytes_ = 0, used_ = 0;
 };
 
 static inline int digit_stride(int inputs) { return (inputs + 7) / 8 * 8; }
@@ -56,14 +95,15 @@ class Matrix {
   Kind kind = Kind::kFloat32;
 
   int panels() const { return groups_of(out); }
-  const uint8_t* panel(int index) const { return memory_.data() + index * panel_bytes_; }
+  const uint8_t* panel(int index) const { return memory_ + index * panel_bytes_; }
 
-  void pack(const float* weight, const float* bias_or_null, int out_count, int in_count, Kind as) {
+  void pack(const float* weight, const float* bias_or_null, int out_count, int in_count, Kind as,
+            Arena& arena) {
     out = out_count;
     in = in_count;
     kind = as;
     panel_bytes_ = size_t(as == Kind::kInt8 ? digit_stride(in) : in) * kGroup * number_bytes(as);
-    memory_.resize(panels() * panel_bytes_);
+    memory_ = arena.take(panels() * panel_bytes_);
     scales_.assign(padded(out), 1.0f);
     bias_.assign(padded(out), 0.0f);
     if (bias_or_null != nullptr) std::memcpy(bias_.data(), bias_or_null, out * sizeof(float));
@@ -113,7 +153,7 @@ class Matrix {
   // Panel by panel: sixteen rows are read along, one stream is written.
   template <class F>
   void pack_as(const float* weight) {
-    auto* to = reinterpret_cast<typename F::Number*>(memory_.data());
+    auto* to = reinterpret_cast<typename F::Number*>(memory_);
     for (int first = 0; first < padded(out); first += kGroup) {
       const int rows = std::min(kGroup, out - first);
       for (int k = 0; k < in; k++, to += kGroup)
@@ -125,9 +165,9 @@ class Matrix {
   static long int8_place(int k, int within) { return long(k / 2) * 2 * kGroup + 2 * within + k % 2; }
 
   void pack_int8(const float* weight) {
-    std::memset(memory_.data(), 0, panels() * panel_bytes_);
+    std::memset(memory_, 0, panels() * panel_bytes_);
     for (int o = 0; o < out; o++) {
-      auto* to = reinterpret_cast<int8_t*>(memory_.data() + o / kGroup * panel_bytes_);
+      auto* to = reinterpret_cast<int8_t*>(memory_ + o / kGroup * panel_bytes_);
       const float* from = weight + long(o) * in;
       float most = 0;
       for (int k = 0; k < in; k++) most = std::fmax(most, std::fabs(from[k]));
@@ -138,7 +178,7 @@ class Matrix {
   }
 
   size_t panel_bytes_ = 0;
-  Buffer<uint8_t> memory_;
+  uint8_t* memory_ = nullptr;  // in the arena
   std::vector<float> scales_, bias_;
 };
 
