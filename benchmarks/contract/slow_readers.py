@@ -53,7 +53,7 @@ TENTH_LOGPROBS = 20
 RSS_LIMIT_KIB = 8 * 1024
 FLAGS = (
     "--kv-memory", "2GiB", "--max-num-seqs", "16", "--slow-client", "pause",
-    "--slow-client-timeout", "600", "--weights", "int8",
+    "--slow-client-timeout", "600", "--weights", "int8", "--stream-buffer", "128",
 )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ async def one_half(server: Server, number: int, slow: bool, tokens: int) -> Half
 
 
 async def run(options: Options) -> Report:
-    repetitions, tokens = (1, 160) if options.quick else (3, OTHERS_TOKENS)
+    repetitions, tokens = (1, 160) if options.quick else (7, OTHERS_TOKENS)
     halves: list[Half] = []
     async with Server(*FLAGS) as server:
         await one_half(server, -1, False, 20)  # warm-up
