@@ -10,6 +10,7 @@ import torch
 
 from service.config import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
+from service.device.torch_executor import TorchExecutor
 from service.engine.admission import Limits
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
@@ -51,10 +52,18 @@ def reference_greedy(model: Any, prompt: list[int], count: int) -> Reference:
     return Reference(tokens, margins)
 
 
+@dataclass(frozen=True)
+class Built:
+    """An executor that a test made itself."""
+
+    executor: TorchExecutor[Any]
+    max_model_tokens: int
+
+
 class Engine:
     """The production loop on the real device, driven by hand."""
 
-    def __init__(self, loaded: LoadedEngine, depth: int = 1, **limits: Any) -> None:
+    def __init__(self, loaded: LoadedEngine | Built, depth: int = 1, **limits: Any) -> None:
         self.limits = Limits(
             block_tokens=loaded.executor.block_tokens,
             blocks_total=limits.pop("blocks_total", loaded.executor.blocks_total),

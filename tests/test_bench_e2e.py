@@ -167,7 +167,7 @@ def test_a_sweep_finds_a_knee_and_draws_it(
     """Four slots and a queue of eight: eight users find room, sixteen do not."""
     page, path = tmp_path / "sweep.html", tmp_path / "sweep.json"
     code = bench(
-        "sweep", "--over", "users", "--lengths", "8/4", "--slo", "e2e_ms=60000", live.url,
+        "sweep", "--over", "users", "--lengths", "8/200", "--slo", "e2e_ms=60000", live.url,
         "--from", "8", "--to", "32", "--bisections", "0", "--requests", "40", "--target", "0.99",
         "--html", str(page), "--json", str(path),
     )  # fmt: skip

@@ -132,7 +132,7 @@ def test_top_and_diagnose_read_a_running_server(capsys: pytest.CaptureFixture[st
     with Server("--model", "dummy:tiny") as server:
         server.completion(max_tokens=2)
         assert main(["top", "--once", server.url]) == 0
-        assert "dummy:tiny on torch-cpu" in capsys.readouterr().out
+        assert "dummy:tiny on native-cpu" in capsys.readouterr().out
         assert main(["diagnose", server.url]) == 0
         assert "healthy" in capsys.readouterr().out
         assert main(["diagnose", "--json", server.url]) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from parity import Engine
+from parity import Built, Engine
 from test_parity_families import FAMILIES, chunk, some_ids
 
 from service.config import ModelKind, ModelRef
@@ -23,7 +23,6 @@ from service.device.host_tier import HostTier
 from service.device.inputs import SequenceSpan, StepInputs, build_inputs
 from service.device.kv_cache import KvFormat, PlainKvCache
 from service.device.linear import FLOATS
-from service.device.loader import LoadedEngine
 from service.device.model import Decoder
 from service.device.precision import Precision
 from service.device.quantize import Int8Format
@@ -268,9 +267,9 @@ def test_a_decoder_follows_the_cache_that_it_is_given() -> None:
     assert torch.equal(alone, again)
 
 
-def loaded(decoder: OpenVinoDecoder, cache: OpenVinoKvCache, depth: int = 1) -> LoadedEngine:
+def loaded(decoder: OpenVinoDecoder, cache: OpenVinoKvCache, depth: int = 1) -> Built:
     executor = TorchExecutor(decoder, cache, MonotonicClock(), depth)
-    return LoadedEngine(executor, decoder.spec, 256, "openvino-cpu", decoder.label)
+    return Built(executor, 256)
 
 
 def test_texts_through_scheduler_and_sampler_are_those_of_the_torch_executor() -> None:
@@ -279,7 +278,7 @@ def test_texts_through_scheduler_and_sampler_are_those_of_the_torch_executor() -
     theirs = torch_side(source)
     clock = MonotonicClock()
     executor = TorchExecutor(theirs.decoder, theirs.cache, clock)
-    reference = LoadedEngine(executor, source.spec, 256, "torch-cpu", "float32")
+    reference = Built(executor, 256)
     prompts = [some_ids(count, seed=count) for count in (70, 5, 33, 100)]
     wanted = Engine(reference, max_seqs=4).greedy(prompts, 12)
 
