@@ -146,7 +146,7 @@ def test_overload_is_rejected_and_shows_in_goodput(live: Server) -> None:
     spec = BenchSpec(
         url=live.url,
         api_key=KEY,
-        classes=(ClassSpec(lengths=Fixed(16, 8), slo=Slo(e2e_ms=600_000)),),
+        classes=(ClassSpec(lengths=Fixed(16, 200), slo=Slo(e2e_ms=600_000)),),
         arrivals=Interval(0.05, burst=30),
         requests=30,
     )
