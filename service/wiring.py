@@ -42,6 +42,7 @@ from telemetry.window import Snapshot
 from telemetry.window_fold import Suppliers, WindowFold
 
 Say = Callable[[str], None]
+_SUPERVISOR_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +216,19 @@ async def _serve(
             await supervisor.stop()
             await asyncio.to_thread(telemetry.stop)
     finally:
-        await supervisor.stop()
-        if not engine.done():
-            engine.cancel()
+        await end_engine(supervisor, engine)
     await engine
+
+
+async def end_engine(supervisor: Supervisor, engine: asyncio.Task[None]) -> None:
+    """Stop the supervisor and let its task `engine` see that for itself.
+
+    The task learns of the process's end some milliseconds after `stop` does; cancelled in
+    between it would turn an orderly end into an error.
+    """
+    await supervisor.stop()
+    await asyncio.wait({engine}, timeout=_SUPERVISOR_END_S)
+    engine.cancel()  # nothing when it is done
 
 
 def _read_tokenizer(model: ModelRef) -> tuple[Tokenizer, Vocabulary]:

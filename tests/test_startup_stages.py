@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import subprocess
+import sys
+from typing import cast
 
 import pytest
 import torch
 from server import Server, eventually
 
 from service.device.zero_pages import zeros
+from service.gateway.supervisor import Supervisor
+from service.wiring import end_engine
 from telemetry.clock import ManualClock
 from telemetry.reasons import StartStage
 from telemetry.stages import Stages, start_report
@@ -64,3 +70,25 @@ def test_pages_of_zeros_are_zeros_and_keep_what_is_written(dtype: torch.dtype) -
     del whole
     assert part[2].eq(7).all()
     assert not part[3].any()
+
+
+def test_the_supervisor_sees_the_engine_s_end_for_itself() -> None:
+    """Cancelled as soon as the process is gone, it made an orderly stop exit with code 1."""
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+
+    class Stopped:
+        async def stop(self) -> None:
+            await asyncio.to_thread(child.wait)
+
+    async def scenario() -> int:
+        async def supervise() -> None:
+            while child.poll() is None:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(supervise())
+        await end_engine(cast(Supervisor, Stopped()), task)
+        await task
+        return child.returncode
+
+    assert asyncio.run(scenario()) == 0
