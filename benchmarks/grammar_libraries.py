@@ -12,12 +12,12 @@ source distribution of the `jsonschema` package. Measured for each library:
 
 phasescope depends on llguidance only. To repeat the comparison keep the rest apart:
 
-    pip download --no-deps --no-binary :all: -d /tmp/compare jsonschema==4.26.0
-    tar -C /tmp/compare -xf /tmp/compare/jsonschema-4.26.0.tar.gz
-    pip install --no-deps --target /tmp/compare/xgrammar xgrammar==0.2.8 apache-tvm-ffi
+    pip download --no-deps --no-binary :all: -d compare jsonschema==4.26.0
+    tar -C compare -xf compare/jsonschema-4.26.0.tar.gz
+    pip install --no-deps --target compare/xgrammar xgrammar==0.2.8 apache-tvm-ffi
     python benchmarks/grammar_libraries.py \\
-        --suite /tmp/compare/jsonschema-4.26.0/json/tests/draft2020-12 \\
-        --xgrammar /tmp/compare/xgrammar
+        --suite compare/jsonschema-4.26.0/json/tests/draft2020-12 \\
+        --xgrammar compare/xgrammar
 """
 
 from __future__ import annotations
