@@ -33,7 +33,7 @@ sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants ch
 	$(BIN)/phasescope drill --sim chaos --count 10000
 
 bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
-	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python -m benchmarks.serving
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .

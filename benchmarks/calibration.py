@@ -13,50 +13,20 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import platform
-import statistics
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
+
+from benchmarks.machine import CORES, has_bf16, machine, spread
 
 READ_BYTES = 1 << 29  # far beyond any last-level cache
 ROW_FLOATS = 1024
 MATRIX_SIDE = 2048
 PASSES = 3
-CORES = os.cpu_count() or 1
-
-# instruction sets that decide which kernels a CPU can run
-_TELLING_FLAGS = (
-    "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16",
-    "amx_int8",
-)  # fmt: skip
-_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
-
-
-def machine() -> dict[str, object]:
-    """The facts that a figure depends on; nothing that names this machine in particular."""
-    flags = cpu_flags()
-    return {
-        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
-        "cores": CORES,
-        "instructions": [flag for flag in _TELLING_FLAGS if flag in flags],
-        "memory_gib": round(_memory_kib() / (1 << 20), 1),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
-
-
-def cpu_flags() -> frozenset[str]:
-    """Instruction sets; empty where the system does not state them."""
-    return frozenset((_cpuinfo("flags") or "").split())
 
 
 def memory_read_gb_per_s(threads: int) -> float:
@@ -97,7 +67,7 @@ def matrix_gflop_per_s(dtype: torch.dtype, threads: int) -> float | None:
     None for bfloat16 on a CPU without instructions for it: it would measure an emulation.
     The faster of torch's library and, for float32 on all cores, numpy's.
     """
-    if dtype is torch.bfloat16 and not _BF16_FLAGS & cpu_flags():
+    if dtype is torch.bfloat16 and not has_bf16():
         return None
     left, right, out = _matrices(dtype)
     ways: dict[str, Callable[[], object]] = {
@@ -137,20 +107,8 @@ class Limits:
             "float32_gflop_per_s": self.float32_gflop_per_s,
             "bfloat16_gflop_per_s": self.bfloat16_gflop_per_s,
         }
-        found = {name: spread(samples) for name, samples in values.items()}
+        found = {name: spread(samples) if samples else None for name, samples in values.items()}
         return {"threads": self.threads, **found}
-
-
-def spread(values: list[float]) -> dict[str, float] | None:
-    """Median, range and number of values; None of nothing."""
-    if not values:
-        return None
-    return {
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-        "n": len(values),
-    }
 
 
 class _threads:  # noqa: N801  (used as a function)
@@ -206,23 +164,6 @@ def _in_threads(work: Callable[[np.ndarray], None], parts: list[np.ndarray]) -> 
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _cpuinfo(name: str) -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), None)
-
-
-def _memory_kib() -> int:
-    """MemTotal; 0 where the system does not state it."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("MemTotal:")), 0)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ token is that of bfloat16 weights with a bfloat16 cache, teacher-forced in chunk
 tokens, the widest step that the integer kernel takes. Speed: the executor alone, without
 scheduler or HTTP, formats interleaved over rounds; medians with their range.
 
-    .venv/bin/python benchmarks/quality.py [--rounds 7] [--threads 2]
+    .venv/bin/python -m benchmarks.quality [--rounds 7] [--threads 2]
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from serving import machine
 
+from benchmarks.machine import machine
 from service.config import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.backends import TORCH_BLOCK_TOKENS as BLOCK_TOKENS

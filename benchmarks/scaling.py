@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -23,8 +24,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.calibration import CORES, Limits, machine, spread
+from benchmarks.calibration import Limits
 from benchmarks.contract.client import NotSupported
+from benchmarks.machine import CORES, machine, rss_kib, spread
 from benchmarks.scaling_engine import (
     Built,
     Driver,
@@ -32,7 +34,6 @@ from benchmarks.scaling_engine import (
     context_of,
     load_spec,
     prefill_flop,
-    rss_bytes,
     step_bytes,
     step_flop,
 )
@@ -152,7 +153,7 @@ class Subject:
         cell_bytes, page = self.built.cell_bytes, self.built.executor.block_tokens
         self.held.append(
             Held(tokens, self.driver.blocks_used, page * cell_bytes, tokens * cell_bytes,
-                 rss_bytes())
+                 1024 * rss_kib(os.getpid()))
         )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -186,11 +185,3 @@ class Driver:
         vocab = self._built.spec.vocab
         places = range(begin, begin + count)
         return [100 + (slot * 7919 + place * 104_729) % (vocab - 100) for place in places]
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return 1024 * int(line.split()[1])
-    raise OSError("/proc/self/status states no VmRSS")

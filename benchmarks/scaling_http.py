@@ -8,7 +8,8 @@ import statistics
 from dataclasses import dataclass
 
 from benchmarks.contract.client import NotSupported, Reply, ask, completion
-from benchmarks.contract.common import Server, rss_kib, say, ticking
+from benchmarks.contract.common import Server, say, ticking
+from benchmarks.machine import rss_kib
 from service.engine.blocks import blocks_for
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 48

@@ -1,191 +1,150 @@
-"""Closed-loop measurement of a real server on this machine, by a client of its own.
+"""phasescope's executors against each other over HTTP, in turns.
 
-Starts `phasescope serve` on the default model, runs fixed workloads at several
-concurrencies, interleaved over several rounds, and writes medians with their spread as
-JSON and as a table. It measures phasescope against itself; comparison with peers needs
-their servers interleaved in the same rounds.
+Starts one real server an executor on the default model; the one whose turn it is has the
+machine, the others are idle. Loads are closed loops of N clients with 64 tokens in and 64 out
+(`cN`) and a prompt of 1,500 tokens alone (`pf`); each round begins with another executor.
+Beside other servers: `benchmarks.peers`.
 
-    .venv/bin/python benchmarks/serving.py [--rounds 5] [--out benchmarks/results/serving.json]
+    .venv/bin/python -m benchmarks.serving [--rounds 5] [--only native,torch]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import json
-import math
-import os
-import platform
 import signal
-import statistics
+import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
-CONCURRENCIES = (1, 4, 8, 16)
-LONG_PROMPT_TOKENS = 1500
+from benchmarks.machine import machine, spread
+from service.bench.result import BenchResult
+from service.bench.run import run_bench
+from service.bench.spec import BenchSpec, ClassSpec, Fixed, Users
+
+RESULTS = Path(__file__).parent / "results" / "serving.json"
+SHORT, LONG = Fixed(64, 64), Fixed(1500, 4)
+LOADS = {"c1": (1, SHORT), "c4": (4, SHORT), "c8": (8, SHORT), "c16": (16, SHORT), "pf": (1, LONG)}
+TURNS = 2  # requests of each client that count, after one that does not
+SERVERS = {
+    "native": ("--executor", "native"),
+    "native int8": ("--executor", "native", "--weights", "int8"),
+    "openvino": ("--executor", "openvino"),
+    "torch": ("--executor", "torch"),
+}
+COMMON = ("--no-prefix-cache", "--kv-memory", "1GiB")
+START_TIMEOUT_S = 300
+SAY_EVERY_S = 2.0
 
 
-@dataclass
-class Result:
-    """One workload in one round; times in ms."""
-
-    name: str
-    round: int
-    tokens_per_s: float
-    ttft_p50_ms: float
-    itl_p50_ms: float
-    itl_p99_ms: float
-
-
-@dataclass
-class Stream:
-    """Arrival times of one streamed completion, in seconds."""
-
-    begin_s: float
-    arrivals_s: list[float]
-
-
-async def one(client: httpx.AsyncClient, prompt: list[int], output_tokens: int) -> Stream:
-    body = {
-        "prompt": prompt,
-        "max_tokens": output_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-        "logprobs": 0,  # so that each token has a chunk, whatever its text
-    }
-    stream = Stream(time.perf_counter(), [])
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                stream.arrivals_s.append(time.perf_counter())
-    return stream
-
-
-async def closed_loop(
-    client: httpx.AsyncClient, name: str, number: int, concurrency: int, prompt_tokens: int,
-    output_tokens: int,
-) -> Result:  # fmt: skip
-    """`concurrency` clients, two requests each, one after another."""
-
-    async def user(index: int) -> list[Stream]:
-        streams: list[Stream] = []
-        for turn in range(2):
-            seed = number * 1000 + index * 10 + turn
-            prompt = [200 + (seed * 7919 + i * 104_729) % 40_000 for i in range(prompt_tokens)]
-            streams.append(await one(client, prompt, output_tokens))
-        return streams
-
-    begin_s = time.perf_counter()
-    done = await asyncio.gather(*(user(index) for index in range(concurrency)))
-    seconds = time.perf_counter() - begin_s
-    streams = [stream for streams in done for stream in streams]
-    gaps = [b - a for s in streams for a, b in zip(s.arrivals_s, s.arrivals_s[1:], strict=False)]
-    tokens = sum(len(stream.arrivals_s) for stream in streams)
-    return Result(
-        name=name,
-        round=number,
-        tokens_per_s=tokens / seconds,
-        ttft_p50_ms=1000 * statistics.median(s.arrivals_s[0] - s.begin_s for s in streams),
-        itl_p50_ms=1000 * statistics.median(gaps) if gaps else float("nan"),
-        itl_p99_ms=1000 * sorted(gaps)[math.ceil(0.99 * (len(gaps) - 1))] if gaps else float("nan"),
-    )
-
-
-async def measure(url: str, rounds: int) -> list[Result]:
-    results: list[Result] = []
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        await closed_loop(client, "warm-up", 0, 2, PROMPT_TOKENS, 8)
-        for number in range(1, rounds + 1):
-            for concurrency in CONCURRENCIES:
-                name = f"c{concurrency}"
-                results.append(
-                    await closed_loop(
-                        client, name, number, concurrency, PROMPT_TOKENS, OUTPUT_TOKENS
-                    )
-                )
-                print(f"round {number} {name}: {results[-1].tokens_per_s:.1f} tokens/s", flush=True)
-            results.append(await closed_loop(client, "pf", number, 1, LONG_PROMPT_TOKENS, 2))
-    return results
-
-
-def table(results: list[Result]) -> str:
-    """Medians over the rounds, with the range of tokens/s."""
-    lines = ["| load | tokens/s (min to max) | TTFT p50 ms | ITL p50 ms | ITL p99 ms |"]
-    lines.append("|---|---|---|---|---|")
-    for name in dict.fromkeys(result.name for result in results):
-        mine = [result for result in results if result.name == name]
-        rates = [result.tokens_per_s for result in mine]
-        cells = [
-            statistics.median(values)
-            for values in (
-                [r.ttft_p50_ms for r in mine],
-                [r.itl_p50_ms for r in mine],
-                [r.itl_p99_ms for r in mine],
-            )
-        ]
-        lines.append(
-            f"| {name} | {statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f}) | "
-            + " | ".join(f"{cell:.0f}" for cell in cells)
-            + " |"
-        )
-    return "\n".join(lines)
-
-
-def machine() -> dict[str, object]:
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-            break
-    return {"cpu": name, "cores": os.cpu_count(), "python": platform.python_version()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "results" / "serving.json"
-    )
-    args = parser.parse_args()
-    url = f"http://127.0.0.1:{args.port}"
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(args.port)]
-    server = subprocess.Popen(command)
+@contextlib.contextmanager
+def serving(flags: tuple[str, ...]) -> Iterator[str]:
+    """A server of its own; its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
+    server = subprocess.Popen([*command, *COMMON, *flags], stderr=subprocess.DEVNULL)
     try:
-        wait_ready(url, server)
-        started = httpx.get(f"{url}/v1/models").json()["data"][0]
-        results = asyncio.run(measure(url, args.rounds))
+        wait_ready(f"http://127.0.0.1:{port}", server)
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(30)
-    about = {"machine": machine(), "server": started, "rounds": args.rounds}
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(
-        json.dumps({**about, "results": [asdict(r) for r in results]}, indent=1) + "\n"
-    )
-    print(table(results))
 
 
 def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + 300
-    while time.monotonic() < deadline_s:
+    """Until it serves; SystemExit when it does not."""
+    began_s = told_s = time.monotonic()
+    while time.monotonic() - began_s < START_TIMEOUT_S:
         if server.poll() is not None:
             raise SystemExit("the server ended before it was ready")
-        try:
+        with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/ready").status_code == 200:
                 return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
+        if time.monotonic() - told_s > SAY_EVERY_S:
+            told_s = time.monotonic()
+            print(f"  starting a server: {told_s - began_s:.0f} s", flush=True)
+        time.sleep(0.1)
     raise SystemExit("the server was not ready in time")
+
+
+def measure(url: str, name: str) -> dict[str, Any]:
+    """One load on one server."""
+    users, lengths = LOADS[name]
+    spec = BenchSpec(
+        url=url,
+        classes=(ClassSpec(lengths=lengths, arrivals=Users(users)),),
+        requests=TURNS * users,
+        warmup_requests=users,
+        extra_body={"logprobs": 0},  # so that each token has a chunk, whatever its text
+    )
+    result = run_bench(spec)
+    if result.total.ok < result.total.counted:
+        raise SystemExit(f"{name}: {result.total.counted - result.total.ok} requests failed")
+    return figures(result)
+
+
+def figures(result: BenchResult) -> dict[str, Any]:
+    total = result.total
+    assert total.ttft is not None
+    assert total.itl is not None
+    return {
+        "tokens_per_s": total.throughput.output_tokens_per_s,
+        "ttft_p50_ms": total.ttft.p50_ms,
+        "itl_p50_ms": total.itl.p50_ms,
+        "itl_p99_ms": total.itl.p99_ms,
+    }
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Medians over the rounds, with the range of tokens/s."""
+    lines = ["| load | executor | tokens/s (min to max) | TTFT p50 ms | ITL p50 ms | ITL p99 ms |"]
+    lines.append("|---|---|---|---|---|---|")
+    for load, name in dict.fromkeys((cell["load"], cell["server"]) for cell in cells):
+        mine = [cell for cell in cells if (cell["load"], cell["server"]) == (load, name)]
+        rate = spread(cell["tokens_per_s"] for cell in mine)
+        others = [
+            f"{spread(cell[key] for cell in mine)['median']:.0f}"
+            for key in ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
+        ]
+        rates = f"{rate['median']:.1f} ({rate['min']:.1f} to {rate['max']:.1f})"
+        lines.append(f"| {load} | {name} | {rates} | {' | '.join(others)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(SERVERS), help="executors, comma-separated")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    names = [name.strip() for name in args.only.split(",")]
+    if unknown := set(names) - set(SERVERS):
+        parser.error(f"no executor {', '.join(unknown)}: choose from {', '.join(SERVERS)}")
+    cells: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as running:
+        urls = {name: running.enter_context(serving(SERVERS[name])) for name in names}
+        served = {name: httpx.get(f"{url}/v1/models").json() for name, url in urls.items()}
+        for number in range(args.rounds):
+            turn = number % len(names)
+            for load in LOADS:
+                for name in names[turn:] + names[:turn]:
+                    cell = {"load": load, "server": name, "round": number + 1}
+                    cells.append(cell | measure(urls[name], load))
+                    print(f"{number + 1} {load} {name}: {cells[-1]['tokens_per_s']:.1f} tokens/s",
+                          flush=True)  # fmt: skip
+    cells.sort(key=lambda cell: (list(LOADS).index(cell["load"]), names.index(cell["server"])))
+    about = {"machine": machine(), "rounds": args.rounds, "served": served}
+    args.out.write_text(json.dumps({**about, "results": cells}, indent=1) + "\n")
+    print(table(cells))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ The cost of masks is read from /metrics, as seconds over the run; as every token
 is sampled in one of its steps, seconds of masks over seconds of the run are the share of
 masks in the time per output token. An unconstrained run of the same shape stands beside it.
 
-    .venv/bin/python benchmarks/structured.py [--url http://127.0.0.1:8000] [--requests 300]
+    .venv/bin/python -m benchmarks.structured [--url http://127.0.0.1:8000] [--requests 300]
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from typing import Any
 
 import httpx
 import jsonschema
-from serving import machine, wait_ready
+
+from benchmarks.machine import machine
+from benchmarks.serving import wait_ready
 
 HERE = Path(__file__).parent
 MASK_SECONDS = "phasescope_grammar_mask_seconds_total"

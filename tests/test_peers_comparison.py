@@ -100,7 +100,7 @@ def test_a_cell_that_did_not_measure_what_it_should_is_shown_and_not_counted() -
         cell("phasescope", 20.0),
         {**cell("x", 1), "error": "e"},
     ]
-    about = {"cpu": "c", "cores": 2, "flags": [], "memory_gib": 1, "load_average_1_min": 0}
+    about = {"cpu": "c", "cores": 2, "instructions": [], "memory_gib": 1, "load_average_1_min": 0}
     data = {"cells": cells, "calibrations": [], "servers": {}, "failed": {}}
 
     page = render({**data, "about": {"machine": about}})

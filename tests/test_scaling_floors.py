@@ -63,7 +63,7 @@ def test_a_share_compares_each_round_with_the_limits_of_that_round() -> None:
 
 
 def test_bfloat16_has_no_peak_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.calibration.cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr("benchmarks.machine.cpu_flags", lambda: frozenset({"avx2"}))
 
     assert matrix_gflop_per_s(torch.bfloat16, 1) is None
 

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contract.client import HOST, NotSupported, call, message_of, now_ns
-from benchmarks.serving import machine
+from benchmarks.machine import CORES, machine
 
 READY_TIMEOUT_S = 300
-CORES = os.cpu_count() or 1
 
 # one core is left to the gateway and to this client, or the client would measure itself
 BASE_FLAGS = ("--threads", str(max(1, CORES - 1)))
@@ -103,17 +100,6 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 
 def ratio(upper: float | None, lower: float | None) -> float | None:
     return upper / lower if upper is not None and lower else None
-
-
-def spread(values: Iterable[float]) -> dict[str, float | int | None]:
-    """Median with its range."""
-    found = list(values)
-    return {
-        "median": statistics.median(found) if found else None,
-        "min": min(found, default=None),
-        "max": max(found, default=None),
-        "n": len(found),
-    }
 
 
 @dataclass
@@ -243,11 +229,3 @@ class Server:
         if status >= 300:
             raise NotSupported(f"{method} {path} was answered {status}: {message_of(found)}")
         return found
-
-
-def rss_kib(pid: int) -> int:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    raise ProcessLookupError(pid)

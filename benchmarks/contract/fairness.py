@@ -24,9 +24,9 @@ from benchmarks.contract.common import (
     percentile,
     ratio,
     say,
-    spread,
     ticking,
 )
+from benchmarks.machine import spread
 
 # three steps of prefill with the flooder's decodes in the batch and without them
 PROMPT_TOKENS, OUTPUT_TOKENS = 176, 8

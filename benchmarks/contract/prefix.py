@@ -21,9 +21,9 @@ from benchmarks.contract.common import (
     at_most,
     equal,
     say,
-    spread,
     ticking,
 )
+from benchmarks.machine import spread
 
 BLOCK_TOKENS = 16
 SYSTEM_TOKENS, TURN_TOKENS = 600, 40

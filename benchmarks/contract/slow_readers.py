@@ -39,11 +39,10 @@ from benchmarks.contract.common import (
     at_most,
     equal,
     percentile,
-    rss_kib,
     say,
-    spread,
     ticking,
 )
+from benchmarks.machine import rss_kib, spread
 
 OTHERS = 9
 PROMPT_TOKENS, OTHERS_TOKENS, TENTH_TOKENS = 32, 600, 1500

@@ -38,10 +38,10 @@ from benchmarks.contract.common import (
     Server,
     at_most,
     equal,
-    rss_kib,
     say,
     ticking,
 )
+from benchmarks.machine import rss_kib
 
 FLAGS = ("--kv-memory", "512MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128")
 USERS = 6

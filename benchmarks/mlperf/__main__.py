@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.calibration import machine
 from benchmarks.contract.client import NotSupported, ask, completion, now_ns
 from benchmarks.contract.common import Server, say, ticking
+from benchmarks.machine import machine
 from benchmarks.mlperf.compare import (
     DETAIL_FILE,
     SUMMARY_FILE,

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.machine import memory_kib
 from benchmarks.peers.layout import HOST, REPOSITORY, Layout, PeerError, last_line, say
-from benchmarks.peers.machine import available_gib
 from benchmarks.peers.recipes import Recipe
 
 READY_TIMEOUT_S = 900.0
@@ -45,9 +45,9 @@ class Server:
         """Start, wait until it answers, and try one request. PeerError says why it did not."""
         if not self.recipe.needs.exists():
             raise PeerError(f"{self.label}: {self.recipe.needs} is missing; install it first")
-        if available_gib() < _ROOM_GIB:
+        if _available_gib() < _ROOM_GIB:
             raise PeerError(
-                f"{self.label}: {available_gib():.1f} GiB of memory are left; start fewer servers"
+                f"{self.label}: {_available_gib():.1f} GiB of memory are left; start fewer servers"
             )
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as out:
@@ -199,3 +199,7 @@ class Fleet:
             yield
         finally:
             server.pause()
+
+
+def _available_gib() -> float:
+    return memory_kib("MemAvailable") / (1 << 20)

@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import has_bf16
 from benchmarks.peers.install import find_allocator
 from benchmarks.peers.layout import HERE, HOST, REPOSITORY, Layout
-from benchmarks.peers.machine import has_bf16
 
 CONTEXT_TOKENS, SLOTS = 2048, 16
 OURS = "phasescope"

@@ -118,7 +118,7 @@ def _notes(server: str, cells: list[Cell]) -> list[str]:
 def _machine(data: dict[str, Any]) -> list[str]:
     machine = data["about"]["machine"]
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
+        f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}), "
         f"{machine['memory_gib']} GiB; load average at the start {machine['load_average_1_min']}.",
         "",
     ]

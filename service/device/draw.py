@@ -96,9 +96,7 @@ def _suffices(values: torch.Tensor, params: SamplingParams) -> bool:
     return without_last >= params.top_p + _MARGIN
 
 
-def _in_order(
-    values: torch.Tensor, ids: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _in_order(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Likeliest first, equals in order of their ids."""
     ids, places = ids.sort()
     values, order = values[places].sort(descending=True, stable=True)

@@ -26,7 +26,6 @@ ps::Decoder* decoder(void* handle) { return static_cast<ps::Decoder*>(handle); }
 
 extern "C" {
 
-int ps_vector_floats() { return ps::kWidth; }
 
 int ps_create(const ps::Config* config, void** handle) {
   return guarded([&] { *handle = new ps::Decoder(*config); });

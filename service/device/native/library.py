@@ -87,7 +87,6 @@ class Library:
         library.ps_destroy.argtypes, library.ps_destroy.restype = [c_void_p], None
         self._library = library
         self._handle = c_void_p()
-        self.vector_floats: int = library.ps_vector_floats()
         _check(library.ps_create(ctypes.byref(config), ctypes.byref(self._handle)), "create")
 
     def __del__(self) -> None:
