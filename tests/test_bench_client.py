@@ -167,6 +167,18 @@ def test_first_tokens_are_content_and_not_the_role_that_opens_a_chat() -> None:
     assert result.total.cache is CacheState.UNSAID
 
 
+def test_a_token_that_carries_only_log_probabilities_is_output() -> None:
+    reply = Reply(0, 0)
+    reply.status = 200
+    said = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
+    reply.on_body(event(choices=[{"text": "", "logprobs": said, "finish_reason": "length"}]), 5)
+    reply.on_body(event(choices=[{"text": "", "logprobs": None, "finish_reason": "length"}]), 9)
+    reply.on_body(b"data: [DONE]\n\n", 9)
+    reply.finish()
+
+    assert (reply.chunk_ns, reply.error_kind) == ([5], None)
+
+
 STREAM = text("über") + b": a comment\n\n" + text("") + text("z", "stop") + usage(8, 3, 0)
 ENDINGS = st.sampled_from([b"\n", b"\r\n"])
 

@@ -26,7 +26,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: object = None
     finish_reason: str | None = None
 
 
@@ -162,7 +162,7 @@ class Reply:
 
 
 def _has_output(choice: _Choice) -> bool:
-    if choice.logprobs is not None and bytes(choice.logprobs) != b"null":
+    if choice.logprobs is not None:
         return True
     if choice.delta is None:
         return bool(choice.text) or (choice.text == "" and not choice.finish_reason)
