@@ -31,15 +31,13 @@ Decoder::Decoder(const Config& config)
       q_size_(config.heads * config.head_dim),
       ffn_stride_(padded(config.ffn)),
       layers_(config.layers),
-      own_normed_(config.threads),
+      own_ready_(config.threads),
       outs_(config.threads),
-      own_digits_(config.threads),
       scratch_(config.threads),
       pool_(config.threads) {
   for (int i = 0; i < config.threads; i++) {
-    own_normed_[i].resize(size_t(kOwnRows) * hidden_stride_);
+    resize(own_ready_[i], kOwnRows);
     outs_[i].resize(size_t(kQueryTokens) * shape_.share() * padded(shape_.dim));
-    own_digits_[i].resize(kOwnRows, std::max({config.hidden, config.ffn, q_size_}));
     scratch_[i].resize(shape_);
   }
 }
@@ -98,19 +96,22 @@ void Decoder::set_rope(const float* cos, const float* sin, int positions) {
 void Decoder::reserve(const Batch& batch) {
   const size_t tokens = batch.tokens;
   hidden_.resize(tokens * hidden_stride_);
-  normed_.resize(std::max(tokens, size_t(batch.samples)) * hidden_stride_);
+  resize(ready_, std::max(tokens, size_t(batch.samples)));
   qkv_.resize(tokens * qkv_stride_);
   queries_.resize(tokens * q_size_);
   mixed_.resize(tokens * q_size_);
   acted_.resize(tokens * ffn_stride_);
-  last_.resize(size_t(batch.samples) * hidden_stride_);
-  if (Kind(config_.weights_kind) == Kind::kInt8)
-    digits_.resize(std::max(tokens, size_t(batch.samples)),
-                   std::max({config_.hidden, config_.ffn, q_size_}));
   const size_t share = shape_.share();
   parts_.resize(part_count_ * share * padded(shape_.dim));
   part_tops_.resize(part_count_ * share);
   part_sums_.resize(part_count_ * share);
+}
+
+void Decoder::resize(Ready& ready, size_t rows) const {
+  ready.normed.resize(rows * hidden_stride_);
+  if (Kind(config_.weights_kind) != Kind::kInt8) return;
+  ready.digits.resize(rows * digit_stride(std::max({config_.hidden, config_.ffn, q_size_})));
+  ready.steps.resize(rows);
 }
 
 // A wrong place would be a crash or another sequence's numbers; it is a few compares a token.
@@ -142,86 +143,92 @@ void Decoder::forward(const Batch& batch) {
   check(batch);
   plan_attention(batch);
   reserve(batch);
-  pool_.run([&](int thread) { step(batch, thread); });
+  pool_.run([&](Place& place) { step(batch, place); });
 }
 
-void Decoder::step(const Batch& batch, int thread) {
-  embed(batch);
-  pool_.barrier();
-  for (const Layer& layer : layers_) layer_step(batch, layer, thread);
-  if (batch.samples > 0) finish(batch, thread);
+void Decoder::step(const Batch& batch, Place& place) {
+  embed(batch, place);
+  for (const Layer& layer : layers_) layer_step(batch, layer, place);
+  predict(batch, place);
 }
 
-void Decoder::layer_step(const Batch& batch, const Layer& layer, int thread) {
+void Decoder::layer_step(const Batch& batch, const Layer& layer, Place& place) {
   const int rows = batch.tokens;
-  Rows x = normalise(hidden_.data(), layer.input_norm, rows, thread);
-  for_panels(pool_, rows, layer.qkv.panels(), [&](int panel, int first, int height) {
-    float sums[kMostBlockRows * kGroup];
-    layer.qkv.multiply(panel, x, first, height, sums);
+  const Input hidden{hidden_.data(), hidden_stride_, config_.hidden, rows, nullptr, nullptr};
+  Input x = hidden;
+  x.norm = layer.input_norm.data();
+  product(layer.qkv, x, place, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
                   kGroup * sizeof(float));
   });
-  pool_.barrier();
-  turn_and_store(batch, layer);
-  pool_.barrier();
-  attend(batch, layer, thread);
-  pool_.barrier();
-  if (!merges_.empty()) {
-    merge_parts();
-    pool_.barrier();
-  }
-  add_product(layer.out, as_rows(mixed_.data(), q_size_, q_size_, rows, thread), rows);
-  pool_.barrier();
-  x = normalise(hidden_.data(), layer.ffn_norm, rows, thread);
-  feed_forward(layer, x, rows);
-  pool_.barrier();
-  add_product(layer.down, as_rows(acted_.data(), ffn_stride_, config_.ffn, rows, thread), rows);
-  pool_.barrier();
+  turn_and_store(batch, layer, place);
+  attend(batch, layer, place);
+  merge_parts(place);
+  add_product(layer.out, {mixed_.data(), q_size_, q_size_, rows, nullptr, nullptr}, place);
+  x.norm = layer.ffn_norm.data();
+  feed_forward(layer, x, place);
+  add_product(layer.down, {acted_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr}, place);
 }
 
-void Decoder::embed(const Batch& batch) {
-  for (int token; (token = pool_.take()) < batch.tokens;) {
-    float* row = hidden_.data() + long(token) * hidden_stride_;
-    embedding_.row(int(batch.token_ids[token]), row);
-    std::fill(row + config_.hidden, row + hidden_stride_, 0.0f);
-  }
+void Decoder::embed(const Batch& batch, Place& place) {
+  pool_.phase(place, batch.tokens, [&](int begin, int end) {
+    for (int token = begin; token < end; token++) {
+      float* row = hidden_.data() + long(token) * hidden_stride_;
+      embedding_.row(int(batch.token_ids[token]), row);
+      std::fill(row + config_.hidden, row + hidden_stride_, 0.0f);
+    }
+  });
 }
 
-Rows Decoder::normalise(const float* from, const std::vector<float>& weight, int rows,
-                        int thread) {
-  const bool own = rows <= kOwnRows;
-  float* to = own ? own_normed_[thread].data() : normed_.data();
-  auto one = [&](int row) {
-    const long at = long(row) * hidden_stride_;
-    rms_norm(from + at, weight.data(), config_.hidden, config_.norm_eps, to + at);
-  };
-  if (own) {
-    for (int row = 0; row < rows; row++) one(row);
-  } else {
-    for (int row; (row = pool_.take()) < rows;) one(row);
-    pool_.barrier();
+void Decoder::make_ready(const Input& x, int row, Ready& to) const {
+  const float* from = x.at(row);
+  if (x.norm != nullptr) {
+    float* normed = to.normed.data() + long(row) * hidden_stride_;
+    rms_norm(from, x.norm, x.count, config_.norm_eps, normed);
+    from = normed;
   }
-  return as_rows(to, hidden_stride_, config_.hidden, rows, thread);
+  if (Kind(config_.weights_kind) != Kind::kInt8) return;
+  const int stride = digit_stride(x.count);
+  to.steps.data()[row] = to_digits(from, x.count, stride, to.digits.data() + long(row) * stride);
 }
 
-// Rows as the matrices want them: int8 weights are multiplied by integers.
-Rows Decoder::as_rows(const float* from, long stride, int count, int rows, int thread) {
-  if (Kind(config_.weights_kind) != Kind::kInt8) return {from, stride, nullptr, 0, nullptr};
-  const bool own = rows <= kOwnRows;
-  Digits& digits = own ? own_digits_[thread] : digits_;
-  const int to_stride = digit_stride(count);
-  auto one = [&](int row) {
-    digits.steps.data()[row] = to_digits(from + row * stride, count, to_stride,
-                                         digits.numbers.data() + long(row) * to_stride);
-  };
-  if (own) {
-    for (int row = 0; row < rows; row++) one(row);
-  } else {
-    for (int row; (row = pool_.take()) < rows;) one(row);
-    pool_.barrier();
-  }
-  return {from, stride, digits.numbers.data(), to_stride, digits.steps.data()};
+// A phase of every panel and block of rows. Before it the rows are made ready, all together, or
+// when they are few by each thread that has work to do: cheaper than waiting.
+template <class Body>
+void Decoder::panels(const Input& x, int panels, Place& place, Body&& body) {
+  if (x.rows == 0) return;
+  const bool is_int8 = Kind(config_.weights_kind) == Kind::kInt8;
+  const bool own = x.rows <= kOwnRows;
+  bool is_ready = !own;
+  Ready& ready = own ? own_ready_[place.thread] : ready_;
+  if (!own && (is_int8 || x.norm != nullptr))
+    pool_.phase(place, x.rows, [&](int begin, int end) {
+      for (int row = begin; row < end; row++) make_ready(x, row, ready);
+    });
+  const bool normed = x.norm != nullptr;
+  const Rows rows{normed ? ready.normed.data() : x.from, normed ? hidden_stride_ : x.stride,
+                  ready.digits.data(), digit_stride(x.count), ready.steps.data()};
+  const int blocks = x.rows <= kMostBlockRows ? 1 : (x.rows + kRowBlock - 1) / kRowBlock;
+  const int block_rows = blocks == 1 ? x.rows : kRowBlock;
+  pool_.phase(place, blocks * panels, [&](int begin, int end) {
+    for (int row = 0; !is_ready && row < x.rows; row++) make_ready(x, row, ready);
+    is_ready = true;
+    for (int piece = begin; piece < end; piece++) {
+      const int first = piece / panels * block_rows;
+      body(rows, piece % panels, first, std::min(block_rows, x.rows - first));
+    }
+  });
+}
+
+// `body(panel, first row, rows, sums [rows][16])` for all of x times a matrix.
+template <class Body>
+void Decoder::product(const Matrix& matrix, const Input& x, Place& place, Body&& body) {
+  panels(x, matrix.panels(), place, [&](const Rows& rows, int panel, int first, int height) {
+    float sums[kMostBlockRows * kGroup];
+    matrix.multiply(panel, rows, first, height, sums);
+    body(panel, first, height, sums);
+  });
 }
 
 // Normalise where the family does, and turn the pairs that lie half a head apart.
@@ -238,30 +245,32 @@ void Decoder::turn(float* head, const std::vector<float>& norm, int64_t position
   }
 }
 
-void Decoder::turn_and_store(const Batch& batch, const Layer& layer) {
+void Decoder::turn_and_store(const Batch& batch, const Layer& layer, Place& place) {
+  pool_.phase(place, batch.tokens, [&](int begin, int end) {
+    for (int token = begin; token < end; token++) turn_token(batch, layer, token);
+  });
+}
+
+void Decoder::turn_token(const Batch& batch, const Layer& layer, int token) {
   const int dim = shape_.dim, share = shape_.share();
   const float scale = 1.0f / std::sqrt(float(dim));
-  for (int token; (token = pool_.take()) < batch.tokens;) {
-    float* row = qkv_.data() + long(token) * qkv_stride_;
-    const int64_t position = batch.positions[token];
-    for (int h = 0; h < shape_.heads; h++) {
-      turn(row + h * dim, layer.query_norm, position, scale);
-      const long at = (long(h / share) * batch.tokens + token) * share + h % share;
-      std::memcpy(queries_.data() + at * dim, row + h * dim, dim * sizeof(float));
-    }
-    const int page = int(batch.cells[token] / kPage), within = int(batch.cells[token] % kPage);
-    for (int h = 0; h < shape_.kv_heads; h++) {
-      float* key = row + q_size_ + h * dim;
-      turn(key, layer.key_norm, position, 1.0f);
-      attention_.cache().write(layer.cache, page, within, h, key, key + shape_.kv_heads * dim);
-    }
+  float* row = qkv_.data() + long(token) * qkv_stride_;
+  const int64_t position = batch.positions[token];
+  for (int h = 0; h < shape_.heads; h++) {
+    turn(row + h * dim, layer.query_norm, position, scale);
+    const long at = (long(h / share) * batch.tokens + token) * share + h % share;
+    std::memcpy(queries_.data() + at * dim, row + h * dim, dim * sizeof(float));
+  }
+  const int page = int(batch.cells[token] / kPage), within = int(batch.cells[token] % kPage);
+  for (int h = 0; h < shape_.kv_heads; h++) {
+    float* key = row + q_size_ + h * dim;
+    turn(key, layer.key_norm, position, 1.0f);
+    attention_.cache().write(layer.cache, page, within, h, key, key + shape_.kv_heads * dim);
   }
 }
 
-void Decoder::add_product(const Matrix& matrix, const Rows& x, int rows) {
-  for_panels(pool_, rows, matrix.panels(), [&](int panel, int first, int height) {
-    float sums[kMostBlockRows * kGroup];
-    matrix.multiply(panel, x, first, height, sums);
+void Decoder::add_product(const Matrix& matrix, const Input& x, Place& place) {
+  product(matrix, x, place, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++) {
       float* to = hidden_.data() + long(first + r) * hidden_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i++) to[i] += sums[r * kGroup + i];
@@ -269,11 +278,12 @@ void Decoder::add_product(const Matrix& matrix, const Rows& x, int rows) {
   });
 }
 
-void Decoder::feed_forward(const Layer& layer, const Rows& x, int rows) {
-  for_panels(pool_, rows, layer.gate.panels(), [&](int panel, int first, int height) {
+void Decoder::feed_forward(const Layer& layer, const Input& x, Place& place) {
+  panels(x, layer.gate.panels(), place,
+         [&](const Rows& rows, int panel, int first, int height) {
     float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];
-    layer.gate.multiply(panel, x, first, height, gate);
-    layer.up.multiply(panel, x, first, height, up);
+    layer.gate.multiply(panel, rows, first, height, gate);
+    layer.up.multiply(panel, rows, first, height, up);
     for (int r = 0; r < height; r++) {
       float* to = acted_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i += kWidth) {
@@ -284,16 +294,12 @@ void Decoder::feed_forward(const Layer& layer, const Rows& x, int rows) {
   });
 }
 
-void Decoder::finish(const Batch& batch, int thread) {
-  for (int i; (i = pool_.take()) < batch.samples;)
-    std::memcpy(last_.data() + long(i) * hidden_stride_,
-                hidden_.data() + batch.sampled[i] * hidden_stride_, hidden_stride_ * sizeof(float));
-  pool_.barrier();
-  Rows x = normalise(last_.data(), final_norm_, batch.samples, thread);
+// Logits of the sampled rows.
+void Decoder::predict(const Batch& batch, Place& place) {
   const int vocab = config_.vocab;
-  for_panels(pool_, batch.samples, head().panels(), [&](int panel, int first, int height) {
-    float sums[kMostBlockRows * kGroup];
-    head().multiply(panel, x, first, height, sums);
+  const Input x{hidden_.data(), hidden_stride_,      config_.hidden,
+                batch.samples,  final_norm_.data(), batch.sampled};
+  product(head(), x, place, [&](int panel, int first, int height, const float* sums) {
     const int count = std::min(kGroup, vocab - panel * kGroup);
     for (int r = 0; r < height; r++)
       std::memcpy(batch.logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,

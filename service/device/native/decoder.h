@@ -1,8 +1,8 @@
 // One decoder of the Llama family: weights, and a whole step computed by all threads together.
 //
 // A step is one flat batch of tokens: decode rows and prompt chunks of any number of sequences.
-// There is one call a step; inside it the threads go through the phases of every layer with a
-// barrier after each, and no phase allocates.
+// There is one call a step; inside it the threads go through the phases of every layer (see
+// pool.h), and no phase allocates.
 
 #pragma once
 
@@ -39,14 +39,22 @@ struct Batch {
 enum class Which : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
 enum class Norm : int { kInput, kQuery, kKey, kFfn, kFinal };
 
-// Memory for rows as integers.
-struct Digits {
-  Buffer<int16_t> numbers;
-  Buffer<float> steps;
-  void resize(size_t rows, int inputs) {
-    numbers.resize(rows * digit_stride(inputs));
-    steps.resize(rows);
-  }
+// Rows [rows][count] that a product begins with: row r is number `picked[r]` in memory, or r. They
+// are normalised first where there is a norm.
+struct Input {
+  const float* from;
+  long stride;
+  int count, rows;
+  const float* norm;
+  const int64_t* picked;
+
+  const float* at(int row) const { return from + (picked ? picked[row] : row) * stride; }
+};
+
+// Memory for rows as a product wants them: normalised, and for int8 weights as integers.
+struct Ready {
+  Buffer<float> normed, steps;
+  Buffer<int16_t> digits;
 };
 
 struct Layer {
@@ -68,6 +76,8 @@ class Decoder {
   void forward(const Batch& batch);
 
  private:
+  typedef Pool::Place Place;
+
   // A piece of attention, and where its result goes: `part` < 0 straight to the output.
   struct Task {
     int span, head, first, tokens, from, to, part;
@@ -81,19 +91,26 @@ class Decoder {
   void check(const Batch& batch) const;
   void plan_attention(const Batch& batch);
   void reserve(const Batch& batch);
-  void step(const Batch& batch, int thread);
-  void layer_step(const Batch& batch, const Layer& layer, int thread);
-  void embed(const Batch& batch);
-  Rows normalise(const float* from, const std::vector<float>& weight, int rows, int thread);
-  Rows as_rows(const float* from, long stride, int count, int rows, int thread);
-  void turn_and_store(const Batch& batch, const Layer& layer);
+  void resize(Ready& ready, size_t rows) const;
+  void step(const Batch& batch, Place& place);
+  void layer_step(const Batch& batch, const Layer& layer, Place& place);
+  void embed(const Batch& batch, Place& place);
+  void make_ready(const Input& x, int row, Ready& to) const;
+  template <class Body>
+  void panels(const Input& x, int panels, Place& place, Body&& body);
+  template <class Body>
+  void product(const Matrix& matrix, const Input& x, Place& place, Body&& body);
+  void turn_and_store(const Batch& batch, const Layer& layer, Place& place);
+  void turn_token(const Batch& batch, const Layer& layer, int token);
   void turn(float* head, const std::vector<float>& norm, int64_t position, float scale) const;
-  void attend(const Batch& batch, const Layer& layer, int thread);
-  void merge_parts();
+  void attend(const Batch& batch, const Layer& layer, Place& place);
+  void attend(const Batch& batch, const Layer& layer, const Task& task, int thread);
+  void merge_parts(Place& place);
+  void merge(const Merge& merge);
   void put_heads(const float* out, const float* sums, int rows, int width, long row, int head);
-  void add_product(const Matrix& matrix, const Rows& x, int rows);
-  void feed_forward(const Layer& layer, const Rows& x, int rows);
-  void finish(const Batch& batch, int thread);
+  void add_product(const Matrix& matrix, const Input& x, Place& place);
+  void feed_forward(const Layer& layer, const Input& x, Place& place);
+  void predict(const Batch& batch, Place& place);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
 
   const Config config_;
@@ -105,11 +122,11 @@ class Decoder {
   Matrix embedding_, head_;
   std::vector<float> final_norm_;
   std::vector<float> cos_, sin_;
-  Buffer<float> hidden_, normed_, qkv_, queries_, mixed_, acted_, last_;
+  Buffer<float> hidden_, qkv_, queries_, mixed_, acted_;
   Buffer<float> parts_, part_tops_, part_sums_;
-  std::vector<Buffer<float>> own_normed_, outs_;
-  Digits digits_;
-  std::vector<Digits> own_digits_;
+  Ready ready_;
+  std::vector<Ready> own_ready_;
+  std::vector<Buffer<float>> outs_;
   std::vector<Scratch> scratch_;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;

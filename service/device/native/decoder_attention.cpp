@@ -37,31 +37,33 @@ void Decoder::plan_attention(const Batch& batch) {
   }
 }
 
-void Decoder::attend(const Batch& batch, const Layer& layer, int thread) {
+void Decoder::attend(const Batch& batch, const Layer& layer, Place& place) {
+  pool_.phase(place, int(tasks_.size()), [&](int begin, int end) {
+    for (int i = begin; i < end; i++) attend(batch, layer, tasks_[i], place.thread);
+  });
+}
+
+void Decoder::attend(const Batch& batch, const Layer& layer, const Task& task, int thread) {
   const int share = shape_.share(), width = padded(shape_.dim);
-  for (int index; (index = pool_.take()) < int(tasks_.size());) {
-    const Task& task = tasks_[index];
-    const Span& span = batch.span[task.span];
-    const long row = span.begin + task.first;
-    const long at = (long(task.head) * batch.tokens + row) * share;
-    const Piece piece{queries_.data() + at * shape_.dim,
-                      task.tokens * share,
-                      task.head,
-                      span.context_tokens + task.first + 1,
-                      task.from,
-                      task.to,
-                      batch.pages + span.first_page};
-    if (task.part >= 0) {
-      attention_.run(piece, layer.cache, scratch_[thread],
-                     parts_.data() + long(task.part) * share * width,
-                     part_tops_.data() + task.part * share, part_sums_.data() + task.part * share);
-      continue;
-    }
-    Scratch& scratch = scratch_[thread];
-    float* out = outs_[thread].data();
-    attention_.run(piece, layer.cache, scratch, out, scratch.tops.data(), scratch.sums.data());
-    put_heads(out, scratch.sums.data(), piece.rows, width, row, task.head);
+  const Span& span = batch.span[task.span];
+  const long row = span.begin + task.first;
+  const long at = (long(task.head) * batch.tokens + row) * share;
+  const Piece piece{queries_.data() + at * shape_.dim,
+                    task.tokens * share,
+                    task.head,
+                    span.context_tokens + task.first + 1,
+                    task.from,
+                    task.to,
+                    batch.pages + span.first_page};
+  Scratch& scratch = scratch_[thread];
+  if (task.part >= 0) {
+    attention_.run(piece, layer.cache, scratch, parts_.data() + long(task.part) * share * width,
+                   part_tops_.data() + task.part * share, part_sums_.data() + task.part * share);
+    return;
   }
+  float* out = outs_[thread].data();
+  attention_.run(piece, layer.cache, scratch, out, scratch.tops.data(), scratch.sums.data());
+  put_heads(out, scratch.sums.data(), piece.rows, width, row, task.head);
 }
 
 // [rows = tokens x share][width] divided by its sums, to the output's [tokens][heads x dim].
@@ -75,27 +77,30 @@ void Decoder::put_heads(const float* out, const float* sums, int rows, int width
   }
 }
 
-void Decoder::merge_parts() {
+void Decoder::merge_parts(Place& place) {
+  pool_.phase(place, int(merges_.size()), [&](int begin, int end) {
+    for (int i = begin; i < end; i++) merge(merges_[i]);
+  });
+}
+
+void Decoder::merge(const Merge& merge) {
   const int share = shape_.share(), width = padded(shape_.dim);
-  for (int index; (index = pool_.take()) < int(merges_.size());) {
-    const Merge& merge = merges_[index];
-    const long begin = long(merge.first) * share, end = begin + long(merge.count) * share;
-    for (int g = 0; g < share; g++) {
-      float top = -INFINITY, total = 0;
-      for (long r = begin + g; r < end; r += share) top = std::max(top, part_tops_.data()[r]);
-      float* first = parts_.data() + (begin + g) * width;
-      for (long r = begin + g; r < end; r += share) {
-        const float weight = std::exp(part_tops_.data()[r] - top);
-        const float* from = parts_.data() + r * width;
-        total += weight * part_sums_.data()[r];
-        for (int d = 0; d < width; d++)
-          first[d] = (r == begin + g ? 0.0f : first[d]) + weight * from[d];
-      }
-      part_sums_.data()[begin + g] = total;
+  const long begin = long(merge.first) * share, end = begin + long(merge.count) * share;
+  for (int g = 0; g < share; g++) {
+    float top = -INFINITY, total = 0;
+    for (long r = begin + g; r < end; r += share) top = std::max(top, part_tops_.data()[r]);
+    float* first = parts_.data() + (begin + g) * width;
+    for (long r = begin + g; r < end; r += share) {
+      const float weight = std::exp(part_tops_.data()[r] - top);
+      const float* from = parts_.data() + r * width;
+      total += weight * part_sums_.data()[r];
+      for (int d = 0; d < width; d++)
+        first[d] = (r == begin + g ? 0.0f : first[d]) + weight * from[d];
     }
-    put_heads(parts_.data() + begin * width, part_sums_.data() + begin, share, width, merge.row,
-              merge.head);
+    part_sums_.data()[begin + g] = total;
   }
+  put_heads(parts_.data() + begin * width, part_sums_.data() + begin, share, width, merge.row,
+            merge.head);
 }
 
 }  // namespace ps

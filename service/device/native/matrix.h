@@ -184,22 +184,6 @@ class Matrix {
 
 constexpr int kRowBlock = 48;  // rows of a piece: with one panel they stay in the second-level cache
 
-// Every panel and row block of a phase: `body(panel, first row, rows)`, on whichever thread asks.
-template <class Body>
-static inline void for_panels(Pool& pool, int rows, int panels, Body&& body) {
-  const int blocks = rows <= kRowBlock + kRows ? 1 : (rows + kRowBlock - 1) / kRowBlock;
-  const int block_rows = blocks == 1 ? rows : kRowBlock;
-  int run = panels * blocks / (pool.threads() * 8);
-  run = run < 1 ? 1 : run > panels ? panels : run;
-  const int runs = (panels + run - 1) / run;
-  for (int piece; (piece = pool.take()) < blocks * runs;) {
-    const int first = piece / runs * block_rows;
-    const int height = rows - first < block_rows ? rows - first : block_rows;
-    const int end = std::min(panels, (piece % runs + 1) * run);
-    for (int panel = piece % runs * run; panel < end; panel++) body(panel, first, height);
-  }
-}
-
 constexpr int kMostBlockRows = kRowBlock + kRows;
 
 }  // namespace ps

@@ -1,15 +1,20 @@
-// Threads that run one function together, with barriers inside it.
+// Threads that compute a step together, phase by phase.
 //
-// Between the phases of a step threads spin for some microseconds, since the next phase comes
-// sooner than a sleeping thread would wake; after that, and between steps, they sleep. Sleeping
-// matters where the gateway wants a core too: the system then moves the thread that it had put
-// aside to the core that fell idle, which it does not do while we spin there. Work inside a phase
-// is taken in small pieces from a shared counter, so that a thread put aside delays one piece.
+// A phase is a number of pieces of work, taken from a shared counter by whoever asks; it is over
+// when its pieces are done, not when all threads have been there. So a thread that the system
+// wakes late, or puts aside between two pieces, holds nobody up: it finds that nothing is left
+// and catches up. Pieces are large at first and single in the end, which keeps reads long and
+// waits short. What a thread waits for it waits for spinning for some microseconds, since the
+// next phase comes sooner than a sleeping thread would wake; after that, and between steps, it
+// sleeps. Sleeping matters where the gateway wants a core too: the system then moves a thread
+// that it had put aside to the core that fell idle, which it does not do while we spin there.
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -26,6 +31,12 @@ namespace ps {
 
 class Pool {
  public:
+  // One thread's way through a step: which thread it is, and the phase that comes next.
+  struct Place {
+    int thread;
+    uint32_t phase;
+  };
+
   explicit Pool(int threads) : threads_(threads) {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
   }
@@ -34,7 +45,6 @@ class Pool {
     {
       std::lock_guard<std::mutex> hold(mutex_);
       ending_ = true;
-      generation_++;
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
@@ -42,57 +52,81 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  // Run `body(thread)` on every thread, the caller's being thread 0; returns when all are done.
-  void run(const std::function<void(int)>& body) {
-    body_ = &body;
-    next_.store(0, std::memory_order_relaxed);
+  // Run `body(place)` on the caller, thread 0, and on every other thread that comes in time. The
+  // body must go through the same phases on each of them, and do no work outside of pieces.
+  void run(const std::function<void(Place&)>& body) {
+    Place place{0, over_.load(std::memory_order_relaxed)};
     {
       std::lock_guard<std::mutex> hold(mutex_);
+      body_ = &body;
+      first_phase_ = place.phase;
       generation_++;
     }
     wake_.notify_all();
-    body(0);
-    barrier();
+    body(place);
+    {
+      std::lock_guard<std::mutex> hold(mutex_);
+      body_ = nullptr;
+    }
+    until(inside_, [](uint32_t inside) { return inside == 0; });
   }
 
-  // All threads come here before any goes on; the counter of `take` starts again at 0.
-  void barrier() {
-    if (threads_ == 1) {
-      next_.store(0, std::memory_order_relaxed);
-      return;
+  // Do pieces [0, count) together with the other threads; all are done when this returns.
+  // `piece(begin, end)` may be called several times on a thread. What it reads was written in
+  // earlier phases; nobody writes it while this phase lasts.
+  template <class Piece>
+  void phase(Place& place, int count, Piece&& piece) {
+    if (count == 0) return;
+    const uint32_t phase = place.phase++;
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (uint32_t(ticket >> 32) == phase && int(uint32_t(ticket)) < count) {
+      const int begin = int(uint32_t(ticket));
+      const int many = std::max(1, (count - begin) / (2 * threads_));
+      if (!ticket_.compare_exchange_weak(ticket, ticket + many, std::memory_order_acq_rel))
+        continue;
+      piece(begin, begin + many);
+      if (done_.fetch_add(many, std::memory_order_acq_rel) + many == count) return end(phase);
+      ticket = ticket_.load(std::memory_order_acquire);
     }
-    unsigned phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-      phase_.notify_all();
-      return;
-    }
-    for (int spins = 0; spins < kSpins; spins++) {
-      if (phase_.load(std::memory_order_acquire) != phase) return;
-      PS_PAUSE();
-    }
-    phase_.wait(phase, std::memory_order_acquire);
+    // phases are counted for ever: the difference tells, also where the count wraps around
+    until(over_, [phase](uint32_t over) { return int32_t(over - phase) > 0; });
   }
-
-  // The next piece of this phase's work, for whoever asks first.
-  int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   static constexpr int kSpins = 500;  // some 10 microseconds
 
+  void end(uint32_t phase) {
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store(uint64_t(phase + 1) << 32, std::memory_order_release);
+    over_.store(phase + 1, std::memory_order_release);
+    over_.notify_all();
+  }
+
+  // Spin, then sleep.
+  template <class Holds>
+  static void until(const std::atomic<uint32_t>& value, Holds&& holds) {
+    for (int spins = 0; spins < kSpins; spins++) {
+      if (holds(value.load(std::memory_order_acquire))) return;
+      PS_PAUSE();
+    }
+    for (uint32_t now; !holds(now = value.load(std::memory_order_acquire));)
+      value.wait(now, std::memory_order_acquire);
+  }
+
   void work(int index) {
     unsigned seen = 0;
+    std::unique_lock<std::mutex> hold(mutex_);
     for (;;) {
-      {
-        std::unique_lock<std::mutex> hold(mutex_);
-        wake_.wait(hold, [&] { return generation_ != seen; });
-        seen = generation_;
-        if (ending_) return;
-      }
-      (*body_)(index);
-      barrier();
+      wake_.wait(hold, [&] { return ending_ || (body_ != nullptr && generation_ != seen); });
+      if (ending_) return;
+      seen = generation_;
+      Place place{index, first_phase_};
+      const auto& body = *body_;
+      inside_.fetch_add(1, std::memory_order_relaxed);
+      hold.unlock();
+      body(place);
+      if (inside_.fetch_sub(1, std::memory_order_release) == 1) inside_.notify_all();
+      hold.lock();
     }
   }
 
@@ -102,10 +136,12 @@ class Pool {
   std::condition_variable wake_;
   unsigned generation_ = 0;
   bool ending_ = false;
-  const std::function<void(int)>* body_ = nullptr;
-  alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<unsigned> phase_{0};
+  const std::function<void(Place&)>* body_ = nullptr;
+  uint32_t first_phase_ = 0;
+  alignas(64) std::atomic<uint64_t> ticket_{0};  // phase, and the piece that is next
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) std::atomic<uint32_t> over_{0};    // phases that are over
+  alignas(64) std::atomic<uint32_t> inside_{0};  // workers in the body
 };
 
 }  // namespace ps
