@@ -59,7 +59,7 @@ static PS_INLINE void walk_pairs(const int16_t* a, long stride, const int8_t* w,
                                  Ahead ahead, Ints (&sums)[R][kParts]) {
   Ints apart[U][R][kParts] = {};
   for (int k = 0; k + U <= pairs; k += U) {
-    __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
+    if constexpr (R > 1) __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
     PS_UNROLL for (int u = 0; u < U; u++) {
       Shorts group[kParts];
       PS_UNROLL for (int part = 0; part < kParts; part++)
