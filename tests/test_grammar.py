@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,14 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from grammar_world import JSON_OBJECT, World, regex, row, schema, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.device.grammar import MaskRows, Matcher, bit, end_tokens_only, mask_words
-from service.device.grammar_compiler import GrammarCompiler
-from service.device.sampler import Sampler
-from service.engine.inbox import GrammarReady
-from service.engine.plan import DecodeRow, Grammar, GrammarKind, SamplingParams, SlotStart
-from service.gateway.json_schemas import fault_of_schema
-from service.gateway.vocabulary import vocabulary_of
+from service.device.grammar import MaskRows, bit, end_tokens_only
+from service.engine.plan import Grammar, GrammarKind
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.gguf_tokenizer import gguf_tokenizer
-from service.text.tokenizer import Tokenizer
-from telemetry.clock import MonotonicClock
 
 # all of bounded length, so that any draw of tokens comes to an end
 SCHEMAS: list[dict[str, Any]] = [
@@ -50,87 +43,6 @@ SCHEMAS: list[dict[str, Any]] = [
      "required": ["l"], "additionalProperties": False},
 ]  # fmt: skip
 REGEXES = [r"[0-9]{3}-[0-9]{4}", r"(yes|no|maybe)", r"[a-f]{1,5}!", r"\d{1,3}(\.\d{1,3}){3}"]
-LONGEST = 120
-
-
-class World:
-    """A tokenizer, its compiler, and what the compiler has told."""
-
-    def __init__(self, tokenizer: Tokenizer, cached_grammars: int = 64) -> None:
-        self.tokenizer = tokenizer
-        self.vocab = tokenizer.vocab_size + 3  # a model with padding above its vocabulary
-        self.told: list[GrammarReady] = []
-        self.tellers: list[str] = []
-        self._news = threading.Condition()
-        self.compiler = GrammarCompiler(
-            vocabulary_of(tokenizer), self.vocab, MonotonicClock(), self._hear, cached_grammars
-        )
-        closing = (b'"', b"}", b"]", b",")
-        self.closing = [
-            i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) in closing
-        ]
-        self.end = tokenizer.eos_token_ids[0]
-
-    def _hear(self, news: GrammarReady) -> None:
-        with self._news:
-            self.told.append(news)
-            self.tellers.append(threading.current_thread().name)
-            self._news.notify_all()
-
-    def compiled(self, seq_id: int, grammar: Grammar) -> GrammarReady:
-        """Ask for a grammar and wait for the answer."""
-        self.compiler.request(seq_id, grammar)
-        with self._news:
-            assert self._news.wait_for(lambda: any(n.seq_id == seq_id for n in self.told), 30)
-        return next(news for news in self.told if news.seq_id == seq_id)
-
-    def sampler(self, *starts: SlotStart) -> Sampler:
-        sampler = Sampler(self.vocab, MonotonicClock(), self.compiler)
-        for start in starts:
-            sampler.start(start)
-        return sampler
-
-    def mask(self, matcher: Matcher) -> np.ndarray[Any, Any]:
-        row = np.zeros(mask_words(self.vocab), dtype=np.int32)
-        matcher.fill(row)
-        return row
-
-    def text_of(self, grammar: Grammar, weather: int, **fields: Any) -> str | None:
-        """A text drawn from random logits; None if it grew too long."""
-        sampler = self.sampler(start(0, grammar, ends=self.tokenizer.eos_token_ids, **fields))
-        source = torch.Generator().manual_seed(weather)
-        tokens: list[int] = []
-        for index in range(LONGEST):
-            logits = torch.randn(1, self.vocab, generator=source) * 3
-            logits[0, self.closing] += 6
-            token = sampler.sample([row(0, index)], logits)[0][0].token_id
-            if token in self.tokenizer.eos_token_ids:
-                return self.tokenizer.decode(tokens)
-            tokens.append(token)
-        return None
-
-
-def schema(value: Any) -> Grammar:
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value, ensure_ascii=False))
-
-
-def regex(source: str) -> Grammar:
-    return Grammar(GrammarKind.REGEX, source)
-
-
-JSON_OBJECT = Grammar(GrammarKind.JSON_OBJECT, "")
-
-
-def row(slot: int, index: int = 0) -> DecodeRow:
-    return DecodeRow(seq_id=slot, slot=slot, start=0, blocks=[], output_index=index)
-
-
-def start(
-    slot: int, grammar: Grammar | None, *, outputs: Sequence[int] = (), min_tokens: int = 0,
-    ends: Sequence[int] = (), **fields: Any,
-) -> SlotStart:  # fmt: skip
-    params = SamplingParams(**fields)
-    return SlotStart(slot, slot, params, [1], outputs, min_tokens, ends, grammar)
 
 
 @pytest.fixture(scope="module")
@@ -316,91 +228,3 @@ def test_masks_unpack_to_the_bits_that_were_set() -> None:
     forbidden = masks.forbidden(rows, torch.device("cpu"))
 
     assert [(~r).nonzero().flatten().tolist() for r in forbidden] == [[0, 31, 69], [32, 64]]
-
-
-def test_equal_grammars_are_compiled_once_and_the_worker_tells() -> None:
-    world = World(dummy_tokenizer("tiny"))
-    first = world.compiled(1, schema(SCHEMAS[0]))
-    second = world.compiled(2, schema(SCHEMAS[0]))
-    world.compiler.close()
-
-    assert (first.cached, first.error, first.compile_ns > 0) == (False, None, True)
-    assert second == GrammarReady(2, 0, True, None)
-    assert world.tellers[0].startswith("phasescope-grammar")
-
-
-def test_the_cache_is_bounded_and_what_fell_out_still_works() -> None:
-    world = World(dummy_tokenizer("tiny"), cached_grammars=2)
-    for seq_id, pattern in enumerate(["a", "b", "c", "a"]):
-        assert not world.compiled(seq_id, regex(pattern)).cached
-    assert world.compiler.matcher(regex("b")).allows([98, 256]) == 2
-    world.compiler.close()
-
-
-REFUSED = {
-    regex("(a"): "unclosed group",
-    regex("a{2,1}"): "repetition",
-    regex("(?=a)b"): "look-around",
-    regex(r"(a)\1"): "backreferences",
-    regex(r"[^\s\S]"): "no text satisfies",
-    regex("x{100000}"): "forces more than",
-    regex("a" * 70_000): "characters",
-    regex("a?" * 3000): "too complex",
-    Grammar(GrammarKind.EBNF, "root ::= ("): "Expected",
-    Grammar(GrammarKind.EBNF, "start: x"): 'unknown name: "x"',
-    Grammar(GrammarKind.EBNF, 'start: "a" start'): "forces more than",
-    schema({"type": "string", "minLength": 3, "maxLength": 2}): "minLength",
-    schema({"type": "integer", "minimum": 3, "maximum": 2}): "minimum",
-    schema({"allOf": [{"type": "string"}, {"type": "integer"}]}): "Unsatisfiable",
-    schema({"$ref": "#"}): "no text satisfies",
-    schema({"$ref": "https://example.com/x"}): "https://example.com/x",
-    schema({"type": "array", "uniqueItems": True}): "uniqueItems",
-    schema({"not": {"type": "null"}, "x-guidance": {"lenient": True}}): "not",
-    schema({"type": "string", "format": "shape"}): "shape",
-}
-
-
-@pytest.mark.parametrize(("grammar", "part"), REFUSED.items())
-def test_what_cannot_be_followed_is_refused_with_one_steady_line(
-    grammar: Grammar, part: str
-) -> None:
-    errors = []
-    for _ in range(2):
-        world = World(dummy_tokenizer("tiny"))
-        fresh, cached = world.compiled(1, grammar), world.compiled(2, grammar)
-        world.compiler.close()
-        assert cached.cached
-        assert fresh.error == cached.error
-        errors.append(fresh.error)
-
-    assert errors[0] is not None
-    assert errors[0] == errors[1]
-    assert part in errors[0]
-    assert "\n" not in errors[0]
-
-
-def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
-    rules = [f"r{i}: r{i + 1}" for i in range(5000)]
-    chain = Grammar(GrammarKind.EBNF, "\n".join(["start: r0", *rules, 'r5000: "b"']))
-    world = World(dummy_tokenizer("tiny"))
-
-    assert world.compiled(1, chain).error is None
-    assert world.compiler.matcher(chain).allows([98, 256]) == 2
-    world.compiler.close()
-
-
-def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:
-    path = Path(__file__).parents[1] / "benchmarks" / "data" / "schemas.json"
-    data = json.loads(path.read_text())
-    world = World(dummy_tokenizer("tiny"))
-    good = [world.compiled(i, schema(one["schema"])).error for i, one in enumerate(data["valid"])]
-    bad = [
-        fault_of_schema(json.dumps(one["schema"]))
-        or world.compiled(100 + i, schema(one["schema"])).error
-        for i, one in enumerate(data["invalid"])
-    ]
-    world.compiler.close()
-
-    assert good == [None] * 20
-    assert all(bad)
-    assert len(set(bad)) == 20

@@ -27,7 +27,7 @@ from service.gateway.errors import (
     not_ready,
     timed_out,
 )
-from service.gateway.formats import output_is_valid
+from service.gateway.formats import outputs_are_valid
 from service.gateway.http import read_body
 from service.gateway.mailbox import Interrupted, Mailbox
 from service.gateway.prompting import build_submits, encode_prompts
@@ -291,13 +291,9 @@ class Exchange:
 
     def _judge(self, request: GenerationRequest) -> None:
         """Whether constrained outputs that ended by themselves obey their constraint."""
-        grammar = request.grammar
-        if grammar is None:
-            return
-        whole = [choice for choice in self._choices if choice.end is EndReason.EOS]
-        verdicts = [output_is_valid(grammar, choice.full_text) for choice in whole]
-        known = [verdict for verdict in verdicts if verdict is not None]
-        self._witness.output_valid = all(known) if known else None
+        if request.grammar is not None:
+            whole = [choice.full_text for choice in self._choices if choice.end is EndReason.EOS]
+            self._witness.output_valid = outputs_are_valid(request.grammar, whole)
 
     def _usage(self) -> dict[str, Any]:
         first = self._choices[:: self._choices_a_prompt]

@@ -8,7 +8,7 @@ what is wrong and where.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -57,6 +57,13 @@ def output_is_valid(grammar: Grammar, text: str) -> bool | None:
             return matches(grammar.source, text, whole=True)
         case GrammarKind.EBNF:
             return None
+
+
+def outputs_are_valid(grammar: Grammar, texts: Iterable[str]) -> bool | None:
+    """Whether all do that can be checked; None when none can."""
+    verdicts = [output_is_valid(grammar, text) for text in texts]
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return all(known) if known else None
 
 
 def _wrong(message: str, param: str) -> ApiError:
