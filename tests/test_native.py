@@ -35,9 +35,11 @@ def quiet(stage: str) -> None:
     pass
 
 
-def native(weights: NumberKind, cache: NumberKind, rounding: torch.dtype) -> NativeDecoder:
+def native(
+    weights: NumberKind, cache: NumberKind, rounding: torch.dtype, threads: int = 2
+) -> NativeDecoder:
     source = open_weights(TINY)
-    return NativeDecoder(source, MAX_TOKENS, weights, cache, rounding, threads=2)
+    return NativeDecoder(source, MAX_TOKENS, weights, cache, rounding, threads)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,18 @@ def test_stored_formats_differ_from_float32_by_their_rounding(
 
     rms = ((ours - theirs).square().mean() / theirs.square().mean()).sqrt().item()
     assert least_rms <= rms < most_rms
+
+
+@pytest.mark.parametrize("weights", [NumberKind.FLOAT32, NumberKind.INT8])
+def test_threads_that_come_late_or_never_change_no_bit(weights: NumberKind) -> None:
+    """Far more threads than cores: most are still asleep, or put aside, when a phase is over."""
+    alone, crowd = (native(weights, NumberKind.FLOAT32, torch.float32, n) for n in (1, 12))
+    for number, rows in enumerate([[(40, 1)], [(9, 1)] * 7, [(0, 60), (30, 1), (3, 50)]]):
+        step = batch(rows, tables(rows, 40, number), number)
+        wanted = alone.forward(step, NativeKvCache(alone.spec, 40, NumberKind.FLOAT32))
+        for _ in range(150):
+            cache = NativeKvCache(crowd.spec, 40, NumberKind.FLOAT32)
+            assert torch.equal(crowd.forward(step, cache), wanted)
 
 
 def test_a_step_that_samples_nothing_gives_no_logits(exact: NativeDecoder) -> None:
