@@ -21,7 +21,7 @@ from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
 from service.device.precision import Precision
 from service.device.spec import DUMMY_SHAPES
-from service.device.weights.source import open_weights
+from service.device.weights.dummy import DummyWeights
 from telemetry.clock import MonotonicClock
 
 CPU = torch.device("cpu")
@@ -31,6 +31,17 @@ MAX_TOKENS = 1024
 Row = tuple[int, int]  # context tokens, query tokens
 
 
+class SharpWeights(DummyWeights):
+    """The tiny shape with an attention that prefers some tokens, as that of trained models does."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        sharper = 8.0 if "q_proj" in name or "k_proj" in name else 1.0
+        return super().tensor(name) * sharper
+
+
+SHARP = SharpWeights("tiny")
+
+
 def quiet(stage: str) -> None:
     pass
 
@@ -38,15 +49,14 @@ def quiet(stage: str) -> None:
 def native(
     weights: NumberKind, cache: NumberKind, rounding: torch.dtype, threads: int = 2
 ) -> NativeDecoder:
-    source = open_weights(TINY)
-    return NativeDecoder(source, MAX_TOKENS, weights, cache, rounding, threads)
+    return NativeDecoder(SHARP, MAX_TOKENS, weights, cache, rounding, threads)
 
 
 @pytest.fixture(scope="module")
 def reference() -> Decoder:
     attention = TorchPagedAttention(BLOCK_TOKENS, CPU)
     precision = Precision(torch.float32, torch.float32)
-    return Decoder(open_weights(TINY), attention, MAX_TOKENS, precision, CPU)
+    return Decoder(SHARP, attention, MAX_TOKENS, precision, CPU)
 
 
 @pytest.fixture(scope="module")
