@@ -1,9 +1,10 @@
 """What int8 weights and an int8 KV cache cost in quality and bring in speed.
 
-Quality: perplexity on `data/quality.txt` (public-domain prose) and how often the likeliest
-token is that of bfloat16 weights with a bfloat16 cache, teacher-forced in chunks of 128
-tokens, the widest step that the integer kernel takes. Speed: the executor alone, without
-scheduler or HTTP, formats interleaved over rounds; medians with their range.
+The native decoder in its formats, and the torch one beside it. Quality: perplexity on
+`data/quality.txt` (public-domain prose) and how often the likeliest token is that of torch
+with bfloat16 weights and a bfloat16 cache, teacher-forced in chunks of 128 tokens, the widest
+step that torch's integer kernel takes. Speed: the executor alone, without scheduler or HTTP,
+formats interleaved over rounds; medians with their range.
 
     .venv/bin/python -m benchmarks.quality [--rounds 7] [--threads 2]
 """
@@ -11,26 +12,31 @@ scheduler or HTTP, formats interleaved over rounds; medians with their range.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.machine import machine
+from benchmarks.machine import CORES, machine
 from service.config import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.backends import TORCH_BLOCK_TOKENS as BLOCK_TOKENS
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvCache, KvFormat, PlainKvCache, make_cache, page_bytes
+from service.device.kv_cache import KvFormat, PlainKvCache, make_cache, page_bytes
 from service.device.model import Decoder
+from service.device.native.cache import NativeKvCache, native_page_bytes
+from service.device.native.decoder import NativeDecoder
+from service.device.native.library import NumberKind
 from service.device.precision import choose_precision
 from service.device.quantize import choose_matrix_format
-from service.device.torch_executor import TorchExecutor
-from service.device.weights.source import open_weights
+from service.device.torch_executor import StepDecoder, TorchExecutor
+from service.device.weights.source import WeightSource, open_weights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from service.model_store import ensure_default_model
 from service.text.tokenizer import load_tokenizer
@@ -45,6 +51,7 @@ DECODE_STEPS = 8
 BATCHES = (1, 8, 16)
 LONGEST_TOKENS = 4096
 PAGES = 2 * LONGEST_TOKENS // BLOCK_TOKENS
+KINDS = {"bfloat16": NumberKind.BFLOAT16, "int8": NumberKind.INT8}
 
 
 @dataclass
@@ -77,19 +84,18 @@ class RoundedKvCache(PlainKvCache):
 
 @dataclass
 class Variant:
-    """One way to hold weights and cache, ready to compute."""
+    """One way to hold weights and cache, ready to compute. `cell_bytes` are of one token's KV."""
 
     name: str
-    label: str
-    decoder: Decoder
-    cache: KvCache
-    compute: torch.dtype
+    decoder: StepDecoder[Any]
+    cache: Any
+    cell_bytes: int
 
-    def logits(self, ids: list[int], chunk_tokens: int) -> torch.Tensor:
+    def logits(self, ids: list[int]) -> torch.Tensor:
         """float32 [tokens, vocab], each position given all the true tokens before it."""
         parts = []
-        for start in range(0, len(ids), chunk_tokens):
-            tokens = torch.tensor(ids[start : start + chunk_tokens])
+        for start in range(0, len(ids), CHUNK_TOKENS):
+            tokens = torch.tensor(ids[start : start + CHUNK_TOKENS])
             places = torch.arange(start, start + len(tokens))
             blocks = tuple(range(-(-(start + len(tokens)) // BLOCK_TOKENS)))
             span = SequenceSpan(0, len(tokens), start, blocks)
@@ -99,37 +105,37 @@ class Variant:
         return torch.cat(parts)
 
 
-def load(name: str, model: ModelRef, dtype: str = "bfloat16", weights: str = "auto") -> Variant:
-    """Weights of a format with a plain cache."""
-    precision = choose_precision(dtype, CPU)
+def torch_variant(name: str, source: WeightSource, weights: str) -> Variant:
+    """The reference's way."""
+    precision = choose_precision("bfloat16", CPU)
     matrices = choose_matrix_format(weights, precision.compute, CPU)
-    source = open_weights(model)
     attention = TorchPagedAttention(BLOCK_TOKENS, CPU)
     decoder = Decoder(source, attention, LONGEST_TOKENS, precision, CPU, matrices=matrices)
-    label = "; ".join(filter(None, (precision.label, matrices.label)))
-    cache = make_cache(KvFormat.PLAIN, source.spec, PAGES, BLOCK_TOKENS, precision.compute, CPU)
-    return Variant(name, label, decoder, cache, precision.compute)
+    spec, compute = source.spec, precision.compute
+    cache = make_cache(KvFormat.PLAIN, spec, PAGES, BLOCK_TOKENS, compute, CPU)
+    return Variant(name, decoder, cache, page_bytes(spec, 1, compute, KvFormat.PLAIN))
 
 
-def with_int8_cache(variant: Variant, name: str) -> Variant:
-    spec = variant.decoder.spec
-    cache = make_cache(KvFormat.INT8, spec, PAGES, BLOCK_TOKENS, variant.compute, CPU)
-    return replace(variant, name=name, cache=cache)
+def native_variant(source: WeightSource, weights: str, cache: str, threads: int) -> Variant:
+    """What `--executor native` serves with."""
+    decoder = NativeDecoder(
+        source, LONGEST_TOKENS, KINDS[weights], KINDS[cache], torch.bfloat16, threads
+    )
+    pages = NativeKvCache(source.spec, PAGES, KINDS[cache])
+    cell_bytes = native_page_bytes(source.spec, KINDS[cache]) // BLOCK_TOKENS
+    return Variant(f"{weights} weights, {cache} KV", decoder, pages, cell_bytes)
 
 
-def variants(model: ModelRef) -> list[Variant]:
+def variants(model: ModelRef, threads: int) -> list[Variant]:
     """The reference first."""
-    bfloat16 = load("bfloat16", model)
-    spec = bfloat16.decoder.spec
-    rounded = RoundedKvCache(spec, PAGES, BLOCK_TOKENS, bfloat16.compute, CPU)
-    int8 = load("int8 weights", model, weights="int8")
+    source = open_weights(model)
+    plain = torch_variant("torch, bfloat16", source, "auto")
+    rounded = RoundedKvCache(source.spec, PAGES, BLOCK_TOKENS, torch.float32, CPU)
     return [
-        replace(bfloat16, name="bfloat16, bfloat16 KV", cache=rounded),
-        bfloat16,
-        load("float32", model, dtype="float32"),
-        with_int8_cache(bfloat16, "int8 KV"),
-        int8,
-        with_int8_cache(int8, "int8 weights and KV"),
+        replace(plain, name="torch, bfloat16, KV rounded to bfloat16", cache=rounded),
+        plain,
+        torch_variant("torch, int8 weights", source, "int8"),
+        *(native_variant(source, w, kv, threads) for w, kv in itertools.product(KINDS, KINDS)),
     ]
 
 
@@ -169,20 +175,14 @@ def measure_quality(known: list[Variant], ids: list[int]) -> list[Quality]:
     results: list[Quality] = []
     truth = None
     targets = torch.tensor(ids[1:])
-    passes = [(variant, variant.name, CHUNK_TOKENS) for variant in known]
-    passes += [
-        (v, f"{v.name}, steps of {WIDE_CHUNK_TOKENS}", WIDE_CHUNK_TOKENS)
-        for v in known
-        if v.name == "int8 weights"
-    ]
-    for variant, name, chunk_tokens in passes:
-        logits = variant.logits(ids, chunk_tokens)
+    for variant in known:
+        logits = variant.logits(ids)
         best = logits.argmax(dim=-1)
         truth = best if truth is None else truth
         loss = torch.nn.functional.cross_entropy(logits[:-1], targets)
         agreement = (best == truth).float().mean()
-        results.append(Quality(name, math.exp(float(loss)), float(agreement)))
-        print(f"{name}: perplexity {results[-1].perplexity:.3f}", flush=True)
+        results.append(Quality(variant.name, math.exp(float(loss)), float(agreement)))
+        print(f"{variant.name}: perplexity {results[-1].perplexity:.3f}", flush=True)
     return results
 
 
@@ -242,8 +242,7 @@ def table(quality: list[Quality], speed: list[Speed], known: list[Variant]) -> s
                     f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})"
                 )
         if cells:
-            kv_bytes = page_bytes(variant.decoder.spec, 1, variant.compute, variant.cache.format)
-            lines.append(f"| {variant.name} | {kv_bytes} | {' | '.join(cells)} |")
+            lines.append(f"| {variant.name} | {variant.cell_bytes} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -251,21 +250,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "quality.json")
-    parser.add_argument("--threads", type=int, help="compute threads; torch's own number")
+    parser.add_argument("--threads", type=int, default=CORES, help="compute threads")
     args = parser.parse_args()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)
     path = ensure_default_model(print)
     model = ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
     ids = load_tokenizer(model).encode((HERE / "data" / "quality.txt").read_text())
-    known = variants(model)
+    known = variants(model, args.threads)
     quality = measure_quality(known, ids)
     speed = measure_speed(known[1:], args.rounds)
     about = {
         "machine": machine(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "kernels": {variant.name: variant.label for variant in known},
+        "threads": args.threads,
         "text_tokens": len(ids),
         "context_tokens": CONTEXT_TOKENS,
         "rounds": args.rounds,
