@@ -154,9 +154,7 @@ void Decoder::step(const Batch& batch, Place& place) {
 
 void Decoder::layer_step(const Batch& batch, const Layer& layer, Place& place) {
   const int rows = batch.tokens;
-  const Input hidden{hidden_.data(), hidden_stride_, config_.hidden, rows, nullptr, nullptr};
-  Input x = hidden;
-  x.norm = layer.input_norm.data();
+  Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, layer.input_norm.data(), nullptr};
   product(layer.qkv, x, place, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
