@@ -73,7 +73,7 @@ def facts_of(arrivals: list[Arrived]) -> list[Fact]:
     return sorted((arrived.fact for arrived in arrivals), key=fact_ns)
 
 
-def started(at_ns: int = EPOCH_NS - 1, pid: int = 77) -> EngineStarted:
+def started(at_ns: int = EPOCH_NS - 1_000 * US, pid: int = 77) -> EngineStarted:
     return EngineStarted(
         at_ns, pid, "model", "torch-cpu", "float32", 64, 4, 64, 8, 16, True, 1, 1000, 1_000_000
     )

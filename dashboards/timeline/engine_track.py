@@ -152,10 +152,13 @@ def _name(step: StepRecorded) -> str:
 
 
 def _parts(step: StepRecorded, begin_ns: int) -> list[Slice]:
-    """Between the stamps, which are kept in order; parts without length are left out."""
+    """Between the stamps, which are kept in order; parts without length are left out.
+
+    An executor that computes within its launch begins the forward pass before that returns.
+    """
     stamps = (
         ("plan", step.planned_ns),
-        ("launch", step.launched_ns),
+        ("launch", min(step.launched_ns, step.forward_ns)),
         ("in flight", step.forward_ns),
         ("forward", step.sample_ns),
         ("sample", step.collected_ns),

@@ -7,6 +7,7 @@ preemptions, stalls. The sequences of a request with several choices have rows o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ class RequestTrack:
         end_ns = timeline.ended.at_ns
         for sequence in timeline.sequences:
             slot = held.by_sequence.get(sequence.seq_id, held.slot)
-            inner = self._sequence_slices(sequence, end_ns)
+            inner = self._sequence_slices(sequence)
             if slot == held.slot:
                 first += inner
             else:
@@ -150,23 +151,10 @@ class RequestTrack:
                 if stall.token_ns == piece.end_ns:
                     self._finishes.setdefault(stall, (row, piece.end_ns - 1))
 
-    def _sequence_slices(self, sequence: SequenceTimeline, end_ns: int) -> list[Slice]:
-        slices = [
-            Slice(
-                f"wait: {wait.reason.value}",
-                "wait",
-                wait.start_ns,
-                wait.end_ns,
-                {} if wait.holder_seq_id is None else {"behind_seq_id": wait.holder_seq_id},
-            )
-            for wait in sequence.waits
-        ]
-        slices += [
-            Slice("preempted", "preempted", gap.start_ns, gap.end_ns, {"step": gap.step_id})
-            for gap in sequence.preempted
-        ]
-        slices += self._stall_slices(sequence)
-        return slices + _chunk_slices(sequence)
+    def _sequence_slices(self, sequence: SequenceTimeline) -> list[Slice]:
+        chunks = _chunk_slices(sequence)
+        between = [*_wait_slices(sequence), *_preempted_slices(sequence)]
+        return [*_after_chunks(between, chunks), *self._stall_slices(sequence), *chunks]
 
     def _stall_slices(self, sequence: SequenceTimeline) -> list[Slice]:
         stalls = {stall.token_ns: stall for stall in self._stalls.get(sequence.seq_id, ())}
@@ -247,6 +235,37 @@ def _chunk_slices(sequence: SequenceTimeline) -> list[Slice]:
         slices.append(Slice("prefill chunk", "chunk", start_ns, chunk.end_ns, args))
         last_ns = chunk.end_ns
     return slices
+
+
+def _wait_slices(sequence: SequenceTimeline) -> list[Slice]:
+    return [
+        Slice(
+            f"wait: {wait.reason.value}",
+            "wait",
+            wait.start_ns,
+            wait.end_ns,
+            {} if wait.holder_seq_id is None else {"behind_seq_id": wait.holder_seq_id},
+        )
+        for wait in sequence.waits
+    ]
+
+
+def _preempted_slices(sequence: SequenceTimeline) -> list[Slice]:
+    return [
+        Slice("preempted", "preempted", gap.start_ns, gap.end_ns, {"step": gap.step_id})
+        for gap in sequence.preempted
+    ]
+
+
+def _after_chunks(slices: list[Slice], chunks: list[Slice]) -> list[Slice]:
+    """What was decided for the next step while a chunk was in flight is drawn from its end."""
+    starts_ns = [chunk.start_ns for chunk in chunks]
+    moved: list[Slice] = []
+    for piece in slices:
+        index = bisect_right(starts_ns, piece.start_ns) - 1
+        start_ns = max(piece.start_ns, chunks[index].end_ns) if index >= 0 else piece.start_ns
+        moved.append(Slice(piece.name, piece.category, start_ns, piece.end_ns, piece.args))
+    return moved
 
 
 def _within(whole: Slice, slices: list[Slice]) -> list[Slice]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -51,7 +51,8 @@ class TraceWriter:
         self._flows = 0
         self._file: BinaryIO
         if path.suffix == ".gz":
-            self._file = gzip.open(path, "wb", _GZIP_LEVEL)  # type: ignore[assignment]
+            packed = gzip.open(path, "wb", _GZIP_LEVEL)  # noqa: SIM115 (closed by __exit__)
+            self._file = cast(BinaryIO, packed)
         else:
             self._file = path.open("wb")
         self._file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
