@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,7 @@ from served import facts_of, served, started
 from service.cli.main import main
 from telemetry import journal_format as form
 from telemetry.clock import ManualClock
-from telemetry.journal import Journal, write_journal
+from telemetry.journal import CAPACITY_BYTES, Journal, write_journal
 from telemetry.journal_reader import (
     JournalDamaged,
     JournalError,
@@ -133,16 +134,14 @@ def test_facts_wait_no_longer_than_a_second_before_they_are_compressed() -> None
 
 
 def heavy_step(step_id: int, rows: int) -> StepRecorded:
-    """A full batch of decodes in mid-conversation, 100 steps a second."""
+    """A full batch of decodes in mid-conversation, 100 steps a second; a row lasts a few seconds,
+    then another sequence has it."""
     at_ns = step_id * 10 * MS + (step_id * 7919) % 100_003
     stamps = [at_ns + offset * 1003 for offset in (0, 40, 90, 120, 8800, 9100, 9400)]
     return StepRecorded(
         step_id,
         *stamps,
-        tuple(
-            Row(900 + seq, False, 1, 200 + (seq * 37) % 3000 + step_id, 0, 1, False)
-            for seq in range(rows)
-        ),
+        tuple(_row(step_id + 37 * place, place) for place in range(rows)),
         (),
         (),
         2048,
@@ -153,6 +152,12 @@ def heavy_step(step_id: int, rows: int) -> StepRecorded:
         300,
         60_000,
     )
+
+
+def _row(age: int, place: int) -> Row:
+    turn, done = divmod(age, 150 + place % 100)
+    context = 100 + (place * 37 + turn * 911) % 3000 + done
+    return Row(900 + 256 * turn + place, False, 1, context, 0, 1, False)
 
 
 def test_the_journal_stays_within_its_memory_and_drops_the_oldest(tmp_path: Path) -> None:
@@ -170,6 +175,7 @@ def test_the_journal_stays_within_its_memory_and_drops_the_oldest(tmp_path: Path
     read = open_journal(tmp_path / "kept.journal")
 
     assert most <= capacity
+    assert 30_000 * most / stats.facts <= CAPACITY_BYTES  # so five minutes fit by default
     assert stats.bytes > capacity * 0.9
     assert stats.is_short
     assert stats.facts + stats.facts_dropped == 6000
@@ -180,6 +186,24 @@ def test_the_journal_stays_within_its_memory_and_drops_the_oldest(tmp_path: Path
     assert read.header.facts_dropped == stats.facts_dropped
     assert stats.covered_ns == pytest.approx(stats.facts * 10 * MS, rel=0.01)
     assert sum(map(len, journal.frames("request"))) <= capacity * 1.01
+
+
+def test_the_interpreter_agrees_that_the_memory_is_bounded() -> None:
+    """What was allocated, and not only what the journal says of itself."""
+    capacity = 1 << 20
+    clock = ManualClock()
+    journal = Journal(clock, capacity)
+    tracemalloc.start()
+    try:
+        for number in range(2500):
+            clock.advance(10 * MS)
+            journal.on_facts([heavy_step(number, 128)])
+        allocated_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert journal.stats().facts_dropped > 400
+    assert capacity * 0.9 < allocated_bytes < capacity * 1.5
 
 
 def test_many_live_requests_count_against_the_memory_too() -> None:
