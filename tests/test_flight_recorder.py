@@ -277,6 +277,18 @@ def test_an_engine_without_work_that_it_could_do_is_not_stalled(after: list[Fact
     assert watchdog.check(100 * SECOND) is None
 
 
+def test_an_engine_whose_steps_are_long_is_given_three_times_the_longest() -> None:
+    """A slow machine is not a stalled one; a stall's own length does not count."""
+    watchdog = StallWatchdog(10 * SECOND)
+    watchdog.on_facts([started(0), submitted(at=2), step(0, 4, 9004, [prefill()])])
+    assert not watchdog.is_stalled(35 * SECOND)
+    assert watchdog.check(37 * SECOND) is not None
+    watchdog.on_facts([step(1, 9004, 60_000, [decode()])])
+
+    assert not watchdog.is_stalled(86 * SECOND)
+    assert watchdog.is_stalled(88 * SECOND)
+
+
 def test_work_counts_from_when_it_can_be_done() -> None:
     """A grammar that compiles and a reader that pauses stop the clock."""
     watchdog = StallWatchdog(10 * SECOND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from facts import (
     MS,
@@ -26,14 +27,22 @@ from served import facts_of, served, started
 
 from dashboards.timeline.build import Drawn, write_timeline
 from dashboards.timeline.engine_track import ranges
+from dashboards.timeline.host_track import HostTrack
 from dashboards.timeline.request_track import Stall
-from dashboards.timeline.trace import Slice, Slots, nested
+from dashboards.timeline.trace import Slice, Slots, TraceWriter, nested
 from service.cli.main import main
 from telemetry.clock import ManualClock
 from telemetry.journal import Journal, write_journal
 from telemetry.journal_reader import open_journal
 from telemetry.reasons import EndReason
-from telemetry.records import EngineDied, Fact, RequestParsed, StallDetected, StepRecorded
+from telemetry.records import (
+    CacheFlushed,
+    EngineDied,
+    Fact,
+    RequestParsed,
+    StallDetected,
+    StepRecorded,
+)
 
 
 def drawn(
@@ -256,3 +265,38 @@ def test_a_row_is_taken_again_only_by_what_begins_after_its_last_end() -> None:
 )
 def test_ids_are_told_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+class GpuSampled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    at_ns: int
+    gpu: str
+    power_w: float | None
+    memory_used_bytes: int | None
+
+
+class HostPaused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    at_ns: int
+    begin_ns: int
+    end_ns: int
+    process: str
+    cause: str
+
+
+def test_facts_of_other_kinds_are_drawn_by_their_shape(tmp_path: Path) -> None:
+    """Samples are counters, without a point where nothing was measured; pauses are slices."""
+    path = tmp_path / "host.json"
+    with TraceWriter(path, 0, {}) as trace:
+        track = HostTrack(trace)
+        track.take(GpuSampled(10 * MS, "0", 250.5, None))  # type: ignore[arg-type]
+        track.take(HostPaused(30 * MS, 20 * MS, 30 * MS, "engine", "gc"))  # type: ignore[arg-type]
+        track.take(HostPaused(35 * MS, 25 * MS, 35 * MS, "engine", "gc"))  # type: ignore[arg-type]
+        track.take(HostPaused(33 * MS, 21 * MS, 33 * MS, "gateway", "gc"))  # type: ignore[arg-type]
+        track.take(CacheFlushed(40 * MS, 7, 12))
+    found = checked(path)
+
+    assert [(e["name"], e["args"]) for e in found.phase("C")] == [("gpu power_w", {"value": 250.5})]
+    assert [(start_ns(s) // MS, end_ns(s) // MS) for s in found.phase("X")] == [
+        (20, 30), (30, 35), (21, 33),
+    ]  # fmt: skip
+    assert len({s["tid"] for s in found.phase("X")}) == 2
+    assert [(e["name"], e["args"]["blocks"]) for e in found.phase("i")] == [("CacheFlushed", 12)]
