@@ -25,7 +25,7 @@ from served import started
 
 from telemetry.clock import ManualClock
 from telemetry.dumps import PAUSE_NS, Dump, DumpReason, DumpRefused, Dumps
-from telemetry.flight_recorder import FlightRecorder
+from telemetry.flight_recorder import FlightRecorder, Poke
 from telemetry.journal import Journal
 from telemetry.journal_files import FolderInUse, JournalFiles
 from telemetry.journal_reader import open_journal, read_journal
@@ -56,6 +56,7 @@ class Recording:
         capacity: int = 1 << 20,
         journal_folder: Path | None = None,
         stall_ns: int = 10 * SECOND,
+        poke: Poke | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.lane = Lane()
@@ -71,6 +72,7 @@ class Recording:
             folder,
             kept,
             files,
+            poke,
         )
         self.recorder.attach()
 
@@ -247,6 +249,22 @@ def test_an_engine_that_commits_no_step_although_it_has_work_is_stalled_once(
     assert (stall.last_step_id, stall.sequences, stall.engine_pid) == (7, 1, 77)
     assert recording.reasons() == ["stall"]
     assert recording.recorder.stats().stalls == 1
+
+
+@pytest.mark.parametrize("loop_answers", [True, False])
+def test_a_stall_tells_whether_the_gateways_own_loop_answered(
+    tmp_path: Path, loop_answers: bool
+) -> None:
+    """A loop that is blocked reads no news of the engine: then the engine is not to blame."""
+    recording = Recording(tmp_path, poke=lambda callback: callback() if loop_answers else None)
+    recording.give(*busy())
+    for _ in range(4 * 12):
+        recording.tick()
+    (path,) = recording.dumps()
+    (stall,) = [fact for fact in read_journal(path) if isinstance(fact, StallDetected)]
+
+    assert stall.loop_silent_ns is not None
+    assert (stall.loop_silent_ns > 9 * SECOND) is not loop_answers
 
 
 def test_the_next_step_ends_a_stall_and_another_one_is_told_again(tmp_path: Path) -> None:
