@@ -26,6 +26,7 @@ from service.gateway.supervisor import EngineStartFailed, Supervisor
 from service.gateway.vocabulary import vocabulary_of
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry import prometheus
+from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.drain_rate import DrainRate
 from telemetry.gpu import GpuSampler
@@ -59,6 +60,7 @@ class Telemetry:
     exporter: SpanExporterThread | None
     gpu: GpuSampler
     drain_rate: DrainRate
+    accountant: Accountant
 
     def current(self) -> Snapshot:
         with self.pump.lock:
@@ -72,6 +74,11 @@ class Telemetry:
         with self.pump.lock:
             self.pump.run_once()
             return self.timelines.get(request_id, self.phases, self.clock.now_ns())
+
+    def harm(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return msgspec.json.encode(self.accountant.harm.report())
 
     def diagnosis(self) -> bytes:
         with self.pump.lock:
@@ -122,7 +129,8 @@ def build_telemetry(
     listeners = [timelines.on_timeline, window.on_timeline]
     if exporter is not None:
         listeners.append(exporter.on_timeline)
-    phases = PhaseFold(listeners, [histograms.on_measured])
+    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    phases = PhaseFold(listeners, [histograms.on_measured], accountant)
     for lane in lanes:
         pump.add_lane(lane)
     pump.add_fold("phases", phases)
@@ -135,7 +143,17 @@ def build_telemetry(
         costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
         pump.add_fold("step_cost", costs)
     return Telemetry(
-        clock, pump, phases, window, histograms, timelines, diagnoser, exporter, gpu, drain_rate
+        clock,
+        pump,
+        phases,
+        window,
+        histograms,
+        timelines,
+        diagnoser,
+        exporter,
+        gpu,
+        drain_rate,
+        accountant,
     )
 
 

@@ -153,7 +153,8 @@ class SpanExporterThread:
 def _span_count(timeline: RequestTimeline) -> int:
     """Spans that a tree has, without building it."""
     inner = sum(len(s.chunks) + len(s.preempted) for s in timeline.sequences)
-    return 1 + len(timeline.phases) + inner
+    stalls = len(timeline.account.stalls) if timeline.account else 0
+    return 1 + len(timeline.phases) + inner + stalls
 
 
 def service_resource(service_name: str | None) -> Resource:

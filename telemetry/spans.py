@@ -10,16 +10,18 @@ the server, and say so in `error.type` and `phasescope.outcome`. Finished ones a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from telemetry.clock import WallAnchor
+from telemetry.ledger import Stall
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline
 from telemetry.reasons import Outcome, Phase, WaitReason
 
@@ -27,6 +29,7 @@ SCOPE = InstrumentationScope("phasescope", "1")
 MAX_CHUNKS = 256
 MAX_SLOW_GAPS = 16
 MAX_HOLDS = 64
+MAX_STALLS = 64
 _HOLDS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
 _SLOW_FACTOR = 2
 
@@ -102,8 +105,8 @@ class _Tree:
         )
 
     def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Holds, preemptions and prefill chunks that begin within the phase."""
-        spans = self._holds_in(phase, parent)
+        """Holds, stalls, preemptions and prefill chunks that begin within the phase."""
+        spans = self._holds_in(phase, parent) + self._stalls_in(phase, parent)
         gaps = [
             gap
             for sequence in self._timeline.sequences
@@ -138,6 +141,27 @@ class _Tree:
                     found.append(self._span(name, context, wait.start_ns, end_ns, attributes))
         return found[:MAX_HOLDS]
 
+    def _stalls_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """Late tokens, each linked to the chunk of the request that made it late."""
+        account = self._timeline.account
+        if account is None:
+            return []
+        found: list[ReadableSpan] = []
+        for stall in account.stalls[:MAX_STALLS]:
+            if _begins_in(stall.begin_ns, phase):
+                end_ns = min(stall.end_ns, phase.end_ns)
+                found.append(
+                    self._span(
+                        "stall",
+                        parent.context,
+                        stall.begin_ns,
+                        end_ns,
+                        stall_attributes(stall),
+                        links=_culprit_link(stall),
+                    )
+                )
+        return found
+
     def _chunks_in(self, phase: PhaseSpan) -> list[ChunkSpan]:
         found = [
             chunk
@@ -156,7 +180,11 @@ class _Tree:
             "phasescope.chunk.recompute_tokens": chunk.recompute_tokens,
         }
         end_ns = min(chunk.end_ns, phase.end_ns)
-        return self._span("prefill.chunk", holder.context, chunk.start_ns, end_ns, attributes)
+        span_id = chunk_span_id(self._timeline.accepted.trace_id, chunk.seq_id, chunk.step_id)
+        context = holder.context
+        return self._span(
+            "prefill.chunk", context, chunk.start_ns, end_ns, attributes, span_id=span_id
+        )
 
     def _span(
         self,
@@ -168,14 +196,17 @@ class _Tree:
         events: Sequence[Event] = (),
         kind: SpanKind = SpanKind.INTERNAL,
         status: Status | None = None,
+        links: Sequence[Link] = (),
+        span_id: int | None = None,
     ) -> ReadableSpan:
         return ReadableSpan(
             name=name,
-            context=self._context(int(self._new_span_id(), 16)),
+            context=self._context(span_id or int(self._new_span_id(), 16)),
             parent=parent,
             resource=self._resource,
             attributes=attributes,
             events=events,
+            links=links,
             kind=kind,
             instrumentation_scope=SCOPE,
             status=status or Status(StatusCode.UNSET),
@@ -186,6 +217,46 @@ class _Tree:
     def _context(self, span_id: int, remote: bool = False) -> SpanContext:
         flags = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(self._trace_id, span_id, remote, flags, self._state)
+
+
+def chunk_span_id(trace_id: str, seq_id: int, step_id: int) -> int:
+    """The id of a prefill chunk's span, known to whoever knows the chunk: the span of a late
+    token points to it before, after or without that span being built."""
+    name = f"{trace_id}/{seq_id}/{step_id}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) or 1
+
+
+def _culprit_link(stall: Stall) -> tuple[Link, ...]:
+    trace_id, seq_id, step_id = (
+        stall.culprit_trace_id,
+        stall.culprit_seq_id,
+        stall.culprit_step_id,
+    )
+    if trace_id is None or seq_id is None or step_id is None:
+        return ()
+    span_id = chunk_span_id(trace_id, seq_id, step_id)
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    context = SpanContext(int(trace_id, 16), span_id, True, flags)
+    return (Link(context, {"phasescope.link": "culprit"}),)
+
+
+def stall_attributes(stall: Stall) -> Attributes:
+    """What made the token late, by whom, and the parts of the gap in ms."""
+    attributes: Attributes = {
+        "phasescope.seq_id": stall.seq_id,
+        "phasescope.stall.gap_ms": (stall.end_ns - stall.begin_ns) / 1e6,
+        "phasescope.stall.target_ms": stall.target_ns / 1e6,
+        "phasescope.stall.part": stall.part.value,
+        "phasescope.stall.part_ms": stall.part_ns / 1e6,
+    }
+    optional: Mapping[str, AttributeValue | None] = {
+        "phasescope.stall.reason": stall.reason or None,
+        "phasescope.stall.cause": stall.cause,
+        "phasescope.culprit.request_id": stall.culprit_request_id,
+        "phasescope.culprit.trace_id": stall.culprit_trace_id,
+        "phasescope.culprit.step_id": stall.culprit_step_id,
+    }
+    return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
 def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
@@ -237,7 +308,18 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
-    return attributes | _latencies(timeline) | _finish_reasons(timeline)
+    return attributes | _latencies(timeline) | _finish_reasons(timeline) | _shares(timeline)
+
+
+def _shares(timeline: RequestTimeline) -> Attributes:
+    """The ledger by part, in ms; they add up to the span."""
+    account = timeline.account
+    if account is None:
+        return {}
+    parts = account.ledger.by_part()
+    found: Attributes = {f"phasescope.time.{p.value}_ms": ns / 1e6 for p, ns in parts.items() if ns}
+    found["phasescope.stalls"] = len(account.stalls) + account.stalls_cut
+    return found
 
 
 def _latencies(timeline: RequestTimeline) -> Attributes:

@@ -45,6 +45,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/startup", _startup),
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
+        ("/debug/harm", _harm),
         ("/debug/requests/{request_id}", _request),
     ]
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
@@ -124,6 +125,11 @@ async def _snapshot(state: GatewayState, request: Request) -> Response:
 
 async def _diagnosis(state: GatewayState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(state.views.diagnosis))
+
+
+async def _harm(state: GatewayState, request: Request) -> Response:
+    """Whose work took others' time."""
+    return json_response(await asyncio.to_thread(state.views.harm))
 
 
 async def _request(state: GatewayState, request: Request) -> Response:

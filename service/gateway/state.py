@@ -30,6 +30,10 @@ class Views(Protocol):
         """JSON with the ranked findings."""
         ...
 
+    def harm(self) -> bytes:
+        """JSON: whose work took others' time."""
+        ...
+
     def metrics(self) -> tuple[str, bytes]:
         """Content type and exposition."""
         ...
