@@ -7,7 +7,9 @@ of k has n * (k + n / 2) of them. Decode tokens attend to `context` tokens each.
 is what prompt and decode rows cost each other; P and D are their tokens.
 
 Unlike `step_cost`, which foretells whole steps for the scheduler's budget, this one divides
-the time between `forward_ns` and `sample_ns` of a step that has happened.
+the time between `forward_ns` and `sample_ns` of a step that has happened. Steps with prompts
+and steps without are remembered apart, so that an hour of decoding does not make the fit
+forget what a prompt costs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from telemetry.records import Row, StepRecorded
 from telemetry.step_cost import fit_relative
 
-WINDOW_STEPS = 400
+WINDOW_STEPS = 300
 _REFIT_STEPS = 50
 _FIRST_FIT_STEPS = 12
 _OUTLIER = 1.5
@@ -31,14 +33,17 @@ Features = tuple[int, float, int, int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardCost:
     """Nanoseconds: of any step, per prompt token, pair, decode token, token of context, and
-    per prompt token and decode token in one step."""
+    per prompt token and decode token in one step. Of steps with more prompt tokens or decode
+    tokens than were seen it knows nothing."""
 
     base_ns: float = 0.0
-    prefill_token_ns: float = 1.0
+    prefill_token_ns: float = 0.0
     pair_ns: float = 0.0
-    decode_token_ns: float = 1.0
+    decode_token_ns: float = 0.0
     context_token_ns: float = 0.0
     interaction_ns: float = 0.0
+    seen_prompt_tokens: int = 0
+    seen_decode_tokens: int = 0
 
     def row_ns(self, row: Row) -> float:
         """One row's own part."""
@@ -47,7 +52,7 @@ class ForwardCost:
         return row.tokens * self.decode_token_ns + row.context_tokens * self.context_token_ns
 
 
-# Until there is anything to fit to, a step is its tokens.
+# Until there is anything to fit to, nothing has been seen.
 UNFITTED = ForwardCost()
 
 
@@ -56,26 +61,22 @@ class ForwardCostFit:
 
     def __init__(self) -> None:
         self.cost = UNFITTED
-        self._features: deque[Features] = deque(maxlen=WINDOW_STEPS)
-        self._spans_ns: deque[int] = deque(maxlen=WINDOW_STEPS)
+        self._seen = {mixed: deque[tuple[Features, int]](maxlen=WINDOW_STEPS) for mixed in (False, True)}
         self._since_fit = 0
-
-    def forget(self) -> None:
-        """A new engine: another model, or another machine."""
-        self.__init__()  # type: ignore[misc]
 
     def learn(self, step: StepRecorded, forward_ns: int) -> None:
         """Take a step whose forward took so long; a failed one teaches nothing."""
         if forward_ns <= 0 or all(row.wasted for row in step.rows):
             return
-        self._features.append(features_of(step))
-        self._spans_ns.append(forward_ns)
+        features = features_of(step)
+        self._seen[features[0] > 0].append((features, forward_ns))
         self._since_fit += 1
-        seen = len(self._spans_ns)
-        first = self.cost is UNFITTED and seen >= _FIRST_FIT_STEPS
+        seen = [*self._seen[False], *self._seen[True]]
+        first = self.cost is UNFITTED and len(seen) >= _FIRST_FIT_STEPS
         if first or self._since_fit >= _REFIT_STEPS:
             self._since_fit = 0
-            self.cost = fit(np.asarray(self._features), np.asarray(self._spans_ns))
+            features_seen, spans_ns = zip(*seen, strict=True)
+            self.cost = fit(np.asarray(features_seen), np.asarray(spans_ns))
 
 
 def features_of(step: StepRecorded) -> Features:
@@ -100,6 +101,7 @@ def fit(features: np.ndarray, spans_ns: np.ndarray) -> ForwardCost:
     usual = spans_ns <= _OUTLIER * foretold
     if not usual.all() and usual.sum() >= _FIRST_FIT_STEPS:
         found = fit_relative(features[usual], spans_ns[usual])
+        features = features[usual]
     base, prefill, pair, decode, context, interaction = found.tolist()
     return ForwardCost(
         base_ns=base,
@@ -108,6 +110,8 @@ def fit(features: np.ndarray, spans_ns: np.ndarray) -> ForwardCost:
         decode_token_ns=decode,
         context_token_ns=context,
         interaction_ns=interaction,
+        seen_prompt_tokens=int(features[:, 0].max()),
+        seen_decode_tokens=int(features[:, 2].max()),
     )
 
 

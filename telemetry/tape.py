@@ -104,7 +104,7 @@ class Tape:
     def restart(self, at_ns: int) -> None:
         """A new engine is there: its first step does not begin at the old one's last."""
         self._end_ns = max(self._end_ns, at_ns)
-        self._fit.forget()
+        self._fit = ForwardCostFit()
 
     def append(self, step: StepRecorded, constrained: set[int]) -> tuple[int, list[int]]:
         """Cut a step up; its index, and the ns of each of its rows."""
@@ -209,13 +209,27 @@ class Tape:
 def divide(
     step: StepRecorded, forward_ns: int, cost: ForwardCost
 ) -> tuple[int, int, int, list[int]]:
-    """Base, interaction, slow and each row's part of `forward_ns`, as integers that add up."""
+    """Base, interaction, slow and each row's part of `forward_ns`, as integers that add up.
+
+    What a step took beyond the foretold is a residual, `slow`; except in a step larger than any
+    that the model was fitted to, where it belongs to the rows that made it so large.
+    """
+    prompt_tokens = [row.tokens if row.is_prefill else 0 for row in step.rows]
+    decode_tokens = [0 if row.is_prefill else row.tokens for row in step.rows]
+    prompts, decodes = sum(prompt_tokens), sum(decode_tokens)
     rows_ns = [round(cost.row_ns(row)) for row in step.rows]
-    prompt_tokens = sum(row.tokens for row in step.rows if row.is_prefill)
-    decode_tokens = sum(row.tokens for row in step.rows if not row.is_prefill)
-    foretold = [round(cost.base_ns), round(cost.interaction_ns * prompt_tokens * decode_tokens)]
-    foretold += rows_ns
-    slow_ns = forward_ns - sum(foretold)
-    if slow_ns < 0:
-        foretold, slow_ns = apportion(foretold, forward_ns), 0
-    return foretold[0], foretold[1], slow_ns, foretold[2:]
+    shared_ns = [round(cost.base_ns), round(cost.interaction_ns * prompts * decodes)]
+    beyond_ns = forward_ns - sum(shared_ns) - sum(rows_ns)
+    if beyond_ns < 0:
+        base, interaction, *rows_ns = apportion([*shared_ns, *rows_ns], forward_ns)
+        return base, interaction, 0, rows_ns
+    larger = None
+    if prompts > cost.seen_prompt_tokens:
+        larger = prompt_tokens
+    elif decodes > cost.seen_decode_tokens:
+        larger = decode_tokens
+    if larger is not None:
+        extra_ns = apportion(larger, beyond_ns)
+        rows_ns = [own + extra for own, extra in zip(rows_ns, extra_ns, strict=True)]
+        beyond_ns = 0
+    return shared_ns[0], shared_ns[1], beyond_ns, rows_ns
