@@ -10,8 +10,7 @@ the server, and say so in `error.type` and `phasescope.outcome`. Finished ones a
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -21,9 +20,14 @@ from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from telemetry.clock import WallAnchor
-from telemetry.ledger import Stall
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline
 from telemetry.reasons import Outcome, Phase, WaitReason
+from telemetry.stall_spans import (
+    account_attributes,
+    chunk_span_id,
+    culprit_links,
+    stall_attributes,
+)
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_CHUNKS = 256
@@ -157,7 +161,7 @@ class _Tree:
                         stall.begin_ns,
                         end_ns,
                         stall_attributes(stall),
-                        links=_culprit_link(stall),
+                        links=culprit_links(stall),
                     )
                 )
         return found
@@ -219,46 +223,6 @@ class _Tree:
         return SpanContext(self._trace_id, span_id, remote, flags, self._state)
 
 
-def chunk_span_id(trace_id: str, seq_id: int, step_id: int) -> int:
-    """The id of a prefill chunk's span, known to whoever knows the chunk: the span of a late
-    token points to it before, after or without that span being built."""
-    name = f"{trace_id}/{seq_id}/{step_id}".encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) or 1
-
-
-def _culprit_link(stall: Stall) -> tuple[Link, ...]:
-    trace_id, seq_id, step_id = (
-        stall.culprit_trace_id,
-        stall.culprit_seq_id,
-        stall.culprit_step_id,
-    )
-    if trace_id is None or seq_id is None or step_id is None:
-        return ()
-    span_id = chunk_span_id(trace_id, seq_id, step_id)
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    context = SpanContext(int(trace_id, 16), span_id, True, flags)
-    return (Link(context, {"phasescope.link": "culprit"}),)
-
-
-def stall_attributes(stall: Stall) -> Attributes:
-    """What made the token late, by whom, and the parts of the gap in ms."""
-    attributes: Attributes = {
-        "phasescope.seq_id": stall.seq_id,
-        "phasescope.stall.gap_ms": (stall.end_ns - stall.begin_ns) / 1e6,
-        "phasescope.stall.target_ms": stall.target_ns / 1e6,
-        "phasescope.stall.part": stall.part.value,
-        "phasescope.stall.part_ms": stall.part_ns / 1e6,
-    }
-    optional: Mapping[str, AttributeValue | None] = {
-        "phasescope.stall.reason": stall.reason or None,
-        "phasescope.stall.cause": stall.cause,
-        "phasescope.culprit.request_id": stall.culprit_request_id,
-        "phasescope.culprit.trace_id": stall.culprit_trace_id,
-        "phasescope.culprit.step_id": stall.culprit_step_id,
-    }
-    return attributes | {name: value for name, value in optional.items() if value is not None}
-
-
 def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
     return phase.start_ns <= start_ns < phase.end_ns
 
@@ -308,18 +272,7 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
-    return attributes | _latencies(timeline) | _finish_reasons(timeline) | _shares(timeline)
-
-
-def _shares(timeline: RequestTimeline) -> Attributes:
-    """The ledger by part, in ms; they add up to the span."""
-    account = timeline.account
-    if account is None:
-        return {}
-    parts = account.ledger.by_part()
-    found: Attributes = {f"phasescope.time.{p.value}_ms": ns / 1e6 for p, ns in parts.items() if ns}
-    found["phasescope.stalls"] = len(account.stalls) + account.stalls_cut
-    return found
+    return attributes | _latencies(timeline) | _finish_reasons(timeline) | account_attributes(timeline.account)
 
 
 def _latencies(timeline: RequestTimeline) -> Attributes:
