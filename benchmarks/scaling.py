@@ -47,6 +47,7 @@ CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCH_CONTEXT_TOKENS = 256
 DECODE_STEPS = 6
+SETTLE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ def measure(subject: Subject, limits: Limits) -> list[Point]:
         kept = f"round {number} of {subject.plan.rounds}" if number else "warm-up"
         if number:
             limits.sample()
+            time.sleep(SETTLE_S)  # the libraries' threads spin for a while after their last work
         for point, load in loads:
             seconds = load()
             if number:
