@@ -92,9 +92,7 @@ def main() -> None:
         parser.error(f"no executor {', '.join(unknown)}: choose from {', '.join(SERVERS)}")
     cells: list[dict[str, Any]] = []
     with contextlib.ExitStack() as running:
-        urls = {
-            name: running.enter_context(serving(*COMMON, *SERVERS[name])).url for name in names
-        }
+        urls = {name: running.enter_context(serving(*COMMON, *SERVERS[name])).url for name in names}
         served = {name: httpx.get(f"{url}/v1/models").json() for name, url in urls.items()}
         for number in range(args.rounds):
             turn = number % len(names)

@@ -41,9 +41,7 @@ def serving(*flags: str, checkout: Path | None = None) -> Iterator[Started]:
     environment = dict(os.environ)
     if checkout is not None:
         environment["PYTHONPATH"] = str(checkout)
-    process = subprocess.Popen(
-        command, cwd=checkout, env=environment, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, cwd=checkout, env=environment, stderr=subprocess.DEVNULL)
     try:
         started = Started(process, port)
         _wait_ready(started)

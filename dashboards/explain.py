@@ -74,7 +74,9 @@ def _heading(explained: Explained) -> Text:
         words.append(f"({explained.reason})")
     words.append(f"in {ms(explained.e2e_ns)} ms")
     if explained.prompt_tokens is not None:
-        words.append(f"| {explained.prompt_tokens} tokens in, {explained.cached_tokens or 0} cached")
+        words.append(
+            f"| {explained.prompt_tokens} tokens in, {explained.cached_tokens or 0} cached"
+        )
     if explained.output_tokens:
         words.append(f"| {explained.output_tokens} out")
     for name, value in (("TTFT", explained.ttft_ns), ("TPOT", explained.tpot_ns)):
@@ -104,9 +106,7 @@ def _ledger(ledger: ExplainedLedger, e2e_ns: int) -> Table:
     for entry in ledger.entries:
         state = f"{entry.state.value}: {entry.reason}" if entry.reason else entry.state.value
         share = 100 * entry.ns / max(1, e2e_ns)
-        table.add_row(
-            state, entry.part.value, entry.payer or "", ms(entry.ns), f"{share:.1f}"
-        )
+        table.add_row(state, entry.part.value, entry.payer or "", ms(entry.ns), f"{share:.1f}")
     return table
 
 

@@ -87,7 +87,10 @@ class Charger:
         first, stop = self._tape.overlapping(begin_ns, end_ns)
         body_ns = 0
         for index in range(first, stop):
-            start_ns, step_end_ns = self._tape.stamp(index, At.START), self._tape.stamp(index, At.END)
+            start_ns, step_end_ns = (
+                self._tape.stamp(index, At.START),
+                self._tape.stamp(index, At.END),
+            )
             body_ns += max(0, min(end_ns, step_end_ns) - max(begin_ns, start_ns))
         if body_ns:
             self.book[state, reason, Part.UNATTRIBUTED, None] += body_ns
@@ -200,7 +203,9 @@ class Charger:
                 within_ns = min(until_ns, numbers[stop]) - max(since_ns, numbers[start])
                 if within_ns > 0:
                     left_ns -= within_ns
-                    most_ns = min(within_ns, numbers[Share.SLOW]) if start is At.FORWARD else within_ns
+                    most_ns = (
+                        min(within_ns, numbers[Share.SLOW]) if start is At.FORWARD else within_ns
+                    )
                     self._move(state, reason, parts, most_ns, cause)
         self._move(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
 

@@ -61,7 +61,9 @@ class ForwardCostFit:
 
     def __init__(self) -> None:
         self.cost = UNFITTED
-        self._seen = {mixed: deque[tuple[Features, int]](maxlen=WINDOW_STEPS) for mixed in (False, True)}
+        self._seen = {
+            mixed: deque[tuple[Features, int]](maxlen=WINDOW_STEPS) for mixed in (False, True)
+        }
         self._since_fit = 0
 
     def learn(self, step: StepRecorded, forward_ns: int) -> None:

@@ -4,7 +4,8 @@
        +--ingest-----+--wait--+--run--+--skip--+--run--+-- ... ----+----deliver----+
 
 In the engine a sequence runs while a step has a row of it. Else it waits for the reason that
-the scheduler recorded; without one, for the next plan, which the running step holds up.
+the scheduler recorded; without one, for the next plan, which the running step holds up. Where
+steps overlap, a step that was begun waits for the one in flight.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from telemetry.reasons import EndReason, Outcome, WaitReason
 from telemetry.tape import At, Tape
 
 NEXT_STEP = "next_step"
+IN_FLIGHT = "in_flight"
 _OWN_CAUSES = {WaitReason.GRAMMAR: Part.GRAMMAR, WaitReason.CLIENT_PAUSE: Part.CLIENT}
 
 
@@ -78,8 +80,12 @@ def charge_engine(
 ) -> None:
     """[begin, end) of a sequence in the engine: steps with a row of it, and all between."""
     at_ns = begin_ns
-    for start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns):
-        _charge_rest(charger, sequence, at_ns, start_ns)
+    for begun_ns, start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns):
+        begun_ns = max(at_ns, min(begun_ns, start_ns))
+        _charge_rest(charger, sequence, at_ns, begun_ns)
+        charger.shared(
+            State.SKIP if at_ns > begin_ns else State.WAIT, IN_FLIGHT, begun_ns, start_ns
+        )
         charger.shared(State.RUN, "", start_ns, stop_ns)
         at_ns = stop_ns
     if sequence.end_reason is EndReason.ENGINE_DIED and track.steps:
@@ -88,25 +94,25 @@ def charge_engine(
         _charge_rest(charger, sequence, at_ns, end_ns)
 
 
-def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Bodies of successive steps with a row, put together, within [begin, end)."""
-    runs: list[tuple[int, int]] = []
+def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
+    """Successive steps with a row, put together, within [begin, end): when the first was begun,
+    when its body starts, when the last one's ends."""
+    runs: list[tuple[int, int, int]] = []
     last = -2
     for index in track.steps:
         if index < tape.first:
             continue  # too long ago for the tape
         if index == last + 1:
-            runs[-1] = (runs[-1][0], tape.stamp(index, At.END))
+            runs[-1] = (*runs[-1][:2], tape.stamp(index, At.END))
         else:
-            runs.append((tape.stamp(index, At.START), tape.stamp(index, At.END)))
+            start_ns, stop_ns = tape.stamp(index, At.START), tape.stamp(index, At.END)
+            runs.append((tape.begun(index), start_ns, stop_ns))
         last = index
-    cut = ((max(a, begin_ns), min(b, end_ns)) for a, b in runs)
-    return [(a, b) for a, b in cut if a < b]
+    cut = ((begun_ns, max(a, begin_ns), min(b, end_ns)) for begun_ns, a, b in runs)
+    return [run for run in cut if run[1] < run[2]]
 
 
-def _charge_rest(
-    charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int
-) -> None:
+def _charge_rest(charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int) -> None:
     """A time without a row: by its recorded waits, in order, and what lies between those."""
     at_ns = begin_ns
     for wait in sequence.waits:

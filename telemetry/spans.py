@@ -272,7 +272,12 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
-    return attributes | _latencies(timeline) | _finish_reasons(timeline) | account_attributes(timeline.account)
+    return (
+        attributes
+        | _latencies(timeline)
+        | _finish_reasons(timeline)
+        | account_attributes(timeline.account)
+    )
 
 
 def _latencies(timeline: RequestTimeline) -> Attributes:

@@ -53,7 +53,8 @@ class Share(IntEnum):
     MASK = 12
 
 
-_COLUMNS = len(At) + len(Share)
+_BEGUN = len(At) + len(Share)  # when the step was begun, which may be before the last one's end
+_COLUMNS = _BEGUN + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Tape:
         mask_ns = min(step.mask_ns, sampling_ns)
         host_ns = stamps[At.FORWARD] - stamps[At.START] + stamps[At.END] - stamps[At.COLLECTED]
         spent = (host_ns, base, interaction, slow, sum(rows_ns), sampling_ns - mask_ns, mask_ns)
-        self._numbers[self._count] = (*stamps, *spent)
+        self._numbers[self._count] = (*stamps, *spent, step.begin_ns)
         masked = [r.seq_id for r in step.rows if r.sampled and r.seq_id in constrained]
         self._rows.append(
             Rows(
@@ -135,6 +136,10 @@ class Tape:
 
     def stamp(self, index: int, column: At) -> int:
         return int(self._numbers[index - self._first, column])
+
+    def begun(self, index: int) -> int:
+        """When the step was begun; before its START where another one was still in flight."""
+        return int(self._numbers[index - self._first, _BEGUN])
 
     def rows(self, index: int) -> Rows:
         return self._rows[index - self._first]

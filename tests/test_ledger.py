@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 from facts import (
     MS,
@@ -23,10 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_world import run_fold, steps_of, world_facts
 
+from telemetry.accountant import Accountant
 from telemetry.ledger import Entry, Ledger, Part, State
+from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import Fact, Skip, fact_ns
+from telemetry.records import EngineDied, Fact, Skip, fact_ns
 from telemetry.tape import apportion
 
 WORLDS = st.tuples(st.sampled_from(("chaos", "poisson", "tenants", "bursts")), st.integers(0, 5000))
@@ -109,7 +112,7 @@ def test_a_thousand_requests_of_chaos_leave_hardly_anything_without_an_owner() -
     seen: set[Part] = set()
     states: set[State] = set()
     for seed in range(80):
-        for ledger in ledgers(run_fold(world_facts("chaos", seed))[0]).values():
+        for ledger in ledgers(run_fold(world_facts("chaos", seed, 900_000))[0]).values():
             shares.append(ledger.unattributed_ns / max(1, ledger.e2e_ns))
             seen |= set(ledger.by_part())
             states |= set(ledger.by_state())
@@ -119,7 +122,8 @@ def test_a_thousand_requests_of_chaos_leave_hardly_anything_without_an_owner() -
     assert shares[int(0.99 * len(shares))] <= 0.02
     assert states == set(State)
     missing = set(Part) - seen
-    assert missing <= {Part.HOST_STALL, Part.MASK, Part.CO_MASK}, missing
+    virtual = {Part.HOST, Part.SAMPLE, Part.MASK, Part.CO_MASK, Part.HOST_STALL}
+    assert missing <= virtual, missing  # a simulated device takes no time for those
 
 
 def life(seq_id: int, facts: list[Fact], accepted_at: int = 0, ended_at: int = 1000) -> list[Fact]:
@@ -214,8 +218,6 @@ def fact_id(fact: Fact) -> int:
 
 def replace_step(fact: Fact, by: int, longer: int) -> Fact:
     """The step's forward takes `longer` ms; the steps behind are clamped by the tape."""
-    import msgspec
-
     end_ns = fact.begin_ns + longer * MS  # type: ignore[union-attr]
     stamps = dict.fromkeys(("sample_ns", "collected_ns", "committed_ns"), end_ns)
     return msgspec.structs.replace(fact, **stamps)  # type: ignore[type-var]
@@ -224,9 +226,6 @@ def replace_step(fact: Fact, by: int, longer: int) -> Fact:
 def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
     facts = [step(0, 10, 20, [prefill(1)]), step(1, 320, 330, [decode(1)])]
     facts = sorted([*facts, *life(1, [], 0, 400)], key=fact_ns)
-    from telemetry.accountant import Accountant
-    from telemetry.phase_fold import PhaseFold
-
     timelines: list[RequestTimeline] = []
     accountant = Accountant(lambda slo_class: 50 * MS)
     accountant.paused(21 * MS, 319 * MS, "gc")
@@ -235,7 +234,7 @@ def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
     assert timeline.account is not None
     ledger = timeline.account.ledger
     assert [(e.payer, e.ns) for e in entries(ledger, Part.HOST_STALL)] == [("gc", 298 * MS)]
-    assert ledger.unattributed_ns == 1 * MS
+    assert ledger.unattributed_ns == (6 + 1) * MS  # idle from 3 to 10; 300 - 298 - a turn-around
     assert ledger.residue_ns == 0
     (stall,) = timeline.account.stalls
     assert (stall.part, stall.cause) == (Part.HOST_STALL, "gc")
@@ -257,20 +256,16 @@ def test_the_prompt_of_a_preempted_request_is_paid_twice_and_says_so() -> None:
 
 
 def replace_row(row: object, **fields: object) -> object:
-    import msgspec
-
     return msgspec.structs.replace(row, **fields)  # type: ignore[type-var]
 
 
 def test_a_request_that_dies_with_the_engine_has_a_lost_step() -> None:
-    from telemetry.records import EngineDied
-
     facts = [step(0, 10, 20, [prefill(1)]), EngineDied(90 * MS, -9, "ended by signal 9", 0)]
     ended = request_ended("r1", 95, EndReason.ENGINE_DIED)
     gateway = [f for f in life(1, [], 0, 100) if fact_ns(f) < 70 * MS]
     ledger = ledgers(run_fold(sorted([*gateway, *facts, ended], key=fact_ns))[0])["r1"]
     assert ledger.by_part()[Part.LOST_STEP] == 70 * MS
-    assert ledger.unattributed_ns == 0
+    assert ledger.unattributed_ns == 6 * MS  # idle from 3 to 10, less a turn-around
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30), st.integers(0, 10**9))
@@ -293,8 +288,6 @@ def test_the_order_of_rows_in_a_step_changes_nobodys_account(seed: int) -> None:
     def shuffled(fact: Fact) -> Fact:
         if type(fact).__name__ != "StepRecorded":
             return fact
-        import msgspec
-
         rows = list(fact.rows)  # type: ignore[union-attr]
         random.shuffle(rows)
         return msgspec.structs.replace(fact, rows=tuple(rows))  # type: ignore[type-var]
@@ -307,8 +300,6 @@ def test_the_order_of_rows_in_a_step_changes_nobodys_account(seed: int) -> None:
 
 
 def test_timelines_without_an_accountant_have_no_account() -> None:
-    from telemetry.phase_fold import PhaseFold
-
     timelines: list[RequestTimeline] = []
     PhaseFold([timelines.append]).on_facts(interference())
     assert [t.account for t in timelines] == [None] * 3

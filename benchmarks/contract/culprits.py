@@ -75,7 +75,7 @@ async def inject(server: Server, seen: Seen, count: int) -> None:
 
 def slo_file(folder: str, target_ms: float) -> str:
     path = Path(folder) / "slo.toml"
-    path.write_text(f'[classes.{CLASS}]\nttft_ms = 60000\nitl_ms = {target_ms:.3f}\n')
+    path.write_text(f"[classes.{CLASS}]\nttft_ms = 60000\nitl_ms = {target_ms:.3f}\n")
     return str(path)
 
 
@@ -98,10 +98,10 @@ async def run(options: Options) -> Report:
     seen = Seen()
     with tempfile.TemporaryDirectory() as folder:
         flags = ("--max-num-seqs", "16", "--slo-file", slo_file(folder, 2 * alone_ms))
-        async with Server(*flags) as server:
-            async with ticking("injecting", lambda: f"{len(seen.longs)} long prompts"):
-                decoders = [decoder(server, seen, index) for index in range(DECODERS)]
-                await asyncio.gather(*decoders, inject(server, seen, count))
+        injecting = ticking("injecting", lambda: f"{len(seen.longs)} long prompts")
+        async with Server(*flags) as server, injecting:
+            decoders = [decoder(server, seen, index) for index in range(DECODERS)]
+            await asyncio.gather(*decoders, inject(server, seen, count))
     return report(seen, server, alone_ms)
 
 
