@@ -45,6 +45,8 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/startup", _startup),
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
+        ("/debug/host", _host),
+        ("/debug/roofline", _roofline),
         ("/debug/requests/{request_id}", _request),
     ]
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
@@ -124,6 +126,14 @@ async def _snapshot(state: GatewayState, request: Request) -> Response:
 
 async def _diagnosis(state: GatewayState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(state.views.diagnosis))
+
+
+async def _host(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.host))
+
+
+async def _roofline(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.roofline))
 
 
 async def _request(state: GatewayState, request: Request) -> Response:

@@ -30,6 +30,14 @@ class Views(Protocol):
         """JSON with the ranked findings."""
         ...
 
+    def host(self) -> bytes:
+        """JSON of the machine: its last sample, and pauses with whose latency they cost."""
+        ...
+
+    def roofline(self) -> bytes:
+        """JSON of what steps read and compute against what the hardware can do."""
+        ...
+
     def metrics(self) -> tuple[str, bytes]:
         """Content type and exposition."""
         ...
