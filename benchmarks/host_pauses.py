@@ -110,7 +110,9 @@ def judge(injected: list[Injected], reported: list[dict[str, Any]]) -> list[Verd
             if (pause["process"], pause["cause"]) == (one.process, KINDS[one.kind])
             and 2 * _common_ns(one, pause) >= one.length_ns
         ]
-        found.append(Verdict(one, max(same, key=lambda pause: _common_ns(one, pause), default=None)))
+        found.append(
+            Verdict(one, max(same, key=lambda pause: _common_ns(one, pause), default=None))
+        )
     return found
 
 
@@ -213,7 +215,9 @@ async def run(port: int, pids: dict[str, int], injector: Injector, each: int, pa
             await asyncio.sleep(pause_s)
         await asyncio.sleep(0.6)
         await collect()
-        print(f"{number + 1}/{len(plan)} {process} {kind} {done.length_ns / 1e6:.0f} ms", flush=True)
+        print(
+            f"{number + 1}/{len(plan)} {process} {kind} {done.length_ns / 1e6:.0f} ms", flush=True
+        )
     await asyncio.sleep(2)
     await collect()
     return injected, list(reported.values())

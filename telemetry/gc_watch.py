@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 from telemetry.clock import Clock
+from telemetry.host_records import HostPaused
 from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
-from telemetry.host_records import HostPaused
 
 LEAST_PAUSE_NS = 500_000
 

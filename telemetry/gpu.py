@@ -54,10 +54,8 @@ class GpuSample:
 
     def as_dict(self) -> dict[str, float | str]:
         """For the snapshot: numbers where there are numbers, reasons where there are not."""
-        found: dict[str, float | str] = {"status": self.status}
-        for label, text in (("name", self.name), ("gpu", self.gpu)):
-            if text is not None:
-                found[label] = text
+        labels = (("status", self.status), ("name", self.name), ("gpu", self.gpu))
+        found: dict[str, float | str] = {n: text for n, text in labels if text is not None}
         for quantity, value in self.values.items():
             found[quantity] = (
                 f"unavailable: {value.why}" if isinstance(value, Unavailable) else value

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from telemetry import proc
 from telemetry.clock import Clock
+from telemetry.host_records import HostPaused, HostSampled
 from telemetry.loop_probe import LoopProbe
 from telemetry.proc import CpuTimes, Source
 from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
-from telemetry.host_records import HostPaused, HostSampled
 from telemetry.unavailable import Unavailable
 
 TICK_S = 0.1
@@ -87,9 +87,7 @@ class HostSampler:
         self._throttled = _Growth(self._throttled_source.read)
         self._steal_source = proc.steal_ns()
         self._steal = _Growth(self._steal_source.read)
-        self._pressure_sources = {
-            name: proc.pressure_ns(name) for name in ("cpu", "memory", "io")
-        }
+        self._pressure_sources = {name: proc.pressure_ns(name) for name in ("cpu", "memory", "io")}
         self._pressure = {
             name: _Growth(source.read) for name, source in self._pressure_sources.items()
         }

@@ -6,6 +6,8 @@ written by the process that stood still where it can see that, the others by the
 
 from __future__ import annotations
 
+import msgspec
+
 from telemetry.fact import FactStruct
 from telemetry.reasons import HostProcess, PauseCause
 
@@ -50,7 +52,7 @@ class HostSampled(FactStruct, frozen=True):
     pressure_cpu_ns: int | None = None
     pressure_memory_ns: int | None = None
     pressure_io_ns: int | None = None
-    unavailable: dict[str, str] = {}
+    unavailable: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class GpuFound(FactStruct, frozen=True):

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from telemetry.clock import Clock
+from telemetry.host_records import HostPaused
 from telemetry.proc import CpuTimes
 from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
-from telemetry.host_records import HostPaused
 from telemetry.unavailable import Unavailable
 
 BUSY_BEAT_NS = 20_000_000

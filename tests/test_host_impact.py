@@ -105,7 +105,10 @@ def test_what_was_counted_and_not_stamped_is_spread_evenly() -> None:
     """Of 100 ms the thread waited 60 for a CPU: of a gap of 50 in it, 30."""
     waits = pause(0, 100, OFF_CPU, lost=60)
 
-    assert overlaps([waits, pause(0, 50, BLOCKED)], 0, 50 * MS) == {OFF_CPU: 30 * MS, BLOCKED: 20 * MS}
+    assert overlaps([waits, pause(0, 50, BLOCKED)], 0, 50 * MS) == {
+        OFF_CPU: 30 * MS,
+        BLOCKED: 20 * MS,
+    }
 
 
 spans = st.tuples(st.integers(0, 200), st.integers(1, 100), st.integers(0, 100))
@@ -195,9 +198,7 @@ def test_with_a_pipeline_a_step_that_waits_for_the_last_one_is_not_a_pause() -> 
 
 def test_a_collection_in_a_gap_takes_its_part_and_little_is_not_told_again() -> None:
     """A gap of 200 ms with a collection of 198 in it is one pause."""
-    found = settled(
-        step(0, 0, 10, [decode()]), paused(11, 209), step(1, 210, 220, [decode()])
-    )
+    found = settled(step(0, 0, 10, [decode()]), paused(11, 209), step(1, 210, 220, [decode()]))
 
     assert [(p.cause, p.lost_ns // MS) for p in found] == [(GC, 198)]
 

@@ -135,10 +135,18 @@ def test_the_function_that_holds_the_loop_is_named() -> None:
     probed = Probed()
 
     def hold_the_loop() -> None:
-        seen: list[bool] = []
-        looker = threading.Thread(target=lambda: seen.append(probed.probe.look() is None))
+        holding, seen = [], []
+
+        def look() -> None:
+            while not holding:
+                pass
+            probed.probe.look()
+            seen.append(True)
+
+        looker = threading.Thread(target=look)
         probed.pass_time(200)
         looker.start()
+        holding.append(True)
         while not seen:
             pass
         looker.join()

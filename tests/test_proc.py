@@ -51,7 +51,7 @@ def test_a_text_that_is_not_understood_is_refused(parse: object, text: str) -> N
 
 def test_the_control_group_is_looked_for_where_either_version_keeps_it() -> None:
     """A container may see the path of its host, so the mount's own root comes last."""
-    own = "9:name=systemd:/\n4:memory:/pod/x\n2:cpu,cpuacct:/pod/x\n0::/\n"
+    own = "9:name=systemd:/\n4:memory:/pod/x\n2:cpu,cpuacct:/pod/x\n0::/pod/x\n"
     paths = proc.cpu_stat_paths(own)
 
     assert "/sys/fs/cgroup/cpu,cpuacct/pod/x/cpu.stat" in paths[:2]
