@@ -156,6 +156,7 @@ class HostSampler:
                 end_ns=now_ns,
                 process=process,
                 cause=cause,
+                detail="main thread" if cause is PauseCause.OFF_CPU else "control group",
                 lost_ns=min(lost, now_ns - self._tick_ns),
             )
         )

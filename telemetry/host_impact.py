@@ -276,7 +276,7 @@ class HostImpact:
     def as_dict(self, unavailable: dict[str, str]) -> dict[str, object]:
         """For `/debug/host`: newest pauses first."""
         return {
-            "sample": self.sample,
+            "sample": None if self.sample is None else msgspec.structs.asdict(self.sample),
             "unavailable": unavailable,
             "totals": [
                 {"process": process, "cause": cause, **msgspec.structs.asdict(totals)}

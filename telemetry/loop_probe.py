@@ -134,7 +134,7 @@ class LoopProbe:
 
     def _detail(self, cause: PauseCause) -> str:
         if cause is PauseCause.OFF_CPU:
-            return "waited for a CPU"
+            return "main thread"
         if self._suspect is not None and self._suspect[0] == self._due_ns:
             return self._suspect[1]
         return ""

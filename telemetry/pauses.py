@@ -109,11 +109,14 @@ class PauseLog:
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
-            if isinstance(fact, HostPaused):
-                self._add(pause_of(fact))
+            if isinstance(fact, StepRecorded):
+                gaps = self._gaps.step(fact)
+            elif isinstance(fact, HostPaused):
+                gaps = (pause_of(fact),)
             else:
-                for gap in self._gaps.take(fact):
-                    self._add(gap)
+                gaps = self._gaps.take(fact)
+            for gap in gaps:
+                self._add(gap)
         if facts:
             self._settle(fact_ns(facts[-1]) - SETTLE_NS)
 
@@ -176,9 +179,8 @@ class EngineGaps:
         self._submitted: dict[int, int] = {}
 
     def take(self, fact: Fact) -> Sequence[Pause]:
+        """Of any fact but a step."""
         match fact:
-            case StepRecorded():
-                return self._step(fact)
             case SequenceSubmitted():
                 self._submitted[fact.seq_id] = fact.at_ns
             case SequenceQueued():
@@ -188,22 +190,26 @@ class EngineGaps:
             case EngineIdled():
                 self._idle, self._resting_ns = True, fact.at_ns
             case EngineStarted() | EngineDied():
-                self._commits.clear()
                 self._submitted.clear()
                 self._idle, self._resting_ns = True, fact.at_ns
             case _:
                 pass
         return ()
 
-    def _step(self, step: StepRecorded) -> Sequence[Pause]:
-        begin_ns = step.begin_ns
-        earlier = [at_ns for at_ns in self._commits if at_ns <= begin_ns]
-        since_ns = begin_ns if self._idle else max(earlier, default=begin_ns)
-        overlapping = bool(self._commits) and self._commits[-1] > begin_ns
-        self._commits.append(step.committed_ns)
+    def step(self, step: StepRecorded) -> Sequence[Pause]:
+        begin_ns, commits, overlapping = step.begin_ns, self._commits, False
+        if self._idle:
+            commits.clear()
+            since_ns = begin_ns
+        elif commits[-1] <= begin_ns:
+            since_ns = commits[-1]
+        else:
+            overlapping = True
+            since_ns = max((at_ns for at_ns in commits if at_ns <= begin_ns), default=begin_ns)
+        commits.append(step.committed_ns)
         self._idle = False
         host_ns = step.forward_ns - since_ns + step.committed_ns - step.collected_ns
-        if host_ns < LEAST_GAP_NS:  # nearly always
+        if host_ns < LEAST_GAP_NS:  # nearly always so
             return ()
         parts = [
             (since_ns, begin_ns, "between two steps"),

@@ -80,28 +80,42 @@ class Work(msgspec.Struct):
         self.flop += other.flop
 
 
-def work_of(shape: ModelShape, step: StepRecorded, since_ns: int) -> tuple[StepKind, Work]:
-    """A step that begins at `since_ns` at the earliest, where the one before ended."""
-    new_tokens = read_tokens = read_cells = sampled_rows = decodes = 0
-    for row in step.rows:
-        tokens, context = row.tokens, row.context_tokens
-        new_tokens += tokens
-        read_tokens += tokens * context + tokens * (tokens + 1) // 2
-        read_cells += context + tokens if row.is_prefill else context
-        sampled_rows += row.sampled > 0
-        decodes += not row.is_prefill
-    if decodes == len(step.rows):
-        kind = StepKind.DECODE
-    else:
+class StepFloor:
+    """The floors of a model's steps. They are linear, so what each part of a step adds is
+    worked out once: a step of many rows is to cost little."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._base_bytes, self._cell_bytes = step_bytes(shape, 0), shape.cell_bytes
+        self._token_flop = step_flop(shape, 1, 0, 0)
+        self._read_flop = step_flop(shape, 0, 1, 0)
+        self._sampled_flop = step_flop(shape, 0, 0, 1)
+
+    def work_of(self, step: StepRecorded, since_ns: int) -> tuple[StepKind, Work]:
+        """Of a step that began at `since_ns` at the earliest, where the one before ended."""
+        new_tokens = read_tokens = read_cells = sampled_rows = decodes = 0
+        for row in step.rows:
+            tokens, context = row.tokens, row.context_tokens
+            new_tokens += tokens
+            read_cells += context
+            if row.is_prefill:
+                read_cells += tokens
+            else:
+                decodes += 1
+            read_tokens += tokens * context + tokens * (tokens + 1) // 2
+            if row.sampled:
+                sampled_rows += 1
         kind = StepKind.MIXED if decodes else StepKind.PREFILL
-    work = Work(
-        steps=1,
-        span_ns=max(0, step.committed_ns - max(step.begin_ns, since_ns)),
-        forward_ns=max(0, step.sample_ns - step.forward_ns),
-        bytes=step_bytes(shape, read_cells),
-        flop=step_flop(shape, new_tokens, read_tokens, sampled_rows),
-    )
-    return kind, work
+        if decodes == len(step.rows):
+            kind = StepKind.DECODE
+        return kind, Work(
+            1,
+            max(0, step.committed_ns - max(step.begin_ns, since_ns)),
+            max(0, step.sample_ns - step.forward_ns),
+            self._base_bytes + self._cell_bytes * read_cells,
+            self._token_flop * new_tokens
+            + self._read_flop * read_tokens
+            + self._sampled_flop * sampled_rows,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +173,7 @@ class _Bucket:
     """One second of steps and of samples of the GPU."""
 
     begin_ns: int
-    work: dict[StepKind, Work] = field(default_factory=dict)
+    work: dict[StepKind, Work] = field(default_factory=lambda: {kind: Work() for kind in StepKind})
     dram_pct: list[float] = field(default_factory=list)
     busy_pct: list[float] = field(default_factory=list)
 
@@ -173,7 +187,7 @@ class Roofline:
     def __init__(self, peaks: Peaks | None = None) -> None:
         self.totals: dict[StepKind, Work] = {kind: Work() for kind in StepKind}
         self._peaks = peaks or Peaks()
-        self._shape: ModelShape | None = None
+        self._floor: StepFloor | None = None
         self._model: str | None = None
         self._on_gpu = False
         self._gpu: GpuFound | None = None
@@ -186,11 +200,12 @@ class Roofline:
                 case StepRecorded():
                     self._step(fact)
                 case EngineStarted():
-                    self._shape, self._model = fact.shape, fact.model
+                    self._floor = None if fact.shape is None else StepFloor(fact.shape)
+                    self._model = fact.model
                     self._on_gpu = "cuda" in fact.backend
                     self._buckets.clear()
                 case EngineDied():
-                    self._shape = None
+                    self._floor = None
                 case GpuFound():
                     self._gpu = self._gpu or fact
                 case GpuSampled():
@@ -210,27 +225,28 @@ class Roofline:
         """As of now; rates are over the time of the steps, bandwidth over the window."""
         self._forget(now_ns)
         peaks = self.peaks
-        work: dict[StepKind, Work] = {}
+        sums = {kind: Work() for kind in StepKind}
         for bucket in self._buckets:
             for kind, part in bucket.work.items():
-                work.setdefault(kind, Work()).add(part)
+                sums[kind].add(part)
+        work = {kind: part for kind, part in sums.items() if part.steps}
         return RooflineView(
             window_ns=WINDOW_NS,
             model=self._model,
             peak_gb_per_s=_giga(peaks.bytes_per_s),
             peak_gflop_per_s=_giga(peaks.flop_per_s),
             peak_source=peaks.source,
-            achieved={kind.value: _achieved(part, peaks) for kind, part in sorted(work.items())},
+            achieved={kind.value: _achieved(part, peaks) for kind, part in work.items()},
             bandwidth=self._bandwidth(now_ns, work, peaks),
         )
 
     def _step(self, step: StepRecorded) -> None:
         since_ns, self._last_ns = self._last_ns, step.committed_ns
-        if self._shape is None or all(row.wasted for row in step.rows):
+        if self._floor is None or all(row.wasted for row in step.rows):
             return
-        kind, work = work_of(self._shape, step, since_ns)
+        kind, work = self._floor.work_of(step, since_ns)
         self.totals[kind].add(work)
-        self._bucket(step.committed_ns).work.setdefault(kind, Work()).add(work)
+        self._bucket(step.committed_ns).work[kind].add(work)
 
     def _sampled(self, fact: GpuSampled) -> None:
         if self._gpu is None or fact.gpu != self._gpu.gpu:

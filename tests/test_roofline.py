@@ -12,12 +12,12 @@ from telemetry.roofline import (
     WINDOW_NS,
     Peaks,
     Roofline,
+    StepFloor,
     StepKind,
     layer_weights,
     prefill_flop,
     step_bytes,
     step_flop,
-    work_of,
 )
 
 SHAPE = ModelShape(
@@ -25,6 +25,7 @@ SHAPE = ModelShape(
 )
 WEIGHTS = 2 * (8 * (2 * 8 + 2 * 4) + 3 * 8 * 16) + 100 * 8
 SECOND = 1_000_000_000
+FLOOR = StepFloor(SHAPE)
 
 
 def started(backend: str = "native-cpu", shape: ModelShape | None = SHAPE) -> EngineStarted:
@@ -34,7 +35,7 @@ def started(backend: str = "native-cpu", shape: ModelShape | None = SHAPE) -> En
 
 
 def test_a_decode_reads_all_weights_once_and_its_contexts() -> None:
-    kind, work = work_of(SHAPE, step(0, 10, 30, [decode(1, 50), decode(2, 70)]), since_ns=0)
+    kind, work = FLOOR.work_of(step(0, 10, 30, [decode(1, 50), decode(2, 70)]), since_ns=0)
 
     assert kind is StepKind.DECODE
     assert layer_weights(SHAPE) * 2 + 800 == WEIGHTS
@@ -44,7 +45,7 @@ def test_a_decode_reads_all_weights_once_and_its_contexts() -> None:
 
 
 def test_a_prompt_is_computed_as_its_tokens_one_by_one() -> None:
-    kind, work = work_of(SHAPE, step(0, 0, 10, [prefill(1, tokens=37)]), since_ns=0)
+    kind, work = FLOOR.work_of(step(0, 0, 10, [prefill(1, tokens=37)]), since_ns=0)
 
     assert kind is StepKind.PREFILL
     assert work.flop == prefill_flop(SHAPE, 37)
@@ -52,8 +53,8 @@ def test_a_prompt_is_computed_as_its_tokens_one_by_one() -> None:
 
 
 def test_a_chunk_that_samples_nothing_needs_no_head() -> None:
-    _, last = work_of(SHAPE, step(0, 0, 10, [prefill(1, 8, 16)]), 0)
-    _, middle = work_of(SHAPE, step(0, 0, 10, [prefill(1, 8, 16, sampled=False)]), 0)
+    _, last = FLOOR.work_of(step(0, 0, 10, [prefill(1, 8, 16)]), 0)
+    _, middle = FLOOR.work_of(step(0, 0, 10, [prefill(1, 8, 16, sampled=False)]), 0)
 
     assert last.flop - middle.flop == 2 * 800
     assert middle.flop == step_flop(SHAPE, 8, 8 * 16 + 36, 0)
@@ -61,7 +62,7 @@ def test_a_chunk_that_samples_nothing_needs_no_head() -> None:
 
 def test_drafts_are_rows_of_several_tokens() -> None:
     row = Row(1, False, 4, 10, 0, 2, False)
-    kind, work = work_of(SHAPE, step(0, 0, 10, [row]), 0)
+    kind, work = FLOOR.work_of(step(0, 0, 10, [row]), 0)
 
     assert kind is StepKind.DECODE
     assert work.flop == step_flop(SHAPE, 4, 4 * 10 + 10, 1)
