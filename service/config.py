@@ -55,7 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     context (capped by `default_context_cap` when the model allows more). `kv_bytes` None takes
     what one full batch of `default_kv_tokens` needs. `threads` None takes all cores (native) or
     torch's default. `weights_format` and `kv_dtype` are "int8", or "auto" for what `dtype` says.
-    `kv_offload_bytes` is host memory for evicted cache blocks, None for none.
+    `kv_offload_bytes` is host memory for evicted cache blocks, None for none. `watch_host` off
+    leaves pauses of the process, the machine and its GPUs unwatched, in the gateway too.
     """
 
     model: ModelRef
@@ -83,6 +84,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_ttl_s: float | None = None
     pipeline_depth: int = 1
     threads: int | None = None
+    watch_host: bool = True
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work whatever the model is."""
@@ -191,9 +193,27 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--drain-timeout must not be negative")
 
 
+class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine was measured to do at most (`benchmarks.calibration`); the roofline of
+    an engine that computes on a CPU is compared with it. None: not measured."""
+
+    gb_per_s: float | None = None
+    gflop_per_s: float | None = None
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot be."""
+        for flag, value in (
+            ("--peak-gb-per-s", self.gb_per_s),
+            ("--peak-gflop-per-s", self.gflop_per_s),
+        ):
+            if value is not None and value <= 0:
+                raise ConfigError(f"{flag} must be positive")
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `phasescope serve` was told."""
 
     engine: EngineConfig
     gateway: GatewayConfig
     tracing: TracingConfig
+    peaks: PeaksConfig = PeaksConfig()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 import sys
@@ -29,13 +28,15 @@ from telemetry import prometheus
 from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.drain_rate import DrainRate
-from telemetry.gpu import GpuSampler
+from telemetry.gc_watch import settle_collector
 from telemetry.histograms import Histograms
+from telemetry.machine import MachineWatch
 from telemetry.otlp import SpanExporterThread, exporter_from_config
 from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
+from telemetry.roofline import Peaks
 from telemetry.stages import Stages, StartReport, start_report
 from telemetry.step_cost import StepCost, StepCostFold
 from telemetry.timelines import TimelineStore
@@ -58,7 +59,7 @@ class Telemetry:
     timelines: TimelineStore
     diagnoser: Diagnoser
     exporter: SpanExporterThread | None
-    gpu: GpuSampler
+    machine: MachineWatch
     drain_rate: DrainRate
     accountant: Accountant
 
@@ -88,32 +89,47 @@ class Telemetry:
     def metrics(self) -> tuple[str, bytes]:
         with self.pump.lock:
             snapshot = self.current()
-            body = prometheus.render(snapshot, self.histograms, self.pump.costs)
+            more = self.machine.families()
+            body = prometheus.render(snapshot, self.histograms, self.pump.costs, more)
         return prometheus.CONTENT_TYPE, body
 
+    def host(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.machine.host_json()
+
+    def roofline(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.machine.roofline_json()
+
     def start(self) -> None:
-        self.gpu.start()
+        self.machine.start(asyncio.get_running_loop())
         if self.exporter is not None:
             self.exporter.start()
         self.pump.start()
 
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
+        self.machine.stop()
         self.pump.stop()
         with self.pump.lock:
             self.phases.close()
         if self.exporter is not None:
             self.exporter.shutdown()
-        self.gpu.stop()
 
 
 def build_telemetry(
-    config: ServeConfig, clock: Clock, bridge: Bridge, lanes: tuple[Lane, ...]
+    config: ServeConfig,
+    clock: Clock,
+    bridge: Bridge,
+    lanes: tuple[Lane, ...],
+    is_busy: Callable[[], bool],
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
     tracing = config.tracing
     exporter = exporter_from_config(tracing.endpoint, tracing.protocol, tracing.service_name, clock)
-    gpu = GpuSampler()
+    machine = _machine(config, clock, bridge, is_busy)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
     histograms, timelines, diagnoser = Histograms(), TimelineStore(), Diagnoser()
     window = WindowFold(
@@ -123,7 +139,7 @@ def build_telemetry(
             facts_lost=lambda: pump.facts_lost,
             folds_detached=lambda: pump.detached,
             spans=lambda: _span_counts(exporter),
-            gpu=lambda: gpu.latest().as_dict(),
+            gpu=lambda: machine.gpu.latest().as_dict(),
         ),
     )
     listeners = [timelines.on_timeline, window.on_timeline]
@@ -133,6 +149,7 @@ def build_telemetry(
     phases = PhaseFold(listeners, [histograms.on_measured], accountant)
     for lane in lanes:
         pump.add_lane(lane)
+    machine.attach(pump)
     pump.add_fold("phases", phases)
     pump.add_fold("window", window)
     pump.add_fold("diagnosis", diagnoser)
@@ -151,10 +168,25 @@ def build_telemetry(
         timelines,
         diagnoser,
         exporter,
-        gpu,
+        machine,
         drain_rate,
         accountant,
     )
+
+
+def _machine(
+    config: ServeConfig, clock: Clock, bridge: Bridge, is_busy: Callable[[], bool]
+) -> MachineWatch:
+    def engine_pid() -> int | None:
+        return bridge.started.pid if bridge.ready and bridge.started is not None else None
+
+    gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
+    peaks = Peaks(
+        bytes_per_s=None if gb is None else gb * 1e9,
+        flop_per_s=None if gflop is None else gflop * 1e9,
+        source="stated at the start" if gb or gflop else "not measured",
+    )
+    return MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
 
 
 def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
@@ -209,7 +241,9 @@ async def _serve(
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config.engine.model)
         stages.end(StartStage.TOKENIZER)
         bridge.use_vocabulary(vocabulary)
-        telemetry = build_telemetry(config, clock, bridge, (gateway_lane, engine_lane))
+        live: set[str] = set()
+        lanes = (gateway_lane, engine_lane)
+        telemetry = build_telemetry(config, clock, bridge, lanes, lambda: bool(live))
         start = Start(config, clock, bridge, telemetry, stages, listener.getsockname()[1], say)
         state = GatewayState(
             config=config.gateway,
@@ -223,10 +257,9 @@ async def _serve(
             views=telemetry,
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
             start_report=lambda: start.report,
-            live_request_ids=set(),
+            live_request_ids=live,
         )
-        gc.freeze()  # what is here lives as long as the process: it is never scanned
-        gc.enable()
+        settle_collector()
         telemetry.start()
         try:
             await run_gateway(build_app(state), state, listener, engine, start.announce)

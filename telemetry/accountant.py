@@ -6,14 +6,16 @@ both have seen exactly the same: an account does not depend on how facts come in
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
-from telemetry.charging import Charger, Pause, Track, new_pauses
+from telemetry.charging import Charger, Pause, Pauses, Track
 from telemetry.harm import Harm, Taker
+from telemetry.host_records import HostPaused
 from telemetry.ledger import Account, Ledger, entries_of
 from telemetry.life import charge_ingest, charge_life, critical_of
 from telemetry.phases import RequestTimeline
+from telemetry.reasons import HostProcess
 from telemetry.records import (
     EngineStarted,
     Fact,
@@ -38,7 +40,7 @@ class Accountant:
         self.tape = Tape()
         self.harm = Harm()
         self._itl_target_ns = itl_target_ns
-        self._pauses: deque[Pause] = new_pauses()
+        self._pauses = Pauses()
         self._tracks: dict[int, Track] = {}
         self._constrained: set[int] = set()
         self._accepted: dict[str, RequestAccepted] = {}
@@ -63,12 +65,20 @@ class Accountant:
                     track.hit_tokens, track.ghost_tokens = fact.hit_tokens, fact.ghost_tokens
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
+            case HostPaused():
+                self._paused(fact)
             case _:
                 pass
 
-    def paused(self, begin_ns: int, end_ns: int, cause: str) -> None:
-        """The engine's process stood still."""
-        self._pauses.append(Pause(begin_ns, end_ns, cause))
+    def _paused(self, fact: HostPaused) -> None:
+        """A process stood still. Time that was counted and not stamped is taken to be the end
+        of the interval in which it was lost."""
+        begin_ns = fact.begin_ns
+        if fact.lost_ns is not None:
+            begin_ns = max(begin_ns, fact.end_ns - fact.lost_ns)
+        engine = fact.process is HostProcess.ENGINE
+        pauses = self._pauses.engine if engine else self._pauses.gateway
+        pauses.append(Pause(begin_ns, fact.end_ns, fact.cause.value))
 
     def account(self, timeline: RequestTimeline) -> Account:
         """Draw up an ended request's account and forget the request."""

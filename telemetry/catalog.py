@@ -62,7 +62,51 @@ REQUESTS = Metric("phasescope_requests", Kind.COUNTER, "Requests ended, by outco
 FACTS_LOST = Metric("phasescope_facts_lost", Kind.COUNTER, "Facts that no fold has seen.")
 SPANS_EXPORTED = Metric("phasescope_spans_exported", Kind.COUNTER, "Spans taken by the receiver.")
 SPANS_DROPPED = Metric("phasescope_spans_dropped", Kind.COUNTER, "Spans that were thrown away.")
-GPU = Metric("phasescope_gpu", Kind.GAUGE, "What NVML reports, by quantity.", ("quantity",))
+GPU = Metric(
+    "phasescope_gpu", Kind.GAUGE, "What NVML reports, by GPU and quantity.", ("gpu", "quantity")
+)
+GPU_XIDS = Metric("phasescope_gpu_xids", Kind.COUNTER, "Errors of a GPU.", ("gpu", "xid"))
+HOST = Metric(
+    "phasescope_host", Kind.GAUGE, "The machine in the last second, by quantity.", ("quantity",)
+)
+HOST_PAUSES = Metric(
+    "phasescope_host_pauses", Kind.COUNTER, "Times a process stood still.", ("process", "cause")
+)
+HOST_PAUSE_SECONDS = Metric(
+    "phasescope_host_pause_seconds", Kind.COUNTER, "Time it stood still.", ("process", "cause")
+)
+HOST_VICTIMS = Metric(
+    "phasescope_host_victims", Kind.COUNTER, "Requests held up by that.", ("process", "cause")
+)
+HOST_VICTIM_SECONDS = Metric(
+    "phasescope_host_victim_seconds",
+    Kind.COUNTER,
+    "Latency that it cost them, all together.",
+    ("process", "cause"),
+)
+STEP_SECONDS = Metric(
+    "phasescope_step_seconds", Kind.COUNTER, "From one step to the next, by kind.", ("kind",)
+)
+FORWARD_SECONDS = Metric(
+    "phasescope_forward_seconds", Kind.COUNTER, "Forward passes, by kind of step.", ("kind",)
+)
+MODELLED_BYTES = Metric(
+    "phasescope_modelled_bytes", Kind.COUNTER, "What steps must at least read.", ("kind",)
+)
+MODELLED_FLOPS = Metric(
+    "phasescope_modelled_flops", Kind.COUNTER, "What steps must at least compute.", ("kind",)
+)
+MBU = Metric(
+    "phasescope_mbu", Kind.GAUGE, "Share of the memory bandwidth that steps need.", ("kind",)
+)
+MFU = Metric("phasescope_mfu", Kind.GAUGE, "Share of the peak rate that steps need.", ("kind",))
+PEAK = Metric("phasescope_peak_per_second", Kind.GAUGE, "Bytes or operations at most.", ("of",))
+MEASURED_BANDWIDTH = Metric(
+    "phasescope_measured_bytes_per_second",
+    Kind.GAUGE,
+    "Memory traffic by hardware counters.",
+    ("provenance",),
+)
 FOLD_SECONDS = Metric(
     "phasescope_fold_seconds", Kind.COUNTER, "Time spent in a telemetry fold.", ("fold",)
 )

@@ -9,7 +9,7 @@ time, which has no order within a step, is scaled and rounded by largest remaind
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from telemetry.ledger import Book, Part, State
@@ -37,20 +37,26 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The engine's process stood still for a known cause."""
+    """A process stood still for a known cause."""
 
     begin_ns: int
     end_ns: int
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """The last pauses of each process, in the order of their ends."""
+
+    engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+    gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+
+
 class Charger:
     """Puts intervals of one sequence into a book. `siblings` are the request's other sequences:
     what they take is the request's own."""
 
-    def __init__(
-        self, tape: Tape, pauses: deque[Pause], track: Track, siblings: frozenset[int]
-    ) -> None:
+    def __init__(self, tape: Tape, pauses: Pauses, track: Track, siblings: frozenset[int]) -> None:
         self._tape = tape
         self._pauses = pauses
         self._track = track
@@ -61,6 +67,12 @@ class Charger:
         """All of [begin, end) into one part."""
         if end_ns > begin_ns:
             self.book[state, reason, part, None] += end_ns - begin_ns
+
+    def gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) in the gateway's hands: into one part, less its known pauses."""
+        self.plain(state, "", part, begin_ns, end_ns)
+        for pause, since_ns, until_ns in _meeting(self._pauses.gateway, begin_ns, end_ns):
+            self._move(state, "", (part,), until_ns - since_ns, pause.cause)
 
     def shared(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
         """[begin, end) by the steps that own it; what no step owns is of no known owner."""
@@ -186,12 +198,8 @@ class Charger:
     def _pause(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
         """Known pauses take over what they cover: of gaps, host work and sampling all, of the
         rows' time no more than the step was slow."""
-        for pause in reversed(self._pauses):
-            if pause.end_ns <= begin_ns:
-                break
-            since_ns, until_ns = max(begin_ns, pause.begin_ns), min(end_ns, pause.end_ns)
-            if since_ns < until_ns:
-                self._take_over(state, reason, since_ns, until_ns, pause.cause)
+        for pause, since_ns, until_ns in _meeting(self._pauses.engine, begin_ns, end_ns):
+            self._take_over(state, reason, since_ns, until_ns, pause.cause)
 
     def _take_over(
         self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
@@ -236,6 +244,11 @@ _PLAIN_SHARES = (
 )
 
 
-def new_pauses(pauses: Iterable[Pause] = ()) -> deque[Pause]:
-    """The last pauses, in order of their ends."""
-    return deque(pauses, maxlen=_PAUSES_KEPT)
+def _meeting(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
+    """The pauses that meet [begin, end), with what they cover of it."""
+    for pause in reversed(pauses):
+        if pause.end_ns <= begin_ns:
+            break
+        since_ns, until_ns = max(begin_ns, pause.begin_ns), min(end_ns, pause.end_ns)
+        if since_ns < until_ns:
+            yield pause, since_ns, until_ns

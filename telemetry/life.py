@@ -53,8 +53,8 @@ def charge_life(
     charge_engine(charger, sequence, track, tape, submitted_ns, tail_ns)
     text_ns = timeline.ended.detokenized_ns if finished else None
     text_ns = tail_ns if text_ns is None else max(tail_ns, min(text_ns, end_ns))
-    charger.plain(State.DELIVER, "", Part.DETOKENIZE, tail_ns, text_ns)
-    charger.plain(State.DELIVER, "", Part.SEND, text_ns, end_ns)
+    charger.gateway(State.DELIVER, Part.DETOKENIZE, tail_ns, text_ns)
+    charger.gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
 
 
 def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) -> int:
@@ -64,9 +64,9 @@ def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) ->
     stages = [(Part.PARSE, timeline.parsed), (Part.TOKENIZE, timeline.tokenized)]
     for part, fact in stages:
         stop_ns = until_ns if fact is None else max(at_ns, min(fact.at_ns, until_ns))
-        charger.plain(State.INGEST, "", part, at_ns, stop_ns)
+        charger.gateway(State.INGEST, part, at_ns, stop_ns)
         at_ns = stop_ns
-    charger.plain(State.INGEST, "", Part.DISPATCH, at_ns, until_ns)
+    charger.gateway(State.INGEST, Part.DISPATCH, at_ns, until_ns)
     return until_ns
 
 

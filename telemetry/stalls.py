@@ -7,10 +7,10 @@ others' prompts or masks, the request that took most of it is the culprit.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 
-from telemetry.charging import Charger, Pause, Track
+from telemetry.charging import Charger, Pauses, Track
 from telemetry.harm import Taker
 from telemetry.ledger import Entry, Part, Stall, entries_of
 from telemetry.life import charge_engine
@@ -26,7 +26,7 @@ def find_stalls(
     timeline: RequestTimeline,
     tracks: Mapping[int, Track],
     tape: Tape,
-    pauses: deque[Pause],
+    pauses: Pauses,
     takers: Mapping[int, Taker],
     target_ns: int,
 ) -> tuple[tuple[Stall, ...], int]:

@@ -25,10 +25,11 @@ from hypothesis import strategies as st
 from ledger_world import run_fold, steps_of, world_facts
 
 from telemetry.accountant import Accountant
+from telemetry.host_records import HostPaused
 from telemetry.ledger import Entry, Ledger, Part, State
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason, WaitReason
+from telemetry.reasons import EndReason, HostProcess, PauseCause, WaitReason
 from telemetry.records import EngineDied, Fact, Skip, fact_ns
 from telemetry.tape import apportion
 
@@ -225,10 +226,11 @@ def replace_step(fact: Fact, by: int, longer: int) -> Fact:
 
 def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
     facts = [step(0, 10, 20, [prefill(1)]), step(1, 320, 330, [decode(1)])]
-    facts = sorted([*facts, *life(1, [], 0, 400)], key=fact_ns)
+    begin_ns, end_ns = 21 * MS, 319 * MS
+    pause = HostPaused(end_ns, begin_ns, end_ns, HostProcess.ENGINE, PauseCause.GC)
+    facts = sorted([*facts, pause, *life(1, [], 0, 400)], key=fact_ns)
     timelines: list[RequestTimeline] = []
     accountant = Accountant(lambda slo_class: 50 * MS)
-    accountant.paused(21 * MS, 319 * MS, "gc")
     PhaseFold([timelines.append], accountant=accountant).on_facts(facts)
     (timeline,) = timelines
     assert timeline.account is not None

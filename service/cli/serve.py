@@ -15,6 +15,7 @@ from service.config import (
     ConfigError,
     EngineConfig,
     GatewayConfig,
+    PeaksConfig,
     ServeConfig,
     TracingConfig,
 )
@@ -34,6 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_policy_flags(parser.add_argument_group("policies"))
     _add_gateway_flags(parser.add_argument_group("HTTP"))
     _add_tracing_flags(parser.add_argument_group("tracing"))
+    _add_machine_flags(parser.add_argument_group("machine"))
     parser.set_defaults(run=run)
 
 
@@ -217,6 +219,27 @@ def _add_tracing_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--service-name", help="service.name of the spans")
 
 
+def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--no-host-telemetry",
+        action="store_true",
+        help="watch no garbage collections, event-loop lag, waits for a CPU, nor GPUs",
+    )
+    group.add_argument(
+        "--peak-gb-per-s",
+        type=float,
+        metavar="GB/S",
+        help="memory bandwidth of this machine, as benchmarks.calibration measures it: what "
+        "/debug/roofline compares with on a CPU; a GPU states its own",
+    )
+    group.add_argument(
+        "--peak-gflop-per-s",
+        type=float,
+        metavar="GFLOP/S",
+        help="matrix peak of this machine, likewise",
+    )
+
+
 def parse_bytes(text: str) -> int:
     """`512MiB`, `2g` or a plain number, in bytes; units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
@@ -285,6 +308,7 @@ def run(args: argparse.Namespace) -> int:
         kv_offload_ttl_s=args.kv_offload_ttl,
         pipeline_depth=args.pipeline_depth,
         threads=args.threads,
+        watch_host=not args.no_host_telemetry,
     )
     engine.validate()
     gateway = GatewayConfig(
@@ -306,7 +330,10 @@ def run(args: argparse.Namespace) -> int:
         protocol=args.otlp_protocol,
         service_name=args.service_name,
     )
-    return run_service(ServeConfig(engine=engine, gateway=gateway, tracing=tracing), _say)
+    peaks = PeaksConfig(gb_per_s=args.peak_gb_per_s, gflop_per_s=args.peak_gflop_per_s)
+    peaks.validate()
+    config = ServeConfig(engine=engine, gateway=gateway, tracing=tracing, peaks=peaks)
+    return run_service(config, _say)
 
 
 def _say(line: str) -> None:

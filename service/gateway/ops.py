@@ -46,6 +46,8 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
         ("/debug/harm", _harm),
+        ("/debug/host", _host),
+        ("/debug/roofline", _roofline),
         ("/debug/requests/{request_id}", _request),
     ]
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
@@ -130,6 +132,14 @@ async def _diagnosis(state: GatewayState, request: Request) -> Response:
 async def _harm(state: GatewayState, request: Request) -> Response:
     """Whose work took others' time."""
     return json_response(await asyncio.to_thread(state.views.harm))
+
+
+async def _host(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.host))
+
+
+async def _roofline(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.roofline))
 
 
 async def _request(state: GatewayState, request: Request) -> Response:

@@ -34,6 +34,14 @@ class Views(Protocol):
         """JSON: whose work took others' time."""
         ...
 
+    def host(self) -> bytes:
+        """JSON of the machine: its last sample, and pauses with whose latency they cost."""
+        ...
+
+    def roofline(self) -> bytes:
+        """JSON of what steps read and compute against what the hardware can do."""
+        ...
+
     def metrics(self) -> tuple[str, bytes]:
         """Content type and exposition."""
         ...
