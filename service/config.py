@@ -154,6 +154,29 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
     service_name: str | None = None
 
 
+class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The flight recorder. `journal_bytes` 0 turns it off.
+
+    `dump_dir` None is a folder below the user's cache. `journal_dir` None keeps the journal in
+    memory only. `stall_s` 0 turns the watchdog off.
+    """
+
+    journal_bytes: int = 64 * 1024 * 1024
+    journal_dir: str | None = None
+    dump_dir: str | None = None
+    dumps_kept: int = 16
+    stall_s: float = 10.0
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        if self.journal_bytes and self.journal_bytes < 1 << 20:
+            raise ConfigError("--journal-memory must be 0 (off) or at least 1MiB")
+        if self.dumps_kept < 1:
+            raise ConfigError("--dumps-kept must be at least 1")
+        if self.stall_s < 0:
+            raise ConfigError("--stall-seconds must not be negative; 0 turns the watchdog off")
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP side. Keys None: the routes they guard are open.
 
@@ -217,3 +240,4 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     gateway: GatewayConfig
     tracing: TracingConfig
     peaks: PeaksConfig = PeaksConfig()
+    recorder: RecorderConfig = RecorderConfig()

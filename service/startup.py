@@ -7,6 +7,7 @@ to nothing itself.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def run_service(config: ServeConfig, say: Say) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError."""
     gc.disable()  # until the service is ready: nothing that imports create is garbage
+    faulthandler.enable(2)  # a crash of the interpreter leaves all stacks on stderr
     clock = MonotonicClock()
     stages = Stages(clock, process_start_ns())
     listener = bind(config.gateway.host, config.gateway.port)

@@ -23,11 +23,13 @@ from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
 from service.gateway.vocabulary import vocabulary_of
+from service.recording import build_recorder, dump_on_signal
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry import prometheus
 from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.drain_rate import DrainRate
+from telemetry.flight_recorder import FlightRecorder
 from telemetry.gc_watch import settle_collector
 from telemetry.histograms import Histograms
 from telemetry.machine import MachineWatch
@@ -36,6 +38,7 @@ from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
+from telemetry.recorder_stats import RecorderStats
 from telemetry.roofline import Peaks
 from telemetry.stages import Stages, StartReport, start_report
 from telemetry.step_cost import StepCost, StepCostFold
@@ -62,6 +65,7 @@ class Telemetry:
     machine: MachineWatch
     drain_rate: DrainRate
     accountant: Accountant
+    recorder: FlightRecorder | None
 
     def current(self) -> Snapshot:
         with self.pump.lock:
@@ -108,6 +112,8 @@ class Telemetry:
         if self.exporter is not None:
             self.exporter.start()
         self.pump.start()
+        if self.recorder is not None:
+            self.recorder.start()
 
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
@@ -115,6 +121,8 @@ class Telemetry:
         self.pump.stop()
         with self.pump.lock:
             self.phases.close()
+        if self.recorder is not None:
+            self.recorder.stop()
         if self.exporter is not None:
             self.exporter.shutdown()
 
@@ -131,6 +139,7 @@ def build_telemetry(
     exporter = exporter_from_config(tracing.endpoint, tracing.protocol, tracing.service_name, clock)
     machine = _machine(config, clock, bridge, is_busy)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
+    recorder = build_recorder(config.recorder, clock, pump)
     histograms, timelines, diagnoser = Histograms(), TimelineStore(), Diagnoser()
     window = WindowFold(
         histograms,
@@ -140,6 +149,7 @@ def build_telemetry(
             folds_detached=lambda: pump.detached,
             spans=lambda: _span_counts(exporter),
             gpu=lambda: machine.gpu.latest().as_dict(),
+            recorder=lambda: _recorder_stats(recorder),
         ),
     )
     listeners = [timelines.on_timeline, window.on_timeline]
@@ -160,17 +170,18 @@ def build_telemetry(
         costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
         pump.add_fold("step_cost", costs)
     return Telemetry(
-        clock,
-        pump,
-        phases,
-        window,
-        histograms,
-        timelines,
-        diagnoser,
-        exporter,
-        machine,
-        drain_rate,
-        accountant,
+        clock=clock,
+        pump=pump,
+        phases=phases,
+        window=window,
+        histograms=histograms,
+        timelines=timelines,
+        diagnoser=diagnoser,
+        exporter=exporter,
+        machine=machine,
+        drain_rate=drain_rate,
+        accountant=accountant,
+        recorder=recorder,
     )
 
 
@@ -199,6 +210,10 @@ def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) 
     )
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
         loop.call_soon_threadsafe(bridge.tell, command)
+
+
+def _recorder_stats(recorder: FlightRecorder | None) -> RecorderStats | None:
+    return None if recorder is None else recorder.stats()
 
 
 def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
@@ -258,9 +273,11 @@ async def _serve(
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
             start_report=lambda: start.report,
             live_request_ids=live,
+            recorder=telemetry.recorder,
         )
         settle_collector()
         telemetry.start()
+        dump_on_signal(telemetry.recorder)
         try:
             await run_gateway(build_app(state), state, listener, engine, start.announce)
         finally:

@@ -111,6 +111,34 @@ FOLD_SECONDS = Metric(
     "phasescope_fold_seconds", Kind.COUNTER, "Time spent in a telemetry fold.", ("fold",)
 )
 
+JOURNAL_BYTES = Metric("phasescope_journal_bytes", Kind.GAUGE, "Memory that the journal holds.")
+JOURNAL_CAPACITY = Metric(
+    "phasescope_journal_capacity_bytes", Kind.GAUGE, "Memory that the journal may hold."
+)
+JOURNAL_FACTS = Metric("phasescope_journal_facts", Kind.GAUGE, "Facts in the journal.")
+JOURNAL_SECONDS = Metric(
+    "phasescope_journal_seconds", Kind.GAUGE, "Time that the facts in the journal cover."
+)
+JOURNAL_DROPPED = Metric(
+    "phasescope_journal_facts_dropped", Kind.COUNTER, "Facts that left the journal for newer ones."
+)
+JOURNAL_SHORT = Metric(
+    "phasescope_journal_short",
+    Kind.GAUGE,
+    "1 when the journal is full and covers less than five minutes.",
+)
+DUMPS = Metric("phasescope_dumps", Kind.COUNTER, "Dumps written, by reason.", ("reason",))
+DUMPS_SUPPRESSED = Metric(
+    "phasescope_dumps_suppressed",
+    Kind.COUNTER,
+    "Dumps not taken because one had just been, by reason.",
+    ("reason",),
+)
+DUMPS_FAILED = Metric("phasescope_dumps_failed", Kind.COUNTER, "Dumps that could not be written.")
+STALLS = Metric(
+    "phasescope_engine_stalls", Kind.COUNTER, "Times an engine with work committed no step."
+)
+
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."
 )

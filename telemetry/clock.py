@@ -93,3 +93,8 @@ def process_start_ns() -> int:
 def sleep_ns(duration_ns: int) -> None:
     """Block the calling thread; for helper threads and command-line tools only."""
     time.sleep(duration_ns / 1e9)
+
+
+def utc_stamp() -> str:
+    """Wall time for names of files, as in 20260131T235959Z: names sort by age."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

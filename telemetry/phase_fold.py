@@ -7,7 +7,7 @@ sequences are known, or a grace time after its own end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -53,13 +53,17 @@ class PhaseFold:
         on_timeline: Many[Callable[[RequestTimeline], None]] = (),
         on_measured: Many[Callable[[Measured], None]] = (),
         accountant: Accountant | None = None,
+        cut: Collection[str] = (),
     ) -> None:
+        """`cut` are requests whose beginning is missing from the facts: their timelines are
+        given out, but no measurement of their phases is."""
         self._on_timeline = tuple(on_timeline)
         self._accountant = accountant
         self._on_measured = tuple(on_measured)
         self._requests: dict[str, _Request] = {}
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
+        self._cut = frozenset(cut)
 
     @property
     def live(self) -> int:
@@ -76,8 +80,8 @@ class PhaseFold:
             self._take(fact)
             if self._accountant is not None:
                 self._accountant.take(fact)
-        if facts:
-            self._expire(fact_ns(facts[-1]))
+            if self._ending:
+                self._expire(fact_ns(fact))
 
     def close(self) -> None:
         """No more facts will come: give out every request that has ended."""
@@ -158,9 +162,15 @@ class PhaseFold:
             self._give(request_id, request)
 
     def _expire(self, now_ns: int) -> None:
-        """Requests whose engine facts never came (they were lost) are given as they are."""
-        overdue = [r for r, at_ns in self._ending.items() if now_ns - at_ns > _GRACE_NS]
-        for request_id in overdue:
+        """Requests whose engine facts never came (they were lost) are given as they are.
+
+        Asked after each fact, so that the outcome does not hang on how the facts come in
+        batches; those that have waited longest stand first.
+        """
+        while self._ending:
+            request_id, at_ns = next(iter(self._ending.items()))
+            if now_ns - at_ns <= _GRACE_NS:
+                return
             self._give(request_id, self._requests[request_id])
 
     def _give(self, request_id: str, request: _Request) -> None:
@@ -181,8 +191,9 @@ class PhaseFold:
         )
         if self._accountant is not None:
             timeline = replace(timeline, account=self._accountant.account(timeline))
-        for measured in timeline.measures():
-            self._publish(measured)
+        if request_id not in self._cut:
+            for measured in timeline.measures():
+                self._publish(measured)
         for listener in self._on_timeline:
             listener(timeline)
 

@@ -8,6 +8,7 @@ from telemetry import catalog
 from telemetry.catalog import Kind, Metric
 from telemetry.histograms import Histograms, LatencyHistogram
 from telemetry.pump import FoldCost
+from telemetry.recorder_stats import RecorderStats
 from telemetry.window import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,6 +71,26 @@ def _scalars(
         yield metric, one(getattr(snapshot.totals, name))
     yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
     yield catalog.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
+    if snapshot.recorder is not None:
+        yield from _recorder(snapshot.recorder)
+
+
+def _recorder(stats: RecorderStats) -> Iterable[tuple[Metric, list[Sample]]]:
+    journal = stats.journal
+    yield catalog.JOURNAL_BYTES, [({}, float(journal.bytes))]
+    yield catalog.JOURNAL_CAPACITY, [({}, float(journal.capacity_bytes))]
+    yield catalog.JOURNAL_FACTS, [({}, float(journal.facts))]
+    yield catalog.JOURNAL_SECONDS, [({}, journal.covered_ns / 1e9)]
+    yield catalog.JOURNAL_DROPPED, [({}, float(journal.facts_dropped))]
+    yield catalog.JOURNAL_SHORT, [({}, float(journal.is_short))]
+    yield catalog.DUMPS, _by_reason(stats.dumps)
+    yield catalog.DUMPS_SUPPRESSED, _by_reason(stats.dumps_suppressed)
+    yield catalog.DUMPS_FAILED, [({}, float(stats.dumps_failed))]
+    yield catalog.STALLS, [({}, float(stats.stalls))]
+
+
+def _by_reason(counts: Mapping[str, int]) -> list[Sample]:
+    return [({"reason": reason}, float(count)) for reason, count in counts.items()]
 
 
 def _family(metric: Metric, samples: list[Sample]) -> list[str]:

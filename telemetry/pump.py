@@ -71,9 +71,14 @@ class Pump:
         return tuple(cost.name for cost in self._folds if cost.error is not None)
 
     def run_once(self) -> int:
-        """Everything that is in the lanes now goes through all folds; returns how much."""
+        """Everything that is in the lanes now goes through all folds; returns how much.
+
+        The lane that was added last is drained first. What its facts follow from is in the
+        lanes before it, and so in this batch or an earlier one: no sequence has a step before
+        it was submitted.
+        """
         with self.lock:
-            facts = [fact for lane in self._lanes for fact in lane.drain()]
+            facts = [fact for lane in reversed(self._lanes) for fact in lane.drain()]
             facts.sort(key=fact_ns)
             if facts:
                 for cost in self._folds:

@@ -264,6 +264,21 @@ class EngineDied(_Fact, frozen=True):
     restart: int
 
 
+class StallDetected(_Fact, frozen=True):
+    """The engine lives and has `sequences` to work on, but has committed no step since
+    `since_ns`. `process_state` is the kernel's letter for its process (T: stopped);
+    `loop_silent_ns` is for how long the gateway's own event loop, which reads the engine's
+    news, has not answered. None: not known."""
+
+    at_ns: int
+    since_ns: int
+    last_step_id: int | None
+    sequences: int
+    engine_pid: int | None
+    process_state: str | None = None
+    loop_silent_ns: int | None = None
+
+
 class RequestAccepted(_Fact, frozen=True):
     """The request's headers are here. `trace_id` is 32 hex digits; `parent_span_id` and
     `trace_sampled` come from an incoming `traceparent`, if there was one."""
@@ -360,6 +375,7 @@ Fact = (
     | GpuFound
     | GpuSampled
     | GpuXid
+    | StallDetected
 )
 
 

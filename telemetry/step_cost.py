@@ -75,7 +75,7 @@ def fit_relative(features: np.ndarray, spans_ns: np.ndarray) -> np.ndarray:
 
 
 class StepCostFold:
-    """Refits as steps come in and tells `on_cost`.
+    """Refits every REFIT_STEPS steps, however they come in batches, and tells `on_cost`.
 
     A step's span begins where the one before was committed, if that was later than its own
     begin: steps of a deeper pipeline overlap.
@@ -98,9 +98,6 @@ class StepCostFold:
                     self._spans_ns.clear()
                 case _:
                     pass
-        if self._since_fit >= REFIT_STEPS and len(self._spans_ns) >= _LEAST_STEPS:
-            self._since_fit = 0
-            self._on_cost(fit(self._features, self._spans_ns))
 
     def _step(self, step: StepRecorded) -> None:
         span_ns = step.committed_ns - max(step.begin_ns, self._last_ns)
@@ -113,3 +110,6 @@ class StepCostFold:
         self._features.append((prefill_tokens, len(decodes), context_tokens))
         self._spans_ns.append(span_ns)
         self._since_fit += 1
+        if self._since_fit >= REFIT_STEPS and len(self._spans_ns) >= _LEAST_STEPS:
+            self._since_fit = 0
+            self._on_cost(fit(self._features, self._spans_ns))

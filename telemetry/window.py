@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.recorder_stats import RecorderStats
 from telemetry.totals import Totals
 
 
@@ -85,3 +86,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     spans_dropped: int
     gpu: dict[str, float | str] | None
     totals: Totals = msgspec.field(default_factory=Totals)
+    recorder: RecorderStats | None = None

@@ -10,6 +10,7 @@ import msgspec
 
 from telemetry.histograms import Histograms
 from telemetry.phases import RequestTimeline
+from telemetry.recorder_stats import RecorderStats
 from telemetry.records import (
     EngineDied,
     EngineIdled,
@@ -38,6 +39,7 @@ class Suppliers:
     folds_detached: Callable[[], tuple[str, ...]] = lambda: ()
     spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
+    recorder: Callable[[], RecorderStats | None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ class WindowFold:
             spans_dropped=dropped,
             gpu=self._suppliers.gpu(),
             totals=msgspec.structs.replace(self._totals),
+            recorder=self._suppliers.recorder(),
         )
 
     def _take(self, fact: Fact) -> None:

@@ -83,11 +83,11 @@ def request_ended(
 
 
 def prefill(seq_id: int = 1, tokens: int = 4, context: int = 0, sampled: bool = True) -> Row:
-    return Row(seq_id, True, tokens, context, 0, sampled, False)
+    return Row(seq_id, True, tokens, context, 0, int(sampled), False)
 
 
 def decode(seq_id: int = 1, context: int = 5) -> Row:
-    return Row(seq_id, False, 1, context, 0, True, False)
+    return Row(seq_id, False, 1, context, 0, 1, False)
 
 
 def step(

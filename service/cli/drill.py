@@ -37,6 +37,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     from service.sim.invariants import InvariantViolated
     from service.sim.world import World
+    from telemetry.journal import write_journal
 
     if args.count < 1:
         raise ConfigError("--count must be at least 1")
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {seed - args.seed + 1} of {args.count} scenarios", file=sys.stderr)
     assert report is not None
     if args.journal is not None:
-        args.journal.write_bytes(report.journal)
+        write_journal(args.journal, report.facts, clock, "drill")
     seconds = (clock.now_ns() - begun_ns) / 1e9
     _say(args.count, seconds, totals, report)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import socket
 
@@ -17,6 +18,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     gc.disable()  # until the engine has loaded: nothing that imports create is garbage
+    faulthandler.enable(2)  # a crash in native code leaves the stack on stderr
     # torch takes seconds to import, and only this process needs it
     from service.host import run_engine_process
 

@@ -16,6 +16,7 @@ from service.config import (
     EngineConfig,
     GatewayConfig,
     PeaksConfig,
+    RecorderConfig,
     ServeConfig,
     TracingConfig,
 )
@@ -36,6 +37,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_gateway_flags(parser.add_argument_group("HTTP"))
     _add_tracing_flags(parser.add_argument_group("tracing"))
     _add_machine_flags(parser.add_argument_group("machine"))
+    _add_recorder_flags(parser.add_argument_group("flight recorder"))
     parser.set_defaults(run=run)
 
 
@@ -240,6 +242,34 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_recorder_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--journal-memory",
+        type=parse_bytes,
+        default=64 << 20,
+        metavar="SIZE",
+        help="memory for the record of the last minutes; 0 turns the flight recorder off",
+    )
+    group.add_argument(
+        "--journal-dir",
+        metavar="DIR",
+        help="also write the record to files there, so that it survives a kill of the server",
+    )
+    group.add_argument(
+        "--dump-dir",
+        metavar="DIR",
+        help="where dumps of the record go; by default ~/.cache/phasescope/dumps",
+    )
+    group.add_argument("--dumps-kept", type=int, default=16, help="the oldest go beyond that")
+    group.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="dump when an engine with work commits no step for so long; 0: never",
+    )
+
+
 def parse_bytes(text: str) -> int:
     """`512MiB`, `2g` or a plain number, in bytes; units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
@@ -332,8 +362,27 @@ def run(args: argparse.Namespace) -> int:
     )
     peaks = PeaksConfig(gb_per_s=args.peak_gb_per_s, gflop_per_s=args.peak_gflop_per_s)
     peaks.validate()
-    config = ServeConfig(engine=engine, gateway=gateway, tracing=tracing, peaks=peaks)
+    config = ServeConfig(
+        engine=engine,
+        gateway=gateway,
+        tracing=tracing,
+        peaks=peaks,
+        recorder=_recorder_config(args),
+    )
     return run_service(config, _say)
+
+
+def _recorder_config(args: argparse.Namespace) -> RecorderConfig:
+    """Raises ConfigError."""
+    config = RecorderConfig(
+        journal_bytes=args.journal_memory,
+        journal_dir=args.journal_dir,
+        dump_dir=args.dump_dir,
+        dumps_kept=args.dumps_kept,
+        stall_s=args.stall_seconds,
+    )
+    config.validate()
+    return config
 
 
 def _say(line: str) -> None:

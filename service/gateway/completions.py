@@ -188,13 +188,14 @@ class Exchange:
         self._mailbox.limit = self._state.config.stream_buffer_tokens * len(submits)
         self._witness.tokenized(self._prompt_tokens)
         for index, submit in enumerate(submits):
-            choice = Choice(index, submit.seq_id, self._state.tokenizer, request.stops)
-            self._choices.append(choice)
+            tokenizer = self._state.tokenizer
+            self._choices.append(Choice(index, submit.seq_id, tokenizer, request.stops))
+            submitted_ns = self._state.clock.now_ns()
             try:
                 self._state.bridge.submit(submit, self._mailbox)
             except EngineUnavailable:
                 raise not_ready() from None
-            self._witness.submitted(submit, index)
+            self._witness.submitted(submit, index, submitted_ns)
         head = ResponseHead(
             operation=self._operation,
             request_id=self.request_id,

@@ -1,5 +1,5 @@
-"""Routes for operators: health, readiness, models, metrics, the debug views, and the two
-that change something: DELETE of a live request, and a flush of the prefix cache.
+"""Routes for operators: health, readiness, models, metrics, the debug views, and those that
+change something: DELETE of a live request, a flush of the prefix cache, a dump.
 
 The views are folds behind a lock that the pump may hold for a while, so they are asked on a
 thread: a scrape must not hold up the tokens of a stream.
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.engine.inbox import FlushCache
+from service.gateway import recorder_routes
 from service.gateway.errors import ApiError, model_not_found, not_found, not_ready
 from service.gateway.security import identify, key_error
 from service.gateway.state import GatewayState
@@ -49,13 +50,16 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/host", _host),
         ("/debug/roofline", _roofline),
         ("/debug/requests/{request_id}", _request),
+        ("/debug/journal", recorder_routes.journal),
     ]
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
     delete, flush = _guarded(state, _delete), _guarded(state, _flush)
+    dump = _guarded(state, recorder_routes.dump)
     return [
         *routes,
         Route("/v1/requests/{request_id}", delete, methods=["DELETE"]),
         Route("/debug/cache/flush", flush, methods=["POST"]),
+        Route("/debug/dump", dump, methods=["POST"]),
     ]
 
 
@@ -64,7 +68,10 @@ def _guarded(state: GatewayState, handler: Handler) -> Callable[[Request], Await
         refused = key_error(state.config, request.url.path, request.headers.get("authorization"))
         if refused is not None:
             return error_response(refused)
-        return await handler(state, request)
+        try:
+            return await handler(state, request)
+        except ApiError as error:
+            return error_response(error)
 
     return endpoint
 

@@ -10,6 +10,7 @@ from service.config import GatewayConfig, SamplingDefaults
 from service.gateway.bridge import Bridge
 from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
+from telemetry.flight_recorder import FlightRecorder
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.stages import StartReport
@@ -82,3 +83,4 @@ class GatewayState:
     live_request_ids: set[str]
     exchanges: dict[str, Live] = field(default_factory=dict)
     drain: Drain = field(default_factory=Drain)
+    recorder: FlightRecorder | None = None

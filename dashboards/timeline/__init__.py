@@ -1,0 +1,1 @@
+"""A journal as a trace for ui.perfetto.dev."""

@@ -1,0 +1,174 @@
+"""A journal becomes a trace file, in one pass over its facts.
+
+Steps are written as they come, requests when their timelines are given out; requests that had
+not ended when the journal was taken are drawn to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dashboards.timeline.engine_track import EngineTrack
+from dashboards.timeline.host_track import HostTrack
+from dashboards.timeline.request_track import RequestTrack, Stall
+from dashboards.timeline.trace import Args, TraceWriter
+from telemetry.journal_reader import Journal
+from telemetry.phase_fold import PhaseFold
+from telemetry.phases import RequestTimeline
+from telemetry.reasons import EndReason
+from telemetry.records import (
+    EngineDied,
+    EngineIdled,
+    EngineStarted,
+    Fact,
+    GrammarCompiled,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    SequenceSubmitted,
+    StallDetected,
+    StepRecorded,
+    fact_ns,
+)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What is in a trace file."""
+
+    events: int = 0
+    steps: int = 0
+    requests: int = 0
+    arrows: int = 0
+    covered_ns: int = 0
+
+
+class _Builder:
+    """Hands facts to the tracks and to the phase fold, whose timelines are drawn."""
+
+    def __init__(self, trace: TraceWriter, journal: Journal, stalls: Iterable[Stall]) -> None:
+        self.drawn = Drawn()
+        self._trace = trace
+        self._owners: dict[int, str] = {}
+        self._engine = EngineTrack(trace, self._owner)
+        self._requests = RequestTrack(trace, stalls, journal.cut_requests)
+        self._host = HostTrack(trace)
+        self._is_over = False
+        self._last_ns = trace.origin_ns
+        self._phases = PhaseFold([self._draw], cut=journal.cut_requests)
+
+    def take(self, fact: Fact) -> None:
+        self._last_ns = max(self._last_ns, fact_ns(fact))
+        match fact:
+            case StepRecorded():
+                self.drawn.steps += 1
+                self._engine.step(fact)
+            case EngineIdled():
+                self._engine.idled(fact)
+            case EngineStarted():
+                self._engine.started(fact)
+            case EngineDied():
+                self._engine.died(fact)
+            case StallDetected():
+                self._engine.stalled(fact)
+            case RequestAccepted():
+                self._requests.accepted(fact)
+            case RequestParsed():
+                self._requests.parsed(fact)
+            case SequenceSubmitted():
+                self._owners[fact.seq_id] = fact.request_id
+                self._requests.submitted(fact)
+            case RequestEnded():
+                self._requests.ended(fact)
+            case (
+                RequestTokenized()
+                | SequenceQueued()
+                | SequenceAdmitted()
+                | SequencePaused()
+                | SequenceResumed()
+                | SequenceEnded()
+                | GrammarCompiled()
+            ):
+                pass  # in the timelines
+            case _:
+                self._host.take(fact)
+        self._phases.on_facts((fact,))
+
+    def finish(self) -> Drawn:
+        """Draw what was still live, then the arrows."""
+        self._phases.close()
+        self._is_over = True
+        for request_id in self._requests.live:
+            end = _end_of_journal(request_id, self._last_ns)
+            self._requests.ended(end)
+            self._phases.on_facts((end,))
+        self._phases.close()
+        self.drawn.arrows = self._requests.arrows()
+        self.drawn.events = self._trace.events
+        self.drawn.covered_ns = self._last_ns - self._trace.origin_ns
+        return self.drawn
+
+    def _draw(self, timeline: RequestTimeline) -> None:
+        self.drawn.requests += 1
+        self._requests.draw(timeline, is_live=self._is_over)
+
+    def _owner(self, seq_id: int) -> str:
+        return self._owners.get(seq_id, f"seq-{seq_id}")
+
+
+def write_timeline(journal: Journal, path: Path, stalls: Iterable[Stall] = ()) -> Drawn:
+    """Raises JournalError, OSError. Of `stalls` those are drawn of which both ends are in the
+    journal."""
+    with TraceWriter(path, _origin_ns(journal), _metadata(journal)) as trace:
+        builder = _Builder(trace, journal, stalls)
+        for fact in journal.facts():
+            builder.take(fact)
+        return builder.finish()
+
+
+def _origin_ns(journal: Journal) -> int:
+    """Where the picture begins: at the cut, or with the first thing that is known."""
+    if journal.header.cut_ns is not None:
+        return journal.header.cut_ns
+    first = next(journal.facts(), None)
+    match first:
+        case None:
+            return journal.header.at_ns
+        case EngineStarted(stages=(stage, *_)):
+            return stage.begin_ns
+        case StepRecorded():
+            return first.begin_ns
+        case _:
+            return fact_ns(first)
+
+
+def _metadata(journal: Journal) -> Args:
+    header: Args = msgspec.to_builtins(journal.header)
+    return {"source": "phasescope", "origin_monotonic_ns": _origin_ns(journal), **header}
+
+
+def _end_of_journal(request_id: str, at_ns: int) -> RequestEnded:
+    """Stands in for the end that a live request has not had, so that it can be drawn."""
+    return RequestEnded(
+        request_id=request_id,
+        at_ns=at_ns,
+        reason=EndReason.SHUTDOWN,
+        status=0,
+        error_type=None,
+        output_tokens=0,
+        first_sent_ns=None,
+        detokenized_ns=None,
+        detokenize_busy_ns=0,
+        bytes_sent=0,
+        detected_ns=None,
+    )

@@ -1,0 +1,282 @@
+"""The requests' side of the picture: one row for each request that is live at a time.
+
+A request has the row from its acceptance to its end; then the next one may have it. Within its
+slice lie its phases, and within those what happened to its sequence: waits, prefill chunks,
+preemptions, stalls. The sequences of a request with several choices have rows of their own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
+from telemetry.phases import RequestTimeline, SequenceTimeline
+from telemetry.reasons import Outcome
+from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, SequenceSubmitted
+
+PID = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A late token and the prefill chunk that made it late: the token of `victim_seq_id`
+    committed at `token_ns`; the chunk of `culprit_seq_id` in step `step_id`."""
+
+    culprit_seq_id: int
+    step_id: int
+    victim_seq_id: int
+    token_ns: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """Rows that a live request has taken."""
+
+    accepted_ns: int
+    slot: int
+    choices: int = 1
+    by_sequence: dict[int, int] = field(default_factory=dict)
+
+
+class RequestTrack:
+    """Gives rows as facts come, draws when timelines are given out, arrows at the end."""
+
+    def __init__(self, trace: TraceWriter, stalls: Iterable[Stall], cut: frozenset[str]) -> None:
+        self._trace = trace
+        self._cut = cut
+        self._slots = Slots()
+        self._rows: dict[int, Row] = {}
+        self._held: dict[str, _Held] = {}
+        self._ended: dict[tuple[str, int], _Held] = {}
+        self._stalls: dict[int, list[Stall]] = defaultdict(list)
+        self._wanted: dict[tuple[int, int], list[Stall]] = defaultdict(list)
+        for stall in stalls:
+            self._stalls[stall.victim_seq_id].append(stall)
+            self._wanted[stall.culprit_seq_id, stall.step_id].append(stall)
+        self._starts: dict[Stall, tuple[Row, int]] = {}
+        self._finishes: dict[Stall, tuple[Row, int]] = {}
+        trace.process(PID, "requests")
+
+    def accepted(self, fact: RequestAccepted) -> None:
+        begin_ns = max(fact.at_ns, self._trace.origin_ns)
+        self._held[fact.request_id] = _Held(fact.at_ns, self._slots.take(begin_ns))
+
+    def parsed(self, fact: RequestParsed) -> None:
+        held = self._held.get(fact.request_id)
+        if held is not None:
+            held.choices = fact.choices
+
+    def submitted(self, fact: SequenceSubmitted) -> None:
+        held = self._held.get(fact.request_id)
+        if held is None:
+            return
+        begin_ns = max(fact.at_ns, self._trace.origin_ns)
+        slot = held.slot if held.choices == 1 else self._slots.take(begin_ns)
+        held.by_sequence[fact.seq_id] = slot
+
+    def ended(self, fact: RequestEnded) -> None:
+        held = self._held.pop(fact.request_id, None)
+        if held is not None:
+            self._ended[fact.request_id, held.accepted_ns] = held
+            for slot in {held.slot, *held.by_sequence.values()}:
+                self._slots.release(slot, fact.at_ns)
+
+    @property
+    def live(self) -> list[str]:
+        """Requests that have not ended."""
+        return list(self._held)
+
+    def draw(self, timeline: RequestTimeline, is_live: bool) -> None:
+        """All slices of an ended request; `is_live` if it only seems to have ended, because
+        the facts did."""
+        key = (timeline.accepted.request_id, timeline.accepted.at_ns)
+        held = self._ended.pop(key, None)
+        if held is None:
+            return
+        first: list[Slice] = []
+        end_ns = timeline.ended.at_ns
+        for sequence in timeline.sequences:
+            slot = held.by_sequence.get(sequence.seq_id, held.slot)
+            inner = self._sequence_slices(sequence)
+            if slot == held.slot:
+                first += inner
+            else:
+                whole = _choice_slice(sequence, end_ns)
+                self._put(slot, [whole, *_within(whole, inner)])
+        whole = self._request_slice(timeline, is_live)
+        phases = [
+            Slice(phase.name.value, "phase", phase.start_ns, phase.end_ns)
+            for phase in timeline.phases
+        ]
+        self._put(held.slot, [whole, *_within(whole, phases), *_within(whole, first)])
+        self._note_events(timeline, held, is_live)
+
+    def arrows(self) -> int:
+        """From each culprit's chunk to its victim's late token; returns how many were drawn."""
+        drawn = 0
+        for stall, start in self._starts.items():
+            finish = self._finishes.get(stall)
+            if finish is not None and start[1] <= finish[1]:
+                self._trace.flow("stall", start, finish)
+                drawn += 1
+        return drawn
+
+    def _put(self, slot: int, slices: list[Slice]) -> None:
+        row = self._rows.get(slot)
+        if row is None:
+            row = self._rows[slot] = Row(PID, slot + 1)
+            self._trace.row(row, f"requests {slot + 1}")
+        origin_ns = self._trace.origin_ns
+        shown = [
+            Slice(
+                piece.name, piece.category, max(piece.start_ns, origin_ns), piece.end_ns, piece.args
+            )
+            for piece in slices
+        ]
+        for piece in nested(shown):
+            self._trace.slice(row, piece)
+            self._note_anchor(row, piece)
+
+    def _note_anchor(self, row: Row, piece: Slice) -> None:
+        """Where arrows begin and end."""
+        if piece.category == "chunk":
+            middle_ns = (piece.start_ns + piece.end_ns) // 2
+            for stall in self._wanted.get((piece.args["seq_id"], piece.args["step"]), ()):
+                self._starts.setdefault(stall, (row, middle_ns))
+        elif piece.category == "stall":
+            for stall in self._stalls[piece.args["seq_id"]]:
+                if stall.token_ns == piece.end_ns:
+                    self._finishes.setdefault(stall, (row, piece.end_ns - 1))
+
+    def _sequence_slices(self, sequence: SequenceTimeline) -> list[Slice]:
+        chunks = _chunk_slices(sequence)
+        between = [*_wait_slices(sequence), *_preempted_slices(sequence)]
+        return [*_after_chunks(between, chunks), *self._stall_slices(sequence), *chunks]
+
+    def _stall_slices(self, sequence: SequenceTimeline) -> list[Slice]:
+        stalls = {stall.token_ns: stall for stall in self._stalls.get(sequence.seq_id, ())}
+        if not stalls:
+            return []
+        pairs = zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
+        return [
+            Slice(
+                "stall",
+                "stall",
+                start_ns,
+                end_ns,
+                {
+                    "seq_id": sequence.seq_id,
+                    "gap_ms": (end_ns - start_ns) / 1e6,
+                    "culprit_seq_id": stalls[end_ns].culprit_seq_id,
+                    "step": stalls[end_ns].step_id,
+                },
+            )
+            for start_ns, end_ns in pairs
+            if end_ns in stalls and end_ns > start_ns
+        ]
+
+    def _request_slice(self, timeline: RequestTimeline, is_live: bool) -> Slice:
+        accepted, ended = timeline.accepted, timeline.ended
+        args: Args = {
+            "trace_id": accepted.trace_id,
+            "tenant": accepted.tenant,
+            "slo_class": accepted.slo_class,
+            "outcome": "live" if is_live else timeline.outcome.value,
+            "reason": None if is_live else ended.reason.value,
+            "prompt_tokens": timeline.tokenized.prompt_tokens if timeline.tokenized else None,
+            "output_tokens": timeline.token_count,
+            "cached_tokens": timeline.cached_tokens,
+            "ttft_ms": None if timeline.ttft_ns is None else timeline.ttft_ns / 1e6,
+            "e2e_ms": None if is_live else timeline.e2e_ns / 1e6,
+            "seq_ids": [sequence.seq_id for sequence in timeline.sequences],
+            "beginning_is_missing": accepted.request_id in self._cut or None,
+        }
+        shown = {name: value for name, value in args.items() if value not in (None, "")}
+        return Slice(accepted.request_id, "request", accepted.at_ns, ended.at_ns, shown)
+
+    def _note_events(self, timeline: RequestTimeline, held: _Held, is_live: bool) -> None:
+        row = self._rows[held.slot]
+        ended = timeline.ended
+        if not is_live and timeline.outcome is not Outcome.FINISHED:
+            at_ns = min(ended.detected_ns or ended.at_ns, ended.at_ns)
+            name = f"{timeline.outcome.value}: {ended.reason.value}"
+            self._trace.instant(row, name, at_ns, "t", {"status": ended.status})
+        for sequence in timeline.sequences:
+            for gap in sequence.preempted:
+                args = {"seq_id": gap.seq_id, "step": gap.step_id}
+                at = self._rows.get(held.by_sequence.get(sequence.seq_id, held.slot), row)
+                self._trace.instant(at, "preempted", gap.start_ns, "t", args)
+
+
+def _choice_slice(sequence: SequenceTimeline, end_ns: int) -> Slice:
+    """The whole of a choice that has a row of its own."""
+    begin_ns = sequence.queued_ns if sequence.queued_ns is not None else end_ns
+    args: Args = {"seq_id": sequence.seq_id, "output_tokens": len(sequence.token_ns)}
+    own_end_ns = end_ns if sequence.ended_ns is None else min(sequence.ended_ns, end_ns)
+    return Slice(f"choice {sequence.choice}", "choice", begin_ns, own_end_ns, args)
+
+
+def _chunk_slices(sequence: SequenceTimeline) -> list[Slice]:
+    """One after the other: at a deeper pipeline the next begins before the last is committed."""
+    slices: list[Slice] = []
+    last_ns = 0
+    for chunk in sequence.chunks:
+        args: Args = {
+            "seq_id": chunk.seq_id,
+            "step": chunk.step_id,
+            "tokens": chunk.tokens,
+            "context_tokens": chunk.context_tokens,
+            "recompute_tokens": chunk.recompute_tokens,
+        }
+        start_ns = max(chunk.start_ns, last_ns)
+        slices.append(Slice("prefill chunk", "chunk", start_ns, chunk.end_ns, args))
+        last_ns = chunk.end_ns
+    return slices
+
+
+def _wait_slices(sequence: SequenceTimeline) -> list[Slice]:
+    return [
+        Slice(
+            f"wait: {wait.reason.value}",
+            "wait",
+            wait.start_ns,
+            wait.end_ns,
+            {} if wait.holder_seq_id is None else {"behind_seq_id": wait.holder_seq_id},
+        )
+        for wait in sequence.waits
+    ]
+
+
+def _preempted_slices(sequence: SequenceTimeline) -> list[Slice]:
+    return [
+        Slice("preempted", "preempted", gap.start_ns, gap.end_ns, {"step": gap.step_id})
+        for gap in sequence.preempted
+    ]
+
+
+def _after_chunks(slices: list[Slice], chunks: list[Slice]) -> list[Slice]:
+    """What was decided for the next step while a chunk was in flight is drawn from its end."""
+    starts_ns = [chunk.start_ns for chunk in chunks]
+    moved: list[Slice] = []
+    for piece in slices:
+        index = bisect_right(starts_ns, piece.start_ns) - 1
+        start_ns = max(piece.start_ns, chunks[index].end_ns) if index >= 0 else piece.start_ns
+        moved.append(Slice(piece.name, piece.category, start_ns, piece.end_ns, piece.args))
+    return moved
+
+
+def _within(whole: Slice, slices: list[Slice]) -> list[Slice]:
+    """What sticks out on either side of the whole is cut off."""
+    return [
+        Slice(
+            piece.name,
+            piece.category,
+            max(piece.start_ns, whole.start_ns),
+            min(piece.end_ns, whole.end_ns),
+            piece.args,
+        )
+        for piece in slices
+    ]

@@ -1,0 +1,60 @@
+"""`phasescope timeline`: a journal as a trace file for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "timeline", help="draw a dump, or a server's last minutes, for ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        help="a dump, a journal folder, or the URL of a server",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the trace, gzipped when it ends in .gz; by default the source's name with .json.gz",
+    )
+    parser.add_argument(
+        "--debug-key",
+        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
+        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dashboards.monitor.client import Unreachable
+    from dashboards.source import is_url, journal_of
+    from dashboards.timeline.build import write_timeline
+    from telemetry.journal_reader import JournalError
+
+    name = "phasescope" if is_url(args.source) else Path(args.source).name.split(".")[0]
+    output = args.output or Path(f"{name}.json.gz")
+    try:
+        with journal_of(args.source, args.debug_key) as journal:
+            drawn = write_timeline(journal, output)
+            note = journal.truncated
+    except (JournalError, Unreachable) as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"phasescope: {output}: {error.strerror}", file=sys.stderr)
+        return 1
+    if note is not None:
+        print(f"phasescope: {note}", file=sys.stderr)
+    print(
+        f"{output}: {drawn.steps} steps, {drawn.requests} requests, {drawn.arrows} arrows, "
+        f"{drawn.covered_ns / 1e9:.1f} s; open it at ui.perfetto.dev"
+    )
+    return 0

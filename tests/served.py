@@ -1,0 +1,119 @@
+"""A simulated engine's facts with those that a gateway would have recorded around them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import msgspec
+
+from service.sim.scenarios import build_scenario
+from service.sim.world import World
+from telemetry.reasons import EndReason
+from telemetry.records import (
+    EngineDied,
+    EngineStarted,
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceEnded,
+    SequenceQueued,
+    SequenceSubmitted,
+    fact_ns,
+)
+
+US = 1_000
+EPOCH_NS = 10_000_000_000
+CLASSES = ("chat", "voice", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A fact as it came into the gateway: when, and by which lane."""
+
+    at_ns: int
+    is_engine: bool
+    fact: Fact
+
+
+def served(name: str, seed: int, delay_ns: int = 0) -> list[Arrived]:
+    """All facts of a scenario in order of arrival; the engine's come up to `delay_ns` late.
+
+    Every sequence is a request of its own. Times begin ten seconds after zero.
+    """
+    generator = random.Random(seed)
+    found: list[Arrived] = []
+    open_ids: dict[int, str] = {}
+    came_ns = EPOCH_NS
+    for fact in (shifted(fact) for fact in World(build_scenario(name, seed)).run().facts):
+        came_ns = max(came_ns, fact_ns(fact) + (generator.randint(0, delay_ns) if delay_ns else 0))
+        if isinstance(fact, EngineDied):
+            died = msgspec.structs.replace(fact, at_ns=came_ns)
+            found.append(Arrived(came_ns, False, died))
+            for seq_id in list(open_ids):
+                request_id = open_ids.pop(seq_id)
+                found.append(_end(request_id, came_ns + 5 * US, EndReason.ENGINE_DIED))
+            continue
+        seq_id = getattr(fact, "seq_id", None)
+        if isinstance(fact, SequenceQueued | SequenceEnded) and seq_id not in open_ids:
+            assert seq_id is not None
+            open_ids[seq_id] = f"req-{seq_id}"
+            found += _beginning(seq_id, fact_ns(fact) - 100 * US)
+        found.append(Arrived(came_ns, True, fact))
+        if isinstance(fact, SequenceEnded) and fact.seq_id in open_ids:
+            is_gone = fact.reason is EndReason.DISCONNECT
+            at_ns = fact.at_ns - 50 * US if is_gone else came_ns + 5 * US
+            found.append(_end(open_ids.pop(fact.seq_id), at_ns, fact.reason))
+    return sorted(found, key=lambda arrived: arrived.at_ns)
+
+
+def facts_of(arrivals: list[Arrived]) -> list[Fact]:
+    return sorted((arrived.fact for arrived in arrivals), key=fact_ns)
+
+
+def started(at_ns: int = EPOCH_NS - 1_000 * US, pid: int = 77) -> EngineStarted:
+    return EngineStarted(
+        at_ns, pid, "model", "torch-cpu", "float32", 64, 4, 64, 8, 16, True, 1, 1000, 1_000_000
+    )
+
+
+def shifted(fact: Fact) -> Fact:
+    """The same fact ten seconds later: no stamp is negative."""
+    names = [field.name for field in msgspec.structs.fields(fact) if field.name.endswith("_ns")]
+    moved = {
+        name: value + EPOCH_NS
+        for name in names
+        if isinstance(value := getattr(fact, name), int) and name not in _LENGTHS
+    }
+    return msgspec.structs.replace(fact, **moved)
+
+
+_LENGTHS = {
+    "compile_ns", "mask_ns", "base_ns", "prefill_token_ns", "decode_row_ns", "context_token_ns",
+}  # fmt: skip
+
+
+def _beginning(seq_id: int, at_ns: int) -> list[Arrived]:
+    request_id, slo_class = f"req-{seq_id}", CLASSES[seq_id % len(CLASSES)]
+    facts: list[Fact] = [
+        RequestAccepted(
+            request_id, at_ns, f"{seq_id:032x}", None, None, None, "/v1/completions",
+            "text_completion", "", slo_class,
+        ),
+        RequestParsed(request_id, at_ns + US, "model", True, 1, 16, 1.0, 1.0, 0, None),
+        RequestTokenized(request_id, at_ns + 2 * US, 4),
+        SequenceSubmitted(request_id, at_ns + 3 * US, seq_id, 0),
+    ]  # fmt: skip
+    return [Arrived(fact_ns(fact), False, fact) for fact in facts]
+
+
+def _end(request_id: str, at_ns: int, reason: EndReason) -> Arrived:
+    finished = reason.outcome == "finished"
+    detected_ns = at_ns if reason.outcome == "cancelled" else None
+    end = RequestEnded(
+        request_id, at_ns, reason, 200, None if finished else reason.value, 0, None,
+        at_ns - US if finished else None, 7, 10, detected_ns,
+    )  # fmt: skip
+    return Arrived(at_ns, False, end)
