@@ -93,3 +93,8 @@ def process_start_ns() -> int:
 def sleep_ns(duration_ns: int) -> None:
     """Block the calling thread; for helper threads and command-line tools only."""
     time.sleep(duration_ns / 1e9)
+
+
+def thread_cpu_ns() -> int:
+    """CPU time that the calling thread has used since it began: what it costs, waits aside."""
+    return time.thread_time_ns()

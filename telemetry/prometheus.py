@@ -8,6 +8,7 @@ from telemetry import catalog
 from telemetry.catalog import Kind, Metric
 from telemetry.histograms import Histograms, LatencyHistogram
 from telemetry.pump import FoldCost
+from telemetry.tracing_view import tracing_samples
 from telemetry.window import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,8 +60,8 @@ def _scalars(
         ],
     )
     yield catalog.FACTS_LOST, one(snapshot.facts_lost)
-    yield catalog.SPANS_EXPORTED, one(snapshot.spans_exported)
-    yield catalog.SPANS_DROPPED, one(snapshot.spans_dropped)
+    yield catalog.RECORDING, one(snapshot.recording)
+    yield from tracing_samples(snapshot.tracing)
     yield (
         catalog.GPU,
         [

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.totals import Totals
+from telemetry.tracing_view import TracingView
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -85,3 +86,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     spans_dropped: int
     gpu: dict[str, float | str] | None
     totals: Totals = msgspec.field(default_factory=Totals)
+    tracing: TracingView = msgspec.field(default_factory=TracingView)
+    recording: bool = True
