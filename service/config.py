@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 EXECUTORS = ("auto", "native", "openvino", "torch")
+TRACING_MODES = ("off", "sampled", "full")
 
 
 class ConfigError(Exception):
@@ -146,12 +147,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where spans go. `endpoint` None and no OTEL_EXPORTER_OTLP_* variable: nowhere.
 
-    `protocol` is "grpc" or "http/protobuf", None to follow the OTEL_* variables.
+    `protocol` is "grpc" or "http/protobuf", None to follow the OTEL_* variables. `mode` is one of
+    TRACING_MODES; in "sampled" the share `rate` of unremarkable requests is kept.
     """
 
     endpoint: str | None = None
     protocol: str | None = None
     service_name: str | None = None
+    mode: str = "full"
+    rate: float = 0.01
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        if self.mode not in TRACING_MODES:
+            raise ConfigError(f"--tracing {self.mode}: choose one of {', '.join(TRACING_MODES)}")
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"--trace-rate {self.rate:g}: choose a share from 0 to 1")
 
 
 class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from service.engine.inbox import (
     Inbox,
     Pause,
     Resume,
+    SetRecording,
     SetStepCost,
     Submit,
 )
@@ -175,7 +176,14 @@ class EngineHost:
                         self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
-                    case Cancel() | Pause() | Resume() | FlushCache() | SetStepCost():
+                    case (
+                        Cancel()
+                        | Pause()
+                        | Resume()
+                        | FlushCache()
+                        | SetRecording()
+                        | SetStepCost()
+                    ):
                         self._inbox.put(message)
                     case wire.Shutdown():
                         self._loop.apply_commands()

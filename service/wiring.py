@@ -33,20 +33,24 @@ from telemetry.flight_recorder import FlightRecorder
 from telemetry.gc_watch import settle_collector
 from telemetry.histograms import Histograms
 from telemetry.machine import MachineWatch
-from telemetry.otlp import SpanExporterThread, exporter_from_config
+from telemetry.otlp import SpanExporterThread
+from telemetry.otlp_config import exporter_from_config
 from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
 from telemetry.recorder_stats import RecorderStats
 from telemetry.roofline import Peaks
+from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
 from telemetry.stages import Stages, StartReport, start_report
 from telemetry.step_cost import StepCost, StepCostFold
 from telemetry.timelines import TimelineStore
+from telemetry.tracing_view import TracingView
 from telemetry.window import Snapshot
 from telemetry.window_fold import Suppliers, WindowFold
 
 Say = Callable[[str], None]
+ANY_ADDRESS = ("0.0.0.0", "::")
 _SUPERVISOR_END_S = 10.0
 
 
@@ -107,6 +111,23 @@ class Telemetry:
             self.pump.run_once()
             return self.machine.roofline_json()
 
+    def tracing(self) -> bytes:
+        return msgspec.json.encode(_tracing_view(self.exporter))
+
+    def set_tracing(self, mode: TracingMode | None, rate: float | None) -> bool:
+        if self.exporter is None:
+            return False
+        sampler = self.exporter.sampler
+        old = sampler.policy
+        sampler.policy = SamplingPolicy(mode or old.mode, old.rate if rate is None else rate)
+        return True
+
+    def is_recording(self) -> bool:
+        return self.pump.recording
+
+    def set_recording(self, enabled: bool) -> None:
+        self.pump.recording = enabled
+
     def start(self) -> None:
         self.machine.start(asyncio.get_running_loop())
         if self.exporter is not None:
@@ -132,11 +153,12 @@ def build_telemetry(
     clock: Clock,
     bridge: Bridge,
     lanes: tuple[Lane, ...],
+    port: int,
     is_busy: Callable[[], bool],
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
-    tracing = config.tracing
-    exporter = exporter_from_config(tracing.endpoint, tracing.protocol, tracing.service_name, clock)
+    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    exporter = _build_exporter(config, clock, port, accountant.harm.is_culprit)
     machine = _machine(config, clock, bridge, is_busy)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
     recorder = build_recorder(config.recorder, clock, pump)
@@ -147,15 +169,15 @@ def build_telemetry(
             ready=lambda: bridge.ready,
             facts_lost=lambda: pump.facts_lost,
             folds_detached=lambda: pump.detached,
-            spans=lambda: _span_counts(exporter),
             gpu=lambda: machine.gpu.latest().as_dict(),
             recorder=lambda: _recorder_stats(recorder),
+            tracing=lambda: _tracing_view(exporter),
+            recording=lambda: pump.recording,
         ),
     )
     listeners = [timelines.on_timeline, window.on_timeline]
     if exporter is not None:
         listeners.append(exporter.on_timeline)
-    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
     phases = PhaseFold(listeners, [histograms.on_measured], accountant)
     for lane in lanes:
         pump.add_lane(lane)
@@ -216,10 +238,29 @@ def _recorder_stats(recorder: FlightRecorder | None) -> RecorderStats | None:
     return None if recorder is None else recorder.stats()
 
 
-def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
-    if exporter is None:
-        return (0, 0)
-    return (exporter.stats.spans_exported, exporter.stats.spans_dropped)
+def _build_exporter(
+    config: ServeConfig, clock: Clock, port: int, is_culprit: Callable[[str], bool]
+) -> SpanExporterThread | None:
+    """What exports spans, if they are to go anywhere. Raises ConfigError."""
+    tracing = config.tracing
+    host = config.gateway.host
+    address = socket.gethostname() if host in ANY_ADDRESS else host
+    policy = SamplingPolicy(TracingMode(tracing.mode), tracing.rate)
+    try:
+        return exporter_from_config(
+            tracing.endpoint,
+            tracing.protocol,
+            tracing.service_name,
+            clock,
+            TailSampler(policy, is_culprit),
+            (address, port),
+        )
+    except OSError as error:
+        raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
+
+
+def _tracing_view(exporter: SpanExporterThread | None) -> TracingView:
+    return TracingView() if exporter is None else exporter.view()
 
 
 def serve(
@@ -257,9 +298,11 @@ async def _serve(
         stages.end(StartStage.TOKENIZER)
         bridge.use_vocabulary(vocabulary)
         live: set[str] = set()
-        lanes = (gateway_lane, engine_lane)
-        telemetry = build_telemetry(config, clock, bridge, lanes, lambda: bool(live))
-        start = Start(config, clock, bridge, telemetry, stages, listener.getsockname()[1], say)
+        port = listener.getsockname()[1]
+        # in this order: what the gateway says of a sequence then comes with or before the engine's
+        lanes = (engine_lane, gateway_lane)
+        telemetry = build_telemetry(config, clock, bridge, lanes, port, lambda: bool(live))
+        start = Start(config, clock, bridge, telemetry, stages, port, say)
         state = GatewayState(
             config=config.gateway,
             clock=clock,
@@ -334,8 +377,9 @@ class Start:
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
             f"{started.block_tokens} tokens"
         )
-        if self._telemetry.exporter is not None:
-            self._say(f"spans go to {self._telemetry.exporter.target}")
+        exporter = self._telemetry.exporter
+        if exporter is not None:
+            self._say(f"spans go to {exporter.target}, tracing {exporter.sampler.policy.mode}")
         address = f"http://{self._config.gateway.host}:{self._port}"
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")
@@ -345,7 +389,7 @@ class Start:
 def curl_line(config: ServeConfig, port: int) -> str:
     """A first request that can be pasted."""
     key = " -H 'authorization: Bearer KEY'" if config.gateway.api_key else ""
-    host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
+    host = "127.0.0.1" if config.gateway.host in ANY_ADDRESS else config.gateway.host
     body = (
         '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
         '"max_tokens": 64, "temperature": 0, "stream": true}'

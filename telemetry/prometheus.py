@@ -9,6 +9,7 @@ from telemetry.catalog import Kind, Metric
 from telemetry.histograms import Histograms, LatencyHistogram
 from telemetry.pump import FoldCost
 from telemetry.recorder_stats import RecorderStats
+from telemetry.tracing_view import tracing_samples
 from telemetry.window import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,8 +66,8 @@ def _scalars(
         ],
     )
     yield catalog.FACTS_LOST, one(snapshot.facts_lost)
-    yield catalog.SPANS_EXPORTED, one(snapshot.spans_exported)
-    yield catalog.SPANS_DROPPED, one(snapshot.spans_dropped)
+    yield catalog.RECORDING, one(snapshot.recording)
+    yield from tracing_samples(snapshot.tracing)
     for name, metric in catalog.TOTALS.items():
         yield metric, one(getattr(snapshot.totals, name))
     yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)

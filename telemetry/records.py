@@ -252,6 +252,13 @@ class EngineIdled(_Fact, frozen=True):
     blocks_total: int
 
 
+class RecordingSet(_Fact, frozen=True):
+    """From here on steps are recorded, or are not: what was not recorded cannot be replayed."""
+
+    at_ns: int
+    enabled: bool
+
+
 # --- written by the gateway --------------------------------------------------------
 
 
@@ -296,7 +303,8 @@ class RequestAccepted(_Fact, frozen=True):
 
 
 class RequestParsed(_Fact, frozen=True):
-    """The body is valid; what follows are the parameters worth tracing."""
+    """The body is valid; what follows are the parameters worth tracing. `output_type` is
+    `json` when the answer must be JSON, else `text`."""
 
     request_id: str
     at_ns: int
@@ -308,6 +316,9 @@ class RequestParsed(_Fact, frozen=True):
     top_p: float
     top_k: int
     seed: int | None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    output_type: str = "text"
 
 
 class RequestTokenized(_Fact, frozen=True):
@@ -376,6 +387,7 @@ Fact = (
     | GpuSampled
     | GpuXid
     | StallDetected
+    | RecordingSet
 )
 
 

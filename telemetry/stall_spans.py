@@ -61,4 +61,6 @@ def account_attributes(account: Account | None) -> Attributes:
     parts = account.ledger.by_part()
     found: Attributes = {f"phasescope.time.{p.value}_ms": ns / 1e6 for p, ns in parts.items() if ns}
     found["phasescope.stalls"] = len(account.stalls) + account.stalls_cut
+    if account.stalls_cut:
+        found["phasescope.cut.stalls"] = account.stalls_cut
     return found

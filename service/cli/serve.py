@@ -12,6 +12,7 @@ import msgspec
 
 from service.config import (
     EXECUTORS,
+    TRACING_MODES,
     ConfigError,
     EngineConfig,
     GatewayConfig,
@@ -219,6 +220,21 @@ def _add_tracing_flags(group: argparse._ArgumentGroup) -> None:
         "--otlp-protocol", choices=["grpc", "http/protobuf"], help="wire protocol of the spans"
     )
     group.add_argument("--service-name", help="service.name of the spans")
+    group.add_argument(
+        "--tracing",
+        default="full",
+        choices=TRACING_MODES,
+        help="full exports every trace; sampled those that are slow, failed, cancelled, preempted, "
+        "kept others waiting or belong to a sampled caller, and a share of the rest; may be "
+        "changed while the server runs (PUT /debug/tracing)",
+    )
+    group.add_argument(
+        "--trace-rate",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="the share of the rest that --tracing sampled keeps, chosen by trace id",
+    )
 
 
 def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
@@ -359,9 +375,12 @@ def run(args: argparse.Namespace) -> int:
         endpoint=args.otlp_endpoint,
         protocol=args.otlp_protocol,
         service_name=args.service_name,
+        mode=args.tracing,
+        rate=args.trace_rate,
     )
     peaks = PeaksConfig(gb_per_s=args.peak_gb_per_s, gflop_per_s=args.peak_gflop_per_s)
     peaks.validate()
+    tracing.validate()
     config = ServeConfig(
         engine=engine,
         gateway=gateway,
