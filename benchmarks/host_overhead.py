@@ -22,23 +22,24 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.starter import serving
 
 HERE = Path(__file__).resolve().parent.parent
 STREAMS = (1, 8, 16)
 ENGINE_STEPS = 3000
 TOKENS_A_STREAM = {1: 1800, 8: 600, 16: 400}
+TINY = ("--model", "dummy:tiny", "--threads", "1")
 MEASURES = ("engine us/step", "gateway us/token", "server us/step")
 
 
@@ -122,39 +123,6 @@ def engine_part(streams: int) -> float:
 # --- a real server ---------------------------------------------------------------------------
 
 
-@contextmanager
-def server(checkout: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`phasescope serve` on the tiny model, from the code in `checkout`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = ["--model", "dummy:tiny", "--port", str(port), "--threads", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli.main", "serve", *flags],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline_s = time.monotonic() + 120
-        while not _is_ready(port):
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise SystemExit(f"the server of {checkout} did not become ready")
-            time.sleep(0.1)
-        yield process, port
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 def _snapshot(port: int) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/debug/snapshot", timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
@@ -196,7 +164,8 @@ async def _streams(port: int, streams: int, tokens: int) -> None:
 def serve_part(checkout: Path, number: int, name: str) -> list[Result]:
     """Gateway time per token and engine time per step of one server, at each load."""
     results: list[Result] = []
-    with server(checkout) as (gateway, port):
+    with serving(*TINY, checkout=checkout) as started:
+        gateway, port = started.process, started.port
         engine_pid = int(_snapshot(port)["engine_pid"])
         asyncio.run(_streams(port, 4, 50))
         for streams in STREAMS:

@@ -33,13 +33,11 @@ from benchmarks.scaling_engine import (
     build,
     context_of,
     load_spec,
-    prefill_flop,
-    step_bytes,
-    step_flop,
 )
 from benchmarks.scaling_http import HttpPoint, measure_http
 from service.config import EXECUTORS, ConfigError
 from service.model_store import resolve_model
+from telemetry.roofline import prefill_flop, step_bytes, step_flop
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -47,6 +45,7 @@ CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 BATCH_CONTEXT_TOKENS = 256
 DECODE_STEPS = 6
+SETTLE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -127,19 +126,19 @@ class Subject:
 
     def points(self) -> list[tuple[Point, Callable[[], float]]]:
         """What is measured in each round. Chunks come last: they overwrite the long context."""
-        built, spec = self.built, self.built.spec
+        shape = self.built.shape
         found: list[tuple[Point, Callable[[], float]]] = []
         for batch in self.plan.batches:
             contexts = [BATCH_CONTEXT_TOKENS] * batch
-            flop = step_flop(spec, batch, sum(contexts), batch)
-            point = Point("batch", batch, step_bytes(built, contexts), flop)
+            flop = step_flop(shape, batch, sum(contexts), batch)
+            point = Point("batch", batch, step_bytes(shape, sum(contexts)), flop)
             found.append((point, self._decode(range(batch), BATCH_CONTEXT_TOKENS)))
         for context in self.plan.contexts:
-            flop = step_flop(spec, 1, context, 1)
-            point = Point("context", context, step_bytes(built, [context]), flop)
+            flop = step_flop(shape, 1, context, 1)
+            point = Point("context", context, step_bytes(shape, context), flop)
             found.append((point, self._decode(range(self._long, self._long + 1), context)))
         for chunk in self.plan.chunks:
-            point = Point("chunk", chunk, step_bytes(built, [chunk]), prefill_flop(spec, chunk))
+            point = Point("chunk", chunk, step_bytes(shape, chunk), prefill_flop(shape, chunk))
             found.append((point, self._prefill(chunk)))
         return found
 
@@ -178,6 +177,7 @@ def measure(subject: Subject, limits: Limits) -> list[Point]:
         kept = f"round {number} of {subject.plan.rounds}" if number else "warm-up"
         if number:
             limits.sample()
+            time.sleep(SETTLE_S)  # the libraries' threads spin for a while after their last work
         for point, load in loads:
             seconds = load()
             if number:

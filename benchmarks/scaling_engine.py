@@ -1,9 +1,6 @@
 """An executor driven by hand, with what one of its steps must at least read and compute.
 
-The floor of a step is physics, not the executor's own account of itself: every weight it holds
-is read once, every key and value of the contexts is read once, and each weight costs two
-operations a token. Weights that are looked up (the embedding, when it is not also the head) and
-activations are left out, so the floor is a little lower than the truth.
+The floor of a step is that of `telemetry.roofline`, which the service uses too.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from service.engine.blocks import blocks_for
 from service.engine.executor import Executor
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from telemetry.clock import MonotonicClock
+from telemetry.records import ModelShape
 
 FILL_CHUNK_TOKENS = 512
 GREEDY = SamplingParams(temperature=0.0)
@@ -43,6 +41,10 @@ class Built:
     weight_bytes: float
     cell_bytes: int
     product_dtype: torch.dtype
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.spec.shape(self.weight_bytes, self.cell_bytes)
 
 
 def build(name: str, model: ModelRef, weights: str, kv_tokens: int, threads: int) -> Built:
@@ -86,35 +88,6 @@ def load_spec(model: ModelRef) -> ModelSpec:
 def context_of(spec: ModelSpec) -> int:
     """What the tables may use of the model's context: 8 k is where they end."""
     return min(spec.context_tokens, spec.sliding_window_tokens or spec.context_tokens, 8192)
-
-
-# --- floors ------------------------------------------------------------------------------
-
-
-def layer_weights(spec: ModelSpec) -> int:
-    """Weights of one layer's matrices."""
-    attention = spec.hidden * (2 * spec.q_size + 2 * spec.kv_size)
-    return attention + 3 * spec.hidden * spec.ffn
-
-
-def step_bytes(built: Built, contexts: list[int]) -> float:
-    """What a step that decodes a row at each context must read from memory."""
-    spec = built.spec
-    weights = spec.layers * layer_weights(spec) + spec.vocab * spec.hidden
-    return weights * built.weight_bytes + sum(contexts) * built.cell_bytes
-
-
-def step_flop(spec: ModelSpec, new_tokens: int, read_tokens: int, sampled_rows: int) -> float:
-    """Operations of a step. `read_tokens`: over the new tokens, how many each attends to."""
-    products = 2 * spec.layers * layer_weights(spec) * new_tokens
-    attention = 4 * spec.layers * spec.q_size * read_tokens
-    head = 2 * spec.vocab * spec.hidden * sampled_rows
-    return float(products + attention + head)
-
-
-def prefill_flop(spec: ModelSpec, tokens: int) -> float:
-    """A chunk at the beginning of a prompt; token i attends to i + 1 tokens."""
-    return step_flop(spec, tokens, tokens * (tokens + 1) // 2, 1)
 
 
 # --- driving -----------------------------------------------------------------------------

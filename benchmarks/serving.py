@@ -13,18 +13,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.machine import machine, spread
+from benchmarks.starter import serving
 from service.bench.result import BenchResult
 from service.bench.run import run_bench
 from service.bench.spec import BenchSpec, ClassSpec, Fixed, Users
@@ -40,40 +35,6 @@ SERVERS = {
     "torch": ("--executor", "torch"),
 }
 COMMON = ("--no-prefix-cache", "--kv-memory", "1GiB")
-START_TIMEOUT_S = 300
-SAY_EVERY_S = 2.0
-
-
-@contextlib.contextmanager
-def serving(flags: tuple[str, ...]) -> Iterator[str]:
-    """A server of its own; its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
-    server = subprocess.Popen([*command, *COMMON, *flags], stderr=subprocess.DEVNULL)
-    try:
-        wait_ready(f"http://127.0.0.1:{port}", server)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
-
-
-def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Until it serves; SystemExit when it does not."""
-    began_s = told_s = time.monotonic()
-    while time.monotonic() - began_s < START_TIMEOUT_S:
-        if server.poll() is not None:
-            raise SystemExit("the server ended before it was ready")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        if time.monotonic() - told_s > SAY_EVERY_S:
-            told_s = time.monotonic()
-            print(f"  starting a server: {told_s - began_s:.0f} s", flush=True)
-        time.sleep(0.1)
-    raise SystemExit("the server was not ready in time")
 
 
 def measure(url: str, name: str) -> dict[str, Any]:
@@ -131,7 +92,7 @@ def main() -> None:
         parser.error(f"no executor {', '.join(unknown)}: choose from {', '.join(SERVERS)}")
     cells: list[dict[str, Any]] = []
     with contextlib.ExitStack() as running:
-        urls = {name: running.enter_context(serving(SERVERS[name])) for name in names}
+        urls = {name: running.enter_context(serving(*COMMON, *SERVERS[name])).url for name in names}
         served = {name: httpx.get(f"{url}/v1/models").json() for name, url in urls.items()}
         for number in range(args.rounds):
             turn = number % len(names)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -24,6 +23,8 @@ import urllib.request
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.machine import machine
 
 HERE = Path(__file__).resolve().parent.parent
 PROMPT = "The capital of France is"
@@ -147,12 +148,7 @@ def main() -> None:
             print(f"{what}, {name}: first token after {start.first_token_s:.2f} s", flush=True)
             if number:
                 starts.append(start)
-    about = {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "model": args.model or "default",
-    }
+    about = {"machine": machine(), "model": args.model or "default"}
     args.out.parent.mkdir(exist_ok=True)
     rows = [asdict(start) for start in starts]
     args.out.write_text(json.dumps({**about, "starts": rows}, indent=1) + "\n")

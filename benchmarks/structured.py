@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ import httpx
 import jsonschema
 
 from benchmarks.machine import machine
-from benchmarks.serving import wait_ready
+from benchmarks.starter import serving
 
 HERE = Path(__file__).parent
 MASK_SECONDS = "phasescope_grammar_mask_seconds_total"
@@ -223,26 +221,15 @@ def report(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", help="a running server; one is started if absent")
-    parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "structured.json")
     args = parser.parse_args()
-    url, server = args.url, None
-    if url is None:
-        url = f"http://127.0.0.1:{args.port}"
-        command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(args.port)]
-        server = subprocess.Popen(command)
-    try:
-        if server is not None:
-            wait_ready(url, server)
+    with contextlib.ExitStack() as running:
+        url = args.url or running.enter_context(serving()).url
         served = httpx.get(f"{url}/v1/models").json()["data"][0]
         result = asyncio.run(measure(url, args))
-    finally:
-        if server is not None:
-            server.send_signal(signal.SIGTERM)
-            server.wait(30)
     about = {"machine": machine(), "server": served, "concurrency": args.concurrency}
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps({**about, **result}, indent=1, ensure_ascii=False) + "\n")

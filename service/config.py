@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 EXECUTORS = ("auto", "native", "openvino", "torch")
+TRACING_MODES = ("off", "sampled", "full")
 
 
 class ConfigError(Exception):
@@ -55,7 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     context (capped by `default_context_cap` when the model allows more). `kv_bytes` None takes
     what one full batch of `default_kv_tokens` needs. `threads` None takes all cores (native) or
     torch's default. `weights_format` and `kv_dtype` are "int8", or "auto" for what `dtype` says.
-    `kv_offload_bytes` is host memory for evicted cache blocks, None for none.
+    `kv_offload_bytes` is host memory for evicted cache blocks, None for none. `watch_host` off
+    leaves pauses of the process, the machine and its GPUs unwatched, in the gateway too.
     """
 
     model: ModelRef
@@ -83,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_ttl_s: float | None = None
     pipeline_depth: int = 1
     threads: int | None = None
+    watch_host: bool = True
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work whatever the model is."""
@@ -144,12 +147,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where spans go. `endpoint` None and no OTEL_EXPORTER_OTLP_* variable: nowhere.
 
-    `protocol` is "grpc" or "http/protobuf", None to follow the OTEL_* variables.
+    `protocol` is "grpc" or "http/protobuf", None to follow the OTEL_* variables. `mode` is one of
+    TRACING_MODES; in "sampled" the share `rate` of unremarkable requests is kept.
     """
 
     endpoint: str | None = None
     protocol: str | None = None
     service_name: str | None = None
+    mode: str = "full"
+    rate: float = 0.01
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        if self.mode not in TRACING_MODES:
+            raise ConfigError(f"--tracing {self.mode}: choose one of {', '.join(TRACING_MODES)}")
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"--trace-rate {self.rate:g}: choose a share from 0 to 1")
 
 
 class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,10 +227,28 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--drain-timeout must not be negative")
 
 
+class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine was measured to do at most (`benchmarks.calibration`); the roofline of
+    an engine that computes on a CPU is compared with it. None: not measured."""
+
+    gb_per_s: float | None = None
+    gflop_per_s: float | None = None
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot be."""
+        for flag, value in (
+            ("--peak-gb-per-s", self.gb_per_s),
+            ("--peak-gflop-per-s", self.gflop_per_s),
+        ):
+            if value is not None and value <= 0:
+                raise ConfigError(f"{flag} must be positive")
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `phasescope serve` was told."""
 
     engine: EngineConfig
     gateway: GatewayConfig
     tracing: TracingConfig
+    peaks: PeaksConfig = PeaksConfig()
     recorder: RecorderConfig = RecorderConfig()

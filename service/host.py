@@ -9,7 +9,6 @@ kept, and when too much is kept, facts are dropped and counted, tokens never.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import select
 import signal
@@ -31,19 +30,22 @@ from service.engine.inbox import (
     Inbox,
     Pause,
     Resume,
+    SetRecording,
     SetStepCost,
     Submit,
 )
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from telemetry.clock import Clock, MonotonicClock
-from telemetry.reasons import StartStage
+from telemetry.gc_watch import GcWatch, settle_collector
+from telemetry.reasons import HostProcess, StartStage
 from telemetry.recorder import Lane
-from telemetry.records import EngineStarted, StageTime
+from telemetry.records import EngineStarted, Fact, StageTime
 from telemetry.stages import Stages
 
 _RECEIVE_BYTES = 1 << 18
 _BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
+_PAUSES_KEPT = 1024
 
 
 class GatewayGone(Exception):
@@ -154,6 +156,7 @@ class EngineHost:
         lane: Lane,
         clock: Clock,
         compiler: GrammarCompiler,
+        pauses: Lane | None = None,
     ) -> None:
         self._link = link
         self._clock = clock
@@ -161,6 +164,7 @@ class EngineHost:
         self._inbox = inbox
         self._loop = loop
         self._lane = lane
+        self._pauses = Lane(1) if pauses is None else pauses
 
     def serve(self) -> None:
         """Run until told to shut down. Raises GatewayGone when the gateway went away."""
@@ -172,19 +176,36 @@ class EngineHost:
                         self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
-                    case Cancel() | Pause() | Resume() | FlushCache() | SetStepCost():
+                    case (
+                        Cancel()
+                        | Pause()
+                        | Resume()
+                        | FlushCache()
+                        | SetRecording()
+                        | SetStepCost()
+                    ):
                         self._inbox.put(message)
                     case wire.Shutdown():
                         self._loop.apply_commands()
-                        self._link.send_frame(wire.Frame([], self._lane.drain(), self._lane.lost))
+                        self._link.send_frame(wire.Frame([], self._take_facts(), self._lost))
                         return
                     case wire.Launch() | wire.UseVocabulary():
                         raise ValueError(f"a second {type(message).__name__}")
             self._compile(constrained)
             emissions = self._loop.step()
-            facts = self._lane.drain()
+            facts = self._take_facts()
             if emissions or facts:
-                self._link.send_frame(wire.Frame(emissions, facts, self._lane.lost))
+                self._link.send_frame(wire.Frame(emissions, facts, self._lost))
+
+    def _take_facts(self) -> list[Fact]:
+        facts = self._lane.drain()
+        if len(self._pauses):
+            facts += self._pauses.drain()
+        return facts
+
+    @property
+    def _lost(self) -> int:
+        return self._lane.lost + self._pauses.lost
 
     def _compile(self, submits: list[Submit]) -> None:
         """Have grammars compiled, of those requests only that the queue has taken."""
@@ -262,11 +283,14 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     limits = _limits(config, loaded)
     scheduler = Scheduler(limits)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=config.pipeline_depth)
-    _settle_garbage_collector()
+    settle_collector()
+    pauses = Lane(_PAUSES_KEPT)
+    if config.watch_host:
+        GcWatch(HostProcess.ENGINE, pauses, clock).install()
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done))
     link.send_frame(wire.Frame([], lane.drain(), lane.lost))
-    EngineHost(link, inbox, loop, lane, clock, compilers[0]).serve()
+    EngineHost(link, inbox, loop, lane, clock, compilers[0], pauses).serve()
     return 0
 
 
@@ -330,11 +354,5 @@ def _started(
         host_tenant_share=limits.retention.tenant_share,
         host_ttl_ns=limits.retention.ttl_ns,
         stages=stages,
+        shape=loaded.shape,
     )
-
-
-def _settle_garbage_collector() -> None:
-    """What loading left behind will live as long as the process: never scan it, not even
-    once, for torch alone leaves half a million objects."""
-    gc.freeze()
-    gc.enable()

@@ -15,7 +15,15 @@ from collections.abc import Iterator
 import msgspec
 
 from service.config import EngineConfig
-from service.engine.inbox import Cancel, FlushCache, Pause, Resume, SetStepCost, Submit
+from service.engine.inbox import (
+    Cancel,
+    FlushCache,
+    Pause,
+    Resume,
+    SetRecording,
+    SetStepCost,
+    Submit,
+)
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from telemetry.records import Fact
@@ -69,7 +77,16 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Launch | UseVocabulary | Submit | Cancel | Pause | Resume | FlushCache | SetStepCost | Shutdown
+    Launch
+    | UseVocabulary
+    | Submit
+    | Cancel
+    | Pause
+    | Resume
+    | FlushCache
+    | SetRecording
+    | SetStepCost
+    | Shutdown
 )
 ToGateway = LoadProgress | Frame | EngineFailed
 

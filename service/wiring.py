@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 import sys
@@ -27,24 +26,31 @@ from service.gateway.vocabulary import vocabulary_of
 from service.recording import build_recorder, dump_on_signal
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry import prometheus
+from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.drain_rate import DrainRate
 from telemetry.flight_recorder import FlightRecorder
-from telemetry.gpu import GpuSampler
+from telemetry.gc_watch import settle_collector
 from telemetry.histograms import Histograms
-from telemetry.otlp import SpanExporterThread, exporter_from_config
+from telemetry.machine import MachineWatch
+from telemetry.otlp import SpanExporterThread
+from telemetry.otlp_config import exporter_from_config
 from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
 from telemetry.recorder_stats import RecorderStats
+from telemetry.roofline import Peaks
+from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
 from telemetry.stages import Stages, StartReport, start_report
 from telemetry.step_cost import StepCost, StepCostFold
 from telemetry.timelines import TimelineStore
+from telemetry.tracing_view import TracingView
 from telemetry.window import Snapshot
 from telemetry.window_fold import Suppliers, WindowFold
 
 Say = Callable[[str], None]
+ANY_ADDRESS = ("0.0.0.0", "::")
 _SUPERVISOR_END_S = 10.0
 
 
@@ -60,8 +66,9 @@ class Telemetry:
     timelines: TimelineStore
     diagnoser: Diagnoser
     exporter: SpanExporterThread | None
-    gpu: GpuSampler
+    machine: MachineWatch
     drain_rate: DrainRate
+    accountant: Accountant
     recorder: FlightRecorder | None
 
     def current(self) -> Snapshot:
@@ -77,6 +84,11 @@ class Telemetry:
             self.pump.run_once()
             return self.timelines.get(request_id, self.phases, self.clock.now_ns())
 
+    def harm(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return msgspec.json.encode(self.accountant.harm.report())
+
     def diagnosis(self) -> bytes:
         with self.pump.lock:
             self.pump.run_once()
@@ -85,11 +97,39 @@ class Telemetry:
     def metrics(self) -> tuple[str, bytes]:
         with self.pump.lock:
             snapshot = self.current()
-            body = prometheus.render(snapshot, self.histograms, self.pump.costs)
+            more = self.machine.families()
+            body = prometheus.render(snapshot, self.histograms, self.pump.costs, more)
         return prometheus.CONTENT_TYPE, body
 
+    def host(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.machine.host_json()
+
+    def roofline(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.machine.roofline_json()
+
+    def tracing(self) -> bytes:
+        return msgspec.json.encode(_tracing_view(self.exporter))
+
+    def set_tracing(self, mode: TracingMode | None, rate: float | None) -> bool:
+        if self.exporter is None:
+            return False
+        sampler = self.exporter.sampler
+        old = sampler.policy
+        sampler.policy = SamplingPolicy(mode or old.mode, old.rate if rate is None else rate)
+        return True
+
+    def is_recording(self) -> bool:
+        return self.pump.recording
+
+    def set_recording(self, enabled: bool) -> None:
+        self.pump.recording = enabled
+
     def start(self) -> None:
-        self.gpu.start()
+        self.machine.start(asyncio.get_running_loop())
         if self.exporter is not None:
             self.exporter.start()
         self.pump.start()
@@ -98,6 +138,7 @@ class Telemetry:
 
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
+        self.machine.stop()
         self.pump.stop()
         with self.pump.lock:
             self.phases.close()
@@ -105,16 +146,20 @@ class Telemetry:
             self.recorder.stop()
         if self.exporter is not None:
             self.exporter.shutdown()
-        self.gpu.stop()
 
 
 def build_telemetry(
-    config: ServeConfig, clock: Clock, bridge: Bridge, lanes: tuple[Lane, ...]
+    config: ServeConfig,
+    clock: Clock,
+    bridge: Bridge,
+    lanes: tuple[Lane, ...],
+    port: int,
+    is_busy: Callable[[], bool],
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
-    tracing = config.tracing
-    exporter = exporter_from_config(tracing.endpoint, tracing.protocol, tracing.service_name, clock)
-    gpu = GpuSampler()
+    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    exporter = _build_exporter(config, clock, port, accountant.harm.is_culprit)
+    machine = _machine(config, clock, bridge, is_busy)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms, timelines, diagnoser = Histograms(), TimelineStore(), Diagnoser()
@@ -124,17 +169,19 @@ def build_telemetry(
             ready=lambda: bridge.ready,
             facts_lost=lambda: pump.facts_lost,
             folds_detached=lambda: pump.detached,
-            spans=lambda: _span_counts(exporter),
-            gpu=lambda: gpu.latest().as_dict(),
+            gpu=lambda: machine.gpu.latest().as_dict(),
             recorder=lambda: _recorder_stats(recorder),
+            tracing=lambda: _tracing_view(exporter),
+            recording=lambda: pump.recording,
         ),
     )
     listeners = [timelines.on_timeline, window.on_timeline]
     if exporter is not None:
         listeners.append(exporter.on_timeline)
-    phases = PhaseFold(listeners, [histograms.on_measured])
+    phases = PhaseFold(listeners, [histograms.on_measured], accountant)
     for lane in lanes:
         pump.add_lane(lane)
+    machine.attach(pump)
     pump.add_fold("phases", phases)
     pump.add_fold("window", window)
     pump.add_fold("diagnosis", diagnoser)
@@ -153,10 +200,26 @@ def build_telemetry(
         timelines=timelines,
         diagnoser=diagnoser,
         exporter=exporter,
-        gpu=gpu,
+        machine=machine,
         drain_rate=drain_rate,
+        accountant=accountant,
         recorder=recorder,
     )
+
+
+def _machine(
+    config: ServeConfig, clock: Clock, bridge: Bridge, is_busy: Callable[[], bool]
+) -> MachineWatch:
+    def engine_pid() -> int | None:
+        return bridge.started.pid if bridge.ready and bridge.started is not None else None
+
+    gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
+    peaks = Peaks(
+        bytes_per_s=None if gb is None else gb * 1e9,
+        flop_per_s=None if gflop is None else gflop * 1e9,
+        source="stated at the start" if gb or gflop else "not measured",
+    )
+    return MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
 
 
 def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
@@ -175,10 +238,29 @@ def _recorder_stats(recorder: FlightRecorder | None) -> RecorderStats | None:
     return None if recorder is None else recorder.stats()
 
 
-def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
-    if exporter is None:
-        return (0, 0)
-    return (exporter.stats.spans_exported, exporter.stats.spans_dropped)
+def _build_exporter(
+    config: ServeConfig, clock: Clock, port: int, is_culprit: Callable[[str], bool]
+) -> SpanExporterThread | None:
+    """What exports spans, if they are to go anywhere. Raises ConfigError."""
+    tracing = config.tracing
+    host = config.gateway.host
+    address = socket.gethostname() if host in ANY_ADDRESS else host
+    policy = SamplingPolicy(TracingMode(tracing.mode), tracing.rate)
+    try:
+        return exporter_from_config(
+            tracing.endpoint,
+            tracing.protocol,
+            tracing.service_name,
+            clock,
+            TailSampler(policy, is_culprit),
+            (address, port),
+        )
+    except OSError as error:
+        raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
+
+
+def _tracing_view(exporter: SpanExporterThread | None) -> TracingView:
+    return TracingView() if exporter is None else exporter.view()
 
 
 def serve(
@@ -216,8 +298,12 @@ async def _serve(
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config.engine.model)
         stages.end(StartStage.TOKENIZER)
         bridge.use_vocabulary(vocabulary)
-        telemetry = build_telemetry(config, clock, bridge, (gateway_lane, engine_lane))
-        start = Start(config, clock, bridge, telemetry, stages, listener.getsockname()[1], say)
+        live: set[str] = set()
+        port = listener.getsockname()[1]
+        # in this order: what the gateway says of a sequence then comes with or before the engine's
+        lanes = (engine_lane, gateway_lane)
+        telemetry = build_telemetry(config, clock, bridge, lanes, port, lambda: bool(live))
+        start = Start(config, clock, bridge, telemetry, stages, port, say)
         state = GatewayState(
             config=config.gateway,
             clock=clock,
@@ -230,11 +316,10 @@ async def _serve(
             views=telemetry,
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
             start_report=lambda: start.report,
-            live_request_ids=set(),
+            live_request_ids=live,
             recorder=telemetry.recorder,
         )
-        gc.freeze()  # what is here lives as long as the process: it is never scanned
-        gc.enable()
+        settle_collector()
         telemetry.start()
         dump_on_signal(telemetry.recorder)
         try:
@@ -293,8 +378,9 @@ class Start:
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
             f"{started.block_tokens} tokens"
         )
-        if self._telemetry.exporter is not None:
-            self._say(f"spans go to {self._telemetry.exporter.target}")
+        exporter = self._telemetry.exporter
+        if exporter is not None:
+            self._say(f"spans go to {exporter.target}, tracing {exporter.sampler.policy.mode}")
         address = f"http://{self._config.gateway.host}:{self._port}"
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")
@@ -304,7 +390,7 @@ class Start:
 def curl_line(config: ServeConfig, port: int) -> str:
     """A first request that can be pasted."""
     key = " -H 'authorization: Bearer KEY'" if config.gateway.api_key else ""
-    host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
+    host = "127.0.0.1" if config.gateway.host in ANY_ADDRESS else config.gateway.host
     body = (
         '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
         '"max_tokens": 64, "temperature": 0, "stream": true}'

@@ -61,8 +61,91 @@ PREEMPTIONS = Metric("phasescope_preemptions", Kind.COUNTER, "Sequences that los
 REQUESTS = Metric("phasescope_requests", Kind.COUNTER, "Requests ended, by outcome.", ("outcome",))
 FACTS_LOST = Metric("phasescope_facts_lost", Kind.COUNTER, "Facts that no fold has seen.")
 SPANS_EXPORTED = Metric("phasescope_spans_exported", Kind.COUNTER, "Spans taken by the receiver.")
-SPANS_DROPPED = Metric("phasescope_spans_dropped", Kind.COUNTER, "Spans that were thrown away.")
-GPU = Metric("phasescope_gpu", Kind.GAUGE, "What NVML reports, by quantity.", ("quantity",))
+GPU = Metric(
+    "phasescope_gpu", Kind.GAUGE, "What NVML reports, by GPU and quantity.", ("gpu", "quantity")
+)
+GPU_XIDS = Metric("phasescope_gpu_xids", Kind.COUNTER, "Errors of a GPU.", ("gpu", "xid"))
+HOST = Metric(
+    "phasescope_host", Kind.GAUGE, "The machine in the last second, by quantity.", ("quantity",)
+)
+HOST_PAUSES = Metric(
+    "phasescope_host_pauses", Kind.COUNTER, "Times a process stood still.", ("process", "cause")
+)
+HOST_PAUSE_SECONDS = Metric(
+    "phasescope_host_pause_seconds", Kind.COUNTER, "Time it stood still.", ("process", "cause")
+)
+HOST_VICTIMS = Metric(
+    "phasescope_host_victims", Kind.COUNTER, "Requests held up by that.", ("process", "cause")
+)
+HOST_VICTIM_SECONDS = Metric(
+    "phasescope_host_victim_seconds",
+    Kind.COUNTER,
+    "Latency that it cost them, all together.",
+    ("process", "cause"),
+)
+STEP_SECONDS = Metric(
+    "phasescope_step_seconds", Kind.COUNTER, "From one step to the next, by kind.", ("kind",)
+)
+FORWARD_SECONDS = Metric(
+    "phasescope_forward_seconds", Kind.COUNTER, "Forward passes, by kind of step.", ("kind",)
+)
+MODELLED_BYTES = Metric(
+    "phasescope_modelled_bytes", Kind.COUNTER, "What steps must at least read.", ("kind",)
+)
+MODELLED_FLOPS = Metric(
+    "phasescope_modelled_flops", Kind.COUNTER, "What steps must at least compute.", ("kind",)
+)
+MBU = Metric(
+    "phasescope_mbu", Kind.GAUGE, "Share of the memory bandwidth that steps need.", ("kind",)
+)
+MFU = Metric("phasescope_mfu", Kind.GAUGE, "Share of the peak rate that steps need.", ("kind",))
+PEAK = Metric("phasescope_peak_per_second", Kind.GAUGE, "Bytes or operations at most.", ("of",))
+MEASURED_BANDWIDTH = Metric(
+    "phasescope_measured_bytes_per_second",
+    Kind.GAUGE,
+    "Memory traffic by hardware counters.",
+    ("provenance",),
+)
+SPANS_DROPPED = Metric(
+    "phasescope_spans_dropped",
+    Kind.COUNTER,
+    "Spans of kept traces that did not arrive; a tree that could not be built counts as one.",
+    ("reason",),
+)
+TRACING_MODE = Metric("phasescope_tracing_mode", Kind.GAUGE, "1 for the mode in force.", ("mode",))
+TRACE_RATE = Metric(
+    "phasescope_trace_rate", Kind.GAUGE, "Share of unremarkable requests kept in mode sampled."
+)
+TRACES_KEPT = Metric("phasescope_traces_kept", Kind.COUNTER, "Traces kept, by why.", ("reason",))
+TRACES_LEFT = Metric(
+    "phasescope_traces_left", Kind.COUNTER, "Traces not kept, by why.", ("reason",)
+)
+TRACES_QUEUED = Metric("phasescope_traces_queued", Kind.GAUGE, "Kept traces on their way.")
+EXPORT_ATTEMPTS = Metric(
+    "phasescope_span_export_attempts", Kind.COUNTER, "Requests made to the span receiver."
+)
+EXPORT_FAILURES = Metric(
+    "phasescope_span_export_failures", Kind.COUNTER, "Of those, not taken by the receiver."
+)
+EXPORT_BYTES = Metric(
+    "phasescope_span_export_bytes", Kind.COUNTER, "Encoded spans sent, before compression."
+)
+EXPORT_SECONDS = Metric(
+    "phasescope_span_export_cpu_seconds", Kind.COUNTER, "CPU time of the exporter's thread."
+)
+EXPORT_LAG = Metric(
+    "phasescope_span_export_lag_seconds",
+    Kind.GAUGE,
+    "Age of the oldest trace on its way, from the end of its request; 0 when none is.",
+)
+LAST_EXPORT_LAG = Metric(
+    "phasescope_span_last_export_lag_seconds",
+    Kind.GAUGE,
+    "Age of the oldest trace in the last chunk delivered; absent before the first.",
+)
+RECORDING = Metric(
+    "phasescope_recording", Kind.GAUGE, "1 while facts are recorded; 0 when switched off."
+)
 FOLD_SECONDS = Metric(
     "phasescope_fold_seconds", Kind.COUNTER, "Time spent in a telemetry fold.", ("fold",)
 )

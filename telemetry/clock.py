@@ -98,3 +98,8 @@ def sleep_ns(duration_ns: int) -> None:
 def utc_stamp() -> str:
     """Wall time for names of files, as in 20260131T235959Z: names sort by age."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def thread_cpu_ns() -> int:
+    """CPU time that the calling thread has used since it began: what it costs, waits aside."""
+    return time.thread_time_ns()

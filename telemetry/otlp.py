@@ -1,233 +1,318 @@
-"""Exports spans over OTLP from a thread that can neither block nor hang the service.
+"""Exports traces over OTLP from a thread that can neither block nor hang the service.
 
-Timelines wait in a bounded queue; when it is full the newest is dropped and counted. The
-official exporters send small chunks, because encoding a large one holds the interpreter
-lock for milliseconds. A collector that is gone, hangs or is slow costs spans, not latency.
+A finished request is judged by the tail sampler. What is kept waits in a bounded queue; its
+spans are built and sent in small chunks, because encoding a large one holds the interpreter
+lock for milliseconds. A receiver that is gone, hangs, refuses or is slow costs spans, not
+latency, and every span that did not arrive is counted under one reason: the spans of kept
+traces are those exported, those dropped, and those still on their way. What a receiver took
+without saying so in time counts as lost, for nobody can know.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections import deque
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+from collections.abc import Sequence
 
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from telemetry.clock import Clock, read_wall_anchor
+from telemetry.clock import Clock, read_wall_anchor, thread_cpu_ns
+from telemetry.otlp_delivery import Delivered, Delivery, Lost, RetryPolicy
+from telemetry.otlp_wire import Answer, Sender
 from telemetry.phases import RequestTimeline
-from telemetry.spans import Attributes, SpanBuilder
-from telemetry.traceparent import new_span_id
+from telemetry.sampling import KeptTraces, Leave, TailSampler, Verdict
+from telemetry.spans import SpanBuilder
+from telemetry.stall_spans import Attributes
+from telemetry.tracing_view import Drop, ExportStats, TracingView, view_of
 
 log = logging.getLogger("phasescope.otlp")
 
-_QUEUE_TIMELINES = 8192
-_CHUNK_SPANS = 32
-_EXPORT_TIMEOUT_S = 5.0
+QUEUE_TIMELINES = 2048
+CHUNK_SPANS = 32
+_HELD_TIMELINES = 512
+_HOLD_NS = 2_000_000_000
+_TICK_S = 0.5
 _ANCHOR_EVERY_NS = 10_000_000_000
-_FLUSH_S = 2.0
+_FLUSH_S = 1.5
+_CLOSE_S = 0.3
 _JOIN_S = 0.5
 
-
-@dataclass(slots=True)
-class ExportStats:
-    """Counters since the start; `last_error` is one line."""
-
-    spans_exported: int = 0
-    spans_dropped: int = 0
-    timelines_unsampled: int = 0
-    exports_failed: int = 0
-    busy_ns: int = 0
-    last_error: str | None = None
+Kept = tuple[RequestTimeline, Verdict]
 
 
 class SpanExporterThread:
-    """A listener of the phase fold that exports each timeline's tree.
+    """A listener of the phase fold that exports the trees of the traces that are kept.
 
-    A request whose caller decided not to sample (flag 0 in `traceparent`) is not exported.
+    `on_timeline` is called by one thread, everything else by any. `kept` holds the traces that
+    an exemplar may point to.
     """
 
     def __init__(
         self,
-        exporter: SpanExporter,
+        sender: Sender,
         builder: SpanBuilder,
+        sampler: TailSampler,
         clock: Clock,
         target: str,
-        capacity: int = _QUEUE_TIMELINES,
+        retry: RetryPolicy | None = None,
+        capacity: int = QUEUE_TIMELINES,
     ) -> None:
-        self.stats = ExportStats()
+        self.sampler = sampler
         self.target = target
-        self._exporter = exporter
+        self.kept = KeptTraces()
         self._builder = builder
         self._clock = clock
         self._capacity = capacity
-        self._queue: deque[RequestTimeline] = deque()
-        self._wake = threading.Event()
-        self._drained = threading.Event()
-        self._stop = threading.Event()
+        self._delivery = Delivery(sender, clock, target, retry or RetryPolicy(), self._note)
+        self._stats = ExportStats()
+        self._changed = threading.Condition()  # guards all below and the stats
+        self._queue: deque[Kept] = deque()
+        self._held: deque[tuple[RequestTimeline, Leave]] = deque()
+        self._building: Kept | None = None
+        self._in_flight: deque[tuple[int, int]] = deque()  # (ended ns, spans left) a tree
+        self._abandoned = False
         self._anchor = read_wall_anchor()
-        self._reachable = True
         self._thread = threading.Thread(target=self._run, name="phasescope-otlp", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
-        """Queue a tree for export; never waits."""
-        if timeline.accepted.trace_sampled is False:
-            self.stats.timelines_unsampled += 1
+        """Judge a request and queue its tree if it is kept; never waits for the receiver."""
+        verdict = self.sampler.decide(timeline)
+        if isinstance(verdict, Verdict):
+            self._enqueue((timeline, verdict))
             return
-        if len(self._queue) >= self._capacity:
-            self.stats.spans_dropped += _span_count(timeline)
-            return
-        self._queue.append(timeline)
-        self._drained.clear()
-        self._wake.set()
+        with self._changed:
+            if self.sampler.may_turn_out_culprit(verdict) and len(self._held) < _HELD_TIMELINES:
+                self._held.append((timeline, verdict))
+                return
+        self._leave(verdict)
+
+    def view(self) -> TracingView:
+        """Counters and queue as of now."""
+        with self._changed:
+            queued = len(self._queue) + (self._building is not None) + len(self._in_flight)
+            oldest_ns = self._oldest_ns()
+            lag_ns = 0 if oldest_ns is None else max(0, self._clock.now_ns() - oldest_ns)
+            policy, held = self.sampler.policy, len(self._held)
+            return view_of(self._stats, policy, self.target, queued, held, lag_ns)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until nothing is on its way; False when that took longer, or was given up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_idle() or self._delivery.stopped, timeout_s)
+            return self._is_idle()
 
     def shutdown(self) -> None:
-        """Try to send what is queued for a bounded time, then give it up and count it."""
-        self._wake.set()
-        if self._thread.is_alive() and not self._drained.wait(_FLUSH_S):
-            log.warning("%d traces were not exported before shutdown", len(self._queue))
-        self._stop.set()
-        self._wake.set()
-        closer = threading.Thread(target=self._exporter.shutdown, daemon=True)
-        closer.start()  # breaks the exporter's back-off; may itself wait on a lock
-        closer.join(_JOIN_S)
+        """Try to send what is queued for a bounded time, then give it up and count it.
+
+        Takes less than three seconds, whatever the receiver does.
+        """
+        self._delivery.hurry()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self.flush(_FLUSH_S)
+        self._delivery.stop()
+        closer = threading.Thread(target=self._delivery.close, daemon=True)
+        closer.start()  # ends an attempt over gRPC; may itself wait for a lock
+        closer.join(_CLOSE_S)
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
-        while self._queue:
-            self.stats.spans_dropped += _span_count(self._queue.popleft())
+        self._abandon()
+
+    def _enqueue(self, kept: Kept) -> None:
+        timeline, verdict = kept
+        with self._changed:
+            self._stats.traces_kept[verdict.reason] += 1
+            if len(self._queue) < self._capacity and not self._abandoned:
+                self.kept.add(timeline.accepted.trace_id)
+                self._queue.append(kept)
+                self._changed.notify_all()
+                return
+        self._drop(Drop.QUEUE_FULL, self._count(kept), "the queue of traces is full")
+
+    # The thread
 
     def _run(self) -> None:
-        self._drained.set()
-        while not self._stop.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            self._drained.clear()
-            while self._queue and not self._stop.is_set():
-                self._export_some()
-            if not self._queue:
-                self._drained.set()
+        while not self._delivery.stopped:
+            self._settle_held()
+            with self._changed:
+                if not self._queue and not self._delivery.hurried:
+                    self._changed.wait(_TICK_S)
+            self._export_queued()
+            if self._delivery.hurried and self.flush(0):
+                break
+        with self._changed:
+            self._changed.notify_all()
 
-    def _export_some(self) -> None:
-        """Build and send trees until a chunk is full; a chunk never splits the queue's order."""
-        begin_ns = self._clock.now_ns()
-        if begin_ns - self._anchor.monotonic_ns > _ANCHOR_EVERY_NS:
-            self._anchor = read_wall_anchor()
-        spans: list[ReadableSpan] = []
-        while self._queue and len(spans) < _CHUNK_SPANS:
-            try:
-                spans += self._builder.build(self._queue.popleft(), self._anchor)
-            except Exception as error:
-                self.stats.last_error = f"building spans: {type(error).__name__}: {error}"
-                log.exception("a trace could not be built")
-        for start in range(0, len(spans), _CHUNK_SPANS):
-            self._send(spans[start : start + _CHUNK_SPANS])
-        self.stats.busy_ns += self._clock.now_ns() - begin_ns
+    def _settle_held(self) -> None:
+        """The last word on requests that might have turned out to be culprits."""
+        now_ns = self._clock.now_ns()
+        while True:
+            with self._changed:
+                if not self._held:
+                    return
+                timeline, leave = self._held[0]
+                if now_ns - timeline.ended.at_ns < _HOLD_NS and not self._delivery.hurried:
+                    return
+                self._held.popleft()
+            verdict = self.sampler.reconsider(timeline, leave)
+            if isinstance(verdict, Verdict):
+                self._enqueue((timeline, verdict))
+            else:
+                self._leave(verdict)
 
-    def _send(self, spans: list[ReadableSpan]) -> None:
+    def _export_queued(self) -> None:
+        """Send everything that is queued, whole trees to a chunk where they fit."""
+        chunk: list[ReadableSpan] = []
+        while (kept := self._next()) is not None:
+            tree = self._build(kept)
+            if chunk and len(chunk) + len(tree) > CHUNK_SPANS:
+                self._send(chunk)
+                chunk = []
+            chunk += tree
+            while len(chunk) > CHUNK_SPANS:
+                self._send(chunk[:CHUNK_SPANS])
+                chunk = chunk[CHUNK_SPANS:]
+        if chunk:
+            self._send(chunk)
+
+    def _next(self) -> Kept | None:
+        with self._changed:
+            if self._delivery.stopped or not self._queue:
+                return None
+            self._building = self._queue.popleft()
+            return self._building
+
+    def _build(self, kept: Kept) -> list[ReadableSpan]:
+        """The tree of a trace; nothing, and counted, when it cannot be built."""
+        tree: list[ReadableSpan] = []
+        failure: str | None = None
         try:
-            sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
-            error = "the receiver did not take the spans"
-        except Exception as raised:
-            sent, error = False, f"{type(raised).__name__}: {raised}"
-        if sent:
-            self.stats.spans_exported += len(spans)
-            if not self._reachable:
-                log.warning("spans reach %s again", self.target)
+            tree = self._spans_of(kept)
+        except Exception as error:
+            log.exception("a trace could not be built")
+            failure = f"building spans: {type(error).__name__}: {error}"
+        with self._changed:
+            if self._abandoned:
+                return []
+            self._building = None
+            if failure is None:
+                self._in_flight.append((kept[0].ended.at_ns, len(tree)))
+            else:
+                self.kept.discard(kept[0].accepted.trace_id)
+                self._drop(Drop.BUILD_ERROR, 1, failure)
+        return tree
+
+    def _spans_of(self, kept: Kept) -> list[ReadableSpan]:
+        timeline, verdict = kept
+        if self._clock.now_ns() - self._anchor.monotonic_ns > _ANCHOR_EVERY_NS:
+            self._anchor = read_wall_anchor()
+        about: Attributes = {
+            "sampling.reason": verdict.reason.value,
+            "sampling.ratio": verdict.ratio,
+        }
+        return self._builder.build(timeline, self._anchor, about)
+
+    def _send(self, spans: Sequence[ReadableSpan]) -> None:
+        """Deliver a chunk and book it; one that was stopped stays in flight, for `_abandon`."""
+        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+        outcome: Delivered | Lost | None
+        try:
+            request = encode_spans(spans).SerializeToString()
+        except Exception as error:
+            log.exception("a chunk of spans could not be encoded")
+            outcome = Lost(Drop.BUILD_ERROR, f"encoding spans: {type(error).__name__}: {error}")
         else:
-            self.stats.spans_dropped += len(spans)
-            self.stats.exports_failed += 1
-            self.stats.last_error = error
-            if self._reachable:
-                log.warning("spans do not reach %s (%s); serving goes on", self.target, error)
-        self._reachable = sent
+            outcome = self._delivery.deliver(request, len(spans))
+        with self._changed:
+            if self._abandoned or outcome is None:
+                return
+            match outcome:
+                case Delivered():
+                    self._delivered(len(spans), outcome)
+                case Lost():
+                    for span in spans:
+                        if span.context is not None:
+                            self.kept.discard(f"{span.context.trace_id:032x}")
+                    self._drop(outcome.reason, len(spans), outcome.error)
+            self._land(len(spans))
 
+    # Books
 
-def _span_count(timeline: RequestTimeline) -> int:
-    """Spans that a tree has, without building it."""
-    inner = sum(len(s.chunks) + len(s.preempted) for s in timeline.sequences)
-    return 1 + len(timeline.phases) + inner
+    def _note(self, answer: Answer, size_bytes: int) -> None:
+        """An attempt was made, by the exporter's thread."""
+        with self._changed:
+            stats = self._stats
+            stats.attempts += 1
+            stats.attempts_failed += answer.error is not None
+            stats.bytes_sent += size_bytes
+            stats.busy_ns = thread_cpu_ns()
+            stats.last_error = answer.error or stats.last_error
 
+    def _delivered(self, spans: int, outcome: Delivered) -> None:
+        stats, now_ns = self._stats, self._clock.now_ns()
+        stats.last_export_ns = now_ns
+        stats.last_lag_ns = now_ns - self._in_flight[0][0]
+        stats.spans_exported += spans - outcome.rejected_spans
+        self._drop(Drop.REJECTED, outcome.rejected_spans, outcome.remark)
 
-def service_resource(service_name: str | None) -> Resource:
-    """Who we are; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it and win."""
-    pid = os.getpid()
-    host = socket.gethostname()
-    defaults: Attributes = {
-        "service.name": "phasescope",
-        "service.instance.id": f"{host}:{pid}",
-        "host.name": host,
-        "process.pid": pid,
-    }
-    detected = Resource.create()
-    stated: Attributes = dict(detected.attributes)
-    if str(stated.get("service.name", "")).startswith("unknown_service"):
-        del stated["service.name"]
-    attributes: Attributes = {**defaults, **stated}
-    if service_name:
-        attributes["service.name"] = service_name
-    return Resource(attributes)
+    def _leave(self, reason: Leave) -> None:
+        with self._changed:
+            self._stats.traces_left[reason] += 1
 
+    def _drop(self, reason: Drop, spans: int, error: str | None = None) -> None:
+        with self._changed:
+            self._stats.spans_dropped[reason] += spans
+            self._stats.last_error = error or self._stats.last_error
 
-def exporter_from_config(
-    endpoint: str | None, protocol: str | None, service_name: str | None, clock: Clock
-) -> SpanExporterThread | None:
-    """The exporter that flags and OTEL_* variables ask for; None when they ask for none."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    target = endpoint or _env("ENDPOINT")
-    if endpoint is None and (os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not target):
-        return None
-    assert target is not None
-    quiet_sdk_logs()
-    wire = protocol or _env("PROTOCOL") or _guess_protocol(target)
-    exporter = _http(endpoint) if wire.startswith("http") else _grpc(endpoint)
-    builder = SpanBuilder(service_resource(service_name), new_span_id)
-    return SpanExporterThread(exporter, builder, clock, target)
+    def _land(self, spans: int) -> None:
+        """So many spans are no longer in flight; trees go in order."""
+        while spans:
+            ended_ns, left = self._in_flight.popleft()
+            if left > spans:
+                self._in_flight.appendleft((ended_ns, left - spans))
+            spans -= min(left, spans)
+        self._changed.notify_all()
 
+    def _abandon(self) -> None:
+        """Whatever is left is not exported any more, and the thread, should it still hang in
+        a request, has no say in it."""
+        with self._changed:
+            self._abandoned = True
+            left = [*self._queue] if self._building is None else [self._building, *self._queue]
+            spans = sum(count for _, count in self._in_flight)
+            traces = len(left) + len(self._in_flight)
+            self._queue.clear()
+            self._in_flight.clear()
+            self._building = None
+            for _, leave in self._held:
+                self._stats.traces_left[leave] += 1
+            self._held.clear()
+        spans += sum(self._count(kept) for kept in left)
+        if spans:
+            self._drop(Drop.SHUTDOWN, spans)
+            log.warning("%d traces (%d spans) were not exported before shutdown", traces, spans)
 
-def quiet_sdk_logs() -> None:
-    """The SDK logs every failed export; we say it once, when the receiver goes or returns."""
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    def _count(self, kept: Kept) -> int:
+        """Spans of a tree that is thrown away: it is built to be counted, so that the count is
+        exact. A tree that cannot be built counts as one."""
+        try:
+            return len(self._spans_of(kept))
+        except Exception:
+            return 1
 
+    def _oldest_ns(self) -> int | None:
+        if self._in_flight:
+            return self._in_flight[0][0]
+        if self._building is not None:
+            return self._building[0].ended.at_ns
+        return self._queue[0][0].ended.at_ns if self._queue else None
 
-def _env(name: str) -> str | None:
-    return (
-        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
-        or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
-        or None
-    )
-
-
-def _guess_protocol(target: str) -> str:
-    """4318 is the registered port of OTLP over HTTP; a path means HTTP too."""
-    parts = urlsplit(target if "//" in target else f"//{target}")
-    return "http/protobuf" if parts.port == 4318 or parts.path.strip("/") else "grpc"
-
-
-def _grpc(endpoint: str | None) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    if endpoint is None:
-        return OTLPSpanExporter()
-    full = endpoint if "//" in endpoint else f"http://{endpoint}"
-    insecure = full.startswith("http://")
-    return OTLPSpanExporter(endpoint=full, insecure=insecure, timeout=_EXPORT_TIMEOUT_S)
-
-
-def _http(endpoint: str | None) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    if endpoint is None:
-        return OTLPSpanExporter()
-    full = endpoint if "//" in endpoint else f"http://{endpoint}"
-    if not urlsplit(full).path.strip("/"):
-        full = full.rstrip("/") + "/v1/traces"
-    return OTLPSpanExporter(endpoint=full, timeout=_EXPORT_TIMEOUT_S)
+    def _is_idle(self) -> bool:
+        held = bool(self._held) and self._delivery.hurried
+        return not (self._queue or self._building or self._in_flight or held)

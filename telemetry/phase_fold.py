@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from telemetry.accountant import Accountant
 from telemetry.phases import Measure, Measured, RequestTimeline, tile
 from telemetry.reasons import EndReason
 from telemetry.records import (
@@ -51,11 +52,13 @@ class PhaseFold:
         self,
         on_timeline: Many[Callable[[RequestTimeline], None]] = (),
         on_measured: Many[Callable[[Measured], None]] = (),
+        accountant: Accountant | None = None,
         cut: Collection[str] = (),
     ) -> None:
         """`cut` are requests whose beginning is missing from the facts: their timelines are
         given out, but no measurement of their phases is."""
         self._on_timeline = tuple(on_timeline)
+        self._accountant = accountant
         self._on_measured = tuple(on_measured)
         self._requests: dict[str, _Request] = {}
         self._sequences = SequenceFold(self._gap)
@@ -75,6 +78,8 @@ class PhaseFold:
     def on_facts(self, facts: Many[Fact]) -> None:
         for fact in facts:
             self._take(fact)
+            if self._accountant is not None:
+                self._accountant.take(fact)
             if self._ending:
                 self._expire(fact_ns(fact))
 
@@ -132,6 +137,7 @@ class PhaseFold:
             case SequenceSubmitted():
                 sequence = self._sequences.get(fact.seq_id)
                 sequence.request_id, sequence.choice = fact.request_id, fact.choice
+                sequence.submitted_ns = fact.at_ns
                 request.sequences.append(sequence)
             case RequestEnded():
                 request.ended = fact
@@ -183,6 +189,8 @@ class PhaseFold:
             sequences=sequences,
             phases=tile(*known, sequences),
         )
+        if self._accountant is not None:
+            timeline = replace(timeline, account=self._accountant.account(timeline))
         if request_id not in self._cut:
             for measured in timeline.measures():
                 self._publish(measured)

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.ledger import Account
 from telemetry.reasons import EndReason, Outcome, Phase, WaitReason
 from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
 
@@ -90,12 +91,14 @@ class PreemptedSpan:
 
 @dataclass(frozen=True, slots=True)
 class WaitSpan:
-    """Time without a row in any step, under one binding reason."""
+    """Time without a row in any step, under one binding reason. Behind the head of the queue
+    `head_reason` is what bound the head."""
 
     reason: WaitReason
     holder_seq_id: int | None
     start_ns: int
     end_ns: int
+    head_reason: WaitReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class SequenceTimeline:
     hit_tokens: int = 0
     ghost_tokens: int = 0
     compile_ns: int | None = None
+    submitted_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,8 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimeline:
-    """Everything known about one ended request."""
+    """Everything known about one ended request. `account` is there where the phase fold has an
+    accountant."""
 
     accepted: RequestAccepted
     parsed: RequestParsed | None
@@ -146,6 +151,7 @@ class RequestTimeline:
     ended: RequestEnded
     sequences: tuple[SequenceTimeline, ...]
     phases: tuple[PhaseSpan, ...]
+    account: Account | None = None
 
     @property
     def outcome(self) -> Outcome:

@@ -9,6 +9,7 @@ from telemetry.catalog import Kind, Metric
 from telemetry.histograms import Histograms, LatencyHistogram
 from telemetry.pump import FoldCost
 from telemetry.recorder_stats import RecorderStats
+from telemetry.tracing_view import tracing_samples
 from telemetry.window import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,10 +17,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]
 
 
-def render(snapshot: Snapshot, histograms: Histograms, costs: Sequence[FoldCost]) -> bytes:
-    """The whole exposition. What was not measured is absent, never 0."""
+def render(
+    snapshot: Snapshot,
+    histograms: Histograms,
+    costs: Sequence[FoldCost],
+    more: Iterable[tuple[Metric, list[Sample]]] = (),
+) -> bytes:
+    """The whole exposition, `more` families included. What was not measured is absent, never 0."""
     lines: list[str] = []
-    for metric, samples in _scalars(snapshot, costs):
+    for metric, samples in (*_scalars(snapshot, costs), *more):
         lines += _family(metric, samples)
     for metric in catalog.HISTOGRAMS:
         assert metric.measure is not None
@@ -60,16 +66,8 @@ def _scalars(
         ],
     )
     yield catalog.FACTS_LOST, one(snapshot.facts_lost)
-    yield catalog.SPANS_EXPORTED, one(snapshot.spans_exported)
-    yield catalog.SPANS_DROPPED, one(snapshot.spans_dropped)
-    yield (
-        catalog.GPU,
-        [
-            ({"quantity": name}, float(value))
-            for name, value in (snapshot.gpu or {}).items()
-            if not isinstance(value, str)
-        ],
-    )
+    yield catalog.RECORDING, one(snapshot.recording)
+    yield from tracing_samples(snapshot.tracing)
     for name, metric in catalog.TOTALS.items():
         yield metric, one(getattr(snapshot.totals, name))
     yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
-from telemetry.records import Fact, fact_ns
+from telemetry.records import Fact, RecordingSet, fact_ns
 
 log = logging.getLogger("phasescope.telemetry")
 
@@ -40,10 +40,15 @@ class FoldCost:
 
 
 class Pump:
-    """Drains lanes into folds, by hand (`run_once`) or on a thread (`start`, `stop`)."""
+    """Drains lanes into folds, by hand (`run_once`) or on a thread (`start`, `stop`).
+
+    While `recording` is false folds are fed nothing; what came is counted in `facts_skipped`.
+    """
 
     def __init__(self, clock: Clock, remote_lost: Callable[[], int] = lambda: 0) -> None:
         self.lock = threading.RLock()
+        self.recording = True
+        self.facts_skipped = 0
         self._clock = clock
         self._remote_lost = remote_lost
         self._lanes: list[Lane] = []
@@ -78,7 +83,11 @@ class Pump:
         it was submitted.
         """
         with self.lock:
-            facts = [fact for lane in reversed(self._lanes) for fact in lane.drain()]
+            facts = [fact for lane in self._lanes for fact in lane.drain()]
+            if not self.recording:
+                kept: list[Fact] = [fact for fact in facts if isinstance(fact, RecordingSet)]
+                self.facts_skipped += len(facts) - len(kept)
+                facts = kept
             facts.sort(key=fact_ns)
             if facts:
                 for cost in self._folds:

@@ -106,3 +106,19 @@ class StartStage(StrEnum):
     ANNOUNCE = "announce"  # the gateway hears of it
     GATEWAY_IMPORTS = "gateway imports"
     TOKENIZER = "tokenizer"
+
+
+class HostProcess(StrEnum):
+    """Whose interpreter stood still."""
+
+    ENGINE = "engine"
+    GATEWAY = "gateway"
+
+
+class PauseCause(StrEnum):
+    """Why a process did not go on, the most telling cause first."""
+
+    GC = "gc"  # the garbage collector held the interpreter
+    THROTTLED = "cgroup_throttled"  # the control group had used up its share of CPU
+    OFF_CPU = "off_cpu"  # runnable, but something else had the CPU
+    LOOP_BLOCKED = "loop_blocked"  # its loop did not turn, and none of the above explains it

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import msgspec
 
+from telemetry.fact import FactStruct as _Fact
+from telemetry.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.reasons import EndReason, StartStage, WaitReason
 
 SCHEMA_VERSION = 2
-
-
-class _Fact(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Encodes as a MessagePack array headed by the class name."""
 
 
 # --- written by the engine ---------------------------------------------------------
@@ -32,6 +30,23 @@ class StageTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: StartStage
     begin_ns: int
     end_ns: int
+
+
+class ModelShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the bytes and operations of a step follow from (`telemetry.roofline`).
+
+    `weight_bytes` are of one weight of a matrix as it is stored, `cell_bytes` of one token's
+    keys and values in all layers.
+    """
+
+    layers: int
+    hidden: int
+    q_size: int
+    kv_size: int
+    ffn: int
+    vocab: int
+    weight_bytes: float
+    cell_bytes: int
 
 
 class EngineStarted(_Fact, frozen=True):
@@ -66,6 +81,7 @@ class EngineStarted(_Fact, frozen=True):
     host_tenant_share: float = 1.0
     host_ttl_ns: int | None = None
     stages: tuple[StageTime, ...] = ()
+    shape: ModelShape | None = None
 
 
 class SequenceQueued(_Fact, frozen=True):
@@ -236,6 +252,13 @@ class EngineIdled(_Fact, frozen=True):
     blocks_total: int
 
 
+class RecordingSet(_Fact, frozen=True):
+    """From here on steps are recorded, or are not: what was not recorded cannot be replayed."""
+
+    at_ns: int
+    enabled: bool
+
+
 # --- written by the gateway --------------------------------------------------------
 
 
@@ -280,7 +303,8 @@ class RequestAccepted(_Fact, frozen=True):
 
 
 class RequestParsed(_Fact, frozen=True):
-    """The body is valid; what follows are the parameters worth tracing."""
+    """The body is valid; what follows are the parameters worth tracing. `output_type` is
+    `json` when the answer must be JSON, else `text`."""
 
     request_id: str
     at_ns: int
@@ -292,6 +316,9 @@ class RequestParsed(_Fact, frozen=True):
     top_p: float
     top_k: int
     seed: int | None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    output_type: str = "text"
 
 
 class RequestTokenized(_Fact, frozen=True):
@@ -354,7 +381,13 @@ Fact = (
     | RequestTokenized
     | SequenceSubmitted
     | RequestEnded
+    | HostPaused
+    | HostSampled
+    | GpuFound
+    | GpuSampled
+    | GpuXid
     | StallDetected
+    | RecordingSet
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.histograms import Histograms
 from telemetry.journal_reader import Journal
 from telemetry.phase_fold import PhaseFold
@@ -55,9 +56,11 @@ class Replay:
         self.histograms = Histograms()
         self.timelines = TimelineStore(capacity)
         self.window = WindowFold(self.histograms)
+        self.accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
         self.phases = PhaseFold(
             [self.timelines.on_timeline, self.window.on_timeline, *on_timeline],
             [self.histograms.on_measured],
+            self.accountant,
             self.cut,
         )
         last_ns = replay_folds(journal.facts(), (self.phases, self.window, *folds))

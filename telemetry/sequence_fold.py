@@ -32,6 +32,7 @@ class Sequence:
     request_id: str | None = None
     choice: int = 0
     tenant: str = ""
+    submitted_ns: int | None = None
     queued_ns: int | None = None
     scheduled_ns: int | None = None
     last_step_ns: int | None = None
@@ -65,6 +66,7 @@ class Sequence:
             hit_tokens=admitted.hit_tokens if admitted else 0,
             ghost_tokens=admitted.ghost_tokens if admitted else 0,
             compile_ns=self.compile_ns,
+            submitted_ns=self.submitted_ns,
         )
 
 
@@ -262,7 +264,7 @@ def _wait(sequence: Sequence, head: _Head, begin_ns: int, end_ns: int) -> WaitSp
         return None
     if head.seq_id == sequence.seq_id:
         return WaitSpan(head.reason, None, begin_ns, end_ns)
-    return WaitSpan(WaitReason.HEAD_OF_LINE, head.seq_id, begin_ns, end_ns)
+    return WaitSpan(WaitReason.HEAD_OF_LINE, head.seq_id, begin_ns, end_ns, head.reason)
 
 
 def _extend(waits: list[WaitSpan], wait: WaitSpan) -> None:

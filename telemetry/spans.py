@@ -6,6 +6,10 @@ cannot turn a child inside out. No span carries a prompt or an output.
 
 Status: ERROR for failed requests only; rejected and cancelled ones are what was asked of
 the server, and say so in `error.type` and `phasescope.outcome`. Finished ones are unset.
+
+Everything that a request can have many of is bounded here, below the limits of 128 attributes,
+events and links that OpenTelemetry's SDKs and many receivers have, so that nothing is cut where
+nobody sees it. What is cut here is counted on the span: `phasescope.cut.chunks` and so on.
 """
 
 from __future__ import annotations
@@ -15,35 +19,53 @@ from collections.abc import Callable, Sequence
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
-from opentelemetry.util.types import AttributeValue
 
 from telemetry.clock import WallAnchor
-from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline
+from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.reasons import Outcome, Phase, WaitReason
+from telemetry.span_attributes import (
+    MAX_ATTRIBUTES,
+    cut,
+    phase_attributes,
+    root_attributes,
+    token_gaps,
+)
+from telemetry.stall_spans import Attributes, chunk_span_id, culprit_links, stall_attributes
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_CHUNKS = 256
 MAX_SLOW_GAPS = 16
 MAX_HOLDS = 64
+MAX_PREEMPTED = 64
+MAX_EVENTS = 128
 _HOLDS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
 _SLOW_FACTOR = 2
-
-Attributes = dict[str, AttributeValue]
 
 
 class SpanBuilder:
     """Builds the trees of timelines under one resource."""
 
-    def __init__(self, resource: Resource, new_span_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        new_span_id: Callable[[], str],
+        server: tuple[str, int] | None = None,
+    ) -> None:
         self._resource = resource
         self._new_span_id = new_span_id
+        self._server: Attributes = {}
+        if server is not None:
+            self._server = {"server.address": server[0], "server.port": server[1]}
 
-    def build(self, timeline: RequestTimeline, anchor: WallAnchor) -> list[ReadableSpan]:
-        """Root first, then the phases in order, each followed by its children."""
+    def build(
+        self, timeline: RequestTimeline, anchor: WallAnchor, about: Attributes | None = None
+    ) -> list[ReadableSpan]:
+        """Root first, then the phases in order, each followed by its children. `about` goes on
+        the root."""
         tree = _Tree(self._resource, self._new_span_id, timeline, anchor)
-        root = tree.root()
+        root = tree.root({**self._server, **(about or {})})
         spans = [root]
         for phase in timeline.phases:
             span = tree.phase(phase, root)
@@ -71,12 +93,17 @@ class _Tree:
         state = accepted.trace_state
         self._state = TraceState.from_header([state]) if state else None
 
-    def root(self) -> ReadableSpan:
+    def root(self, about: Attributes) -> ReadableSpan:
+        """The span of the request. A caller that does not sample has no span for it to hang
+        from: then the root stands alone and names its parent in an attribute."""
         timeline = self._timeline
         accepted, parsed = timeline.accepted, timeline.parsed
+        attributes = root_attributes(timeline) | about
         parent = None
-        if accepted.parent_span_id is not None:
+        if accepted.parent_span_id is not None and accepted.trace_sampled is not False:
             parent = self._context(int(accepted.parent_span_id, 16), remote=True)
+        elif accepted.parent_span_id is not None:
+            attributes["phasescope.unsampled_parent"] = accepted.parent_span_id
         name = accepted.operation if parsed is None else f"{accepted.operation} {parsed.model}"
         status = Status(StatusCode.UNSET)
         if timeline.outcome is Outcome.FAILED:
@@ -86,7 +113,7 @@ class _Tree:
             parent,
             accepted.at_ns,
             timeline.ended.at_ns,
-            root_attributes(timeline),
+            attributes,
             kind=SpanKind.SERVER,
             status=status,
         )
@@ -96,22 +123,23 @@ class _Tree:
         attributes = phase_attributes(timeline, phase.name)
         if timeline.truncated and phase is timeline.phases[-1]:
             attributes["phasescope.truncated"] = True
-        events = _slow_gaps(timeline, phase, self._anchor) if phase.name is Phase.DECODE else ()
+        events: list[Event] = []
+        if phase.name is Phase.DECODE:
+            slow = _slow_gaps(timeline, phase)
+            events = [self._slow_token(*gap) for gap in sorted(slow[:MAX_SLOW_GAPS])]
+            attributes |= cut("slow_tokens", slow, MAX_SLOW_GAPS)
+        attributes |= cut("chunks", self._chunks_in(phase), MAX_CHUNKS)
+        attributes |= cut("preempted", self._preempted_in(phase), MAX_PREEMPTED)
+        attributes |= cut("holds", self._waits_in(phase), MAX_HOLDS)
         return self._span(
             phase.name.value, root.context, phase.start_ns, phase.end_ns, attributes, events
         )
 
     def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Holds, preemptions and prefill chunks that begin within the phase."""
-        spans = self._holds_in(phase, parent)
-        gaps = [
-            gap
-            for sequence in self._timeline.sequences
-            for gap in sequence.preempted
-            if _begins_in(gap.start_ns, phase)
-        ]
+        """Holds, stalls, preemptions and prefill chunks that begin within the phase."""
+        spans = self._holds_in(phase, parent) + self._stalls_in(phase, parent)
         holders: list[tuple[PreemptedSpan, ReadableSpan]] = []
-        for gap in gaps:
+        for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
             end_ns = min(gap.end_ns, phase.end_ns)
             attributes: Attributes = {
                 "phasescope.step_id": gap.step_id,
@@ -120,7 +148,7 @@ class _Tree:
             span = self._span("preempted", parent.context, gap.start_ns, end_ns, attributes)
             spans.append(span)
             holders.append((gap, span))
-        for chunk in self._chunks_in(phase):
+        for chunk in self._chunks_in(phase)[:MAX_CHUNKS]:
             holder = next((span for gap, span in holders if _holds(gap, chunk)), parent)
             spans.append(self._chunk(chunk, holder, phase))
         return spans
@@ -128,24 +156,60 @@ class _Tree:
     def _holds_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
         """What held a sequence back of its own: its grammar, or its reader."""
         found: list[ReadableSpan] = []
-        for sequence in self._timeline.sequences:
-            attributes: Attributes = {"phasescope.seq_id": sequence.seq_id}
-            for wait in sequence.waits:
-                name = _HOLDS.get(wait.reason)
-                if name is not None and _begins_in(wait.start_ns, phase):
-                    end_ns = min(wait.end_ns, phase.end_ns)
-                    context = parent.context
-                    found.append(self._span(name, context, wait.start_ns, end_ns, attributes))
-        return found[:MAX_HOLDS]
+        for seq_id, wait in self._waits_in(phase)[:MAX_HOLDS]:
+            attributes: Attributes = {"phasescope.seq_id": seq_id}
+            name, end_ns = _HOLDS[wait.reason], min(wait.end_ns, phase.end_ns)
+            found.append(self._span(name, parent.context, wait.start_ns, end_ns, attributes))
+        return found
+
+    def _waits_in(self, phase: PhaseSpan) -> list[tuple[int, WaitSpan]]:
+        return [
+            (sequence.seq_id, wait)
+            for sequence in self._timeline.sequences
+            for wait in sequence.waits
+            if wait.reason in _HOLDS and _begins_in(wait.start_ns, phase)
+        ]
+
+    def _preempted_in(self, phase: PhaseSpan) -> list[PreemptedSpan]:
+        return [
+            gap
+            for sequence in self._timeline.sequences
+            for gap in sequence.preempted
+            if _begins_in(gap.start_ns, phase)
+        ]
+
+    def _stalls_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """Late tokens, each linked to the chunk of the request that made it late."""
+        account = self._timeline.account
+        if account is None:
+            return []
+        found: list[ReadableSpan] = []
+        for stall in account.stalls:
+            if _begins_in(stall.begin_ns, phase):
+                end_ns = min(stall.end_ns, phase.end_ns)
+                found.append(
+                    self._span(
+                        "stall",
+                        parent.context,
+                        stall.begin_ns,
+                        end_ns,
+                        stall_attributes(stall),
+                        links=culprit_links(stall),
+                    )
+                )
+        return found
 
     def _chunks_in(self, phase: PhaseSpan) -> list[ChunkSpan]:
-        found = [
+        return [
             chunk
             for sequence in self._timeline.sequences
             for chunk in sequence.chunks
             if _begins_in(chunk.start_ns, phase)
         ]
-        return found[:MAX_CHUNKS]
+
+    def _slow_token(self, start_ns: int, end_ns: int) -> Event:
+        attributes = {"phasescope.gap_ms": (end_ns - start_ns) / 1e6}
+        return Event("slow_token", attributes, self._anchor.to_unix_ns(end_ns))
 
     def _chunk(self, chunk: ChunkSpan, holder: ReadableSpan, phase: PhaseSpan) -> ReadableSpan:
         attributes: Attributes = {
@@ -156,7 +220,11 @@ class _Tree:
             "phasescope.chunk.recompute_tokens": chunk.recompute_tokens,
         }
         end_ns = min(chunk.end_ns, phase.end_ns)
-        return self._span("prefill.chunk", holder.context, chunk.start_ns, end_ns, attributes)
+        span_id = chunk_span_id(self._timeline.accepted.trace_id, chunk.seq_id, chunk.step_id)
+        context = holder.context
+        return self._span(
+            "prefill.chunk", context, chunk.start_ns, end_ns, attributes, span_id=span_id
+        )
 
     def _span(
         self,
@@ -168,14 +236,18 @@ class _Tree:
         events: Sequence[Event] = (),
         kind: SpanKind = SpanKind.INTERNAL,
         status: Status | None = None,
+        links: Sequence[Link] = (),
+        span_id: int | None = None,
     ) -> ReadableSpan:
+        attributes, events = _within_limits(attributes, events)
         return ReadableSpan(
             name=name,
-            context=self._context(int(self._new_span_id(), 16)),
+            context=self._context(span_id or int(self._new_span_id(), 16)),
             parent=parent,
             resource=self._resource,
             attributes=attributes,
             events=events,
+            links=links,
             kind=kind,
             instrumentation_scope=SCOPE,
             status=status or Status(StatusCode.UNSET),
@@ -196,132 +268,26 @@ def _holds(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
     return gap.seq_id == chunk.seq_id and gap.start_ns <= chunk.start_ns < gap.end_ns
 
 
-def root_attributes(timeline: RequestTimeline) -> Attributes:
-    """GenAI convention, the names that vLLM emits, and ours."""
-    accepted, parsed, ended = timeline.accepted, timeline.parsed, timeline.ended
-    attributes: Attributes = {
-        "gen_ai.operation.name": accepted.operation,
-        "gen_ai.provider.name": "phasescope",
-        "gen_ai.request.id": accepted.request_id,
-        "gen_ai.usage.output_tokens": ended.output_tokens,
-        "gen_ai.usage.completion_tokens": ended.output_tokens,
-        "gen_ai.latency.e2e": timeline.e2e_ns / 1e9,
-        "http.request.method": "POST",
-        "http.route": accepted.route,
-        "http.response.status_code": ended.status,
-        "phasescope.outcome": timeline.outcome.value,
-        "phasescope.reason": ended.reason.value,
-        "phasescope.tenant": accepted.tenant,
-        "phasescope.slo_class": accepted.slo_class,
-    }
-    if ended.error_type is not None:
-        attributes["error.type"] = ended.error_type
-    if parsed is not None:
-        attributes |= {
-            "gen_ai.request.model": parsed.model,
-            "gen_ai.response.model": parsed.model,
-            "gen_ai.request.stream": parsed.stream,
-            "gen_ai.request.choice.count": parsed.choices,
-            "gen_ai.request.n": parsed.choices,
-            "gen_ai.request.temperature": parsed.temperature,
-            "gen_ai.request.top_p": parsed.top_p,
-            "gen_ai.request.top_k": parsed.top_k,
-        }
-        if parsed.max_tokens is not None:
-            attributes["gen_ai.request.max_tokens"] = parsed.max_tokens
-        if parsed.seed is not None:
-            attributes["gen_ai.request.seed"] = parsed.seed
-    if timeline.tokenized is not None:
-        attributes["gen_ai.usage.input_tokens"] = timeline.tokenized.prompt_tokens
-        attributes["gen_ai.usage.prompt_tokens"] = timeline.tokenized.prompt_tokens
-        attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
-    if ended.output_valid is not None:
-        attributes["phasescope.output_valid"] = ended.output_valid
-    return attributes | _latencies(timeline) | _finish_reasons(timeline)
+def _within_limits(
+    attributes: Attributes, events: Sequence[Event]
+) -> tuple[Attributes, Sequence[Event]]:
+    """The last guard: no span that we build is ever larger, and one that is cut says so."""
+    if len(events) > MAX_EVENTS:
+        attributes = attributes | cut("events", events, MAX_EVENTS)
+        events = events[:MAX_EVENTS]
+    if len(attributes) > MAX_ATTRIBUTES:
+        names = list(attributes)
+        kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
+        attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
+    return attributes, events
 
 
-def _latencies(timeline: RequestTimeline) -> Attributes:
-    attributes: Attributes = {}
-    if timeline.ttft_ns is not None:
-        attributes["gen_ai.latency.time_to_first_token"] = timeline.ttft_ns / 1e9
-        attributes["gen_ai.response.time_to_first_chunk"] = timeline.ttft_ns / 1e9
-    for name, phase in (
-        ("queue", Phase.QUEUE),
-        ("model_prefill", Phase.PREFILL),
-        ("model_decode", Phase.DECODE),
-    ):
-        spent_ns = timeline.phase_ns(phase)
-        if spent_ns is not None:
-            attributes[f"gen_ai.latency.time_in_{name}"] = spent_ns / 1e9
-    prefill_ns, decode_ns = timeline.phase_ns(Phase.PREFILL), timeline.phase_ns(Phase.DECODE)
-    if prefill_ns is not None and decode_ns is not None:
-        attributes["gen_ai.latency.time_in_model_inference"] = (prefill_ns + decode_ns) / 1e9
-    return attributes
-
-
-def _finish_reasons(timeline: RequestTimeline) -> Attributes:
-    reasons = [s.end_reason.value for s in timeline.sequences if s.end_reason is not None]
-    return {"gen_ai.response.finish_reasons": tuple(reasons)} if reasons else {}
-
-
-def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
-    """What is worth saying about one phase."""
-    match name:
-        case Phase.QUEUE:
-            return _queue_attributes(timeline)
-        case Phase.PREFILL:
-            chunks = [chunk for s in timeline.sequences for chunk in s.chunks]
-            return {
-                "phasescope.prefill.chunks": len(chunks),
-                "phasescope.prefill.tokens": sum(chunk.tokens for chunk in chunks),
-                "phasescope.prefill.recompute_tokens": sum(c.recompute_tokens for c in chunks),
-                "phasescope.prefill.cached_tokens": timeline.cached_tokens,
-            }
-        case Phase.DECODE:
-            gaps = sorted(end - start for start, end in _gaps(timeline))
-            attributes: Attributes = {"phasescope.decode.tokens": timeline.token_count}
-            if gaps:
-                attributes["phasescope.itl.p50_ms"] = gaps[len(gaps) // 2] / 1e6
-                attributes["phasescope.itl.max_ms"] = gaps[-1] / 1e6
-            return attributes
-        case Phase.DETOKENIZE:
-            return {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
-        case Phase.DELIVER:
-            return {"phasescope.deliver.bytes": timeline.ended.bytes_sent}
-        case Phase.PARSE | Phase.TOKENIZE:
-            return {}
-
-
-def _queue_attributes(timeline: RequestTimeline) -> Attributes:
-    attributes: Attributes = {}
-    held: dict[str, int] = {}
-    for sequence in timeline.sequences:
-        for wait in sequence.waits:
-            held[wait.reason.value] = held.get(wait.reason.value, 0) + wait.end_ns - wait.start_ns
-    for reason, spent_ns in held.items():
-        attributes[f"phasescope.wait.{reason}_ms"] = spent_ns / 1e6
-    return attributes
-
-
-def _gaps(timeline: RequestTimeline) -> list[tuple[int, int]]:
-    """(start, end) of each gap between successive tokens."""
-    return [
-        pair
-        for sequence in timeline.sequences
-        for pair in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
-    ]
-
-
-def _slow_gaps(timeline: RequestTimeline, phase: PhaseSpan, anchor: WallAnchor) -> list[Event]:
-    """The slowest gaps, if they are more than twice the median: a bounded number of events."""
-    gaps = [gap for gap in _gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
+def _slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, int]]:
+    """The gaps of more than twice the median, the slowest first."""
+    gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
     if len(gaps) < 3:
         return []
     lengths = sorted(end - start for start, end in gaps)
     bar_ns = _SLOW_FACTOR * lengths[len(lengths) // 2]
-    slow = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:MAX_SLOW_GAPS]
-    return [
-        Event("slow_token", {"phasescope.gap_ms": (end - start) / 1e6}, anchor.to_unix_ns(end))
-        for start, end in sorted(slow)
-        if end - start > bar_ns
-    ]
+    slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
+    return sorted(slow, key=lambda gap: gap[0] - gap[1])

@@ -41,22 +41,8 @@ class StepCost:
 
 
 def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> StepCost:
-    """`features` are (prefill tokens, decode rows, context tokens) of each step.
-
-    A coefficient that would be negative is taken out and the rest fitted again.
-    """
-    spans = np.asarray(spans_ns, dtype=np.float64)
-    columns = np.column_stack((np.ones(len(spans)), np.asarray(features, dtype=np.float64)))
-    weighted = columns / spans[:, None]
-    target = np.ones(len(spans))
-    kept = [index for index in range(4) if index == 0 or np.ptp(columns[:, index]) > 0]
-    found = np.zeros(4)
-    while kept:
-        solution, *_ = np.linalg.lstsq(weighted[:, kept], target, rcond=None)
-        if (solution >= 0).all():
-            found[kept] = solution
-            break
-        kept.pop(int(np.argmin(solution)))
+    """`features` are (prefill tokens, decode rows, context tokens) of each step."""
+    found = fit_relative(np.asarray(features), np.asarray(spans_ns))
     base, prefill, decode, context = (round(value) for value in found.tolist())
     return StepCost(
         base_ns=base,
@@ -64,6 +50,28 @@ def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> St
         decode_row_ns=decode,
         context_token_ns=context,
     )
+
+
+def fit_relative(features: np.ndarray, spans_ns: np.ndarray) -> np.ndarray:
+    """Coefficients (1 + columns,) of a constant and the columns of `features` (steps, columns),
+    none below zero, with the least squares of the relative error.
+
+    A coefficient that would be negative is taken out and the rest fitted again.
+    """
+    spans = spans_ns.astype(np.float64)
+    columns = np.column_stack((np.ones(len(spans)), features.astype(np.float64)))
+    weighted = columns / spans[:, None]
+    target = np.ones(len(spans))
+    scale = np.abs(weighted).max(axis=0)
+    kept = [index for index in range(columns.shape[1]) if not index or np.ptp(columns[:, index])]
+    found = np.zeros(columns.shape[1])
+    while kept:
+        solution, *_ = np.linalg.lstsq(weighted[:, kept] / scale[kept], target, rcond=None)
+        if (solution >= 0).all():
+            found[kept] = solution / scale[kept]
+            break
+        kept.pop(int(np.argmin(solution)))
+    return found
 
 
 class StepCostFold:

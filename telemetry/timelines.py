@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from telemetry.ledger import Account
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline, SequenceTimeline
 from telemetry.records import RequestAccepted
@@ -78,6 +79,24 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
             for phase in timeline.phases
         ],
         "sequences": [_describe_sequence(sequence) for sequence in timeline.sequences],
+        **_describe_account(timeline.account),
+    }
+
+
+def _describe_account(account: Account | None) -> dict[str, Any]:
+    """The exact ledger, and the tokens that came late."""
+    if account is None:
+        return {}
+    ledger = account.ledger
+    return {
+        "ledger": {
+            "sum_ns": ledger.sum_ns,
+            "residue_ns": ledger.residue_ns,
+            "unattributed_ns": ledger.unattributed_ns,
+            "entries": ledger.entries,
+        },
+        "stalls": account.stalls,
+        "stalls_cut": account.stalls_cut,
     }
 
 

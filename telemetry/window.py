@@ -12,6 +12,7 @@ import msgspec
 
 from telemetry.recorder_stats import RecorderStats
 from telemetry.totals import Totals
+from telemetry.tracing_view import TracingView
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -87,3 +88,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpu: dict[str, float | str] | None
     totals: Totals = msgspec.field(default_factory=Totals)
     recorder: RecorderStats | None = None
+    tracing: TracingView = msgspec.field(default_factory=TracingView)
+    recording: bool = True

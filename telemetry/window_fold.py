@@ -23,6 +23,7 @@ from telemetry.records import (
     StepRecorded,
 )
 from telemetry.totals import Totals
+from telemetry.tracing_view import TracingView
 from telemetry.window import Cell, GridRow, Snapshot
 
 RATE_WINDOW_NS = 10_000_000_000
@@ -37,7 +38,8 @@ class Suppliers:
     ready: Callable[[], bool] = lambda: False
     facts_lost: Callable[[], int] = lambda: 0
     folds_detached: Callable[[], tuple[str, ...]] = lambda: ()
-    spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    tracing: Callable[[], TracingView] = TracingView
+    recording: Callable[[], bool] = lambda: True
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
     recorder: Callable[[], RecorderStats | None] = lambda: None
 
@@ -100,7 +102,7 @@ class WindowFold:
         self._forget(now_ns)
         gauges, started = self._gauges, self._started
         seconds = RATE_WINDOW_NS / 1e9
-        exported, dropped = self._suppliers.spans()
+        tracing = self._suppliers.tracing()
         return Snapshot(
             at_ns=now_ns,
             window_ns=RATE_WINDOW_NS,
@@ -134,11 +136,13 @@ class WindowFold:
             grid=self._grid(),
             facts_lost=self._suppliers.facts_lost(),
             folds_detached=self._suppliers.folds_detached(),
-            spans_exported=exported,
-            spans_dropped=dropped,
+            spans_exported=tracing.spans_exported,
+            spans_dropped=sum(tracing.spans_dropped.values()),
             gpu=self._suppliers.gpu(),
             totals=msgspec.structs.replace(self._totals),
             recorder=self._suppliers.recorder(),
+            tracing=tracing,
+            recording=self._suppliers.recording(),
         )
 
     def _take(self, fact: Fact) -> None:

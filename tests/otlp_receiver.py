@@ -1,26 +1,60 @@
 """A real OTLP receiver, gRPC and HTTP, that is stricter than any collector.
 
 It collects spans, builds the trees, and checks ids, times, parents and kinds. It can also
-misbehave on demand: refuse, hang, or answer 503.
+misbehave on demand, in each of the ways of `Fault`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
+import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 SERVER = Span.SpanKind.SPAN_KIND_SERVER
+
+
+class Fault(StrEnum):
+    """What the receiver does instead of taking what it gets."""
+
+    REFUSE = "refuse"  # a no that is final: 400, PERMISSION_DENIED
+    UNAVAILABLE = "unavailable"  # 503 with Retry-After, UNAVAILABLE with RetryInfo
+    PARTIAL = "partial"  # takes everything but the spans of chunks
+    SLOW = "slow"  # takes everything, after `delay_s`
+    BLACK_HOLE = "black_hole"  # takes the request and never answers
+
+
+@dataclass
+class Reply:
+    """What is to be answered; `taken` false: an error."""
+
+    taken: bool
+    retry_after_s: float | None = None
+    rejected: int = 0
+
+    def message(self) -> Any:
+        answer = trace_service_pb2.ExportTraceServiceResponse()
+        if self.rejected:
+            answer.partial_success.rejected_spans = self.rejected
+            answer.partial_success.error_message = "told to reject chunks"
+        return answer
 
 
 def attribute(span: Span, key: str) -> Any:
@@ -83,54 +117,100 @@ class Tree:
 class OtlpReceiver:
     """`with OtlpReceiver(protocol="grpc") as receiver: receiver.endpoint`."""
 
-    def __init__(self, protocol: str = "grpc") -> None:
+    def __init__(self, protocol: str = "grpc", keep: bool = True) -> None:
         self._protocol = protocol
+        self._keep = keep
         self._lock = threading.Lock()
         self._spans: list[tuple[Span, dict[str, Any]]] = []
-        self.requests = 0
-        self.refusing = threading.Event()
-        self.release = threading.Event()  # set: answer; clear: hang
-        self.release.set()
-        self.hanging = threading.Event()
+        self._port = 0
+        self._released = threading.Event()
+        self._fault: Fault | None = None
+        self.delay_s = 0.2
+        self.retry_after_s = 1.0
+        self.request_s: list[float] = []  # when each request came
+        self.spans_taken = 0
+        self.hanging = threading.Event()  # a request is in the black hole
+        self.is_down = False
+
+    @property
+    def fault(self) -> Fault | None:
+        return self._fault
+
+    @fault.setter
+    def fault(self, fault: Fault | None) -> None:
+        """Takes effect with the next request; whoever is in the black hole is let go."""
+        self._fault = fault
+        self._released.set()
+        self._released = threading.Event()
+        self.hanging.clear()
+
+    @property
+    def requests(self) -> int:
+        return len(self.request_s)
 
     def __enter__(self) -> OtlpReceiver:
-        if self._protocol == "grpc":
-            self._grpc = grpc.server(ThreadPoolExecutor(4))
-            trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Servicer(self), self._grpc)
-            port = self._grpc.add_insecure_port("127.0.0.1:0")
-            self._grpc.start()
-        else:
-            self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-            threading.Thread(target=self._http.serve_forever, daemon=True).start()
-            port = self._http.server_address[1]
-        self.endpoint = f"http://127.0.0.1:{port}"
+        self.up()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release.set()
+        self.fault = None
+        self.down()
+
+    def up(self) -> None:
+        """Listen; a second time, at the same port as before."""
+        self.is_down = False
+        if self._protocol == "grpc":
+            self._grpc = grpc.server(ThreadPoolExecutor(8))
+            trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Servicer(self), self._grpc)
+            self._port = self._grpc.add_insecure_port(f"127.0.0.1:{self._port}")
+            self._grpc.start()
+        else:
+            self._http = ThreadingHTTPServer(("127.0.0.1", self._port), _handler(self))
+            self._http.daemon_threads = True
+            threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+            self._port = self._http.server_address[1]
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+
+    def down(self) -> None:
+        """Stop listening: whoever connects is refused."""
+        self.is_down = True
         if self._protocol == "grpc":
             self._grpc.stop(0).wait()
         else:
             self._http.shutdown()
             self._http.server_close()
 
-    def take(self, request: Any) -> bool:
-        """Keep what came; False when the receiver is told to refuse."""
-        self.requests += 1
-        if not self.release.is_set():
-            self.hanging.set()
-            self.release.wait(30)
-        if self.refusing.is_set():
-            return False
+    def take(self, request: Any) -> Reply:
+        """Keep what came, or do what the fault says."""
+        released, fault = self._released, self._fault
+        with self._lock:
+            self.request_s.append(time.monotonic())
+        match fault:
+            case Fault.REFUSE:
+                return Reply(False)
+            case Fault.UNAVAILABLE:
+                return Reply(False, self.retry_after_s)
+            case Fault.BLACK_HOLE:
+                self.hanging.set()
+                released.wait(30)
+                return Reply(False)
+            case Fault.SLOW:
+                time.sleep(self.delay_s)
+        rejected = 0
         with self._lock:
             for group in request.resource_spans:
                 resource = {
                     pair.key: getattr(pair.value, pair.value.WhichOneof("value"))
                     for pair in group.resource.attributes
                 }
-                for scope in group.scope_spans:
-                    self._spans += [(span, resource) for span in scope.spans]
-        return True
+                for span in itertools.chain(*(scope.spans for scope in group.scope_spans)):
+                    if fault is Fault.PARTIAL and span.name == "prefill.chunk":
+                        rejected += 1
+                        continue
+                    self.spans_taken += 1
+                    if self._keep:
+                        self._spans.append((span, resource))
+        return Reply(True, rejected=rejected)
 
     def trees(self) -> list[Tree]:
         """One tree a local root: a span whose parent is not among those received."""
@@ -198,27 +278,59 @@ class _Servicer(trace_service_pb2_grpc.TraceServiceServicer):
         self._receiver = receiver
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-        if not self._receiver.take(request):
+        reply = self._receiver.take(request)
+        if reply.retry_after_s is not None:
+            context.set_trailing_metadata((("grpc-status-details-bin", _try_later(reply)),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "told to be unavailable")
+        if not reply.taken:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "told to refuse")
-        return trace_service_pb2.ExportTraceServiceResponse()
+        return reply.message()
+
+
+def _try_later(reply: Reply) -> bytes:
+    """A status with RetryInfo, as gRPC servers send it."""
+    delay = Duration()
+    delay.FromNanoseconds(int((reply.retry_after_s or 0) * 1e9))
+    detail = AnyMessage()
+    detail.Pack(RetryInfo(retry_delay=delay))
+    code = grpc.StatusCode.UNAVAILABLE.value[0]
+    return Status(code=code, message="later", details=[detail]).SerializeToString()
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[str]:
+    """An endpoint that accepts connections and says nothing, not even the protocol's hello."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
         def do_POST(self) -> None:
+            if receiver.is_down:
+                self.close_connection = True  # kept alive from before
+                return
             assert self.path == "/v1/traces", self.path
             assert self.headers["content-type"] == "application/x-protobuf"
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-            taken = receiver.take(request)
-            answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200 if taken else 400)
+            reply = receiver.take(request)
+            answer = reply.message().SerializeToString()
+            if reply.retry_after_s is not None:
+                self.send_response(503)
+                self.send_header("retry-after", f"{reply.retry_after_s:g}")
+            else:
+                self.send_response(200 if reply.taken else 400)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            with contextlib.suppress(OSError):  # it may have given up meanwhile
+                self.end_headers()
+                self.wfile.write(answer)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

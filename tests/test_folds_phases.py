@@ -161,7 +161,7 @@ def test_waiting_names_the_heads_reason_and_the_head() -> None:
 
     assert waits["a"] == (WaitSpan(WaitReason.SEQS, None, 5 * MS, 20 * MS),)
     assert waits["b"] == (
-        WaitSpan(WaitReason.HEAD_OF_LINE, 1, 5 * MS, 20 * MS),
+        WaitSpan(WaitReason.HEAD_OF_LINE, 1, 5 * MS, 20 * MS, WaitReason.SEQS),
         WaitSpan(WaitReason.KV, None, 20 * MS, 30 * MS),
     )
 

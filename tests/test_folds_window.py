@@ -258,3 +258,39 @@ def test_the_store_of_ended_requests_is_bounded_and_forgets_the_oldest() -> None
     assert store.get("r0", phases, 0) is None
     assert b'"outcome":"rejected"' in (store.get("r2", phases, 0) or b"")
     assert b'"outcome":"running"' in (store.get("live", phases, 5 * MS) or b"")
+
+
+class Busy(Lane):
+    """A lane during whose drain something happens elsewhere."""
+
+    meanwhile: list[tuple[Lane, Fact]]
+
+    def drain(self) -> list[Fact]:
+        facts = super().drain()
+        for lane, fact in self.meanwhile:
+            lane.append(fact)
+        self.meanwhile = []
+        return facts
+
+
+def test_a_request_that_comes_and_goes_while_lanes_are_drained_is_not_lost() -> None:
+    """The engine's lane is drained first, so that no sequence ends before it is known whose it is.
+
+    The other way round its end would be forgotten, and the request would run for ever.
+    """
+    gateway, engine, store = Lane(), Busy(), TimelineStore()
+    fold, pump = PhaseFold([store.on_timeline]), Pump(ManualClock())
+    for lane in (engine, gateway):
+        pump.add_lane(lane)
+    pump.add_fold("phases", fold)
+    engine.meanwhile = [
+        (gateway, accepted(at=0)),
+        (gateway, submitted(at=2)),
+        (engine, queued(at=3)),
+        (engine, sequence_ended(at=60)),
+        (gateway, request_ended(at=70)),
+    ]
+    pump.run_once()
+    pump.run_once()
+
+    assert b'"outcome":"finished"' in (store.get("r1", fold, 0) or b"")

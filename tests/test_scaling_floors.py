@@ -13,13 +13,10 @@ from benchmarks.scaling_engine import (
     Built,
     Driver,
     build,
-    layer_weights,
-    prefill_flop,
-    step_bytes,
-    step_flop,
 )
 from service.config import ModelKind, ModelRef
 from service.device.weights.dummy import tensor_shape
+from telemetry.roofline import layer_weights, prefill_flop, step_bytes, step_flop
 
 TINY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -36,19 +33,19 @@ def test_a_step_reads_every_weight_once_and_each_context_once(built: Built) -> N
     head = tensor_shape(spec, "lm_head.weight")
     weights = spec.layers * sum(rows * columns for rows, columns in shapes) + head[0] * head[1]
 
-    assert layer_weights(spec) == sum(rows * columns for rows, columns in shapes)
-    assert step_bytes(built, []) == weights * built.weight_bytes
-    assert step_bytes(built, [100, 28]) - step_bytes(built, []) == 128 * built.cell_bytes
+    assert layer_weights(built.shape) == sum(rows * columns for rows, columns in shapes)
+    assert step_bytes(built.shape, 0) == weights * built.weight_bytes
+    assert step_bytes(built.shape, 128) - step_bytes(built.shape, 0) == 128 * built.cell_bytes
     assert built.cell_bytes == 2 * spec.layers * spec.kv_size * built.product_dtype.itemsize
 
 
 def test_a_prompt_costs_the_same_in_one_piece_and_token_by_token(built: Built) -> None:
     """But for the head, which each step of a decode computes and a chunk only once."""
-    spec, tokens = built.spec, 37
-    head = 2 * spec.vocab * spec.hidden
-    one_by_one = sum(step_flop(spec, 1, place + 1, 1) for place in range(tokens))
+    shape, tokens = built.shape, 37
+    head = 2 * shape.vocab * shape.hidden
+    one_by_one = sum(step_flop(shape, 1, place + 1, 1) for place in range(tokens))
 
-    assert one_by_one - prefill_flop(spec, tokens) == (tokens - 1) * head
+    assert one_by_one - prefill_flop(shape, tokens) == (tokens - 1) * head
 
 
 def test_a_share_compares_each_round_with_the_limits_of_that_round() -> None:

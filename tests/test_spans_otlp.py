@@ -1,68 +1,28 @@
-"""Spans built after the fact, and an exporter that can neither block nor hang."""
+"""Spans built after the fact, within limits, and where they are sent."""
 
 from __future__ import annotations
 
-import logging
-import threading
+import dataclasses
+import os
 
+import msgspec
 import pytest
-from facts import (
-    MS,
-    accepted,
-    decode,
-    parsed,
-    prefill,
-    queued,
-    request_ended,
-    sequence_ended,
-    step,
-    submitted,
-    tokenized,
-)
+from facts import MS, accepted, parsed, request_ended, tokenized
+from lives import finished, timeline_of
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.status import StatusCode
-from otlp_receiver import OtlpReceiver
-from server import free_port
 
-from telemetry.clock import MonotonicClock, WallAnchor, read_wall_anchor
-from telemetry.otlp import SpanExporterThread, exporter_from_config, service_resource
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
+from telemetry.clock import MonotonicClock, WallAnchor
+from telemetry.otlp_config import exporter_from_config, service_resource, wire_settings
+from telemetry.phases import ChunkSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import Fact, Skip
-from telemetry.spans import SpanBuilder
-from telemetry.traceparent import new_span_id, new_trace_id, parse_traceparent
+from telemetry.records import Fact
+from telemetry.span_attributes import MAX_ATTRIBUTES
+from telemetry.spans import MAX_CHUNKS, MAX_HOLDS, MAX_PREEMPTED, MAX_SLOW_GAPS, SpanBuilder
+from telemetry.traceparent import new_span_id, parse_traceparent
 
 ANCHOR = WallAnchor(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000)
-
-
-def timeline_of(facts: list[Fact]) -> RequestTimeline:
-    found: list[RequestTimeline] = []
-    PhaseFold([found.append]).on_facts(facts)
-    (timeline,) = found
-    return timeline
-
-
-def finished(shift_ms: int = 0, **fields: object) -> RequestTimeline:
-    """A life with a preemption, moved in time by `shift_ms`."""
-    s = shift_ms
-    return timeline_of(
-        [
-            accepted(at=s, **fields),
-            parsed(at=s + 1),
-            tokenized(at=s + 2),
-            submitted(at=s + 2),
-            queued(at=s + 3),
-            step(0, s + 10, s + 20, [prefill(sampled=False)]),
-            step(1, s + 20, s + 30, [prefill(context=4)]),
-            step(2, s + 30, s + 40, [], (Skip(1, WaitReason.PREEMPTED, None),), preempted=(1,)),
-            step(3, s + 40, s + 50, [prefill(tokens=9)]),
-            step(4, s + 50, s + 55, [decode()]),
-            sequence_ended(at=s + 55),
-            request_ended(at=s + 70),
-        ]
-    )
 
 
 def build(timeline: RequestTimeline) -> list[ReadableSpan]:
@@ -133,6 +93,10 @@ def test_names_that_other_tools_read_are_there() -> None:
     assert attributes["gen_ai.latency.e2e"] == pytest.approx(0.070)
     assert attributes["gen_ai.latency.time_in_queue"] == pytest.approx(0.008)
     assert attributes["gen_ai.latency.time_in_model_prefill"] == pytest.approx(0.020)
+    assert attributes["gen_ai.response.id"] == "cmpl-r1"
+    assert attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert attributes["gen_ai.output.type"] == "text"
+    assert attributes["gen_ai.usage.num_sequences"] == 1
 
 
 @pytest.mark.parametrize(
@@ -162,102 +126,163 @@ def test_a_valid_traceparent_of_a_later_version_is_read() -> None:
     assert (parent.span_id, parent.sampled) == ("00f067aa0ba902b7", False)
 
 
-def exporter_to(endpoint: str, protocol: str, capacity: int | None = None) -> SpanExporterThread:
-    thread = exporter_from_config(endpoint, protocol, "svc", MonotonicClock())
-    assert thread is not None
-    if capacity is not None:
-        thread._capacity = capacity
-    thread.start()
-    return thread
+def test_the_root_says_where_the_request_came_to_and_what_the_sampler_said() -> None:
+    """Server address, and why the trace is kept."""
+    builder = SpanBuilder(service_resource("svc"), new_span_id, ("10.0.0.7", 8000))
+    root = builder.build(finished(), ANCHOR, {"sampling.reason": "slow"})[0]
+    assert root.attributes is not None
+
+    assert root.attributes["server.address"] == "10.0.0.7"
+    assert root.attributes["server.port"] == 8000
+    assert root.attributes["sampling.reason"] == "slow"
 
 
-def now_ms() -> int:
-    return read_wall_anchor().monotonic_ns // MS
+def test_a_root_whose_caller_does_not_sample_stands_alone_and_names_its_parent() -> None:
+    """A parent that nobody recorded would make the trace look broken."""
+    root = build(finished(parent_span_id="00f067aa0ba902b7", trace_sampled=False))[0]
+    assert root.attributes is not None
+
+    assert root.parent is None
+    assert root.attributes["phasescope.unsampled_parent"] == "00f067aa0ba902b7"
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_trees_arrive_whole_over_both_protocols(protocol: str) -> None:
-    """Forty trees, more than one chunk, all sound."""
-    wire = "grpc" if protocol == "grpc" else "http/protobuf"
-    with OtlpReceiver(protocol) as receiver:
-        thread = exporter_to(receiver.endpoint, wire)
-        for index in range(40):
-            fields = {"request_id": f"r{index}", "trace_id": new_trace_id()}
-            facts_timeline = finished(shift_ms=now_ms() - 1000)
-            thread.on_timeline(_renamed(facts_timeline, **fields))
-        trees = receiver.wait_for(lambda found: found if len(found) == 40 else None, "40 trees")
-        receiver.check_all()
-        thread.shutdown()
-
-    assert thread.stats.spans_exported == sum(len(tree.spans) for tree in trees)
-    assert thread.stats.spans_dropped == 0
-
-
-def _renamed(timeline: RequestTimeline, **fields: str) -> RequestTimeline:
-    import dataclasses
-
-    import msgspec
-
-    changed = msgspec.structs.replace(timeline.accepted, **fields)
-    return dataclasses.replace(timeline, accepted=changed)
+def stuffed() -> RequestTimeline:
+    """A life with more of everything than a tree holds."""
+    timeline = finished()
+    (sequence,) = timeline.sequences
+    inside = range(11 * MS, 11 * MS + 400)
+    after_ns = 31 * MS
+    gaps_us = [1] * 50 + [9] * (MAX_SLOW_GAPS + 3)
+    tokens = [after_ns]
+    for gap_us in gaps_us:
+        tokens.append(tokens[-1] + gap_us * 1000)
+    full = dataclasses.replace(
+        sequence,
+        chunks=tuple(ChunkSpan(1, i, at, at + 1, 1, 0, 0, 0) for i, at in enumerate(inside)),
+        preempted=tuple(PreemptedSpan(1, i, at, at + 1) for i, at in enumerate(inside)),
+        waits=tuple(WaitSpan(WaitReason.CLIENT_PAUSE, None, at, at + 1) for at in inside),
+        token_ns=tuple(tokens),
+    )
+    return dataclasses.replace(timeline, sequences=(full,))
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_hanging_collector_blocks_neither_requests_nor_shutdown(protocol: str) -> None:
-    """While an export hangs, offering returns, the queue stays bounded, and stopping works."""
-    wire = "grpc" if protocol == "grpc" else "http/protobuf"
-    with OtlpReceiver(protocol) as receiver:
-        receiver.release.clear()
-        thread = exporter_to(receiver.endpoint, wire, capacity=5)
-        thread.on_timeline(finished(shift_ms=now_ms()))
-        assert receiver.hanging.wait(10)  # the exporter is stuck in here now
-        for _ in range(20):
-            thread.on_timeline(finished(shift_ms=now_ms()))
-        assert thread.stats.spans_dropped > 0
-        stopping = threading.Thread(target=thread.shutdown, daemon=True)
-        stopping.start()
-        stopping.join(10)
-        assert not stopping.is_alive()
+def test_what_the_limits_keep_out_is_counted_on_the_span() -> None:
+    """Nothing is cut silently."""
+    spans = build(stuffed())
+    (prefill_span,) = named(spans, "prefill")
+    (decode_span,) = named(spans, "decode")
+    assert prefill_span.attributes is not None
+    assert decode_span.attributes is not None
+
+    assert len(named(spans, "prefill.chunk")) == MAX_CHUNKS
+    assert len(named(spans, "preempted")) == MAX_PREEMPTED
+    assert len(named(spans, "client.pause")) == MAX_HOLDS
+    assert prefill_span.attributes["phasescope.cut.chunks"] == 400 - MAX_CHUNKS
+    assert prefill_span.attributes["phasescope.cut.preempted"] == 400 - MAX_PREEMPTED
+    assert prefill_span.attributes["phasescope.cut.holds"] == 400 - MAX_HOLDS
+    assert len(decode_span.events) == MAX_SLOW_GAPS
+    assert decode_span.attributes["phasescope.cut.slow_tokens"] == 3
 
 
-def test_a_refusing_collector_is_said_once_and_costs_spans(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """One line when it goes, one when it is back."""
-    with OtlpReceiver("http") as receiver, caplog.at_level(logging.WARNING, "phasescope.otlp"):
-        thread = exporter_to(receiver.endpoint, "http/protobuf")
-        receiver.refusing.set()
-        for _ in range(3):
-            thread.on_timeline(finished(shift_ms=now_ms()))
-            assert thread._drained.wait(10)
-        receiver.refusing.clear()
-        thread.on_timeline(finished(shift_ms=now_ms()))
-        receiver.wait_for(bool, "a tree after the fault")
-        thread.shutdown()
+def test_no_span_has_more_attributes_than_any_receiver_takes() -> None:
+    """The guard of last resort says how many it cut."""
+    about = {f"extra.{index}": index for index in range(200)}
+    builder = SpanBuilder(service_resource("svc"), new_span_id)
+    root = builder.build(finished(), ANCHOR, about)[0]
+    assert root.attributes is not None
 
-    lines = [record.getMessage() for record in caplog.records]
-    assert len([line for line in lines if "do not reach" in line]) == 1
-    assert len([line for line in lines if "again" in line]) == 1
-    assert thread.stats.spans_dropped > 0
+    usual = len(build(finished())[0].attributes or {})
+    assert len(root.attributes) == MAX_ATTRIBUTES
+    assert root.attributes["phasescope.cut.attributes"] == usual + 200 - (MAX_ATTRIBUTES - 1)
 
 
-def test_an_absent_collector_leaves_the_exporter_stoppable() -> None:
-    """Nobody listens: shutdown returns and everything is counted."""
-    thread = exporter_to(f"http://127.0.0.1:{free_port()}", "grpc")
-    thread.on_timeline(finished(shift_ms=now_ms()))
-    stopping = threading.Thread(target=thread.shutdown, daemon=True)
-    stopping.start()
-    stopping.join(15)
+def test_a_rejected_request_claims_no_answer() -> None:
+    """No response id, no finish reason, no time to a first chunk."""
+    facts: list[Fact] = [
+        accepted(),
+        parsed(),
+        request_ended(reason=EndReason.QUEUE_FULL, status=429),
+    ]
+    attributes = build(timeline_of(facts))[0].attributes or {}
 
-    assert not stopping.is_alive()
-    assert thread.stats.spans_exported == 0
+    for name in ("response.id", "response.finish_reasons", "response.time_to_first_chunk"):
+        assert f"gen_ai.{name}" not in attributes
+
+
+def test_penalties_and_json_are_on_the_root() -> None:
+    timeline = finished()
+    assert timeline.parsed is not None
+    changed = msgspec.structs.replace(timeline.parsed, output_type="json", presence_penalty=0.5)
+    attributes = build(dataclasses.replace(timeline, parsed=changed))[0].attributes or {}
+
+    assert attributes["gen_ai.output.type"] == "json"
+    assert attributes["gen_ai.request.presence_penalty"] == 0.5
+
+
+def clear_otel(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    for name, value in values.items():
+        monkeypatch.setenv(f"OTEL_{name}", value)
 
 
 def test_without_an_endpoint_there_is_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the standard switches turn it off."""
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
+    clear_otel(monkeypatch)
     assert exporter_from_config(None, None, None, MonotonicClock()) is None
 
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    clear_otel(monkeypatch, EXPORTER_OTLP_ENDPOINT="http://x:4317", TRACES_EXPORTER="none")
+    assert exporter_from_config(None, None, None, MonotonicClock()) is None
+
+    clear_otel(monkeypatch, SDK_DISABLED="true")
     assert exporter_from_config("http://x:4317", None, None, MonotonicClock()) is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "variables", "endpoint", "is_http"),
+    [
+        ("http://x:4317", {}, "x:4317", False),
+        ("x:4317", {}, "x:4317", False),
+        ("http://x:4318", {}, "http://x:4318/v1/traces", True),
+        ("http://x:9/custom", {}, "http://x:9/custom", True),
+        (None, {"ENDPOINT": "http://x:4318"}, "http://x:4318/v1/traces", True),
+        (None, {"ENDPOINT": "http://x:4318/base/"}, "http://x:4318/base/v1/traces", True),
+        (None, {"TRACES_ENDPOINT": "http://x:4318/exact"}, "http://x:4318/exact", True),
+        (
+            None,
+            {"ENDPOINT": "http://x:1", "PROTOCOL": "http/protobuf"},
+            "http://x:1/v1/traces",
+            True,
+        ),
+        (None, {"ENDPOINT": "http://x:4318", "TRACES_PROTOCOL": "grpc"}, "x:4318", False),
+    ],
+)
+def test_endpoints_are_read_as_the_standard_says(
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str | None,
+    variables: dict[str, str],
+    endpoint: str,
+    is_http: bool,
+) -> None:
+    """A general variable is a base, one for traces the whole URL; ports and paths tell HTTP."""
+    clear_otel(monkeypatch, **{f"EXPORTER_OTLP_{name}": v for name, v in variables.items()})
+    settings = wire_settings(flag, None)
+
+    assert (settings.endpoint, settings.is_http) == (endpoint, is_http)
+
+
+@pytest.mark.parametrize(
+    ("flag", "variables", "insecure"),
+    [
+        ("x:4317", {}, True),
+        ("https://x:4317", {}, False),
+        (None, {"ENDPOINT": "x:4317"}, False),
+        (None, {"ENDPOINT": "x:4317", "INSECURE": "true"}, True),
+    ],
+)
+def test_the_scheme_decides_whether_the_channel_is_encrypted(
+    monkeypatch: pytest.MonkeyPatch, flag: str | None, variables: dict[str, str], insecure: bool
+) -> None:
+    clear_otel(monkeypatch, **{f"EXPORTER_OTLP_{name}": v for name, v in variables.items()})
+
+    assert wire_settings(flag, None).insecure is insecure

@@ -15,7 +15,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contract import aborts, fairness, overload, prefix, slow_readers, soak
+from benchmarks.contract import (
+    aborts,
+    culprits,
+    fairness,
+    ledger,
+    overload,
+    prefix,
+    slow_readers,
+    soak,
+)
 from benchmarks.contract.client import NotSupported
 from benchmarks.contract.common import Options, Report, say
 
@@ -26,6 +35,8 @@ CHECKS: dict[str, Callable[[Options], Coroutine[Any, Any, Report]]] = {
     "slow_readers": slow_readers.run,
     "overload": overload.run,
     "soak": soak.run,
+    "ledger": ledger.run,
+    "culprits": culprits.run,
 }
 RESULTS = Path(__file__).parents[1] / "results" / "contract"
 

@@ -26,15 +26,20 @@ class Receiver(Protocol):
     def check_all(self) -> None: ...
 
 
-def start_receiver() -> AbstractContextManager[Receiver]:
-    """`with start_receiver() as receiver:`"""
+def receiver_module() -> Any:
+    """The tests' module, which is in no package."""
     spec = importlib.util.spec_from_file_location("otlp_receiver", _PATH)
     assert spec is not None, _PATH
     assert spec.loader is not None, _PATH
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look their module up
     spec.loader.exec_module(module)
-    receiver: AbstractContextManager[Receiver] = module.OtlpReceiver()
+    return module
+
+
+def start_receiver() -> AbstractContextManager[Receiver]:
+    """`with start_receiver() as receiver:`"""
+    receiver: AbstractContextManager[Receiver] = receiver_module().OtlpReceiver()
     return receiver
 
 

@@ -49,6 +49,7 @@ def render(data: dict[str, Any]) -> str:
         for load in dict.fromkeys(cell["load"] for cell in mine):
             chosen = [cell for cell in mine if cell["load"] == load]
             lines += [f"### {group}, {load}", "", *_table(load, chosen), ""]
+    lines += _against(data["cells"])
     lines += _servers(data)
     return "\n".join(lines) + "\n"
 
@@ -61,6 +62,39 @@ def advantage(cell: Cell, round_: list[Cell], figure: str, more_is_better: bool)
     if not value or not known:
         return None
     return value / max(known) if more_is_better else min(known) / value
+
+
+def _against(cells: list[Cell]) -> list[str]:
+    """Ours at its default settings against each peer, by the first figure of the load."""
+    rounds: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        rounds.setdefault((cell["group"], cell["load"]), []).append(cell)
+    lines = ["### phasescope, at its default settings, against each", ""]
+    lines += ["| weights | load | figure | server and factor |", "|---|---|---|---|"]
+    for (group, load), mine in rounds.items():
+        figure, heading, more_is_better = _COLUMNS.get(load, _COLUMNS["closed"])[0]
+        ours = [c for c in mine if c["server"].startswith(OURS) and "@" not in c["server"]]
+        peers = dict.fromkeys(c["server"] for c in mine if not c["server"].startswith(OURS))
+        texts = [
+            f"{peer} {statistics.median(factors):.2f}"
+            for peer in peers
+            if (factors := _factors(ours, mine, peer, figure, more_is_better))
+        ]
+        lines.append(f"| {group} | {load} | {heading} | {', '.join(texts)} |")
+    return [*lines, ""]
+
+
+def _factors(
+    ours: list[Cell], cells: list[Cell], peer: str, figure: str, more_is_better: bool
+) -> list[float]:
+    """Of each repetition in which both were measured."""
+    found: list[float] = []
+    for cell in ours:
+        same = [c for c in cells if (c["server"], c["repetition"]) == (peer, cell["repetition"])]
+        factor = advantage(cell, same, figure, more_is_better)
+        if factor is not None:
+            found.append(factor)
+    return found
 
 
 def sound(cell: Cell) -> bool:

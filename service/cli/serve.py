@@ -12,9 +12,11 @@ import msgspec
 
 from service.config import (
     EXECUTORS,
+    TRACING_MODES,
     ConfigError,
     EngineConfig,
     GatewayConfig,
+    PeaksConfig,
     RecorderConfig,
     ServeConfig,
     TracingConfig,
@@ -35,6 +37,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_policy_flags(parser.add_argument_group("policies"))
     _add_gateway_flags(parser.add_argument_group("HTTP"))
     _add_tracing_flags(parser.add_argument_group("tracing"))
+    _add_machine_flags(parser.add_argument_group("machine"))
     _add_recorder_flags(parser.add_argument_group("flight recorder"))
     parser.set_defaults(run=run)
 
@@ -217,6 +220,42 @@ def _add_tracing_flags(group: argparse._ArgumentGroup) -> None:
         "--otlp-protocol", choices=["grpc", "http/protobuf"], help="wire protocol of the spans"
     )
     group.add_argument("--service-name", help="service.name of the spans")
+    group.add_argument(
+        "--tracing",
+        default="full",
+        choices=TRACING_MODES,
+        help="full exports every trace; sampled those that are slow, failed, cancelled, preempted, "
+        "kept others waiting or belong to a sampled caller, and a share of the rest; may be "
+        "changed while the server runs (PUT /debug/tracing)",
+    )
+    group.add_argument(
+        "--trace-rate",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="the share of the rest that --tracing sampled keeps, chosen by trace id",
+    )
+
+
+def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--no-host-telemetry",
+        action="store_true",
+        help="watch no garbage collections, event-loop lag, waits for a CPU, nor GPUs",
+    )
+    group.add_argument(
+        "--peak-gb-per-s",
+        type=float,
+        metavar="GB/S",
+        help="memory bandwidth of this machine, as benchmarks.calibration measures it: what "
+        "/debug/roofline compares with on a CPU; a GPU states its own",
+    )
+    group.add_argument(
+        "--peak-gflop-per-s",
+        type=float,
+        metavar="GFLOP/S",
+        help="matrix peak of this machine, likewise",
+    )
 
 
 def _add_recorder_flags(group: argparse._ArgumentGroup) -> None:
@@ -315,6 +354,7 @@ def run(args: argparse.Namespace) -> int:
         kv_offload_ttl_s=args.kv_offload_ttl,
         pipeline_depth=args.pipeline_depth,
         threads=args.threads,
+        watch_host=not args.no_host_telemetry,
     )
     engine.validate()
     gateway = GatewayConfig(
@@ -335,9 +375,19 @@ def run(args: argparse.Namespace) -> int:
         endpoint=args.otlp_endpoint,
         protocol=args.otlp_protocol,
         service_name=args.service_name,
+        mode=args.tracing,
+        rate=args.trace_rate,
     )
-    recorder = _recorder_config(args)
-    config = ServeConfig(engine=engine, gateway=gateway, tracing=tracing, recorder=recorder)
+    peaks = PeaksConfig(gb_per_s=args.peak_gb_per_s, gflop_per_s=args.peak_gflop_per_s)
+    peaks.validate()
+    tracing.validate()
+    config = ServeConfig(
+        engine=engine,
+        gateway=gateway,
+        tracing=tracing,
+        peaks=peaks,
+        recorder=_recorder_config(args),
+    )
     return run_service(config, _say)
 
 

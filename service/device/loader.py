@@ -19,6 +19,7 @@ from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
 from telemetry.reasons import StartStage
+from telemetry.records import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class LoadedEngine:
     spec: ModelSpec
     max_model_tokens: int
     backend: Backend
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the floor of a step is worked out from."""
+        backend = self.backend
+        return self.spec.shape(backend.weight_bytes, backend.block_bytes // backend.block_tokens)
 
     def own_process(self) -> None:
         """For a process that does nothing else: threads of torch that only sample would spin

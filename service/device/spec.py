@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from telemetry.records import ModelShape
+
 
 class RopeScaling(StrEnum):
     """How rotary frequencies are stretched beyond the trained context."""
@@ -54,6 +56,20 @@ class ModelSpec:
     @property
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
+
+    def shape(self, weight_bytes: float, cell_bytes: int) -> ModelShape:
+        """What a step's floor follows from, with these sizes of a weight and of a token's keys
+        and values in all layers."""
+        return ModelShape(
+            layers=self.layers,
+            hidden=self.hidden,
+            q_size=self.q_size,
+            kv_size=self.kv_size,
+            ffn=self.ffn,
+            vocab=self.vocab,
+            weight_bytes=weight_bytes,
+            cell_bytes=cell_bytes,
+        )
 
 
 DUMMY_SHAPES: dict[str, ModelSpec] = {

@@ -88,7 +88,13 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
     """Forget every cached prefix."""
 
 
-Command = Submit | Cancel | Pause | Resume | GrammarReady | SetStepCost | FlushCache
+class SetRecording(msgspec.Struct, frozen=True, tag=True):
+    """Record steps, or do not: what recording costs is measured by that."""
+
+    enabled: bool
+
+
+Command = Submit | Cancel | Pause | Resume | GrammarReady | SetStepCost | FlushCache | SetRecording
 
 
 class Inbox:

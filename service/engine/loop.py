@@ -20,6 +20,7 @@ from service.engine.inbox import (
     Inbox,
     Pause,
     Resume,
+    SetRecording,
     SetStepCost,
     Submit,
 )
@@ -27,7 +28,7 @@ from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
-from telemetry.records import EngineIdled, Row, StepRecorded
+from telemetry.records import EngineIdled, RecordingSet, Row, StepRecorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class EngineLoop:
         self._in_flight: deque[_InFlight] = deque()
         self._idle = True
         self._stalled = False
+        self._recording = True
 
     @property
     def has_work(self) -> bool:
@@ -112,6 +114,9 @@ class EngineLoop:
                     scheduler.set_step_cost(command)
                 case FlushCache():
                     scheduler.flush_cache()
+                case SetRecording():
+                    self._recording = command.enabled
+                    self._lane.append(RecordingSet(now_ns, command.enabled))
         self._record_facts(now_ns)
 
     def _launch(self, begin_ns: int) -> bool:
@@ -144,6 +149,9 @@ class EngineLoop:
     ) -> None:
         scheduler, plan = self.scheduler, flight.plan
         committed_ns = self._clock.now_ns()
+        if not self._recording:
+            self._record_facts(committed_ns)
+            return
         self._lane.append(
             StepRecorded(
                 step_id=plan.step_id,

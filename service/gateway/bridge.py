@@ -13,7 +13,15 @@ from collections.abc import Callable
 
 from service import wire
 from service.config import EngineConfig
-from service.engine.inbox import Cancel, FlushCache, Pause, Resume, SetStepCost, Submit
+from service.engine.inbox import (
+    Cancel,
+    FlushCache,
+    Pause,
+    Resume,
+    SetRecording,
+    SetStepCost,
+    Submit,
+)
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.errors import EngineUnavailable
@@ -73,7 +81,7 @@ class Bridge:
         if self._writer is not None and seq_id in self._mailboxes:
             self._writer.write(wire.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def tell(self, command: FlushCache | SetStepCost) -> None:
+    def tell(self, command: FlushCache | SetRecording | SetStepCost) -> None:
         """A command that concerns no single sequence; dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(wire.encode(command))

@@ -46,6 +46,10 @@ def not_found(message: str, code: str | None = None) -> ApiError:
     return ApiError(404, message, "invalid_request_error", code)
 
 
+def conflict(message: str, code: str) -> ApiError:
+    return ApiError(409, message, "invalid_request_error", code)
+
+
 def model_not_found(model: str, served: str) -> ApiError:
     error = not_found(f"model {model!r} does not exist; this server serves {served!r}")
     error.code, error.param = "model_not_found", "model"

@@ -1,5 +1,6 @@
 """Routes for operators: health, readiness, models, metrics, the debug views, and those that
-change something: DELETE of a live request, a flush of the prefix cache, a dump.
+change something: DELETE of a live request, a flush of the prefix cache, a dump, how much is
+traced, and whether anything is recorded at all.
 
 The views are folds behind a lock that the pump may hold for a while, so they are asked on a
 thread: a scrape must not hold up the tokens of a stream.
@@ -9,18 +10,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.engine.inbox import FlushCache
+from service.engine.inbox import FlushCache, SetRecording
 from service.gateway import recorder_routes
-from service.gateway.errors import ApiError, model_not_found, not_found, not_ready
+from service.gateway.errors import (
+    ApiError,
+    bad_request,
+    conflict,
+    model_not_found,
+    not_found,
+    not_ready,
+)
+from service.gateway.http import read_body
+from service.gateway.mailbox import Interrupted
 from service.gateway.security import identify, key_error
 from service.gateway.state import GatewayState
 from telemetry.reasons import EndReason
+from telemetry.sampling import TracingMode
+
+_MAX_BODY_BYTES = 4096
 
 Handler = Callable[[GatewayState, Request], Awaitable[Response]]
 
@@ -46,6 +60,11 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/startup", _startup),
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
+        ("/debug/harm", _harm),
+        ("/debug/host", _host),
+        ("/debug/roofline", _roofline),
+        ("/debug/tracing", _tracing),
+        ("/debug/telemetry", _telemetry),
         ("/debug/requests/{request_id}", _request),
         ("/debug/journal", recorder_routes.journal),
     ]
@@ -57,6 +76,8 @@ def ops_routes(state: GatewayState) -> list[Route]:
         Route("/v1/requests/{request_id}", delete, methods=["DELETE"]),
         Route("/debug/cache/flush", flush, methods=["POST"]),
         Route("/debug/dump", dump, methods=["POST"]),
+        Route("/debug/tracing", _guarded(state, _set_tracing), methods=["PUT"]),
+        Route("/debug/telemetry", _guarded(state, _set_telemetry), methods=["PUT"]),
     ]
 
 
@@ -133,6 +154,19 @@ async def _diagnosis(state: GatewayState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(state.views.diagnosis))
 
 
+async def _harm(state: GatewayState, request: Request) -> Response:
+    """Whose work took others' time."""
+    return json_response(await asyncio.to_thread(state.views.harm))
+
+
+async def _host(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.host))
+
+
+async def _roofline(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.roofline))
+
+
 async def _request(state: GatewayState, request: Request) -> Response:
     request_id = request.path_params["request_id"]
     body = await asyncio.to_thread(state.views.request, request_id)
@@ -167,3 +201,65 @@ async def _flush(state: GatewayState, request: Request) -> Response:
         return error_response(not_ready())
     state.bridge.tell(FlushCache())
     return json_response(b'{"flushed":true}')
+
+
+class TracingChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of PUT /debug/tracing; what is left out stays as it is."""
+
+    mode: TracingMode | None = None
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+
+
+class TelemetryChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of PUT /debug/telemetry."""
+
+    recording: bool
+
+
+Body = TypeVar("Body", TracingChange, TelemetryChange)
+
+
+async def _read(request: Request, kind: type[Body]) -> Body:
+    """Raises ApiError for anything but an object of that kind."""
+    try:
+        raw = await read_body(request.scope, request.receive, _MAX_BODY_BYTES)
+        return msgspec.json.decode(raw, type=kind)
+    except Interrupted as interruption:
+        raise bad_request("the body broke off", code="invalid_body") from interruption
+    except msgspec.DecodeError as error:
+        raise bad_request(str(error), code="invalid_body") from error
+
+
+async def _tracing(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.tracing))
+
+
+async def _set_tracing(state: GatewayState, request: Request) -> Response:
+    """Takes effect with the next request that ends."""
+    change = await _read(request, TracingChange)
+    if not state.views.set_tracing(change.mode, change.rate):
+        raise conflict("spans go nowhere: start the server with --otlp-endpoint", "no_endpoint")
+    return await _tracing(state, request)
+
+
+async def _telemetry(state: GatewayState, request: Request) -> Response:
+    return json_response(msgspec.json.encode({"recording": state.views.is_recording()}))
+
+
+async def _set_telemetry(state: GatewayState, request: Request) -> Response:
+    """Switch all recording off or on: for measuring what it costs. Only between requests, so
+    that none is recorded by half."""
+    change = await _read(request, TelemetryChange)
+    _require_idle(state)
+    await asyncio.to_thread(state.views.snapshot)  # folds the last facts of the last request
+    _require_idle(state)
+    if not state.bridge.ready:
+        raise not_ready()
+    state.views.set_recording(change.recording)
+    state.bridge.tell(SetRecording(change.recording))
+    return await _telemetry(state, request)
+
+
+def _require_idle(state: GatewayState) -> None:
+    if state.exchanges:
+        raise conflict("requests are running; switch recording when none is", "not_idle")

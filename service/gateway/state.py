@@ -13,6 +13,7 @@ from telemetry.clock import Clock
 from telemetry.flight_recorder import FlightRecorder
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
+from telemetry.sampling import TracingMode
 from telemetry.stages import StartReport
 
 
@@ -31,8 +32,37 @@ class Views(Protocol):
         """JSON with the ranked findings."""
         ...
 
+    def harm(self) -> bytes:
+        """JSON: whose work took others' time."""
+        ...
+
+    def host(self) -> bytes:
+        """JSON of the machine: its last sample, and pauses with whose latency they cost."""
+        ...
+
+    def roofline(self) -> bytes:
+        """JSON of what steps read and compute against what the hardware can do."""
+        ...
+
     def metrics(self) -> tuple[str, bytes]:
         """Content type and exposition."""
+        ...
+
+    def tracing(self) -> bytes:
+        """JSON of what tracing does, has done and has cost."""
+        ...
+
+    def set_tracing(self, mode: TracingMode | None, rate: float | None) -> bool:
+        """Change either; None leaves it. False when spans go nowhere, so that nothing can be
+        changed."""
+        ...
+
+    def is_recording(self) -> bool:
+        """Whether folds are fed."""
+        ...
+
+    def set_recording(self, enabled: bool) -> None:
+        """Feed the folds, or do not."""
         ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from service.engine.inbox import Submit
+from service.engine.plan import GrammarKind
 from service.gateway.http import header
 from service.gateway.schemas import GenerationRequest
 from telemetry.clock import Clock
@@ -72,6 +73,9 @@ class Witness:
                 top_p=request.top_p,
                 top_k=request.top_k,
                 seed=request.seed,
+                presence_penalty=request.presence_penalty,
+                frequency_penalty=request.frequency_penalty,
+                output_type="json" if _must_be_json(request) else "text",
             )
         )
 
@@ -116,6 +120,11 @@ class Witness:
                 output_valid=self.output_valid,
             )
         )
+
+
+def _must_be_json(request: GenerationRequest) -> bool:
+    kinds = (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
+    return request.grammar is not None and request.grammar.kind in kinds
 
 
 def label(value: str | None) -> str:

@@ -1,0 +1,281 @@
+"""Is every pause of a process found, named, measured, and charged to those whom it held up?
+
+A real server on the tiny model serves streams all the time, while its two processes are made to
+stand still: by garbage collections of a heap that was made large enough, by a callback that
+sleeps on the gateway's event loop or the engine's loop, and by one that computes. What makes
+them do it is loaded into the processes from outside (`host_faults/`), tells telemetry nothing
+and keeps its own stamps, with which `/debug/host` is compared afterwards:
+
+- found: a pause of the same process and cause that meets the injected one for at least half
+  of it; at least 95 % must be;
+- time: its length against the injected one; within 10 % for at least 95 % of those found;
+- victims: the requests that it names, against the streams that were open.
+
+    .venv/bin/python -m benchmarks.host_pauses [--each 20] [--seconds-between 0.6] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+
+HERE = Path(__file__).resolve().parent
+FAULTS = HERE / "host_faults"
+RESULTS = HERE / "results" / "host_pauses.json"
+SIGNAL = signal.SIGRTMIN + 5
+KINDS = {"gc": "gc", "sleep": "loop_blocked", "spin": "loop_blocked"}
+STREAMS = 4
+LENGTHS_MS = (50, 500)
+# a full collection takes about this many containers a millisecond; tuned on the way
+CONTAINERS_A_MS = 12_000
+
+
+@dataclass(frozen=True)
+class Injected:
+    """What was done to which process, by its own stamps."""
+
+    process: str
+    kind: str
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.begin_ns
+
+
+class Injector:
+    """Makes processes that were started with `env` stand still, one command at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        path = os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])
+        self.env = {"PHASESCOPE_FAULTS": str(folder), "PYTHONPATH": path.strip(os.pathsep)}
+
+    def inject(self, process: str, pid: int, kind: str, value: int = 0) -> Injected:
+        """Tell it, and wait until it has done it. Raises TimeoutError."""
+        truth = self._folder / f"{pid}.truth"
+        known = len(truth.read_text().splitlines()) if truth.exists() else 0
+        (self._folder / f"{pid}.command").write_text(f"{kind} {value}")
+        os.kill(pid, SIGNAL)
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
+            lines = truth.read_text().splitlines() if truth.exists() else []
+            if len(lines) > known:
+                done, begin_ns, end_ns = lines[-1].split()
+                assert done == kind
+                return Injected(process, kind, int(begin_ns), int(end_ns))
+            time.sleep(0.005)
+        raise TimeoutError(f"{process} did not carry out {kind}")
+
+
+@dataclass
+class Verdict:
+    """One injected pause and what telemetry said of it."""
+
+    injected: Injected
+    reported: dict[str, Any] | None
+
+    @property
+    def error(self) -> float | None:
+        """Share by which the reported length is off."""
+        if self.reported is None:
+            return None
+        return abs(self.reported["lost_ns"] - self.injected.length_ns) / self.injected.length_ns
+
+
+def judge(injected: list[Injected], reported: list[dict[str, Any]]) -> list[Verdict]:
+    """Each injected pause with the reported one that meets it most, if one does by half."""
+    found: list[Verdict] = []
+    for one in injected:
+        same = [
+            pause
+            for pause in reported
+            if (pause["process"], pause["cause"]) == (one.process, KINDS[one.kind])
+            and 2 * _common_ns(one, pause) >= one.length_ns
+        ]
+        found.append(
+            Verdict(one, max(same, key=lambda pause: _common_ns(one, pause), default=None))
+        )
+    return found
+
+
+def _common_ns(injected: Injected, pause: dict[str, Any]) -> int:
+    begin_ns = max(injected.begin_ns, pause["begin_ns"])
+    end_ns = min(injected.end_ns, pause["end_ns"])
+    return max(0, end_ns - begin_ns)
+
+
+# --- the run -----------------------------------------------------------------------------
+
+
+class Load:
+    """Streams that begin again as soon as they have ended."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._stream(seed)) for seed in range(STREAMS)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopped = True
+        await asyncio.gather(*self._tasks)
+
+    async def _stream(self, seed: int) -> None:
+        prompt = [(seed * 31 + place) % 250 for place in range(16)]
+        body = json.dumps(
+            {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        ).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        while not self._stopped:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            writer.write(head + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+            while await reader.read(1 << 16):
+                pass
+            writer.close()
+
+
+@contextlib.contextmanager
+def server(injector: Injector, flags: list[str]) -> Iterator[tuple[int, int]]:
+    """Its port, and the process id of the gateway."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
+    process = subprocess.Popen(command, env={**os.environ, **injector.env})
+    try:
+        deadline_s = time.monotonic() + 120
+        while get(port, "/ready") is None:
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise SystemExit("the server did not become ready")
+            time.sleep(0.1)
+        yield port, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def get(port: int, path: str) -> Any:
+    """JSON, or None when there is no answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return json.load(answer)
+    except OSError:
+        return None
+
+
+async def run(port: int, pids: dict[str, int], injector: Injector, each: int, pause_s: float
+              ) -> tuple[list[Injected], list[dict[str, Any]]]:  # fmt: skip
+    """Everything that was injected, and all pauses that were reported meanwhile."""
+    injected: list[Injected] = []
+    reported: dict[tuple[Any, ...], dict[str, Any]] = {}
+    draw = random.Random(1)
+    plan = [(process, kind) for process in pids for kind in KINDS for _ in range(each)]
+    draw.shuffle(plan)
+    heaps = dict.fromkeys(pids, 0)
+
+    async def collect() -> None:
+        for pause in (await asyncio.to_thread(get, port, "/debug/host"))["pauses"]:
+            key = (pause["process"], pause["cause"], pause["begin_ns"])
+            reported[key] = pause
+
+    for number, (process, kind) in enumerate(plan):
+        value = draw.randint(*LENGTHS_MS)
+        if kind == "gc":
+            containers = value * CONTAINERS_A_MS
+            await asyncio.to_thread(injector.inject, process, pids[process], "heap", containers)
+            heaps[process] = containers
+            await asyncio.sleep(0.2)
+        async with Load(port):
+            await asyncio.sleep(pause_s * (0.5 + draw.random()))
+            done = await asyncio.to_thread(injector.inject, process, pids[process], kind, value)
+            injected.append(done)
+            await asyncio.sleep(pause_s)
+        await asyncio.sleep(0.6)
+        await collect()
+        print(
+            f"{number + 1}/{len(plan)} {process} {kind} {done.length_ns / 1e6:.0f} ms", flush=True
+        )
+    await asyncio.sleep(2)
+    await collect()
+    return injected, list(reported.values())
+
+
+def summary(verdicts: list[Verdict]) -> dict[str, object]:
+    """Shares by process and kind, and of all."""
+    groups: dict[str, list[Verdict]] = {"all": verdicts}
+    for verdict in verdicts:
+        name = f"{verdict.injected.process} {verdict.injected.kind}"
+        groups.setdefault(name, []).append(verdict)
+    return {name: _shares(group) for name, group in groups.items()}
+
+
+def _shares(group: list[Verdict]) -> dict[str, object]:
+    found = [verdict for verdict in group if verdict.reported is not None]
+    errors = sorted(error for verdict in found if (error := verdict.error) is not None)
+    true_ns = sum(verdict.injected.length_ns for verdict in found)
+    said_ns = sum(verdict.reported["lost_ns"] for verdict in found if verdict.reported)
+    return {
+        "injected": len(group),
+        "found": len(found),
+        "within_10_pct": sum(error <= 0.10 for error in errors),
+        "error_median_pct": round(100 * errors[len(errors) // 2], 2) if errors else None,
+        "error_max_pct": round(100 * errors[-1], 2) if errors else None,
+        "time_ratio": round(said_ns / true_ns, 4) if true_ns else None,
+        "victims_median": sorted(v.reported["victims_total"] for v in found if v.reported)[
+            len(found) // 2
+        ]
+        if found
+        else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--each", type=int, default=20, help="injections of each kind and process")
+    parser.add_argument("--seconds-between", type=float, default=0.6)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="phasescope-faults-") as folder:
+        injector = Injector(Path(folder))
+        with server(injector, ["--model", "dummy:tiny", "--threads", "1"]) as (port, gateway_pid):
+            pids = {"gateway": gateway_pid, "engine": get(port, "/debug/snapshot")["engine_pid"]}
+            injected, reported = asyncio.run(
+                run(port, pids, injector, args.each, args.seconds_between)
+            )
+    verdicts = judge(injected, reported)
+    found = summary(verdicts)
+    for name, shares in found.items():
+        print(name, shares)
+    details = [{**asdict(v.injected), "reported": v.reported} for v in verdicts]
+    result = {"machine": machine(), "summary": found, "pauses": details}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    overall: Any = found["all"]
+    good = 0.95 * overall["injected"] <= overall["within_10_pct"]
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A phasescope server of a benchmark's own, in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 300
+SAY_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that takes requests."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def serving(*flags: str, checkout: Path | None = None) -> Iterator[Started]:
+    """`phasescope serve` with these flags, from the code in `checkout` if given. SystemExit when
+    it does not start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = str(checkout)
+    process = subprocess.Popen(command, cwd=checkout, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        started = Started(process, port)
+        _wait_ready(started)
+        yield started
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _wait_ready(started: Started) -> None:
+    began_s = told_s = time.monotonic()
+    while not _is_ready(started.url):
+        now_s = time.monotonic()
+        if started.process.poll() is not None or now_s - began_s > START_TIMEOUT_S:
+            raise SystemExit("the server ended, or was not ready in time")
+        if now_s - told_s > SAY_EVERY_S:
+            told_s = now_s
+            print(f"  starting a server: {now_s - began_s:.0f} s", flush=True)
+        time.sleep(0.1)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,131 @@
+"""One request as a waterfall: its phases on a line of time, its ledger, its late tokens."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from telemetry.ledger import Entry, Stall
+
+_BAR_CELLS = 48
+_STALLS_SHOWN = 12
+
+
+class ExplainedPhase(msgspec.Struct, frozen=True):
+    """One phase, [start, end)."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class ExplainedLedger(msgspec.Struct, frozen=True):
+    """The exact split; `residue_ns` is 0."""
+
+    sum_ns: int
+    residue_ns: int
+    unattributed_ns: int
+    entries: tuple[Entry, ...]
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/debug/requests/{id}` says of a request; one that still runs has no ledger yet."""
+
+    request_id: str
+    trace_id: str
+    outcome: str
+    reason: str | None
+    e2e_ns: int
+    phases: tuple[ExplainedPhase, ...]
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    ledger: ExplainedLedger | None = None
+    stalls: tuple[Stall, ...] = ()
+    stalls_cut: int = 0
+
+
+def render(explained: Explained) -> RenderableType:
+    """All of it, for a terminal."""
+    parts: list[RenderableType] = [_heading(explained)]
+    if explained.phases:
+        parts.append(_waterfall(explained))
+    if explained.ledger is None:
+        parts.append(Text("no ledger yet: it is drawn up when the request has ended"))
+        return Group(*parts)
+    parts.append(_ledger(explained.ledger, explained.e2e_ns))
+    if explained.stalls:
+        parts.append(_stalls(explained))
+    return Group(*parts)
+
+
+def ms(spent_ns: int) -> str:
+    """Milliseconds with three digits after the point."""
+    return f"{spent_ns / 1e6:,.3f}"
+
+
+def _heading(explained: Explained) -> Text:
+    words = [f"{explained.request_id}: {explained.outcome}"]
+    if explained.reason is not None:
+        words.append(f"({explained.reason})")
+    words.append(f"in {ms(explained.e2e_ns)} ms")
+    if explained.prompt_tokens is not None:
+        words.append(
+            f"| {explained.prompt_tokens} tokens in, {explained.cached_tokens or 0} cached"
+        )
+    if explained.output_tokens:
+        words.append(f"| {explained.output_tokens} out")
+    for name, value in (("TTFT", explained.ttft_ns), ("TPOT", explained.tpot_ns)):
+        if value is not None:
+            words.append(f"| {name} {ms(value)} ms")
+    return Text(" ".join(words) + f"\ntrace {explained.trace_id}")
+
+
+def _waterfall(explained: Explained) -> Table:
+    table = Table("phase", "", "ms", title="phases", title_justify="left", box=None)
+    table.columns[2].justify = "right"
+    begin_ns = explained.phases[0].start_ns
+    whole_ns = max(1, explained.phases[-1].end_ns - begin_ns)
+    for phase in explained.phases:
+        left = _BAR_CELLS * (phase.start_ns - begin_ns) // whole_ns
+        width = -(-_BAR_CELLS * (phase.end_ns - phase.start_ns) // whole_ns)
+        width = min(width, _BAR_CELLS - left)
+        bar = (" " * left + "█" * width).ljust(_BAR_CELLS)
+        table.add_row(phase.name, bar, ms(phase.end_ns - phase.start_ns))
+    return table
+
+
+def _ledger(ledger: ExplainedLedger, e2e_ns: int) -> Table:
+    title = f"ledger: the parts sum to {ledger.sum_ns} ns, {ledger.residue_ns} ns off"
+    table = Table("state", "part", "by", "ms", "%", title=title, title_justify="left", box=None)
+    table.columns[3].justify = table.columns[4].justify = "right"
+    for entry in ledger.entries:
+        state = f"{entry.state.value}: {entry.reason}" if entry.reason else entry.state.value
+        share = 100 * entry.ns / max(1, e2e_ns)
+        table.add_row(state, entry.part.value, entry.payer or "", ms(entry.ns), f"{share:.1f}")
+    return table
+
+
+def _stalls(explained: Explained) -> Table:
+    count = len(explained.stalls) + explained.stalls_cut
+    title = f"late tokens: {count}, the longest {min(count, _STALLS_SHOWN)}"
+    columns = ("after ms", "gap ms", "allowed", "most of it", "ms", "culprit")
+    table = Table(*columns, title=title, title_justify="left", box=None)
+    for column in (0, 1, 2, 4):
+        table.columns[column].justify = "right"
+    begin_ns = explained.phases[0].start_ns if explained.phases else 0
+    longest = sorted(explained.stalls, key=lambda stall: stall.begin_ns - stall.end_ns)
+    for stall in sorted(longest[:_STALLS_SHOWN], key=lambda stall: stall.begin_ns):
+        table.add_row(
+            ms(stall.begin_ns - begin_ns),
+            ms(stall.end_ns - stall.begin_ns),
+            ms(stall.target_ns),
+            f"{stall.part.value}{f' ({stall.reason})' if stall.reason else ''}",
+            ms(stall.part_ns),
+            stall.culprit_request_id or stall.cause or "",
+        )
+    return table

@@ -1,0 +1,39 @@
+"""`phasescope explain ID`: where one request's time went, to the nanosecond, and who took it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("explain", help="where one request's time went, and who took it")
+    parser.add_argument("request_id", help="the x-request-id of its response")
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
+    parser.add_argument("--json", action="store_true", help="print the account as JSON")
+    parser.add_argument(
+        "--debug-key",
+        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
+        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import msgspec
+    from rich.console import Console
+
+    from dashboards.explain import render
+    from dashboards.monitor.client import Client, Unreachable
+
+    try:
+        explained = Client(args.url, args.debug_key).explained(args.request_id)
+    except Unreachable as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(explained)).decode())
+    else:
+        Console().print(render(explained))
+    return 0

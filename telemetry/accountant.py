@@ -1,0 +1,162 @@
+"""Keeps the tape, follows the sequences along it, and draws up each ended request's account.
+
+Takes the same facts as the phase fold and is asked by it when a request has ended, so that
+both have seen exactly the same: an account does not depend on how facts come in batches.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from telemetry.charging import Charger, Pause, Pauses, Track
+from telemetry.harm import Harm, Taker
+from telemetry.host_records import HostPaused
+from telemetry.ledger import Account, Ledger, entries_of
+from telemetry.life import charge_ingest, charge_life, critical_of
+from telemetry.phases import RequestTimeline
+from telemetry.reasons import HostProcess
+from telemetry.records import (
+    EngineStarted,
+    Fact,
+    RequestAccepted,
+    Row,
+    SequenceAdmitted,
+    SequenceQueued,
+    SequenceSubmitted,
+    StepRecorded,
+)
+from telemetry.stalls import find_stalls, main_taker
+from telemetry.tape import Tape, apportion
+
+DEFAULT_ITL_TARGET_NS = 100_000_000
+_TAKERS_KEPT = 65_536
+
+
+class Accountant:
+    """`itl_target_ns` gives the longest gap between tokens that a class allows."""
+
+    def __init__(self, itl_target_ns: Callable[[str], int]) -> None:
+        self.tape = Tape()
+        self.harm = Harm()
+        self._itl_target_ns = itl_target_ns
+        self._pauses = Pauses()
+        self._tracks: dict[int, Track] = {}
+        self._constrained: set[int] = set()
+        self._accepted: dict[str, RequestAccepted] = {}
+        self._takers: OrderedDict[int, Taker] = OrderedDict()
+
+    def take(self, fact: Fact) -> None:
+        match fact:
+            case StepRecorded():
+                self._step(fact)
+            case RequestAccepted():
+                self._accepted[fact.request_id] = fact
+            case SequenceSubmitted():
+                self._submitted(fact)
+            case SequenceQueued():
+                track = self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
+                track.constrained = fact.constrained
+                if fact.constrained:
+                    self._constrained.add(fact.seq_id)
+            case SequenceAdmitted():
+                track = self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
+                if track.hit_tokens is None:
+                    track.hit_tokens, track.ghost_tokens = fact.hit_tokens, fact.ghost_tokens
+            case EngineStarted():
+                self.tape.restart(fact.at_ns)
+            case HostPaused():
+                self._paused(fact)
+            case _:
+                pass
+
+    def _paused(self, fact: HostPaused) -> None:
+        """A process stood still. Time that was counted and not stamped is taken to be the end
+        of the interval in which it was lost."""
+        begin_ns = fact.begin_ns
+        if fact.lost_ns is not None:
+            begin_ns = max(begin_ns, fact.end_ns - fact.lost_ns)
+        engine = fact.process is HostProcess.ENGINE
+        pauses = self._pauses.engine if engine else self._pauses.gateway
+        pauses.append(Pause(begin_ns, fact.end_ns, fact.cause.value))
+
+    def account(self, timeline: RequestTimeline) -> Account:
+        """Draw up an ended request's account and forget the request."""
+        self._accepted.pop(timeline.accepted.request_id, None)
+        tracks = {s.seq_id: self._forget(s.seq_id) for s in timeline.sequences}
+        critical = critical_of(timeline)
+        if critical is None:
+            charger = Charger(self.tape, self._pauses, Track(-1), frozenset())
+            charge_ingest(charger, timeline, timeline.ended.at_ns)
+        else:
+            siblings = frozenset(tracks)
+            charger = Charger(self.tape, self._pauses, tracks[critical.seq_id], siblings)
+            charge_life(charger, timeline, critical, tracks[critical.seq_id], self.tape)
+        ledger = Ledger(timeline.e2e_ns, entries_of(charger.book, self._request_of))
+        self._note_harm(timeline, charger)
+        target_ns = self._itl_target_ns(timeline.accepted.slo_class)
+        stalls, cut = find_stalls(
+            timeline, tracks, self.tape, self._pauses, self._takers, target_ns
+        )
+        return Account(ledger, stalls, cut)
+
+    def _forget(self, seq_id: int) -> Track:
+        self._constrained.discard(seq_id)
+        return self._tracks.pop(seq_id, None) or Track(seq_id)
+
+    def _submitted(self, fact: SequenceSubmitted) -> None:
+        self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
+        accepted = self._accepted.get(fact.request_id)
+        if accepted is None:
+            return
+        self._takers[fact.seq_id] = Taker(
+            accepted.request_id, accepted.trace_id, accepted.tenant, accepted.slo_class
+        )
+        if len(self._takers) > _TAKERS_KEPT:
+            self._takers.popitem(last=False)
+
+    def _step(self, step: StepRecorded) -> None:
+        index, rows_ns = self.tape.append(step, self._constrained)
+        for row, spent_ns in zip(step.rows, rows_ns, strict=True):
+            track = self._tracks.get(row.seq_id)
+            if track is None:
+                continue
+            track.steps.append(index)
+            if row.is_prefill:
+                track.split[index] = split_prompt(row, track, spent_ns)
+            if row.sampled and not row.wasted:
+                self._token(track, step.committed_ns)
+
+    def _token(self, track: Track, at_ns: int) -> None:
+        """A late token: its culprit is known now, while that request may still be traced."""
+        last_ns, track.last_token_ns = track.last_token_ns, at_ns
+        taker = self._takers.get(track.seq_id)
+        if last_ns is None or taker is None:
+            return
+        if at_ns - last_ns <= self._itl_target_ns(taker.slo_class):
+            return
+        found = main_taker(self.tape, track, last_ns, at_ns)
+        if found is not None and found in self._takers:
+            self.harm.accuse(self._takers[found].request_id)
+
+    def _request_of(self, seq_id: int) -> str | None:
+        taker = self._takers.get(seq_id)
+        return None if taker is None else taker.request_id
+
+    def _note_harm(self, timeline: RequestTimeline, charger: Charger) -> None:
+        for (_, _, part, payer), spent_ns in charger.book.items():
+            if isinstance(payer, int) and spent_ns and payer in self._takers:
+                self.harm.add(self._takers[payer], part, spent_ns)
+
+
+def split_prompt(row: Row, track: Track, spent_ns: int) -> tuple[int, int, int]:
+    """A prompt row's time: computed for the first time, again after a preemption, and what a
+    larger prefix cache would have had (the tokens that followed those it did have)."""
+    first = track.hit_tokens or 0
+    again = row.recompute_tokens
+    from_token = max(row.context_tokens, first)
+    until_token = min(row.context_tokens + row.tokens, first + track.ghost_tokens)
+    avoidable = min(max(0, until_token - from_token), row.tokens - again)
+    fresh = row.tokens - again - avoidable
+    fresh_ns, again_ns, avoidable_ns = apportion((fresh, again, avoidable), spent_ns)
+    return fresh_ns, again_ns, avoidable_ns

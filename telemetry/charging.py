@@ -1,0 +1,254 @@
+"""Charges an interval of a sequence's life to the steps of the tape.
+
+A sequence that has a row in a step waits for all of it: its own row, everybody else's, and
+what no row owns. One that waits for the step pays the same, with nothing of its own. An
+interval that begins or ends within a step takes the very parts that it covers; the rows'
+time, which has no order within a step, is scaled and rounded by largest remainders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from telemetry.ledger import Book, Part, State
+from telemetry.tape import GAP_NS, At, Share, Tape, apportion
+
+_PAUSES_KEPT = 4096
+
+
+@dataclass(slots=True)
+class Track:
+    """What a sequence did on the tape: the steps with a row of it, in order.
+
+    For prompt rows `split` says how their time divides: computed for the first time, computed
+    again after a preemption, and what a larger prefix cache would have had.
+    """
+
+    seq_id: int
+    constrained: bool = False
+    hit_tokens: int | None = None
+    ghost_tokens: int = 0
+    steps: list[int] = field(default_factory=list)
+    split: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    last_token_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A process stood still for a known cause."""
+
+    begin_ns: int
+    end_ns: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """The last pauses of each process, in the order of their ends."""
+
+    engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+    gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+
+
+class Charger:
+    """Puts intervals of one sequence into a book. `siblings` are the request's other sequences:
+    what they take is the request's own."""
+
+    def __init__(self, tape: Tape, pauses: Pauses, track: Track, siblings: frozenset[int]) -> None:
+        self._tape = tape
+        self._pauses = pauses
+        self._track = track
+        self._own = siblings | {track.seq_id}
+        self.book: Book = Book()
+
+    def plain(self, state: State, reason: str, part: Part, begin_ns: int, end_ns: int) -> None:
+        """All of [begin, end) into one part."""
+        if end_ns > begin_ns:
+            self.book[state, reason, part, None] += end_ns - begin_ns
+
+    def gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) in the gateway's hands: into one part, less its known pauses."""
+        self.plain(state, "", part, begin_ns, end_ns)
+        for pause, since_ns, until_ns in _meeting(self._pauses.gateway, begin_ns, end_ns):
+            self._move(state, "", (part,), until_ns - since_ns, pause.cause)
+
+    def shared(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) by the steps that own it; what no step owns is of no known owner."""
+        if end_ns <= begin_ns:
+            return
+        before = self.book.total()
+        first, stop = self._tape.overlapping(begin_ns, end_ns)
+        inner = [i for i in (first, stop - 1) if first < stop and self._cut(i, begin_ns, end_ns)]
+        whole_first = first + 1 if first in inner else first
+        whole_stop = stop - 1 if stop - 1 in inner else stop
+        for index in dict.fromkeys(inner):
+            self._partial(state, reason, index, begin_ns, end_ns)
+        if whole_first < whole_stop:
+            self._whole(state, reason, whole_first, whole_stop)
+        rest_ns = end_ns - begin_ns - (self.book.total() - before)
+        self._gap(state, reason, rest_ns)
+        self._pause(state, reason, begin_ns, end_ns)
+
+    def unknown(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) where the sequence had neither a row nor a reason to have none: gaps
+        between steps are gaps, a step's body has no known owner."""
+        if end_ns <= begin_ns:
+            return
+        first, stop = self._tape.overlapping(begin_ns, end_ns)
+        body_ns = 0
+        for index in range(first, stop):
+            start_ns, step_end_ns = (
+                self._tape.stamp(index, At.START),
+                self._tape.stamp(index, At.END),
+            )
+            body_ns += max(0, min(end_ns, step_end_ns) - max(begin_ns, start_ns))
+        if body_ns:
+            self.book[state, reason, Part.UNATTRIBUTED, None] += body_ns
+        self._gap(state, reason, end_ns - begin_ns - body_ns)
+        self._pause(state, reason, begin_ns, end_ns)
+
+    def _cut(self, index: int, begin_ns: int, end_ns: int) -> bool:
+        before_ns, step_end_ns = self._tape.stamp(index, At.BEFORE), self._tape.stamp(index, At.END)
+        return begin_ns > before_ns or end_ns < step_end_ns
+
+    def _gap(self, state: State, reason: str, gap_ns: int) -> None:
+        """A turn-around of the loop; of a longer one nobody knows what it was."""
+        if gap_ns > 0:
+            self.book[state, reason, Part.GAP, None] += min(gap_ns, GAP_NS)
+        if gap_ns > GAP_NS:
+            self.book[state, reason, Part.UNATTRIBUTED, None] += gap_ns - GAP_NS
+
+    def _whole(self, state: State, reason: str, first: int, stop: int) -> None:
+        """The steps [first, stop), each with the gap before it."""
+        tape, book = self._tape, self.book
+        short_ns, long_ns = tape.gaps(first, stop)
+        book[state, reason, Part.GAP, None] += short_ns
+        book[state, reason, Part.UNATTRIBUTED, None] += long_ns
+        sums = tape.sums(first, stop)
+        for share, part in _PLAIN_SHARES:
+            book[state, reason, part, None] += sums[share]
+        for seq_id, prefill, spent_ns in tape.by_sequence(first, stop):
+            self._row(state, reason, seq_id, prefill, spent_ns)
+        for index, split_ns in self._track.split.items():
+            if first <= index < stop:
+                self._split(state, reason, split_ns)
+        for index in tape.masked_steps(first, stop):
+            self._mask(state, reason, index, tape.numbers(index)[Share.MASK])
+
+    def _partial(self, state: State, reason: str, index: int, begin_ns: int, end_ns: int) -> None:
+        tape, book = self._tape, self.book
+        numbers = tape.numbers(index)
+
+        def covered(start: At, stop: At) -> int:
+            return max(0, min(end_ns, numbers[stop]) - max(begin_ns, numbers[start]))
+
+        self._gap(state, reason, covered(At.BEFORE, At.START))
+        host_ns = covered(At.START, At.FORWARD) + covered(At.COLLECTED, At.END)
+        book[state, reason, Part.HOST, None] += host_ns
+        sampling_ns = covered(At.SAMPLE, At.COLLECTED)
+        mask_ns, plain_ns = apportion((numbers[Share.MASK], numbers[Share.SAMPLING]), sampling_ns)
+        if sampling_ns and not numbers[Share.MASK]:
+            mask_ns, plain_ns = 0, sampling_ns
+        book[state, reason, Part.SAMPLE, None] += plain_ns
+        if mask_ns:
+            self._mask(state, reason, index, mask_ns)
+        forward_ns = covered(At.FORWARD, At.SAMPLE)
+        if not forward_ns:
+            return
+        rows = tape.rows(index)
+        parts = [numbers[Share.BASE], numbers[Share.INTERACTION], numbers[Share.SLOW]]
+        scaled = apportion([*parts, *rows.spent_ns.tolist()], forward_ns)
+        book[state, reason, Part.BASE, None] += scaled[0]
+        book[state, reason, Part.INTERACTION, None] += scaled[1]
+        book[state, reason, Part.SLOW_STEP, None] += scaled[2]
+        columns = zip(rows.seq_ids.tolist(), rows.prefill.tolist(), scaled[3:], strict=True)
+        for seq_id, prefill, spent_ns in columns:
+            self._row(state, reason, seq_id, prefill, spent_ns)
+            if seq_id == self._track.seq_id and index in self._track.split:
+                self._split(state, reason, apportion(self._track.split[index], spent_ns))
+
+    def _row(self, state: State, reason: str, seq_id: int, prefill: bool, spent_ns: int) -> None:
+        if seq_id in self._own:
+            part = Part.OWN_PREFILL if prefill else Part.OWN_DECODE
+            self.book[state, reason, part, None] += spent_ns
+        else:
+            part = Part.CO_PREFILL if prefill else Part.CO_DECODE
+            self.book[state, reason, part, seq_id] += spent_ns
+
+    def _split(self, state: State, reason: str, split_ns: Sequence[int]) -> None:
+        """Of the sequence's own prompt, what was computed again or could have been reused."""
+        _, again_ns, avoidable_ns = split_ns
+        self.book[state, reason, Part.OWN_PREFILL, None] -= again_ns + avoidable_ns
+        self.book[state, reason, Part.OWN_RECOMPUTE, None] += again_ns
+        self.book[state, reason, Part.OWN_AVOIDABLE, None] += avoidable_ns
+
+    def _mask(self, state: State, reason: str, index: int, mask_ns: int) -> None:
+        """Masks are made one after another, for all that are constrained alike."""
+        masked = self._tape.rows(index).masked
+        if not masked:
+            self.book[state, reason, Part.CO_MASK, None] += mask_ns
+            return
+        for seq_id, spent_ns in zip(masked, apportion([1] * len(masked), mask_ns), strict=True):
+            own = seq_id in self._own
+            key = (state, reason, Part.MASK if own else Part.CO_MASK, None if own else seq_id)
+            self.book[key] += spent_ns
+
+    def _pause(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+        """Known pauses take over what they cover: of gaps, host work and sampling all, of the
+        rows' time no more than the step was slow."""
+        for pause, since_ns, until_ns in _meeting(self._pauses.engine, begin_ns, end_ns):
+            self._take_over(state, reason, since_ns, until_ns, pause.cause)
+
+    def _take_over(
+        self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
+    ) -> None:
+        left_ns = until_ns - since_ns
+        for index in range(*self._tape.overlapping(since_ns, until_ns)):
+            numbers = self._tape.numbers(index)
+            for start, stop, parts in _PAUSABLE:
+                within_ns = min(until_ns, numbers[stop]) - max(since_ns, numbers[start])
+                if within_ns > 0:
+                    left_ns -= within_ns
+                    most_ns = (
+                        min(within_ns, numbers[Share.SLOW]) if start is At.FORWARD else within_ns
+                    )
+                    self._move(state, reason, parts, most_ns, cause)
+        self._move(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
+
+    def _move(
+        self, state: State, reason: str, parts: tuple[Part, ...], most_ns: int, cause: str
+    ) -> None:
+        for part in parts:
+            taken_ns = min(self.book[state, reason, part, None], most_ns)
+            if taken_ns > 0:
+                self.book[state, reason, part, None] -= taken_ns
+                self.book[state, reason, Part.HOST_STALL, cause] += taken_ns
+                most_ns -= taken_ns
+
+
+_PAUSABLE = (
+    (At.BEFORE, At.START, (Part.UNATTRIBUTED, Part.GAP)),
+    (At.START, At.FORWARD, (Part.HOST,)),
+    (At.FORWARD, At.SAMPLE, (Part.SLOW_STEP,)),
+    (At.SAMPLE, At.COLLECTED, (Part.SAMPLE,)),
+    (At.COLLECTED, At.END, (Part.HOST,)),
+)
+_PLAIN_SHARES = (
+    (Share.HOST, Part.HOST),
+    (Share.BASE, Part.BASE),
+    (Share.INTERACTION, Part.INTERACTION),
+    (Share.SLOW, Part.SLOW_STEP),
+    (Share.SAMPLING, Part.SAMPLE),
+)
+
+
+def _meeting(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
+    """The pauses that meet [begin, end), with what they cover of it."""
+    for pause in reversed(pauses):
+        if pause.end_ns <= begin_ns:
+            break
+        since_ns, until_ns = max(begin_ns, pause.begin_ns), min(end_ns, pause.end_ns)
+        if since_ns < until_ns:
+            yield pause, since_ns, until_ns

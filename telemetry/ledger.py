@@ -1,0 +1,168 @@
+"""The exact ledger: every nanosecond of a request has one state, one part and one payer.
+
+[accepted, ended) is cut at integer stamps into half-open intervals, so the entries sum to the
+end-to-end time by construction. A request with several choices is followed along the one whose
+tokens came last, which is the one that its client waited for.
+
+`direct` is what this ledger is: who was in the steps that the request went through or waited
+for. It does not say what would have happened without them; replay does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+
+NAMED_PAYERS = 16
+
+
+class State(StrEnum):
+    """What the request was doing."""
+
+    INGEST = "ingest"
+    WAIT = "wait"
+    RUN = "run"
+    SKIP = "skip"
+    PREEMPTED = "preempted"
+    DELIVER = "deliver"
+
+
+class Part(StrEnum):
+    """What the time went into. The CO_ parts have a payer, another request."""
+
+    PARSE = "parse"
+    TOKENIZE = "tokenize"
+    DISPATCH = "dispatch"  # submitted to the engine's socket, or refused before that
+    OWN_PREFILL = "own_prefill"
+    OWN_RECOMPUTE = "own_recompute"
+    OWN_AVOIDABLE = "own_avoidable"  # a larger prefix cache would have had it
+    OWN_DECODE = "own_decode"
+    BASE = "base"
+    CO_PREFILL = "co_prefill"
+    CO_DECODE = "co_decode"
+    INTERACTION = "interaction"
+    SLOW_STEP = "slow_step"
+    SAMPLE = "sample"
+    MASK = "mask"
+    CO_MASK = "co_mask"
+    HOST = "host"
+    GAP = "gap"
+    HOST_STALL = "host_stall"  # a pause of the engine or the gateway whose cause is known
+    GRAMMAR = "grammar"
+    CLIENT = "client"
+    LOST_STEP = "lost_step"  # in flight when the engine died
+    DETOKENIZE = "detokenize"
+    SEND = "send"
+    UNATTRIBUTED = "unattributed"
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """So many ns in one state for one reason went into one part.
+
+    `payer` is the request id that the CO_ parts name (None: those beyond the largest
+    NAMED_PAYERS), or the cause of a HOST_STALL. `reason` is empty where the state needs none.
+    """
+
+    state: State
+    part: Part
+    ns: int
+    reason: str = ""
+    payer: str | None = None
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Of one request. `entries` sum to `e2e_ns`."""
+
+    e2e_ns: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def sum_ns(self) -> int:
+        return sum(entry.ns for entry in self.entries)
+
+    @property
+    def residue_ns(self) -> int:
+        """Sum of the parts minus the end-to-end time: 0."""
+        return self.sum_ns - self.e2e_ns
+
+    @property
+    def unattributed_ns(self) -> int:
+        return sum(entry.ns for entry in self.entries if entry.part is Part.UNATTRIBUTED)
+
+    def by_part(self) -> Counter[Part]:
+        found: Counter[Part] = Counter()
+        for entry in self.entries:
+            found[entry.part] += entry.ns
+        return found
+
+    def by_state(self) -> Counter[State]:
+        found: Counter[State] = Counter()
+        for entry in self.entries:
+            found[entry.state] += entry.ns
+        return found
+
+    def by_payer(self) -> Counter[str]:
+        """Time taken by each named other request."""
+        found: Counter[str] = Counter()
+        for entry in self.entries:
+            if entry.payer is not None and entry.part is not Part.HOST_STALL:
+                found[entry.payer] += entry.ns
+        return found
+
+
+class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A gap between two tokens that was longer than its class allows, and what took the most of
+    it. The culprit fields are None when that was no other request's doing; `culprit_step_id` is
+    the step in which the culprit's row was largest."""
+
+    seq_id: int
+    begin_ns: int
+    end_ns: int
+    target_ns: int
+    part: Part
+    part_ns: int
+    reason: str = ""
+    cause: str | None = None
+    culprit_request_id: str | None = None
+    culprit_trace_id: str | None = None
+    culprit_seq_id: int | None = None
+    culprit_step_id: int | None = None
+    entries: tuple[Entry, ...] = ()
+
+
+class Account(msgspec.Struct, frozen=True):
+    """What the accountant says of one ended request. `stalls_cut` more were not kept."""
+
+    ledger: Ledger
+    stalls: tuple[Stall, ...] = ()
+    stalls_cut: int = 0
+
+
+# (state, reason, part, payer): the payer is a sequence id, a cause, or None
+Key = tuple[State, str, Part, int | str | None]
+Book = Counter[Key]
+
+
+def entries_of(book: Book, request_of: Callable[[int], str | None]) -> tuple[Entry, ...]:
+    """The book in the order of states and parts, payers as request ids, the smaller ones
+    beyond NAMED_PAYERS of one key put together."""
+    groups: dict[tuple[State, str, Part], Counter[str | None]] = {}
+    for (state, reason, part, payer), spent_ns in book.items():
+        if spent_ns:
+            name = request_of(payer) if isinstance(payer, int) else payer
+            groups.setdefault((state, reason, part), Counter())[name] += spent_ns
+    order = {member: place for place, member in enumerate((*State, *Part))}
+    entries: list[Entry] = []
+    for state, reason, part in sorted(groups, key=lambda k: (order[k[0]], k[1], order[k[2]])):
+        payers = groups[state, reason, part]
+        nameless_ns = payers.pop(None, 0)
+        ranked = sorted(payers.items(), key=lambda item: (-item[1], str(item[0])))
+        nameless_ns += sum(spent_ns for _, spent_ns in ranked[NAMED_PAYERS:])
+        for name, spent_ns in ranked[:NAMED_PAYERS]:
+            entries.append(Entry(state, part, spent_ns, reason, name))
+        if nameless_ns:
+            entries.append(Entry(state, part, nameless_ns, reason))
+    return tuple(entries)

@@ -1,0 +1,280 @@
+"""Collector, event loop and sampler: what each sees of a process that stands still."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from server import eventually
+
+from telemetry.clock import ManualClock, MonotonicClock
+from telemetry.gc_watch import GcWatch, settle_collector
+from telemetry.host import SAMPLE_NS, HostSampler
+from telemetry.host_records import HostPaused, HostSampled
+from telemetry.loop_probe import BUSY_BEAT_NS, IDLE_BEAT_NS, LoopProbe
+from telemetry.proc import CpuTimes
+from telemetry.reasons import HostProcess, PauseCause
+from telemetry.recorder import Lane
+from telemetry.unavailable import Unavailable
+
+MS = 1_000_000
+
+
+class Loop:
+    """An event loop that does nothing but remember what it was asked to call."""
+
+    def __init__(self) -> None:
+        self.delay_s = 0.0
+        self.callback: Callable[[], None] | None = None
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> object:
+        self.delay_s, self.callback = delay, callback
+        return None
+
+    def fire(self) -> None:
+        assert self.callback is not None
+        self.callback()
+
+
+class Probed:
+    """A probe in virtual time; `spend` says what the thread did meanwhile."""
+
+    def __init__(self, busy: bool = True, times: CpuTimes | Unavailable | None = None) -> None:
+        self.clock, self.lane, self.loop = ManualClock(), Lane(), Loop()
+        self.times = CpuTimes(0, 0) if times is None else times
+        self.probe = LoopProbe(self.clock, self.lane, lambda: self.times, lambda: busy)
+        self.probe.start(self.loop, threading.get_ident())
+
+    def pass_time(self, ms: int, run_ms: int = 0, wait_ms: int = 0) -> None:
+        self.clock.advance(ms * MS)
+        if isinstance(self.times, CpuTimes):
+            run_ns, wait_ns = self.times
+            self.times = CpuTimes(run_ns + run_ms * MS, wait_ns + wait_ms * MS)
+
+    def pauses(self) -> list[tuple[str, int, int]]:
+        return [
+            (fact.cause.value, fact.begin_ns // MS, fact.end_ns // MS)
+            for fact in self.lane.drain()
+            if isinstance(fact, HostPaused)
+        ]
+
+
+def test_beats_in_time_write_nothing() -> None:
+    """Close together while somebody is served, seldom else."""
+    probed, idle = Probed(), Probed(busy=False)
+    for _ in range(5):
+        probed.pass_time(BUSY_BEAT_NS // MS + 2)
+        probed.loop.fire()
+
+    assert probed.pauses() == []
+    assert probed.loop.delay_s == BUSY_BEAT_NS / 1e9
+    assert idle.loop.delay_s == IDLE_BEAT_NS / 1e9
+    assert probed.probe.take_lag_max_ns() == 2 * MS
+    assert probed.probe.take_lag_max_ns() == 0
+
+
+def test_a_callback_that_computes_is_measured_by_what_the_thread_ran() -> None:
+    """5 ms into the beat it began to compute for 200 ms: lateness alone says 185."""
+    probed = Probed()
+    probed.pass_time(205, run_ms=200)
+    probed.loop.fire()
+
+    assert probed.pauses() == [("loop_blocked", 5, 205)]
+
+
+def test_a_callback_that_sleeps_is_placed_in_the_middle_of_what_is_possible() -> None:
+    """It began between the last beat and the moment this one was due, 20 ms later."""
+    probed = Probed()
+    probed.pass_time(300, run_ms=1)
+    probed.loop.fire()
+
+    assert probed.pauses() == [("loop_blocked", 10, 300)]
+
+
+def test_a_loop_that_had_no_cpu_was_not_blocked() -> None:
+    probed = Probed()
+    probed.pass_time(100, run_ms=5, wait_ms=90)
+    probed.loop.fire()
+
+    assert probed.pauses() == [("off_cpu", 5, 100)]
+
+
+def test_without_cpu_times_lateness_is_still_measured() -> None:
+    probed = Probed(times=Unavailable("no /proc"))
+    probed.pass_time(120)
+    probed.loop.fire()
+
+    assert probed.pauses() == [("loop_blocked", 10, 120)]
+
+
+def test_each_beat_is_judged_by_its_own_time() -> None:
+    """What was waited before does not count again."""
+    probed = Probed()
+    probed.pass_time(100, wait_ms=90)
+    probed.loop.fire()
+    probed.pass_time(100, run_ms=95)
+    probed.loop.fire()
+
+    assert [cause for cause, _, _ in probed.pauses()] == ["off_cpu", "loop_blocked"]
+
+
+def test_after_stop_a_late_timer_does_nothing() -> None:
+    probed = Probed()
+    probed.probe.stop()
+    probed.pass_time(500)
+    probed.loop.fire()
+
+    assert probed.pauses() == []
+
+
+def test_the_function_that_holds_the_loop_is_named() -> None:
+    """By another thread that looks while it holds it; no argument of it is told."""
+    probed = Probed()
+
+    def hold_the_loop() -> None:
+        holding, seen = [], []
+
+        def look() -> None:
+            while not holding:
+                pass
+            probed.probe.look()
+            seen.append(True)
+
+        looker = threading.Thread(target=look)
+        probed.pass_time(200)
+        looker.start()
+        holding.append(True)
+        while not seen:
+            pass
+        looker.join()
+
+    hold_the_loop()
+    probed.loop.fire()
+
+    (fact,) = probed.lane.drain()
+    assert isinstance(fact, HostPaused)
+    assert fact.detail.startswith("test_host_probes.")
+    assert fact.detail.endswith(".hold_the_loop")
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Leaves the collector of the test's process as it was."""
+    thresholds, enabled = gc.get_threshold(), gc.isenabled()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    if enabled:
+        gc.enable()
+
+
+def test_a_collection_becomes_a_pause_with_its_generation(collector: None) -> None:
+    """Real collections: of the callback's stamps, that of the collection itself."""
+    lane, clock = Lane(), MonotonicClock()
+    watch = GcWatch(HostProcess.ENGINE, lane, clock, least_ns=0)
+    gc.disable()
+    watch.install()
+    before_ns = clock.now_ns()
+    try:
+        gc.collect()
+        gc.collect(0)
+    finally:
+        watch.remove()
+    after_ns = clock.now_ns()
+    gc.collect()
+
+    full, young = lane.drain()
+    assert isinstance(full, HostPaused)
+    assert isinstance(young, HostPaused)
+    assert (full.process, full.cause) == (HostProcess.ENGINE, PauseCause.GC)
+    assert full.detail.startswith("generation 2, ")
+    assert young.detail.startswith("generation 0, ")
+    assert before_ns <= full.begin_ns < full.end_ns <= young.begin_ns < after_ns
+
+
+def test_short_collections_are_not_written() -> None:
+    """In virtual time every collection takes none."""
+    lane = Lane()
+    watch = GcWatch(HostProcess.GATEWAY, lane, ManualClock())
+    watch.install()
+    try:
+        gc.collect()
+    finally:
+        watch.remove()
+
+    assert len(lane) == 0
+
+
+def test_what_was_loaded_is_never_scanned_again(collector: None) -> None:
+    """A collection after loading looks at new objects only."""
+    gc.disable()
+    loaded = [[number] for number in range(1000)]
+    settle_collector()
+
+    assert gc.get_freeze_count() > len(loaded)
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] > 700
+
+
+class Sampled:
+    """A real sampler over real files of this process, ticked by hand."""
+
+    def __init__(self, engine_pid: int | None) -> None:
+        self.engine_pid = engine_pid
+        self.clock, self.lane = ManualClock(), Lane()
+        unmeasured = Unavailable("not here")
+        probe = LoopProbe(self.clock, Lane(), lambda: unmeasured, lambda: False)
+        self.sampler = HostSampler(self.clock, self.lane, probe, lambda: self.engine_pid)
+
+    def ticks(self, count: int, each_ns: int = SAMPLE_NS // 10) -> None:
+        for _ in range(count):
+            self.clock.advance(each_ns)
+            self.sampler.tick()
+
+    def samples(self) -> list[HostSampled]:
+        return [fact for fact in self.lane.drain() if isinstance(fact, HostSampled)]
+
+
+def test_a_second_of_ticks_is_one_sample() -> None:
+    sampled = Sampled(engine_pid=None)
+    sampled.ticks(25)
+    sampled.sampler.stop()
+
+    first, second = sampled.samples()
+    assert (first.window_ns, second.window_ns) == (SAMPLE_NS, SAMPLE_NS)
+    assert second.at_ns == 2 * SAMPLE_NS
+
+
+def test_what_is_missing_says_why_once() -> None:
+    """Without an engine its times are unavailable, not 0; the reason comes when it is new."""
+    sampled = Sampled(engine_pid=None)
+    sampled.ticks(20)
+    sampled.engine_pid = os.getpid()
+    sampled.ticks(20)
+    sampled.sampler.stop()
+
+    first, second, third, fourth = sampled.samples()
+    assert first.engine_run_ns is None
+    assert first.unavailable["engine_run_ns"] == "no engine is ready"
+    assert "engine_run_ns" not in second.unavailable
+    assert third.unavailable.get("engine_run_ns") == "the first of two readings was just taken"
+    assert fourth.engine_run_ns is not None
+    assert fourth.engine_resident_bytes is not None
+    assert fourth.gateway_resident_bytes is not None
+    assert fourth.loop_lag_max_ns == 0
+
+
+def test_the_sampler_runs_and_ends_on_its_own_thread() -> None:
+    clock, lane = MonotonicClock(), Lane()
+    unmeasured = Unavailable("not here")
+    probe = LoopProbe(clock, Lane(), lambda: unmeasured, lambda: False)
+    sampler = HostSampler(clock, lane, probe, lambda: None)
+    sampler.start()
+    eventually(lambda: len(lane) >= 1, "the first sample")
+    sampler.stop()
+
+    assert isinstance(lane.drain()[-1], HostSampled)
+    assert "phasescope-host" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,413 @@
+"""Whatever the receiver does, nothing hangs and every span is counted once.
+
+The receiver is a real one in this process. No test asserts how fast anything is: waits are
+only bounded from below (a receiver that asks for a pause gets it), or by the receiver's own
+hang of thirty seconds, which is not over when a shutdown has returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from lives import finished, fresh, now_ms
+from opentelemetry.sdk.trace import ReadableSpan
+from otlp_receiver import Fault, OtlpReceiver, silent_port
+from server import eventually, free_port
+
+from telemetry import prometheus
+from telemetry.clock import MonotonicClock, WallAnchor
+from telemetry.histograms import Histograms
+from telemetry.otlp import SpanExporterThread
+from telemetry.otlp_config import service_resource, wire_settings
+from telemetry.otlp_delivery import RetryPolicy
+from telemetry.otlp_wire import open_sender
+from telemetry.phases import RequestTimeline
+from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
+from telemetry.span_attributes import Attributes
+from telemetry.spans import SpanBuilder
+from telemetry.traceparent import new_span_id
+from telemetry.tracing_view import TracingView
+from telemetry.window_fold import Suppliers, WindowFold
+
+PATIENT = RetryPolicy(first_s=0.02, longest_s=0.05)
+HASTY = RetryPolicy(attempt_s=0.3, first_s=0.01, longest_s=0.02, give_up_s=0.1)
+TREE = len(SpanBuilder(service_resource("x"), new_span_id).build(finished(), WallAnchor(0, 0)))
+CHUNKS = 3  # spans of a tree that a receiver in Fault.PARTIAL rejects
+WIRES = {"grpc": "grpc", "http": "http/protobuf"}
+
+both = pytest.mark.parametrize("protocol", list(WIRES))
+
+
+@contextmanager
+def exporting(
+    endpoint: str,
+    protocol: str = "http",
+    retry: RetryPolicy = PATIENT,
+    sampler: TailSampler | None = None,
+    builder: SpanBuilder | None = None,
+    capacity: int = 2048,
+) -> Iterator[SpanExporterThread]:
+    """A running exporter; shut down at the end, which must come before a hang is over."""
+    thread = SpanExporterThread(
+        open_sender(wire_settings(endpoint, WIRES[protocol])),
+        builder or SpanBuilder(service_resource("svc"), new_span_id),
+        sampler or TailSampler(),
+        MonotonicClock(),
+        endpoint,
+        retry,
+        capacity,
+    )
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop(thread)
+
+
+def stop(thread: SpanExporterThread) -> None:
+    stopping = threading.Thread(target=thread.shutdown, daemon=True)
+    stopping.start()
+    stopping.join(25)
+    assert not stopping.is_alive(), "a shutdown hangs as long as the receiver does"
+
+
+def dropped(view: TracingView) -> dict[str, int]:
+    return {reason: count for reason, count in view.spans_dropped.items() if count}
+
+
+def offer(thread: SpanExporterThread, count: int) -> None:
+    for timeline in fresh(count):
+        thread.on_timeline(timeline)
+
+
+@both
+def test_trees_arrive_whole(protocol: str) -> None:
+    """Forty trees, more than one chunk, all sound; nothing else is on the books."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        offer(thread, 40)
+        assert thread.flush(20)
+        view = thread.view()
+        receiver.check_all()
+
+        assert len(receiver.trees()) == 40
+        assert view.spans_exported == receiver.spans_taken == 40 * TREE
+        assert (dropped(view), view.traces_queued, view.lag_ns) == ({}, 0, 0)
+        assert view.traces_kept["full"] == 40
+        assert view.attempts == receiver.requests
+        assert view.bytes_sent > 0
+        assert view.last_export_ns is not None
+        assert view.last_lag_ns is not None
+
+
+@both
+def test_nobody_listens(protocol: str) -> None:
+    """Given up after a while, and every span counted."""
+    with exporting(f"http://127.0.0.1:{free_port()}", protocol, HASTY) as thread:
+        offer(thread, 7)
+        assert thread.flush(20)
+
+        assert dropped(thread.view()) == {"export_failed": 7 * TREE}
+        assert thread.view().spans_exported == 0
+        assert thread.view().last_error
+
+
+@both
+def test_a_receiver_that_comes_back_gets_everything(protocol: str) -> None:
+    """An outage that the queue outlasts costs no span."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        offer(thread, 2)
+        assert thread.flush(20)
+        receiver.down()
+        offer(thread, 20)
+        eventually(lambda: thread.view().attempts_failed > 2, "failed attempts")
+        receiver.up()
+        assert thread.flush(20)
+
+        assert dropped(thread.view()) == {}
+        assert thread.view().spans_exported == receiver.spans_taken == 22 * TREE
+        receiver.check_all()
+
+
+@both
+def test_a_receiver_that_asks_for_a_pause_gets_it(protocol: str) -> None:
+    """503 with Retry-After, or UNAVAILABLE with RetryInfo: not earlier, and nothing is lost."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        receiver.fault = Fault.UNAVAILABLE
+        offer(thread, 3)
+        eventually(lambda: receiver.requests, "a first request")
+        receiver.fault = None
+        assert thread.flush(20)
+
+        first_s, second_s = receiver.request_s[:2]
+        assert second_s - first_s >= receiver.retry_after_s
+        assert dropped(thread.view()) == {}
+        assert thread.view().spans_exported == receiver.spans_taken == 3 * TREE
+
+
+@both
+def test_a_pause_that_is_too_long_is_not_kept(protocol: str) -> None:
+    """A receiver that asks for a week is asked again much earlier."""
+    retry = RetryPolicy(longest_asked_s=0.05)
+    with (
+        OtlpReceiver(protocol) as receiver,
+        exporting(receiver.endpoint, protocol, retry) as thread,
+    ):
+        receiver.retry_after_s, receiver.fault = 604_800.0, Fault.UNAVAILABLE
+        offer(thread, 1)
+        eventually(lambda: receiver.requests >= 3, "more requests")
+
+
+@both
+def test_spans_that_are_rejected_are_not_counted_as_exported(protocol: str) -> None:
+    """The receiver takes a part and says how many it did not take."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        receiver.fault = Fault.PARTIAL
+        offer(thread, 11)
+        assert thread.flush(20)
+        view = thread.view()
+
+        assert dropped(view) == {"rejected_by_receiver": 11 * CHUNKS}
+        assert view.spans_exported == receiver.spans_taken == 11 * (TREE - CHUNKS)
+        assert "told to reject chunks" in (view.last_error or "")
+
+
+@both
+def test_a_final_no_is_not_tried_again(protocol: str) -> None:
+    """400 or PERMISSION_DENIED."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        receiver.fault = Fault.REFUSE
+        offer(thread, 1)
+        assert thread.flush(20)
+
+        assert receiver.requests == 1
+        assert dropped(thread.view()) == {"rejected_by_receiver": TREE}
+
+
+@both
+def test_a_slow_receiver_gets_everything_late(protocol: str) -> None:
+    """Lag is what grows meanwhile."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        receiver.fault, receiver.delay_s = Fault.SLOW, 0.1
+        offer(thread, 9)
+        assert thread.view().lag_ns > 0
+        assert thread.view().traces_queued > 0
+        assert thread.flush(20)
+
+        assert dropped(thread.view()) == {}
+        assert thread.view().spans_exported == receiver.spans_taken == 9 * TREE
+
+
+@both
+def test_no_answer_is_given_up(protocol: str) -> None:
+    """Each attempt has a limit; what was not answered counts as lost."""
+    with (
+        OtlpReceiver(protocol) as receiver,
+        exporting(receiver.endpoint, protocol, HASTY) as thread,
+    ):
+        receiver.fault = Fault.BLACK_HOLE
+        offer(thread, 2)
+        assert thread.flush(20)
+
+        assert dropped(thread.view()) == {"export_failed": 2 * TREE}
+        assert thread.view().spans_exported == 0
+
+
+@both
+def test_a_full_queue_drops_the_newest_and_counts_its_spans(protocol: str) -> None:
+    """Offering returns at once while an export hangs."""
+    with (
+        OtlpReceiver(protocol) as receiver,
+        exporting(receiver.endpoint, protocol, capacity=5) as thread,
+    ):
+        receiver.fault = Fault.BLACK_HOLE
+        offer(thread, 1)
+        assert receiver.hanging.wait(20)
+        late = fresh(20)
+        for timeline in late:
+            thread.on_timeline(timeline)
+
+        assert dropped(thread.view()) == {"queue_full": 15 * TREE}
+        assert late[0].accepted.trace_id in thread.kept
+        assert late[-1].accepted.trace_id not in thread.kept
+
+
+@both
+def test_a_shutdown_while_the_receiver_hangs_counts_what_it_gives_up(protocol: str) -> None:
+    """In flight, queued, all of it; and a late answer changes nothing."""
+    with OtlpReceiver(protocol) as receiver:
+        receiver.fault = Fault.BLACK_HOLE
+        with exporting(receiver.endpoint, protocol, RetryPolicy(attempt_s=30)) as thread:
+            offer(thread, 1)
+            assert receiver.hanging.wait(20)
+            offer(thread, 30)
+            stop(thread)
+            after = thread.view()
+            receiver.fault = None  # whoever hangs is let go now
+            thread._thread.join(25)
+
+            assert dropped(after) == {"shutdown": 31 * TREE}
+            assert thread.view().spans_dropped == after.spans_dropped
+            assert (after.spans_exported, after.traces_queued) == (0, 0)
+
+
+@both
+def test_a_shutdown_while_a_connection_is_never_answered(protocol: str) -> None:
+    """Not even by the protocol's first word."""
+    with silent_port() as endpoint, exporting(endpoint, protocol) as thread:
+        offer(thread, 4)
+        stop(thread)
+
+        assert dropped(thread.view()) == {"shutdown": 4 * TREE}
+
+
+@both
+def test_a_shutdown_in_the_middle_of_a_long_pause(protocol: str) -> None:
+    """Nobody waits for a Retry-After of a week, nor for an attempt that fails again."""
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        receiver.retry_after_s, receiver.fault = 20.0, Fault.UNAVAILABLE
+        offer(thread, 50)
+        eventually(lambda: thread.view().attempts_failed, "a failed attempt")
+        stop(thread)
+
+        assert dropped(thread.view()) == {"shutdown": 50 * TREE}
+
+
+@both
+def test_a_shutdown_sends_what_is_queued_to_a_receiver_that_takes_it(protocol: str) -> None:
+    with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
+        offer(thread, 30)
+        stop(thread)
+
+        assert thread.view().spans_exported == receiver.spans_taken == 30 * TREE
+        assert dropped(thread.view()) == {}
+
+
+def test_a_receiver_that_goes_and_comes_is_said_once_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line when it goes, one when it is back."""
+    with (
+        OtlpReceiver("http") as receiver,
+        caplog.at_level(logging.WARNING, "phasescope.otlp"),
+        exporting(receiver.endpoint) as thread,
+    ):
+        receiver.fault = Fault.REFUSE
+        for _ in range(3):
+            offer(thread, 1)
+            assert thread.flush(20)
+        receiver.fault = None
+        offer(thread, 1)
+        assert thread.flush(20)
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if "do not reach" in line]) == 1
+    assert len([line for line in lines if "again" in line]) == 1
+
+
+class Clumsy(SpanBuilder):
+    """Cannot build the tree of r1."""
+
+    def build(
+        self, timeline: RequestTimeline, anchor: WallAnchor, about: Attributes | None = None
+    ) -> list[ReadableSpan]:
+        if timeline.accepted.request_id == "r1":
+            raise ValueError("a bug of ours")
+        return super().build(timeline, anchor, about)
+
+
+def test_a_tree_that_cannot_be_built_is_one_loss_and_no_other() -> None:
+    """A bug in one trace costs that trace."""
+    builder = Clumsy(service_resource("svc"), new_span_id)
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, builder=builder) as thread:
+        offer(thread, 3)
+        assert thread.flush(20)
+
+        assert dropped(thread.view()) == {"build_error": 1}
+        assert thread.view().spans_exported == receiver.spans_taken == 2 * TREE
+        assert "a bug of ours" in (thread.view().last_error or "")
+
+
+def test_what_is_not_sampled_is_counted_and_never_built() -> None:
+    """Off, then a share, then everything, without a restart."""
+    sampler = TailSampler(SamplingPolicy(TracingMode.OFF))
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, sampler=sampler) as thread:
+        offer(thread, 5)
+        sampler.policy = SamplingPolicy(TracingMode.SAMPLED, 1.0)
+        offer(thread, 2)
+        assert thread.flush(20)
+        view = thread.view()
+
+        assert (view.traces_left["off"], view.traces_kept["preempted"]) == (5, 2)
+        roots = [tree.attribute("sampling.reason") for tree in receiver.trees()]
+        assert roots == ["preempted", "preempted"]
+        assert {tree.attribute("sampling.ratio") for tree in receiver.trees()} == {1.0}
+
+
+def test_a_culprit_found_after_its_end_is_exported_and_others_are_not() -> None:
+    """A request waits for the verdict of its victims for a bounded time; a shutdown ends it."""
+    culprits: set[str] = set()
+    sampler = TailSampler(
+        SamplingPolicy(TracingMode.SAMPLED, 0.0), is_culprit=culprits.__contains__
+    )
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, sampler=sampler) as thread:
+        for timeline in plain(3):
+            thread.on_timeline(timeline)
+        assert thread.view().traces_held == 3
+        culprits.add("r1")
+        stop(thread)
+        view = thread.view()
+
+        ids = [tree.attribute("gen_ai.request.id") for tree in receiver.trees()]
+        assert ids == ["r1"]
+        assert (view.traces_kept["culprit"], view.traces_left["rate"]) == (1, 2)
+        assert view.traces_held == 0
+
+
+def test_a_culprit_found_in_time_does_not_wait_for_the_shutdown() -> None:
+    culprits = {"r0"}
+    sampler = TailSampler(
+        SamplingPolicy(TracingMode.SAMPLED, 0.0), is_culprit=lambda name: name in culprits
+    )
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, sampler=sampler) as thread:
+        for timeline in plain(2):
+            thread.on_timeline(timeline)
+        culprits.add("r1")
+        receiver.wait_for(lambda trees: len(trees) == 2, "both culprits")
+
+
+def plain(count: int) -> list[RequestTimeline]:
+    """Requests that nothing special happened to, of just now."""
+    return [
+        dataclasses.replace(
+            timeline,
+            ended=finished(now_ms() - 70).ended,
+            sequences=tuple(dataclasses.replace(s, preempted=()) for s in timeline.sequences),
+        )
+        for timeline in fresh(count)
+    ]
+
+
+def test_all_of_it_is_in_the_exposition() -> None:
+    """Mode, traces by reason, drops by reason, lag, cost; a reason that never was is 0."""
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint) as thread:
+        receiver.fault = Fault.PARTIAL
+        offer(thread, 2)
+        assert thread.flush(20)
+        histograms = Histograms()
+        window = WindowFold(histograms, Suppliers(tracing=thread.view))
+        snapshot = window.snapshot(0)
+        text = prometheus.render(snapshot, histograms, ()).decode()
+
+    rejected = 2 * CHUNKS
+    assert snapshot.spans_dropped == rejected
+    assert f'phasescope_spans_dropped_total{{reason="rejected_by_receiver"}} {rejected}' in text
+    assert 'phasescope_spans_dropped_total{reason="queue_full"} 0' in text
+    assert 'phasescope_tracing_mode{mode="full"} 1' in text
+    assert 'phasescope_traces_kept_total{reason="full"} 2' in text
+    assert "phasescope_span_export_cpu_seconds_total " in text
+    assert "phasescope_span_last_export_lag_seconds " in text
