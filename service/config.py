@@ -152,6 +152,25 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
     service_name: str | None = None
 
 
+class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is promised, what it costs, and which metrics go where.
+
+    `slo_file` states the SLO classes, None takes the default ones. `price_per_hour` is of this
+    server, in any currency; None leaves costs out. `otlp` also sends metrics to where
+    TracingConfig sends spans.
+    """
+
+    slo_file: str | None = None
+    price_per_hour: float | None = None
+    vllm_names: bool = False
+    otlp: bool = True
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        if self.price_per_hour is not None and self.price_per_hour <= 0:
+            raise ConfigError("--price-per-hour must be positive; leave it out for no costs")
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP side. Keys None: the routes they guard are open.
 
@@ -197,3 +216,4 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     gateway: GatewayConfig
     tracing: TracingConfig
+    metrics: MetricsConfig = MetricsConfig()

@@ -24,20 +24,28 @@ from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
 from service.gateway.vocabulary import vocabulary_of
+from service.metrics_wiring import at_once, build_metrics, build_pusher, push_counts
 from service.text.tokenizer import Tokenizer, load_tokenizer
-from telemetry import prometheus
+from telemetry.classes import ClassBook
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.drain_rate import DrainRate
 from telemetry.gpu import GpuSampler
 from telemetry.histograms import Histograms
+from telemetry.metrics import Metrics
 from telemetry.otlp import SpanExporterThread, exporter_from_config
+from telemetry.otlp_push import MetricPusher
 from telemetry.phase_fold import PhaseFold
+from telemetry.phases import RequestTimeline
 from telemetry.pump import Pump
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
+from telemetry.records import RequestEnded
+from telemetry.slo import SloFold
+from telemetry.slo_policy import policy_of
 from telemetry.stages import Stages, StartReport, start_report
 from telemetry.step_cost import StepCost, StepCostFold
 from telemetry.timelines import TimelineStore
+from telemetry.timings import RequestTimings, timings_of
 from telemetry.window import Snapshot
 from telemetry.window_fold import Suppliers, WindowFold
 
@@ -53,10 +61,11 @@ class Telemetry:
     pump: Pump
     phases: PhaseFold
     window: WindowFold
-    histograms: Histograms
+    all_metrics: Metrics
     timelines: TimelineStore
     diagnoser: Diagnoser
     exporter: SpanExporterThread | None
+    pusher: MetricPusher | None
     gpu: GpuSampler
     drain_rate: DrainRate
 
@@ -78,16 +87,27 @@ class Telemetry:
             self.pump.run_once()
             return msgspec.json.encode(self.diagnoser.diagnosis(self.clock.now_ns()))
 
-    def metrics(self) -> tuple[str, bytes]:
+    def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
+        return self.all_metrics.exposition(accept, full)
+
+    def histograms(self, window: str) -> bytes | None:
+        return self.all_metrics.histogram_report(window)
+
+    def slo(self) -> bytes:
+        return self.all_metrics.slo_report()
+
+    def timings(self, ended: RequestEnded) -> RequestTimings | None:
         with self.pump.lock:
-            snapshot = self.current()
-            body = prometheus.render(snapshot, self.histograms, self.pump.costs)
-        return prometheus.CONTENT_TYPE, body
+            self.pump.run_once()
+            timeline = self.phases.provisional(ended)
+        return None if timeline is None else timings_of(timeline)
 
     def start(self) -> None:
         self.gpu.start()
         if self.exporter is not None:
             self.exporter.start()
+        if self.pusher is not None:
+            self.pusher.start()
         self.pump.start()
 
     def stop(self) -> None:
@@ -95,8 +115,8 @@ class Telemetry:
         self.pump.stop()
         with self.pump.lock:
             self.phases.close()
-        if self.exporter is not None:
-            self.exporter.shutdown()
+        senders = (self.exporter, self.pusher)
+        at_once([sender.shutdown for sender in senders if sender is not None])
         self.gpu.stop()
 
 
@@ -108,7 +128,10 @@ def build_telemetry(
     exporter = exporter_from_config(tracing.endpoint, tracing.protocol, tracing.service_name, clock)
     gpu = GpuSampler()
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
-    histograms, timelines, diagnoser = Histograms(), TimelineStore(), Diagnoser()
+    policy = policy_of(config.metrics.slo_file)
+    histograms = Histograms(ClassBook(policy))
+    timelines, diagnoser = TimelineStore(), Diagnoser()
+    slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     window = WindowFold(
         histograms,
         Suppliers(
@@ -117,11 +140,21 @@ def build_telemetry(
             folds_detached=lambda: pump.detached,
             spans=lambda: _span_counts(exporter),
             gpu=lambda: gpu.latest().as_dict(),
+            slo=slo.report,
+            metric_pushes=lambda: push_counts(pusher),
         ),
     )
-    listeners = [timelines.on_timeline, window.on_timeline]
+    all_metrics = build_metrics(
+        config, clock, pump, window, histograms, slo, lambda timeline: _is_kept(exporter, timeline)
+    )
+    pusher = build_pusher(config, clock, all_metrics)
+    listeners: list[Callable[[RequestTimeline], None]] = [
+        timelines.on_timeline,
+        window.on_timeline,
+    ]
     if exporter is not None:
         listeners.append(exporter.on_timeline)
+    listeners += all_metrics.listeners  # after whoever decides which traces are kept
     phases = PhaseFold(listeners, [histograms.on_measured])
     for lane in lanes:
         pump.add_lane(lane)
@@ -135,7 +168,17 @@ def build_telemetry(
         costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
         pump.add_fold("step_cost", costs)
     return Telemetry(
-        clock, pump, phases, window, histograms, timelines, diagnoser, exporter, gpu, drain_rate
+        clock=clock,
+        pump=pump,
+        phases=phases,
+        window=window,
+        all_metrics=all_metrics,
+        timelines=timelines,
+        diagnoser=diagnoser,
+        exporter=exporter,
+        pusher=pusher,
+        gpu=gpu,
+        drain_rate=drain_rate,
     )
 
 
@@ -149,6 +192,10 @@ def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) 
     )
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
         loop.call_soon_threadsafe(bridge.tell, command)
+
+
+def _is_kept(exporter: SpanExporterThread | None, timeline: RequestTimeline) -> bool:
+    return exporter is not None and timeline.accepted.trace_sampled is not False
 
 
 def _span_counts(exporter: SpanExporterThread | None) -> tuple[int, int]:
@@ -268,6 +315,8 @@ class Start:
         )
         if self._telemetry.exporter is not None:
             self._say(f"spans go to {self._telemetry.exporter.target}")
+        if self._telemetry.pusher is not None:
+            self._say(f"metrics go to {self._telemetry.pusher.target}")
         address = f"http://{self._config.gateway.host}:{self._port}"
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")

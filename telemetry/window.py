@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
 
 
@@ -21,6 +22,8 @@ class Percentiles(msgspec.Struct, frozen=True):
     p95_ns: int | None
     p99_ns: int | None
     max_ns: int | None
+    p90_ns: int | None = None
+    p999_ns: int | None = None
 
 
 class Cell(StrEnum):
@@ -48,7 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The service at one moment. Rates are over `window_ns`; counters since the start.
 
     `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
-    grammar_compile, cancel_to_free.
+    grammar_compile, cancel_to_free, tokenize, deliver, mask.
     `requests_total` is keyed by outcome. Values that nobody could measure are None.
     """
 
@@ -85,3 +88,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     spans_dropped: int
     gpu: dict[str, float | str] | None
     totals: Totals = msgspec.field(default_factory=Totals)
+    slo: SloReport | None = None
+    class_overflow_values: int = 0
+    metric_exports: dict[str, int] = {}
+    metric_points_rejected: int = 0

@@ -21,6 +21,7 @@ from telemetry.records import (
     SequenceSubmitted,
     StepRecorded,
 )
+from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
 from telemetry.window import Cell, GridRow, Snapshot
 
@@ -38,6 +39,8 @@ class Suppliers:
     folds_detached: Callable[[], tuple[str, ...]] = lambda: ()
     spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
+    slo: Callable[[int], SloReport | None] = lambda now_ns: None
+    metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -99,6 +102,7 @@ class WindowFold:
         gauges, started = self._gauges, self._started
         seconds = RATE_WINDOW_NS / 1e9
         exported, dropped = self._suppliers.spans()
+        pushes = self._suppliers.metric_pushes()
         return Snapshot(
             at_ns=now_ns,
             window_ns=RATE_WINDOW_NS,
@@ -136,6 +140,10 @@ class WindowFold:
             spans_dropped=dropped,
             gpu=self._suppliers.gpu(),
             totals=msgspec.structs.replace(self._totals),
+            slo=self._suppliers.slo(now_ns),
+            class_overflow_values=self._histograms.overflowed,
+            metric_exports={"ok": pushes[0], "failed": pushes[1]} if pushes else {},
+            metric_points_rejected=pushes[2] if pushes else 0,
         )
 
     def _take(self, fact: Fact) -> None:

@@ -17,6 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -88,15 +92,25 @@ class OtlpReceiver:
         self._lock = threading.Lock()
         self._spans: list[tuple[Span, dict[str, Any]]] = []
         self.requests = 0
+        self.metric_exports: list[Any] = []
+        self.rejected_points = 0  # what partial_success says
         self.refusing = threading.Event()
         self.release = threading.Event()  # set: answer; clear: hang
         self.release.set()
         self.hanging = threading.Event()
 
+    @property
+    def wire(self) -> str:
+        """The protocol as our flags call it."""
+        return "grpc" if self._protocol == "grpc" else "http/protobuf"
+
     def __enter__(self) -> OtlpReceiver:
         if self._protocol == "grpc":
             self._grpc = grpc.server(ThreadPoolExecutor(4))
             trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Servicer(self), self._grpc)
+            metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(
+                _MetricsServicer(self), self._grpc
+            )
             port = self._grpc.add_insecure_port("127.0.0.1:0")
             self._grpc.start()
         else:
@@ -131,6 +145,33 @@ class OtlpReceiver:
                 for scope in group.scope_spans:
                     self._spans += [(span, resource) for span in scope.spans]
         return True
+
+    def take_metrics(self, request: Any) -> Any:
+        """The answer to an export of metrics; None when told to refuse."""
+        if not self.release.is_set():
+            self.hanging.set()
+            self.release.wait(30)
+        if self.refusing.is_set():
+            return None
+        with self._lock:
+            self.metric_exports.append(request)
+        answer = metrics_service_pb2.ExportMetricsServiceResponse()
+        if self.rejected_points:
+            answer.partial_success.rejected_data_points = self.rejected_points
+            answer.partial_success.error_message = "told to reject some"
+        return answer
+
+    def latest_metrics(self) -> dict[str, Any]:
+        """The metrics of the last export, by name."""
+        with self._lock:
+            exports = self.metric_exports[-1:]
+        return {
+            metric.name: metric
+            for export in exports
+            for group in export.resource_metrics
+            for scope in group.scope_metrics
+            for metric in scope.metrics
+        }
 
     def trees(self) -> list[Tree]:
         """One tree a local root: a span whose parent is not among those received."""
@@ -203,18 +244,34 @@ class _Servicer(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
+class _MetricsServicer(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, receiver: OtlpReceiver) -> None:
+        self._receiver = receiver
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = self._receiver.take_metrics(request)
+        if answer is None:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "told to refuse")
+        return answer
+
+
 def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            assert self.path == "/v1/traces", self.path
             assert self.headers["content-type"] == "application/x-protobuf"
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-            taken = receiver.take(request)
-            answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200 if taken else 400)
+            if self.path == "/v1/metrics":
+                export = metrics_service_pb2.ExportMetricsServiceRequest.FromString(body)
+                taken = receiver.take_metrics(export)
+                answer = b"" if taken is None else taken.SerializeToString()
+            else:
+                assert self.path == "/v1/traces", self.path
+                request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+                taken = receiver.take(request) or None
+                answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
+            self.send_response(400 if taken is None else 200)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()

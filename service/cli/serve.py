@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from service.cli.metrics_flags import add_metrics_flags, metrics_config
 from service.config import (
     EXECUTORS,
     ConfigError,
@@ -34,6 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_policy_flags(parser.add_argument_group("policies"))
     _add_gateway_flags(parser.add_argument_group("HTTP"))
     _add_tracing_flags(parser.add_argument_group("tracing"))
+    add_metrics_flags(parser.add_argument_group("SLO and metrics"))
     parser.set_defaults(run=run)
 
 
@@ -306,7 +308,10 @@ def run(args: argparse.Namespace) -> int:
         protocol=args.otlp_protocol,
         service_name=args.service_name,
     )
-    return run_service(ServeConfig(engine=engine, gateway=gateway, tracing=tracing), _say)
+    config = ServeConfig(
+        engine=engine, gateway=gateway, tracing=tracing, metrics=metrics_config(args)
+    )
+    return run_service(config, _say)
 
 
 def _say(line: str) -> None:

@@ -16,10 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.engine.inbox import FlushCache
-from service.gateway.errors import ApiError, model_not_found, not_found, not_ready
+from service.gateway.errors import ApiError, bad_request, model_not_found, not_found, not_ready
 from service.gateway.security import identify, key_error
 from service.gateway.state import GatewayState
+from telemetry.histogram_report import TOTAL
 from telemetry.reasons import EndReason
+from telemetry.windows import WINDOWS_S
 
 Handler = Callable[[GatewayState, Request], Awaitable[Response]]
 
@@ -45,6 +47,8 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/startup", _startup),
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
+        ("/debug/histograms", _histograms),
+        ("/debug/slo", _slo),
         ("/debug/requests/{request_id}", _request),
     ]
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
@@ -108,7 +112,9 @@ async def _model(state: GatewayState, request: Request) -> Response:
 
 
 async def _metrics(state: GatewayState, request: Request) -> Response:
-    content_type, body = await asyncio.to_thread(state.views.metrics)
+    accept = ",".join(request.headers.getlist("accept"))
+    full = request.query_params.get("classes") == "full"
+    content_type, body = await asyncio.to_thread(state.views.metrics, accept, full)
     return Response(body, headers={"content-type": content_type})
 
 
@@ -124,6 +130,20 @@ async def _snapshot(state: GatewayState, request: Request) -> Response:
 
 async def _diagnosis(state: GatewayState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(state.views.diagnosis))
+
+
+async def _histograms(state: GatewayState, request: Request) -> Response:
+    """For merging with those of other processes; `?window=1m` and the like, else the total."""
+    window = request.query_params.get("window", TOTAL)
+    body = await asyncio.to_thread(state.views.histograms, window)
+    if body is None:
+        known = ", ".join((TOTAL, *WINDOWS_S))
+        return error_response(bad_request(f"window must be one of {known}", "window"))
+    return json_response(body)
+
+
+async def _slo(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.slo))
 
 
 async def _request(state: GatewayState, request: Request) -> Response:
