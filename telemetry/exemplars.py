@@ -60,7 +60,7 @@ class ExemplarStore:
         for measured in timeline.measures():
             self.offer(measured.measure, workload, trace_id, measured.value_ns, measured.at_ns)
         for sequence in timeline.sequences:
-            self._offer_gaps(workload, trace_id, sequence.token_ns)
+            self._offer_gaps(workload, trace_id, sequence.token_ns, timeline.ended.at_ns)
 
     def offer(
         self, measure: Measure, workload: WorkloadClass, trace_id: str, value_ns: int, at_ns: int
@@ -84,17 +84,19 @@ class ExemplarStore:
         return sorted(found, key=lambda exemplar: exemplar.unix_ns)
 
     def _offer_gaps(
-        self, workload: WorkloadClass, trace_id: str, token_ns: tuple[int, ...]
+        self, workload: WorkloadClass, trace_id: str, token_ns: tuple[int, ...], at_ns: int
     ) -> None:
-        """The last gap in each bucket that the tokens' gaps fall into."""
+        """The last gap in each bucket that the tokens' gaps fall into.
+
+        They are offered as of the request's end, for only then is its trace kept: a Prometheus
+        that has seen a newer exemplar takes no older one.
+        """
         if len(token_ns) < 2:
             return
-        stamps = np.array(token_ns, np.int64)
-        gaps = np.diff(stamps)
+        gaps = np.diff(np.array(token_ns, np.int64))
         _, from_end = np.unique(np.searchsorted(_BOUNDS, gaps)[::-1], return_index=True)
         for place in len(gaps) - 1 - from_end:
-            gap_ns, at_ns = int(gaps[place]), int(stamps[place + 1])
-            self.offer(Measure.ITL, workload, trace_id, gap_ns, at_ns)
+            self.offer(Measure.ITL, workload, trace_id, int(gaps[place]), at_ns)
 
 
 def by_bucket(exemplars: Iterable[Exemplar], bounds_s: tuple[float, ...]) -> dict[int, Exemplar]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from telemetry import catalog
 from telemetry.catalog import Metric
 from telemetry.classes import WorkloadClass
+from telemetry.clock import sleep_ns
 from telemetry.exemplars import Exemplar, ExemplarStore
 from telemetry.gen_ai import GenAiFold
 from telemetry.hdr import Distribution
@@ -36,14 +37,22 @@ class Family:
     histograms: tuple[HistogramPoint, ...] = ()
 
 
-def latency_families(histograms: Histograms, exemplars: ExemplarStore, full: bool) -> list[Family]:
+def one_by_one(families: Iterable[Family]) -> Iterator[Family]:
+    """The same, with a chance for other threads after each: what is made of a family holds the
+    interpreter for a millisecond, and of all of them for longer than a token may wait."""
+    for family in families:
+        yield family
+        sleep_ns(0)
+
+
+def latency_families(
+    histograms: Histograms, exemplars: ExemplarStore, full: bool
+) -> Iterator[Family]:
     """Ours: by SLO class, or `full`y by all parts of the workload class."""
-    found: list[Family] = []
     for metric in catalog.HISTOGRAMS:
         assert metric.measure is not None
         points = _by_class if full else _by_slo_class
-        found.append(Family(metric, (), tuple(points(metric.measure, histograms, exemplars))))
-    return found
+        yield Family(metric, (), tuple(points(metric.measure, histograms, exemplars)))
 
 
 def _by_slo_class(

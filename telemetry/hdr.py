@@ -114,13 +114,15 @@ def merged(parts: Iterable[Distribution]) -> Distribution:
     filled = [part for part in parts if part.count]
     if len(filled) < 2:
         return filled[0] if filled else EMPTY
-    dense = np.zeros(COUNTERS, np.int64)
+    low = min(int(part.indices[0]) for part in filled)
+    high = max(int(part.indices[-1]) for part in filled)
+    dense = np.zeros(high - low + 1, np.int64)
     for part in filled:
-        dense[part.indices] += part.counts
-    indices = np.nonzero(dense)[0]
+        dense[part.indices - low] += part.counts
+    used = np.nonzero(dense)[0]
     return Distribution(
-        indices,
-        dense[indices],
+        used + low,
+        dense[used],
         sum(part.count for part in filled),
         sum(part.sum_ns for part in filled),
         max(part.max_ns for part in filled),

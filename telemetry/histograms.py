@@ -32,6 +32,7 @@ class LatencyHistogram:
         self._count = 0
         self._sum_ns = 0
         self._max_ns = 0
+        self._total: Distribution | None = None
 
     def record(self, value_ns: int, at_ns: int) -> None:
         """Add a value; below 1 us it counts as 1 us, above an hour as an hour."""
@@ -47,6 +48,7 @@ class LatencyHistogram:
             return
         part = distribution_of(self._pending)
         self._pending = []
+        self._total = None
         self._reach(int(part.indices[0]), int(part.indices[-1]))
         self._counters[part.indices - self._low] += part.counts
         self._count += part.count
@@ -62,10 +64,12 @@ class LatencyHistogram:
     def total(self) -> Distribution:
         """Since the start."""
         self.flush()
-        used = np.nonzero(self._counters)[0]
-        return Distribution(
-            used + self._low, self._counters[used], self._count, self._sum_ns, self._max_ns
-        )
+        if self._total is None:
+            used = np.nonzero(self._counters)[0]
+            self._total = Distribution(
+                used + self._low, self._counters[used], self._count, self._sum_ns, self._max_ns
+            )
+        return self._total
 
     def last(self, now_ns: int, length_s: int = _SCREEN_WINDOW_S) -> Distribution:
         """Of the last `length_s` seconds, one of WINDOWS_S."""

@@ -14,7 +14,7 @@ import msgspec
 from telemetry import prometheus, prometheus_protobuf
 from telemetry.clock import Clock
 from telemetry.exemplars import ExemplarStore
-from telemetry.families import Family, gen_ai_families, latency_families
+from telemetry.families import Family, gen_ai_families, latency_families, one_by_one
 from telemetry.gen_ai import GenAiFold
 from telemetry.histogram_report import TOTAL, distributions, report
 from telemetry.histograms import Histograms
@@ -61,7 +61,7 @@ class Metrics:
             snapshot = self.window.snapshot(self.clock.now_ns())
             found = [
                 *prometheus.scalar_families(snapshot, self.pump.costs),
-                *latency_families(self.histograms, self.exemplars, full),
+                *one_by_one(latency_families(self.histograms, self.exemplars, full)),
                 *gen_ai_families(self.gen_ai, self.model),
             ]
             if aliases and self.vllm is not None:
@@ -70,7 +70,7 @@ class Metrics:
 
     def exposition(self, accept: str, full: bool = False) -> tuple[str, bytes]:
         """Content type and body."""
-        families = self.families(full, aliases=True)
+        families = one_by_one(self.families(full, aliases=True))
         match choose(accept):
             case Format.PROTOBUF:
                 return prometheus_protobuf.CONTENT_TYPE, prometheus_protobuf.protobuf(families)

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from telemetry.clock import Clock, read_wall_anchor
-from telemetry.families import Family, Labels
+from telemetry.families import Family, Labels, one_by_one
 from telemetry.otlp_metrics import Interval, export_request
 
 log = logging.getLogger("phasescope.otlp")
@@ -104,7 +104,8 @@ class MetricPusher:
             interval = Interval(
                 self._anchor.to_unix_ns(self._started_ns), read_wall_anchor().unix_ns
             )
-            request = export_request(self._collect(), self._resource, interval)
+            families = one_by_one(self._collect())
+            request = export_request(families, self._resource, interval)
             answer = self._transport.send(request, timeout_s)
         except Exception as error:
             self._note_failure(f"{type(error).__name__}: {error}".partition("\n")[0])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from itertools import pairwise
+from functools import cache, lru_cache
+
+import numpy as np
 
 from telemetry.catalog import Kind
 from telemetry.exemplars import Exemplar, by_bucket
@@ -24,7 +26,10 @@ CONTENT_TYPE = (
 _TYPE = {Kind.COUNTER: 0, Kind.GAUGE: 1, Kind.HISTOGRAM: 4}
 _VALUE_FIELD = {Kind.GAUGE: 2, Kind.COUNTER: 3}
 _ZERO_THRESHOLD = 2.0**-128
-_CHAIN_NS = 120_000_000_000
+_RECENT_NS = 60_000_000_000
+
+_GAP = 4
+"""Buckets further apart than this are in two spans; else the empty ones between are sent too."""
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
@@ -60,14 +65,14 @@ def _family(family: Family) -> bytes:
 def _histogram(point: HistogramPoint, bounds_s: tuple[float, ...]) -> bytes:
     values = point.values
     shown = by_bucket(point.exemplars, bounds_s)
-    chained = _chain(shown)
+    slowest = _slowest(shown)
     counts = values.at_most(round(bound_s * 1e9) for bound_s in bounds_s)
     tops = [*bounds_s, float("inf")]
     parts = [_integer(1, values.count), _double(2, values.sum_ns / 1e9)]
     for place, (top, count) in enumerate(zip(tops, [*counts, values.count], strict=True)):
         bucket = _integer(1, count) + _double(2, top)
-        if place in chained:
-            bucket += _bytes(3, _exemplar(chained[place]))
+        if place in slowest:
+            bucket += _bytes(3, _exemplar(slowest[place]))
         parts.append(_bytes(3, bucket))
     parts += (_signed(5, NATIVE_SCHEMA), _double(6, _ZERO_THRESHOLD), _integer(7, 0))
     parts += _native(*buckets(values, NATIVE_SCHEMA))
@@ -76,23 +81,16 @@ def _histogram(point: HistogramPoint, bounds_s: tuple[float, ...]) -> bytes:
     return b"".join(parts)
 
 
-def _chain(shown: dict[int, Exemplar]) -> dict[int, Exemplar]:
-    """The exemplars that an older Prometheus would take from the classic buckets.
+def _slowest(shown: dict[int, Exemplar]) -> dict[int, Exemplar]:
+    """The one exemplar that goes into the classic buckets: the slowest of the last minute.
 
-    It reads them from the lowest bucket up, as one series, and refuses any that is older than
-    the one before. The slowest matter most: from the top down each must be older than those
-    above. One that is two minutes older than the newest has been scraped and makes room.
-    Newer versions read the list behind field 16, which has them all in order of time.
+    Before field 16 was read, Prometheus took one exemplar a scrape from there, that of the
+    lowest bucket that has one, and none that is older than the last it took. Newer versions
+    read field 16, which has all of them in order of time.
     """
     newest_ns = max((exemplar.unix_ns for exemplar in shown.values()), default=0)
-    found: dict[int, Exemplar] = {}
-    before_ns = newest_ns + 1
-    for place in sorted(shown, reverse=True):
-        exemplar = shown[place]
-        if newest_ns - _CHAIN_NS <= exemplar.unix_ns < before_ns:
-            found[place] = exemplar
-            before_ns = exemplar.unix_ns
-    return found
+    recent = [place for place, e in shown.items() if e.unix_ns >= newest_ns - _RECENT_NS]
+    return {place: shown[place] for place in sorted(recent)[-1:]}
 
 
 def _native(places: Ints, counts: Ints) -> list[bytes]:
@@ -101,25 +99,19 @@ def _native(places: Ints, counts: Ints) -> list[bytes]:
         # without a span it would be read as a classic histogram
         return [_bytes(12, _signed(1, 0) + _integer(2, 0))]
     parts: list[bytes] = []
+    dense: list[Ints] = []
     end = 0  # the bucket behind the last span
-    for start, length in _runs(places):
+    cuts = np.nonzero(np.diff(places) > _GAP)[0] + 1
+    for run, held in zip(np.split(places, cuts), np.split(counts, cuts), strict=True):
+        start, length = int(run[0]), int(run[-1] - run[0]) + 1
         parts.append(_bytes(12, _signed(1, start - end) + _integer(2, length)))
         end = start + length
-    deltas = [int(counts[0]), *(b - a for a, b in pairwise(counts.tolist()))]
-    parts.append(_bytes(13, b"".join(_varint(_zigzag(delta)) for delta in deltas)))
+        filled: Ints = np.zeros(length, np.int64)
+        filled[run - start] = held
+        dense.append(filled)
+    deltas = np.diff(np.concatenate(dense), prepend=0)
+    parts.append(_bytes(13, b"".join([_signed_varint(delta) for delta in deltas.tolist()])))
     return parts
-
-
-def _runs(places: Ints) -> list[tuple[int, int]]:
-    """First bucket and length of each unbroken run."""
-    found: list[tuple[int, int]] = []
-    for place in places.tolist():
-        start, length = found[-1] if found else (place, 0)
-        if place == start + length and found:
-            found[-1] = (start, length + 1)
-        else:
-            found.append((place, 1))
-    return found
 
 
 def _exemplar(exemplar: Exemplar) -> bytes:
@@ -150,6 +142,12 @@ def _zigzag(value: int) -> int:
     return value << 1 if value >= 0 else -(value << 1) - 1
 
 
+@lru_cache(maxsize=1 << 16)
+def _signed_varint(value: int) -> bytes:
+    return _varint(_zigzag(value))
+
+
+@cache
 def _key(field: int, wire_type: int) -> bytes:
     return _varint(field << 3 | wire_type)
 

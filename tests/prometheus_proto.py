@@ -87,7 +87,7 @@ def _varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def native_buckets(histogram: Any) -> dict[int, int]:
-    """Index and count of each native bucket."""
+    """Index and count of each native bucket that holds something."""
     found: dict[int, int] = {}
     place = count = 0
     deltas = iter(histogram.positive_delta)
@@ -95,7 +95,8 @@ def native_buckets(histogram: Any) -> dict[int, int]:
         place += span.offset
         for _ in range(span.length):
             count += next(deltas)
-            found[place] = count
+            if count:
+                found[place] = count
             place += 1
     assert next(deltas, None) is None
     return found

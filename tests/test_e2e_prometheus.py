@@ -15,6 +15,8 @@ from otlp_receiver import OtlpReceiver
 from prometheus_server import CONFIG, Prometheus, required
 from server import Server, eventually
 
+from telemetry.catalog import LATENCY_BOUNDS_S
+
 REQUESTS = 240
 AT_ONCE = 8
 PERCENTS = (50, 90, 95, 99, 99.9)
@@ -33,6 +35,7 @@ def measured(receiver: OtlpReceiver) -> Iterator[tuple[Server, Prometheus, list[
     required()
     flags = (*FLAGS, "--otlp-endpoint", receiver.endpoint, "--vllm-metrics")
     with Server(*flags) as server, Prometheus(f"127.0.0.1:{server.port}") as prometheus:
+        eventually(lambda: prometheus.value("up") == 1, "a first scrape", 60)
         log = asyncio.run(load(server.port))
         eventually(server.is_empty, "an empty engine")
         wanted = f"sum(histogram_count(phasescope_e2e_seconds)) == {REQUESTS}"
@@ -117,12 +120,24 @@ def test_quantiles_agree_with_the_log_that_the_clients_kept(measured: Measured) 
 def test_exemplars_lead_to_traces_that_were_received(
     measured: Measured, receiver: OtlpReceiver
 ) -> None:
-    """From a bucket, over its trace id, to the spans of the request."""
-    _, prometheus, _ = measured
-    for metric in ("phasescope_e2e_seconds", "phasescope_itl_seconds", "phasescope_ttft_seconds"):
-        found = eventually(lambda m=metric: prometheus.exemplars(m), f"exemplars of {metric}", 30)
-        slowest = max(found, key=lambda exemplar: float(exemplar["value"]))
-        trace_id = slowest["labels"]["trace_id"]
+    """From the slowest bucket, over a trace id, to the spans of the request."""
+    server, prometheus, _ = measured
+    facts = [server.facts_of(f"load-{number}") for number in range(REQUESTS)]
+    slowest_s = {
+        "phasescope_e2e_seconds": max(fact["e2e_ns"] for fact in facts) / 1e9,
+        "phasescope_ttft_seconds": max(fact["ttft_ns"] for fact in facts) / 1e9,
+        "phasescope_itl_seconds": max(f["sequences"][0]["itl_max_ns"] for f in facts) / 1e9,
+    }
+    for metric, value_s in slowest_s.items():
+        lowest_s = max(bound_s for bound_s in LATENCY_BOUNDS_S if bound_s < value_s)
+        found = eventually(
+            lambda m=metric, low_s=lowest_s: [
+                exemplar for exemplar in prometheus.exemplars(m) if float(exemplar["value"]) > low_s
+            ],
+            f"exemplars of {metric} above {lowest_s}",
+            30,
+        )
+        trace_id = found[0]["labels"]["trace_id"]
         received = receiver.wait_for(
             lambda trees, t=trace_id: [tree for tree in trees if tree.trace_id == t],
             f"the trace of an exemplar of {metric}",
