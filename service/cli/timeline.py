@@ -37,13 +37,14 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.source import is_url, journal_of
     from dashboards.timeline.build import write_timeline
+    from dashboards.timeline.culprits import culprit_stalls
     from telemetry.journal_reader import JournalError
 
     name = "phasescope" if is_url(args.source) else Path(args.source).name.split(".")[0]
     output = args.output or Path(f"{name}.json.gz")
     try:
         with journal_of(args.source, args.debug_key) as journal:
-            drawn = write_timeline(journal, output)
+            drawn = write_timeline(journal, output, culprit_stalls(journal))
             note = journal.truncated
     except (JournalError, Unreachable) as error:
         print(f"phasescope: {error}", file=sys.stderr)
