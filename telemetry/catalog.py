@@ -34,9 +34,15 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The unit that ends the name; "" for a number without one."""
+        """The unit that ends the name, as OpenMetrics wants it; "" for a name without one."""
         last = self.name.rpartition("_")[2]
         return last if last in UNITS else ""
+
+    @property
+    def counted(self) -> str:
+        """What the value is of: the last word of the name that says so; "" for a bare number."""
+        words = [word for word in self.name.split("_") if word in UNITS]
+        return words[-1] if words else ""
 
     @property
     def exposed(self) -> str:
@@ -53,9 +59,10 @@ class Metric:
 
 UNITS = frozenset(
     ("seconds", "bytes", "tokens", "blocks", "requests", "sequences", "steps", "spans", "facts",
-     "values", "points", "ratio", "joules", "watts", "celsius", "hertz", "percent")
+     "values", "points", "grammars", "outputs", "restarts", "pauses", "exports", "ratio",
+     "joules", "watts", "celsius", "hertz", "percent")
 )  # fmt: skip
-"""Words that, at the end of a name, say what is counted or measured."""
+"""Words that say what is counted or measured."""
 
 
 def _decades() -> tuple[float, ...]:
@@ -276,7 +283,7 @@ SLO_UNKNOWN = Metric(
     "Requests that named an SLO class that does not exist; they got the default one.",
 )
 COST = Metric(
-    "phasescope_tokens_cost_per_million",
+    "phasescope_million_token_cost",
     Kind.GAUGE,
     "What a million tokens cost at --price-per-hour: all of them, or counting only good ones.",
     ("which", "window"),

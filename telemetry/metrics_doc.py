@@ -45,7 +45,7 @@ def document() -> str:
 def _table(metrics: list[Metric]) -> list[str]:
     head = ["| name | kind | unit | labels | meaning |", "|---|---|---|---|---|"]
     return head + [
-        f"| `{metric.name}` | {metric.kind.value} | {metric.unit or '1'} "
+        f"| `{metric.name}` | {metric.kind.value} | {metric.counted or '1'} "
         f"| {', '.join(metric.labels) or '-'} | {metric.help} |"
         for metric in metrics
     ]

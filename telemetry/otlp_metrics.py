@@ -67,7 +67,7 @@ def _metric(family: Family, interval: Interval) -> metrics_pb2.Metric:
 
 def _unit(metric: Metric) -> str:
     """UCUM; what is counted is an annotation."""
-    return _UNITS.get(metric.unit) or f"{{{metric.unit.removesuffix('s')}}}"
+    return _UNITS.get(metric.counted) or f"{{{metric.counted.removesuffix('s')}}}"
 
 
 def _numbers(

@@ -17,10 +17,10 @@ from server import Server, eventually
 
 from telemetry.catalog import LATENCY_BOUNDS_S
 
-REQUESTS = 240
+REQUESTS = 120
 AT_ONCE = 8
 PERCENTS = (50, 90, 95, 99, 99.9)
-FLAGS = ("--model", "dummy:tiny", "--max-num-seqs", str(AT_ONCE))
+FLAGS = ("--model", "dummy:tiny", "--max-num-seqs", str(AT_ONCE), "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ async def load(port: int) -> list[float]:
 
     async def one(number: int) -> float:
         async with gate:
-            return await completion(port, number, 40 + number * 37 % 160)
+            return await completion(port, number, 200 + number * 37 % 500)
 
     return list(await asyncio.gather(*(one(number) for number in range(REQUESTS))))
 
@@ -110,11 +110,12 @@ def test_quantiles_of_native_histograms_are_those_of_the_exact_log(measured: Mea
 
 
 def test_quantiles_agree_with_the_log_that_the_clients_kept(measured: Measured) -> None:
-    """The clients' clocks run from before the connection is accepted to the last byte."""
+    """Their clocks run from the moment before the request is written to the last byte: within 1 %,
+    or 4 ms for the clients' own turns on a busy machine."""
     _, prometheus, log = measured
     for percent in PERCENTS:
         shown_s = quantile(prometheus, "phasescope_e2e_seconds", percent)
-        assert shown_s == pytest.approx(percentile(log, percent), rel=0.01, abs=0.005), percent
+        assert shown_s == pytest.approx(percentile(log, percent), rel=0.01, abs=0.004), percent
 
 
 def test_exemplars_lead_to_traces_that_were_received(

@@ -327,6 +327,8 @@ def test_native_buckets_survive_the_wire(values: list[int]) -> None:
         (f"{OPEN_METRICS},application/openmetrics-text;version=0.0.1;q=0.75,"
          "text/plain;version=0.0.4;q=0.5,*/*;q=0.1", Format.OPEN_METRICS),
         (f"{PROTOBUF},{OPEN_METRICS};q=0.8,text/plain;version=0.0.4;q=0.5", Format.PROTOBUF),
+        (f"{OPEN_METRICS},text/plain", Format.OPEN_METRICS),
+        (f"text/plain,{OPEN_METRICS}", Format.OPEN_METRICS),
         (f"{PROTOBUF};q=0.2,{OPEN_METRICS};q=0.8,text/plain;q=0.5", Format.OPEN_METRICS),
         (f"{OPEN_METRICS};q=0,text/plain;q=0.1", Format.TEXT),
         (f"{OPEN_METRICS};q=nonsense,text/plain;q=0.1", Format.TEXT),

@@ -177,7 +177,8 @@ def test_tenants_and_classes_from_headers_cannot_grow_without_bound() -> None:
     """Beyond the bounds values are counted under `other`; none is lost."""
     histograms = Histograms()
     for number in range(3000):
-        workload = workload_class(f"class-{number % 7}", f"tenant-{number}", 1 << number % 17, 0)
+        prompt_tokens = 1 << number // 40 % 17
+        workload = workload_class(f"class-{number % 7}", f"t{number % 40}", prompt_tokens, 0)
         histograms.on_measured(Measured(Measure.ITL, MS, 0, workload))
     cells = {cell for _, cell in histograms.cells}
 
