@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types contracts unit sim bench format clean
+.PHONY: help serve test lint types contracts unit sim bench docs prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,13 @@ sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants ch
 
 bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks.serving
+
+docs: $(VENV)/.core ## Write telemetry/METRICS.md from the catalog
+	$(BIN)/python -m telemetry.metrics_doc
+
+prometheus: ## Install Debian's prometheus and promtool, which some tests want (needs root)
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends prometheus; }
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .

@@ -14,6 +14,9 @@ EXECUTORS = ("auto", "native", "openvino", "torch")
 TRACING_MODES = ("off", "sampled", "full")
 
 
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
 class ConfigError(Exception):
     """A setting or its combination cannot work; the message is one line with the remedy."""
 
@@ -188,6 +191,25 @@ class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--stall-seconds must not be negative; 0 turns the watchdog off")
 
 
+class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is promised, what it costs, and which metrics go where.
+
+    `slo_file` states the SLO classes, None takes the default ones. `price_per_hour` is of this
+    server, in any currency; None leaves costs out. `otlp` also sends metrics to where
+    TracingConfig sends spans.
+    """
+
+    slo_file: str | None = None
+    price_per_hour: float | None = None
+    vllm_names: bool = False
+    otlp: bool = True
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        if self.price_per_hour is not None and self.price_per_hour <= 0:
+            raise ConfigError("--price-per-hour must be positive; leave it out for no costs")
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP side. Keys None: the routes they guard are open.
 
@@ -252,3 +274,4 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     tracing: TracingConfig
     peaks: PeaksConfig = PeaksConfig()
     recorder: RecorderConfig = RecorderConfig()
+    metrics: MetricsConfig = MetricsConfig()

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import msgspec
-
-from diagnosis.classifier import Diagnoser
-from service.config import ConfigError, ModelRef, ServeConfig
-from service.engine.inbox import SetStepCost
+from service.config import ANY_ADDRESS, ConfigError, ModelRef, ServeConfig
 from service.engine.vocabulary import Vocabulary
 from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
@@ -23,244 +17,17 @@ from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
 from service.gateway.vocabulary import vocabulary_of
-from service.recording import build_recorder, dump_on_signal
+from service.recording import dump_on_signal
+from service.telemetry_wiring import Telemetry, build_telemetry
 from service.text.tokenizer import Tokenizer, load_tokenizer
-from telemetry import prometheus
-from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
-from telemetry.drain_rate import DrainRate
-from telemetry.flight_recorder import FlightRecorder
 from telemetry.gc_watch import settle_collector
-from telemetry.histograms import Histograms
-from telemetry.machine import MachineWatch
-from telemetry.otlp import SpanExporterThread
-from telemetry.otlp_config import exporter_from_config
-from telemetry.phase_fold import PhaseFold
-from telemetry.pump import Pump
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
-from telemetry.recorder_stats import RecorderStats
-from telemetry.roofline import Peaks
-from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
 from telemetry.stages import Stages, StartReport, start_report
-from telemetry.step_cost import StepCost, StepCostFold
-from telemetry.timelines import TimelineStore
-from telemetry.tracing_view import TracingView
-from telemetry.window import Snapshot
-from telemetry.window_fold import Suppliers, WindowFold
 
 Say = Callable[[str], None]
-ANY_ADDRESS = ("0.0.0.0", "::")
 _SUPERVISOR_END_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """All folds and what feeds them; implements the gateway's `Views`."""
-
-    clock: Clock
-    pump: Pump
-    phases: PhaseFold
-    window: WindowFold
-    histograms: Histograms
-    timelines: TimelineStore
-    diagnoser: Diagnoser
-    exporter: SpanExporterThread | None
-    machine: MachineWatch
-    drain_rate: DrainRate
-    accountant: Accountant
-    recorder: FlightRecorder | None
-
-    def current(self) -> Snapshot:
-        with self.pump.lock:
-            self.pump.run_once()
-            return self.window.snapshot(self.clock.now_ns())
-
-    def snapshot(self) -> bytes:
-        return msgspec.json.encode(self.current())
-
-    def request(self, request_id: str) -> bytes | None:
-        with self.pump.lock:
-            self.pump.run_once()
-            return self.timelines.get(request_id, self.phases, self.clock.now_ns())
-
-    def harm(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
-            return msgspec.json.encode(self.accountant.harm.report())
-
-    def diagnosis(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
-            return msgspec.json.encode(self.diagnoser.diagnosis(self.clock.now_ns()))
-
-    def metrics(self) -> tuple[str, bytes]:
-        with self.pump.lock:
-            snapshot = self.current()
-            more = self.machine.families()
-            body = prometheus.render(snapshot, self.histograms, self.pump.costs, more)
-        return prometheus.CONTENT_TYPE, body
-
-    def host(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
-            return self.machine.host_json()
-
-    def roofline(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
-            return self.machine.roofline_json()
-
-    def tracing(self) -> bytes:
-        return msgspec.json.encode(_tracing_view(self.exporter))
-
-    def set_tracing(self, mode: TracingMode | None, rate: float | None) -> bool:
-        if self.exporter is None:
-            return False
-        sampler = self.exporter.sampler
-        old = sampler.policy
-        sampler.policy = SamplingPolicy(mode or old.mode, old.rate if rate is None else rate)
-        return True
-
-    def is_recording(self) -> bool:
-        return self.pump.recording
-
-    def set_recording(self, enabled: bool) -> None:
-        self.pump.recording = enabled
-
-    def start(self) -> None:
-        self.machine.start(asyncio.get_running_loop())
-        if self.exporter is not None:
-            self.exporter.start()
-        self.pump.start()
-        if self.recorder is not None:
-            self.recorder.start()
-
-    def stop(self) -> None:
-        """Fold what is left, then send what is left; bounded."""
-        self.machine.stop()
-        self.pump.stop()
-        with self.pump.lock:
-            self.phases.close()
-        if self.recorder is not None:
-            self.recorder.stop()
-        if self.exporter is not None:
-            self.exporter.shutdown()
-
-
-def build_telemetry(
-    config: ServeConfig,
-    clock: Clock,
-    bridge: Bridge,
-    lanes: tuple[Lane, ...],
-    port: int,
-    is_busy: Callable[[], bool],
-) -> Telemetry:
-    """Connect lanes, folds and listeners."""
-    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
-    exporter = _build_exporter(config, clock, port, accountant.harm.is_culprit)
-    machine = _machine(config, clock, bridge, is_busy)
-    pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
-    recorder = build_recorder(config.recorder, clock, pump)
-    histograms, timelines, diagnoser = Histograms(), TimelineStore(), Diagnoser()
-    window = WindowFold(
-        histograms,
-        Suppliers(
-            ready=lambda: bridge.ready,
-            facts_lost=lambda: pump.facts_lost,
-            folds_detached=lambda: pump.detached,
-            gpu=lambda: machine.gpu.latest().as_dict(),
-            recorder=lambda: _recorder_stats(recorder),
-            tracing=lambda: _tracing_view(exporter),
-            recording=lambda: pump.recording,
-        ),
-    )
-    listeners = [timelines.on_timeline, window.on_timeline]
-    if exporter is not None:
-        listeners.append(exporter.on_timeline)
-    phases = PhaseFold(listeners, [histograms.on_measured], accountant)
-    for lane in lanes:
-        pump.add_lane(lane)
-    machine.attach(pump)
-    pump.add_fold("phases", phases)
-    pump.add_fold("window", window)
-    pump.add_fold("diagnosis", diagnoser)
-    drain_rate = DrainRate()
-    pump.add_fold("drain_rate", drain_rate)
-    if config.engine.itl_target_ms is not None:
-        loop = asyncio.get_running_loop()
-        costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
-        pump.add_fold("step_cost", costs)
-    return Telemetry(
-        clock=clock,
-        pump=pump,
-        phases=phases,
-        window=window,
-        histograms=histograms,
-        timelines=timelines,
-        diagnoser=diagnoser,
-        exporter=exporter,
-        machine=machine,
-        drain_rate=drain_rate,
-        accountant=accountant,
-        recorder=recorder,
-    )
-
-
-def _machine(
-    config: ServeConfig, clock: Clock, bridge: Bridge, is_busy: Callable[[], bool]
-) -> MachineWatch:
-    def engine_pid() -> int | None:
-        return bridge.started.pid if bridge.ready and bridge.started is not None else None
-
-    gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
-    peaks = Peaks(
-        bytes_per_s=None if gb is None else gb * 1e9,
-        flop_per_s=None if gflop is None else gflop * 1e9,
-        source="stated at the start" if gb or gflop else "not measured",
-    )
-    return MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
-
-
-def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
-    """From the pump's thread to the event loop, which owns the socket to the engine."""
-    command = SetStepCost(
-        base_ns=cost.base_ns,
-        prefill_token_ns=cost.prefill_token_ns,
-        decode_row_ns=cost.decode_row_ns,
-        context_token_ns=cost.context_token_ns,
-    )
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
-        loop.call_soon_threadsafe(bridge.tell, command)
-
-
-def _recorder_stats(recorder: FlightRecorder | None) -> RecorderStats | None:
-    return None if recorder is None else recorder.stats()
-
-
-def _build_exporter(
-    config: ServeConfig, clock: Clock, port: int, is_culprit: Callable[[str], bool]
-) -> SpanExporterThread | None:
-    """What exports spans, if they are to go anywhere. Raises ConfigError."""
-    tracing = config.tracing
-    host = config.gateway.host
-    address = socket.gethostname() if host in ANY_ADDRESS else host
-    policy = SamplingPolicy(TracingMode(tracing.mode), tracing.rate)
-    try:
-        return exporter_from_config(
-            tracing.endpoint,
-            tracing.protocol,
-            tracing.service_name,
-            clock,
-            TailSampler(policy, is_culprit),
-            (address, port),
-        )
-    except OSError as error:
-        raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
-
-
-def _tracing_view(exporter: SpanExporterThread | None) -> TracingView:
-    return TracingView() if exporter is None else exporter.view()
 
 
 def serve(
@@ -381,6 +148,8 @@ class Start:
         exporter = self._telemetry.exporter
         if exporter is not None:
             self._say(f"spans go to {exporter.target}, tracing {exporter.sampler.policy.mode}")
+        if self._telemetry.pusher is not None:
+            self._say(f"metrics go to {self._telemetry.pusher.target}")
         address = f"http://{self._config.gateway.host}:{self._port}"
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")

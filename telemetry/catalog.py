@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from telemetry.gen_ai import GenAiMeasure
 from telemetry.phases import Measure
 
 
@@ -18,7 +19,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family. Counters are named without `_total`, which exposition adds."""
+    """One family. Counters are named without `_total`, which exposition adds.
+
+    `otel` is its name in OTLP where that does not follow from `name`.
+    """
 
     name: str
     kind: Kind
@@ -26,6 +30,39 @@ class Metric:
     labels: tuple[str, ...] = ()
     measure: Measure | None = None
     bounds_s: tuple[float, ...] = ()
+    otel: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The unit that ends the name, as OpenMetrics wants it; "" for a name without one."""
+        last = self.name.rpartition("_")[2]
+        return last if last in UNITS else ""
+
+    @property
+    def counted(self) -> str:
+        """What the value is of: the last word of the name that says so; "" for a bare number."""
+        words = [word for word in self.name.split("_") if word in UNITS]
+        return words[-1] if words else ""
+
+    @property
+    def exposed(self) -> str:
+        """The name of its samples in Prometheus text; a histogram's get suffixes."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+    @property
+    def otel_name(self) -> str:
+        if self.otel:
+            return self.otel
+        name = self.name.replace("phasescope_", "phasescope.", 1)
+        return name.removesuffix("_seconds")
+
+
+UNITS = frozenset(
+    ("seconds", "bytes", "tokens", "blocks", "requests", "sequences", "steps", "spans", "facts",
+     "values", "points", "grammars", "outputs", "restarts", "pauses", "exports", "ratio",
+     "joules", "watts", "celsius", "hertz", "percent")
+)  # fmt: skip
+"""Words that say what is counted or measured."""
 
 
 def _decades() -> tuple[float, ...]:
@@ -178,6 +215,18 @@ STALLS = Metric(
     "phasescope_engine_stalls", Kind.COUNTER, "Times an engine with work committed no step."
 )
 
+HARM_SECONDS = Metric(
+    "phasescope_harm_seconds", Kind.COUNTER, "Time that requests took from others.", ("part",)
+)
+HARM_BY_TENANT = Metric(
+    "phasescope_harm_by_tenant_seconds",
+    Kind.COUNTER,
+    "The same, by the taker's tenant.",
+    ("tenant",),
+)
+HARM_BY_CLASS = Metric(
+    "phasescope_harm_by_class_seconds", Kind.COUNTER, "The same, by its class.", ("slo_class",)
+)
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."
 )
@@ -201,6 +250,56 @@ TOTALS = {
     )
 }
 
+SLO_REQUESTS = Metric(
+    "phasescope_slo_requests",
+    Kind.COUNTER,
+    "Requests ended, by what that says about the SLO of their class.",
+    ("slo_class", "verdict"),
+)
+SLO_TOKENS = Metric(
+    "phasescope_slo_tokens", Kind.COUNTER, "Tokens of requests that count.", ("slo_class",)
+)
+SLO_GOOD_TOKENS = Metric(
+    "phasescope_slo_good_tokens", Kind.COUNTER, "Tokens of requests that met it.", ("slo_class",)
+)
+SLO_OBJECTIVE = Metric(
+    "phasescope_slo_objective_ratio", Kind.GAUGE, "Share that shall be good.", ("slo_class",)
+)
+SLO_TTFT_TARGET = Metric(
+    "phasescope_slo_ttft_target_seconds", Kind.GAUGE, "TTFT promised to a class.", ("slo_class",)
+)
+SLO_ITL_TARGET = Metric(
+    "phasescope_slo_itl_target_seconds", Kind.GAUGE, "ITL promised to a class.", ("slo_class",)
+)
+SLO_BURN = Metric(
+    "phasescope_slo_burn_ratio",
+    Kind.GAUGE,
+    "Share of requests that missed over the share that may; absent when there were none.",
+    ("slo_class", "window"),
+)
+SLO_UNKNOWN = Metric(
+    "phasescope_slo_unknown_class_requests",
+    Kind.COUNTER,
+    "Requests that named an SLO class that does not exist; they got the default one.",
+)
+COST = Metric(
+    "phasescope_million_token_cost",
+    Kind.GAUGE,
+    "What a million tokens cost at --price-per-hour: all of them, or counting only good ones.",
+    ("which", "window"),
+)
+CLASS_OVERFLOW = Metric(
+    "phasescope_class_overflow_values",
+    Kind.COUNTER,
+    "Latencies counted under the class `other`, because there were too many classes.",
+)
+METRIC_EXPORTS = Metric(
+    "phasescope_otlp_metric_exports", Kind.COUNTER, "Exports of metrics over OTLP.", ("result",)
+)
+METRIC_POINTS_REJECTED = Metric(
+    "phasescope_otlp_metric_rejected_points", Kind.COUNTER, "Points that the receiver refused."
+)
+
 _MEASURE_HELP = {
     Measure.QUEUE: "Tokenized to first scheduled.",
     Measure.PREFILL: "First scheduled to first token.",
@@ -210,7 +309,13 @@ _MEASURE_HELP = {
     Measure.E2E: "Accepted to last byte sent.",
     Measure.GRAMMAR_COMPILE: "Compiling a constraint, cached ones included.",
     Measure.CANCEL_TO_FREE: "Disconnect, delete or timeout noticed to last block free.",
+    Measure.TOKENIZE: "Body parsed to prompt encoded.",
+    Measure.DELIVER: "Last token made text to last byte sent.",
+    Measure.MASK: "Masks of constrained rows, of one step.",
 }
+
+CLASS_LABELS = ("slo_class", "prompt", "cache", "tenant")
+"""Labels of the histograms at `/metrics?classes=full`; without it `slo_class` alone."""
 
 HISTOGRAMS = tuple(
     Metric(
@@ -224,26 +329,51 @@ HISTOGRAMS = tuple(
     for measure in Measure
 )
 
-GEN_AI_HISTOGRAMS = (
-    Metric(
+_GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+GEN_AI_HISTOGRAMS = {
+    GenAiMeasure.DURATION: Metric(
         "gen_ai_server_request_duration_seconds",
         Kind.HISTOGRAM,
-        "GenAI convention: request duration.",
-        measure=Measure.E2E,
+        "GenAI convention: request duration, whatever its outcome.",
+        (*_GEN_AI_LABELS, "error_type"),
         bounds_s=_GEN_AI_DURATION,
+        otel="gen_ai.server.request.duration",
     ),
-    Metric(
+    GenAiMeasure.TTFT: Metric(
         "gen_ai_server_time_to_first_token_seconds",
         Kind.HISTOGRAM,
         "GenAI convention: time to first token.",
-        measure=Measure.TTFT,
+        _GEN_AI_LABELS,
         bounds_s=_GEN_AI_TTFT,
+        otel="gen_ai.server.time_to_first_token",
     ),
-    Metric(
+    GenAiMeasure.TPOT: Metric(
         "gen_ai_server_time_per_output_token_seconds",
         Kind.HISTOGRAM,
-        "GenAI convention: time per output token.",
-        measure=Measure.TPOT,
+        "GenAI convention: time per output token after the first.",
+        _GEN_AI_LABELS,
         bounds_s=_GEN_AI_TPOT,
+        otel="gen_ai.server.time_per_output_token",
     ),
-)
+}
+
+OTEL_LABELS = {
+    "gen_ai_operation_name": "gen_ai.operation.name",
+    "gen_ai_provider_name": "gen_ai.provider.name",
+    "gen_ai_request_model": "gen_ai.request.model",
+    "error_type": "error.type",
+}
+"""Labels whose name in OTLP is another."""
+
+
+def all_metrics() -> list[Metric]:
+    """Every metric of this file, by name."""
+    found: set[Metric] = set()
+    for value in globals().values():
+        if isinstance(value, Metric):
+            found.add(value)
+        elif isinstance(value, dict):
+            found.update(one for one in value.values() if isinstance(one, Metric))
+        elif isinstance(value, tuple):
+            found.update(one for one in value if isinstance(one, Metric))
+    return sorted(found, key=lambda metric: metric.name)

@@ -8,10 +8,13 @@ requests that came later is not in it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from telemetry import catalog
+from telemetry.catalog import Metric
 from telemetry.ledger import Part
 
 _REQUESTS_KEPT = 4096
@@ -81,3 +84,14 @@ def _add(sums: Counter[str], label: str, spent_ns: int) -> None:
     """Labels come from clients, so their number is bounded."""
     known = label in sums or len(sums) < _LABELS_KEPT
     sums[label if known else OTHER] += spent_ns
+
+
+def harm_families(harm: Harm) -> Iterator[tuple[Metric, list[tuple[dict[str, str], float]]]]:
+    """Counters of the seconds that requests took from others."""
+    report = harm.report(requests=0)
+    for metric, label, sums in (
+        (catalog.HARM_SECONDS, "part", report.by_part_ns),
+        (catalog.HARM_BY_TENANT, "tenant", report.by_tenant_ns),
+        (catalog.HARM_BY_CLASS, "slo_class", report.by_class_ns),
+    ):
+        yield metric, [({label: name}, spent_ns / 1e9) for name, spent_ns in sums.items()]

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
 from telemetry.accountant import Accountant
+from telemetry.classes import ENGINE_WIDE, WorkloadClass, workload_class
 from telemetry.phases import Measure, Measured, RequestTimeline, tile
 from telemetry.reasons import EndReason
 from telemetry.records import (
@@ -42,6 +43,7 @@ class _Request:
     parsed: RequestParsed | None = None
     tokenized: RequestTokenized | None = None
     ended: RequestEnded | None = None
+    workload: WorkloadClass | None = None
     sequences: list[Sequence] = field(default_factory=list)
 
 
@@ -83,6 +85,13 @@ class PhaseFold:
             if self._ending:
                 self._expire(fact_ns(fact))
 
+    def provisional(self, ended: RequestEnded) -> RequestTimeline | None:
+        """The timeline of a live request if `ended` were its end; None if it is not known."""
+        request = self._requests.get(ended.request_id)
+        if request is None or request.ended is not None:
+            return None
+        return _timeline(request, ended)
+
     def close(self) -> None:
         """No more facts will come: give out every request that has ended."""
         for request_id in list(self._ending):
@@ -92,6 +101,9 @@ class PhaseFold:
         match fact:
             case StepRecorded():
                 self._sequences.step(fact)
+                if fact.masked_rows:
+                    at_ns = fact.committed_ns
+                    self._publish(Measured(Measure.MASK, fact.mask_ns, at_ns, ENGINE_WIDE))
             case RequestAccepted():
                 self._accept(fact)
             case RequestParsed() | RequestTokenized() | RequestEnded() | SequenceSubmitted():
@@ -105,9 +117,7 @@ class PhaseFold:
             case SequenceResumed():
                 self._sequences.resumed(fact.seq_id, fact.at_ns)
             case GrammarCompiled():
-                self._sequences.compiled(fact)
-                compiled = Measured(Measure.GRAMMAR_COMPILE, fact.compile_ns, fact.at_ns, "")
-                self._publish(compiled)
+                self._compiled(fact)
             case SequenceEnded():
                 self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
             case EngineDied():
@@ -145,7 +155,15 @@ class PhaseFold:
                 self._give_if_done(fact.request_id)
 
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
-        self._publish(Measured(Measure.ITL, gap_ns, at_ns, self._slo_class(sequence)))
+        workload = sequence.workload or self._workload(sequence)
+        self._publish(Measured(Measure.ITL, gap_ns, at_ns, workload))
+
+    def _compiled(self, fact: GrammarCompiled) -> None:
+        sequence = self._sequences.compiled(fact)
+        request_id = sequence.request_id if sequence is not None else None
+        request = self._requests.get(request_id or "")
+        workload = ENGINE_WIDE if request is None else _classify(request)
+        self._publish(Measured(Measure.GRAMMAR_COMPILE, fact.compile_ns, fact.at_ns, workload))
 
     # Ends
 
@@ -179,16 +197,7 @@ class PhaseFold:
         assert request.ended is not None
         for sequence in request.sequences:
             self._sequences.drop(sequence.seq_id)
-        sequences = tuple(sequence.freeze() for sequence in request.sequences)
-        known = (request.accepted, request.parsed, request.tokenized, request.ended)
-        timeline = RequestTimeline(
-            accepted=request.accepted,
-            parsed=request.parsed,
-            tokenized=request.tokenized,
-            ended=request.ended,
-            sequences=sequences,
-            phases=tile(*known, sequences),
-        )
+        timeline = _timeline(request, request.ended)
         if self._accountant is not None:
             timeline = replace(timeline, account=self._accountant.account(timeline))
         if request_id not in self._cut:
@@ -201,6 +210,38 @@ class PhaseFold:
         for listener in self._on_measured:
             listener(measured)
 
-    def _slo_class(self, sequence: Sequence) -> str:
+    def _workload(self, sequence: Sequence) -> WorkloadClass:
+        """The class of the sequence's request, settled with its second token: by then it has
+        been admitted."""
         request = self._requests.get(sequence.request_id or "")
-        return "" if request is None else request.accepted.slo_class
+        if request is None:
+            return ENGINE_WIDE
+        if request.workload is None:
+            request.workload = _classify(request)
+        sequence.workload = request.workload
+        return request.workload
+
+
+def _classify(request: _Request) -> WorkloadClass:
+    """By what is known of the request so far."""
+    admitted = [s.admitted for s in request.sequences if s.admitted is not None]
+    return workload_class(
+        request.accepted.slo_class,
+        request.accepted.tenant,
+        request.tokenized.prompt_tokens if request.tokenized else None,
+        sum(fact.hit_tokens for fact in admitted) if admitted else None,
+    )
+
+
+def _timeline(request: _Request, ended: RequestEnded) -> RequestTimeline:
+    sequences = tuple(sequence.freeze() for sequence in request.sequences)
+    known = (request.accepted, request.parsed, request.tokenized, ended)
+    return RequestTimeline(
+        accepted=request.accepted,
+        parsed=request.parsed,
+        tokenized=request.tokenized,
+        ended=ended,
+        sequences=sequences,
+        phases=tile(*known, sequences),
+        workload=request.workload or _classify(request),
+    )

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.classes import ENGINE_WIDE, WorkloadClass
 from telemetry.ledger import Account
 from telemetry.reasons import EndReason, Outcome, Phase, WaitReason
 from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
@@ -27,13 +28,14 @@ from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, Requ
 class Measure(StrEnum):
     """What latency histograms are kept of; all in nanoseconds.
 
-    QUEUE and PREFILL are the phases of that name, of every request that left them. TTFT is
-    accepted to first content sent (a stream) or first token committed (a whole answer);
-    TPOT is the time from first to last token over the tokens after the first; ITL is each
-    gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT and
-    E2E are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
-    (near 0 from the cache); CANCEL_TO_FREE is from the moment in which a disconnect, delete
-    or timeout was noticed to that in which the last block was free.
+    TOKENIZE, QUEUE, PREFILL and DELIVER are the phases of that name, of every request that left
+    them. TTFT is accepted to first content sent (a stream) or first token committed (a whole
+    answer); TPOT is the time from first to last token over the tokens after the first; ITL is
+    each gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT, E2E
+    and DELIVER are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
+    (near 0 from the cache), MASK what the masks of constrained rows took in one step;
+    CANCEL_TO_FREE is from the moment in which a disconnect, delete or timeout was noticed to
+    that in which the last block was free.
     """
 
     QUEUE = "queue"
@@ -44,6 +46,9 @@ class Measure(StrEnum):
     E2E = "e2e"
     GRAMMAR_COMPILE = "grammar_compile"
     CANCEL_TO_FREE = "cancel_to_free"
+    TOKENIZE = "tokenize"
+    DELIVER = "deliver"
+    MASK = "mask"
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +58,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     measure: Measure
     value_ns: int
     at_ns: int
-    slo_class: str
+    workload: WorkloadClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class RequestTimeline:
     sequences: tuple[SequenceTimeline, ...]
     phases: tuple[PhaseSpan, ...]
     account: Account | None = None
+    workload: WorkloadClass = ENGINE_WIDE
 
     @property
     def outcome(self) -> Outcome:
@@ -218,6 +224,7 @@ class RequestTimeline:
     def measures(self) -> list[Measured]:
         """The values that this request adds to histograms, ITL aside."""
         values: dict[Measure, int | None] = {
+            Measure.TOKENIZE: self._completed_ns(Phase.TOKENIZE),
             Measure.QUEUE: self._completed_ns(Phase.QUEUE),
             Measure.PREFILL: self._completed_ns(Phase.PREFILL),
         }
@@ -225,12 +232,13 @@ class RequestTimeline:
             values[Measure.TTFT] = self.ttft_ns
             values[Measure.TPOT] = self.tpot_ns
             values[Measure.E2E] = self.e2e_ns
+            values[Measure.DELIVER] = self.phase_ns(Phase.DELIVER)
         cancelled = self.cancellation
         if cancelled and cancelled.detected_ns is not None and cancelled.freed_ns is not None:
             lag_ns = max(0, cancelled.freed_ns - cancelled.detected_ns)
             values[Measure.CANCEL_TO_FREE] = lag_ns
-        at_ns, slo_class = self.ended.at_ns, self.accepted.slo_class
-        return [Measured(m, v, at_ns, slo_class) for m, v in values.items() if v is not None]
+        at_ns, workload = self.ended.at_ns, self.workload
+        return [Measured(m, v, at_ns, workload) for m, v in values.items() if v is not None]
 
     def _completed_ns(self, name: Phase) -> int | None:
         """A phase's length if the request got past it."""

@@ -1,43 +1,59 @@
-"""Prometheus text exposition (0.0.4) of the Snapshot and the histograms."""
+"""Prometheus exposition of the Snapshot and the histograms: families, text 0.0.4, OpenMetrics.
+
+The two text formats differ little: OpenMetrics has units, exemplars and an end mark, and
+names a counter's family without `_total`. A protobuf with native histograms is written by
+`telemetry.prometheus_protobuf`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from telemetry import catalog
-from telemetry.catalog import Kind, Metric
-from telemetry.histograms import Histograms, LatencyHistogram
+from telemetry.catalog import Metric
+from telemetry.exemplars import Exemplar, by_bucket
+from telemetry.families import Family, HistogramPoint, Sample
 from telemetry.pump import FoldCost
 from telemetry.recorder_stats import RecorderStats
-from telemetry.tracing_view import tracing_samples
+from telemetry.slo_report import SloReport
+from telemetry.tracing_metrics import tracing_samples
 from telemetry.window import Snapshot
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-Sample = tuple[Mapping[str, str], float]
+
+def scalar_families(snapshot: Snapshot, costs: Sequence[FoldCost]) -> list[Family]:
+    """Gauges and counters. What was not measured is absent, never 0."""
+    found = [Family(metric, tuple(samples)) for metric, samples in _scalars(snapshot, costs)]
+    if snapshot.slo is not None:
+        found += [Family(metric, tuple(s)) for metric, s in _slo(snapshot.slo)]
+    return found
 
 
-def render(
-    snapshot: Snapshot,
-    histograms: Histograms,
-    costs: Sequence[FoldCost],
-    more: Iterable[tuple[Metric, list[Sample]]] = (),
-) -> bytes:
-    """The whole exposition, `more` families included. What was not measured is absent, never 0."""
+def text(families: Iterable[Family]) -> bytes:
+    """Version 0.0.4."""
     lines: list[str] = []
-    for metric, samples in (*_scalars(snapshot, costs), *more):
-        lines += _family(metric, samples)
-    for metric in catalog.HISTOGRAMS:
-        assert metric.measure is not None
-        lines += _header(metric)
-        for name, histogram in histograms.by_class(metric.measure).items():
-            lines += _histogram(metric, {"slo_class": name}, histogram)
-    model = {"gen_ai_request_model": snapshot.model} if snapshot.model else {}
-    for metric in catalog.GEN_AI_HISTOGRAMS:
-        assert metric.measure is not None
-        lines += _header(metric)
-        lines += _histogram(metric, model, histograms.overall(metric.measure))
+    for family in families:
+        metric = family.metric
+        help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {metric.exposed} {help_text}")
+        lines.append(f"# TYPE {metric.exposed} {metric.kind.value}")
+        lines += _samples(family, with_exemplars=False)
     return ("\n".join(lines) + "\n").encode()
+
+
+def open_metrics(families: Iterable[Family]) -> bytes:
+    """Version 1.0.0, with exemplars."""
+    lines: list[str] = []
+    for family in families:
+        metric = family.metric
+        lines.append(f"# TYPE {metric.name} {metric.kind.value}")
+        if metric.unit:
+            lines.append(f"# UNIT {metric.name} {metric.unit}")
+        lines.append(f"# HELP {metric.name} {_escape(metric.help)}")
+        lines += _samples(family, with_exemplars=True)
+    return ("\n".join([*lines, "# EOF"]) + "\n").encode()
 
 
 def _scalars(
@@ -72,6 +88,12 @@ def _scalars(
         yield metric, one(getattr(snapshot.totals, name))
     yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
     yield catalog.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
+    yield catalog.CLASS_OVERFLOW, one(snapshot.class_overflow_values)
+    yield (
+        catalog.METRIC_EXPORTS,
+        [({"result": r}, float(n)) for r, n in snapshot.metric_exports.items()],
+    )
+    yield catalog.METRIC_POINTS_REJECTED, one(snapshot.metric_points_rejected)
     if snapshot.recorder is not None:
         yield from _recorder(snapshot.recorder)
 
@@ -94,34 +116,67 @@ def _by_reason(counts: Mapping[str, int]) -> list[Sample]:
     return [({"reason": reason}, float(count)) for reason, count in counts.items()]
 
 
-def _family(metric: Metric, samples: list[Sample]) -> list[str]:
-    name = _exposed(metric)
-    return [
-        *_header(metric),
-        *(f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples),
+def _slo(report: SloReport) -> Iterable[tuple[Metric, list[Sample]]]:
+    """Of each class."""
+    labelled = [({"slo_class": status.name}, status) for status in report.classes]
+    yield (
+        catalog.SLO_REQUESTS,
+        [
+            ({"slo_class": status.name, "verdict": verdict}, float(count))
+            for status in report.classes
+            for verdict, count in status.requests.items()
+        ],
+    )
+    yield catalog.SLO_TOKENS, [(labels, float(s.tokens)) for labels, s in labelled]
+    yield catalog.SLO_GOOD_TOKENS, [(labels, float(s.good_tokens)) for labels, s in labelled]
+    yield catalog.SLO_OBJECTIVE, [(labels, s.objective) for labels, s in labelled]
+    yield catalog.SLO_TTFT_TARGET, [(labels, s.ttft_target_ns / 1e9) for labels, s in labelled]
+    yield catalog.SLO_ITL_TARGET, [(labels, s.itl_target_ns / 1e9) for labels, s in labelled]
+    yield (
+        catalog.SLO_BURN,
+        [
+            ({"slo_class": status.name, "window": f"{window.window_s}s"}, window.burn)
+            for status in report.classes
+            for window in status.windows
+            if window.burn is not None
+        ],
+    )
+    yield catalog.SLO_UNKNOWN, [({}, float(report.unknown_class_requests))]
+    prices = [
+        ({"which": which, "window": f"{cost.window_s}s"}, price)
+        for cost in report.cost
+        for which, price in (
+            ("all", cost.per_million_tokens),
+            ("good", cost.per_million_good_tokens),
+        )
     ]
+    yield catalog.COST, [(labels, price) for labels, price in prices if price is not None]
 
 
-def _header(metric: Metric) -> list[str]:
-    name = _exposed(metric)
-    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-    return [f"# HELP {name} {text}", f"# TYPE {name} {metric.kind.value}"]
+def _samples(family: Family, with_exemplars: bool) -> Iterator[str]:
+    metric = family.metric
+    for labels, value in family.samples:
+        yield f"{metric.exposed}{_labels(labels)} {_number(value)}"
+    for point in family.histograms:
+        yield from _histogram(metric, point, with_exemplars)
 
 
-def _exposed(metric: Metric) -> str:
-    return f"{metric.name}_total" if metric.kind is Kind.COUNTER else metric.name
+def _histogram(metric: Metric, point: HistogramPoint, with_exemplars: bool) -> Iterator[str]:
+    labels, values = point.labels, point.values
+    counts = values.at_most(round(bound_s * 1e9) for bound_s in metric.bounds_s)
+    shown = by_bucket(point.exemplars, metric.bounds_s) if with_exemplars else {}
+    tops = [*(repr(bound_s) for bound_s in metric.bounds_s), "+Inf"]
+    for place, (top, count) in enumerate(zip(tops, [*counts, values.count], strict=True)):
+        tail = _exemplar(shown[place]) if place in shown else ""
+        yield f"{metric.name}_bucket{_labels({**labels, 'le': top})} {count}{tail}"
+    yield f"{metric.name}_sum{_labels(labels)} {_number(values.sum_ns / 1e9)}"
+    yield f"{metric.name}_count{_labels(labels)} {values.count}"
 
 
-def _histogram(metric: Metric, labels: Mapping[str, str], histogram: LatencyHistogram) -> list[str]:
-    counts = histogram.cumulative(round(bound_s * 1e9) for bound_s in metric.bounds_s)
-    lines = [
-        f"{metric.name}_bucket{_labels({**labels, 'le': _number(bound_s)})} {count}"
-        for bound_s, count in zip(metric.bounds_s, counts, strict=True)
-    ]
-    lines.append(f"{metric.name}_bucket{_labels({**labels, 'le': '+Inf'})} {histogram.count}")
-    lines.append(f"{metric.name}_sum{_labels(labels)} {_number(histogram.sum_ns / 1e9)}")
-    lines.append(f"{metric.name}_count{_labels(labels)} {histogram.count}")
-    return lines
+def _exemplar(exemplar: Exemplar) -> str:
+    seconds, nanoseconds = divmod(exemplar.unix_ns, 1_000_000_000)
+    at = f"{seconds}.{nanoseconds // 1_000_000:03d}"
+    return f' # {{trace_id="{exemplar.trace_id}"}} {exemplar.value_ns / 1e9!r} {at}'
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from telemetry.classes import WorkloadClass
 from telemetry.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
 from telemetry.reasons import EndReason, WaitReason
 from telemetry.records import GrammarCompiled, Row, SequenceAdmitted, SequenceQueued, StepRecorded
@@ -44,6 +45,7 @@ class Sequence:
     waiting_since_ns: int | None = None
     held_since: tuple[WaitReason, int] | None = None
     preempted_at: tuple[int, int] | None = None
+    workload: WorkloadClass | None = None
     token_ns: list[int] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
     preempted: list[PreemptedSpan] = field(default_factory=list)
@@ -122,11 +124,13 @@ class SequenceFold:
         if sequence is not None and sequence.admitted is None:
             sequence.admitted = fact
 
-    def compiled(self, fact: GrammarCompiled) -> None:
+    def compiled(self, fact: GrammarCompiled) -> Sequence | None:
+        """The sequence whose grammar it is, if it is known."""
         sequence = self._sequences.get(fact.seq_id)
         if sequence is not None:
             sequence.compile_ns = fact.compile_ns
             self._let_go(sequence, fact.at_ns)
+        return sequence
 
     def paused(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequences.get(seq_id)

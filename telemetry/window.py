@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.recorder_stats import RecorderStats
+from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
 from telemetry.tracing_view import TracingView
 
@@ -23,6 +24,8 @@ class Percentiles(msgspec.Struct, frozen=True):
     p95_ns: int | None
     p99_ns: int | None
     max_ns: int | None
+    p90_ns: int | None = None
+    p999_ns: int | None = None
 
 
 class Cell(StrEnum):
@@ -50,7 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The service at one moment. Rates are over `window_ns`; counters since the start.
 
     `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
-    grammar_compile, cancel_to_free.
+    grammar_compile, cancel_to_free, tokenize, deliver, mask.
     `requests_total` is keyed by outcome. Values that nobody could measure are None.
     """
 
@@ -90,3 +93,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     recorder: RecorderStats | None = None
     tracing: TracingView = msgspec.field(default_factory=TracingView)
     recording: bool = True
+    slo: SloReport | None = None
+    class_overflow_values: int = 0
+    metric_exports: dict[str, int] = {}
+    metric_points_rejected: int = 0

@@ -22,6 +22,7 @@ from telemetry.records import (
     SequenceSubmitted,
     StepRecorded,
 )
+from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
 from telemetry.tracing_view import TracingView
 from telemetry.window import Cell, GridRow, Snapshot
@@ -42,6 +43,8 @@ class Suppliers:
     recording: Callable[[], bool] = lambda: True
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
     recorder: Callable[[], RecorderStats | None] = lambda: None
+    slo: Callable[[int], SloReport | None] = lambda now_ns: None
+    metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class WindowFold:
         gauges, started = self._gauges, self._started
         seconds = RATE_WINDOW_NS / 1e9
         tracing = self._suppliers.tracing()
+        pushes = self._suppliers.metric_pushes()
         return Snapshot(
             at_ns=now_ns,
             window_ns=RATE_WINDOW_NS,
@@ -143,6 +147,10 @@ class WindowFold:
             recorder=self._suppliers.recorder(),
             tracing=tracing,
             recording=self._suppliers.recording(),
+            slo=self._suppliers.slo(now_ns),
+            class_overflow_values=self._histograms.overflowed,
+            metric_exports={"ok": pushes[0], "failed": pushes[1]} if pushes else {},
+            metric_points_rejected=pushes[2] if pushes else 0,
         )
 
     def _take(self, fact: Fact) -> None:

@@ -25,6 +25,10 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -131,6 +135,8 @@ class OtlpReceiver:
         self.spans_taken = 0
         self.hanging = threading.Event()  # a request is in the black hole
         self.is_down = False
+        self.metric_exports: list[Any] = []
+        self.rejected_points = 0  # what partial_success says
 
     @property
     def fault(self) -> Fault | None:
@@ -148,6 +154,11 @@ class OtlpReceiver:
     def requests(self) -> int:
         return len(self.request_s)
 
+    @property
+    def wire(self) -> str:
+        """The protocol as our flags call it."""
+        return "grpc" if self._protocol == "grpc" else "http/protobuf"
+
     def __enter__(self) -> OtlpReceiver:
         self.up()
         return self
@@ -162,6 +173,9 @@ class OtlpReceiver:
         if self._protocol == "grpc":
             self._grpc = grpc.server(ThreadPoolExecutor(8))
             trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Servicer(self), self._grpc)
+            metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(
+                _MetricsServicer(self), self._grpc
+            )
             self._port = self._grpc.add_insecure_port(f"127.0.0.1:{self._port}")
             self._grpc.start()
         else:
@@ -211,6 +225,34 @@ class OtlpReceiver:
                     if self._keep:
                         self._spans.append((span, resource))
         return Reply(True, rejected=rejected)
+
+    def take_metrics(self, request: Any) -> Any:
+        """The answer to an export of metrics; None when told to refuse."""
+        released, fault = self._released, self._fault
+        if fault is Fault.BLACK_HOLE:
+            self.hanging.set()
+            released.wait(30)
+        if fault is Fault.REFUSE:
+            return None
+        with self._lock:
+            self.metric_exports.append(request)
+        answer = metrics_service_pb2.ExportMetricsServiceResponse()
+        if self.rejected_points:
+            answer.partial_success.rejected_data_points = self.rejected_points
+            answer.partial_success.error_message = "told to reject some"
+        return answer
+
+    def latest_metrics(self) -> dict[str, Any]:
+        """The metrics of the last export, by name."""
+        with self._lock:
+            exports = self.metric_exports[-1:]
+        return {
+            metric.name: metric
+            for export in exports
+            for group in export.resource_metrics
+            for scope in group.scope_metrics
+            for metric in scope.metrics
+        }
 
     def trees(self) -> list[Tree]:
         """One tree a local root: a span whose parent is not among those received."""
@@ -304,6 +346,17 @@ def silent_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+class _MetricsServicer(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, receiver: OtlpReceiver) -> None:
+        self._receiver = receiver
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = self._receiver.take_metrics(request)
+        if answer is None:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "told to refuse")
+        return answer
+
+
 def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -313,24 +366,32 @@ def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
             if receiver.is_down:
                 self.close_connection = True  # kept alive from before
                 return
-            assert self.path == "/v1/traces", self.path
             assert self.headers["content-type"] == "application/x-protobuf"
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-            reply = receiver.take(request)
-            answer = reply.message().SerializeToString()
-            if reply.retry_after_s is not None:
-                self.send_response(503)
-                self.send_header("retry-after", f"{reply.retry_after_s:g}")
+            if self.path == "/v1/metrics":
+                export = metrics_service_pb2.ExportMetricsServiceRequest.FromString(body)
+                taken = receiver.take_metrics(export)
+                answer = b"" if taken is None else taken.SerializeToString()
+                self.send_response(400 if taken is None else 200)
             else:
-                self.send_response(200 if reply.taken else 400)
+                answer = self._take_spans(body)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
             with contextlib.suppress(OSError):  # it may have given up meanwhile
                 self.end_headers()
                 self.wfile.write(answer)
+
+        def _take_spans(self, body: bytes) -> bytes:
+            assert self.path == "/v1/traces", self.path
+            reply = receiver.take(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
+            if reply.retry_after_s is not None:
+                self.send_response(503)
+                self.send_header("retry-after", f"{reply.retry_after_s:g}")
+            else:
+                self.send_response(200 if reply.taken else 400)
+            return reply.message().SerializeToString()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -82,11 +82,13 @@ def test_a_finished_request_goes_through_all_phases() -> None:
     assert values == [
         ("itl", 15),
         ("itl", 25),
+        ("tokenize", 1),
         ("queue", 8),
         ("prefill", 10),
         ("ttft", 22),
         ("tpot", 20),
         ("e2e", 70),
+        ("deliver", 5),
     ]
 
 

@@ -1,10 +1,8 @@
-"""Pump, histograms, snapshot and exposition."""
+"""Pump, snapshot and the store of ended requests."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-import subprocess
 from collections.abc import Sequence
 
 import pytest
@@ -21,15 +19,10 @@ from facts import (
     submitted,
     tokenized,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
-from telemetry import prometheus
 from telemetry.clock import ManualClock
-from telemetry.histograms import MAX_CLASSES, Histograms, LatencyHistogram
+from telemetry.histograms import Histograms
 from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measure, Measured
 from telemetry.pump import Pump
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
@@ -101,59 +94,6 @@ def test_a_full_lane_counts_what_it_refuses() -> None:
     assert lane.lost == 3
 
 
-@settings(max_examples=100, deadline=None)
-@given(values=st.lists(st.integers(1000, 3600 * SECOND), min_size=1, max_size=300))
-def test_percentiles_are_within_a_thousandth_of_the_exact_ones(values: list[int]) -> None:
-    """And within a microsecond, the store's resolution; the maximum is exact."""
-    histogram = LatencyHistogram()
-    for value in values:
-        histogram.record(value, at_ns=0)
-    found, exact = histogram.total(), sorted(values)
-
-    for q, value in ((50, found.p50_ns), (95, found.p95_ns), (99, found.p99_ns)):
-        rank = max(1, int(q / 100 * len(exact) + 0.5))
-        assert value is not None
-        assert abs(value - exact[rank - 1]) <= exact[rank - 1] / 1000 + 1000
-    assert found.max_ns == exact[-1]
-    assert histogram.sum_ns == sum(values)
-
-
-@settings(max_examples=100, deadline=None)
-@given(value_us=st.integers(1, 3_600_000_000))
-def test_values_are_counted_where_the_library_counts_them(value_us: int) -> None:
-    """Our shortcut into the counters equals HdrHistogram.record_value."""
-    from hdrh.histogram import HdrHistogram
-
-    from telemetry.histograms import DIGITS, HIGHEST_US, LOWEST_US
-
-    theirs = HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
-    theirs.record_value(value_us)
-    index = LatencyHistogram().index_of(value_us * 1000)
-
-    assert theirs.counts[index] == 1
-
-
-def test_the_sliding_window_forgets_and_the_total_does_not() -> None:
-    """A minute later the window is empty."""
-    histogram = LatencyHistogram()
-    histogram.record(5 * MS, at_ns=0)
-
-    assert histogram.window(30 * SECOND).count == 1
-    assert histogram.window(100 * SECOND).count == 0
-    assert histogram.total().count == 1
-
-
-def test_classes_from_a_header_cannot_grow_without_bound() -> None:
-    """Beyond the limit they are counted as `other`."""
-    histograms = Histograms()
-    for index in range(50):
-        histograms.on_measured(Measured(Measure.ITL, MS, 0, f"class-{index}"))
-
-    by_class = histograms.by_class(Measure.ITL)
-    assert len(by_class) == MAX_CLASSES + 1
-    assert by_class["other"].count == 50 - MAX_CLASSES
-
-
 def lived() -> tuple[WindowFold, Histograms]:
     histograms = Histograms()
     window, store = WindowFold(histograms), TimelineStore()
@@ -198,52 +138,6 @@ def test_gauges_are_right_when_the_engine_is_idle_or_dead() -> None:
     dead = window.snapshot(SECOND)
     assert (dead.running, dead.blocks_used, dead.engine_pid) == (0, 0, None)
     assert dead.engine_restarts == 1
-
-
-def exposition() -> str:
-    window, histograms = lived()
-    return prometheus.render(window.snapshot(SECOND), histograms, ()).decode()
-
-
-def test_the_exposition_is_read_by_the_reference_parser() -> None:
-    """Names, types, values; histograms are cumulative and end at their count."""
-    families = {f.name: f for f in text_string_to_metric_families(exposition())}
-
-    assert families["phasescope_output_tokens"].samples[0].value == 2
-    assert families["phasescope_running"].type == "gauge"
-    for name in ("phasescope_ttft_seconds", "gen_ai_server_request_duration_seconds"):
-        samples = families[name].samples
-        buckets = [s.value for s in samples if s.name.endswith("_bucket")]
-        (count,) = [s.value for s in samples if s.name.endswith("_count")]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == count == 1
-    ttft = {
-        s.labels["le"]: s.value
-        for s in families["phasescope_ttft_seconds"].samples
-        if "le" in s.labels
-    }
-    assert (ttft["0.02"], ttft["0.05"]) == (0, 1)
-
-
-def test_labels_are_escaped() -> None:
-    """A hostile class name cannot break a line."""
-    window, histograms = lived()
-    histograms.on_measured(Measured(Measure.ITL, MS, 0, 'a"b\\c\nd'))
-    text = prometheus.render(window.snapshot(SECOND), histograms, ()).decode()
-    families = {f.name: f for f in text_string_to_metric_families(text)}
-    labels = {s.labels.get("slo_class") for s in families["phasescope_itl_seconds"].samples}
-
-    assert 'a"b\\c\nd' in labels
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_accepts_the_exposition() -> None:
-    """Prometheus' own linter has nothing to say."""
-    answer = subprocess.run(
-        ["promtool", "check", "metrics"], input=exposition(), text=True, capture_output=True
-    )
-
-    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_the_store_of_ended_requests_is_bounded_and_forgets_the_oldest() -> None:

@@ -6,6 +6,7 @@ import io
 
 import msgspec
 import pytest
+from metrics_world import MetricsWorld, one_request
 from rich.console import Console
 from server import Server, free_port
 
@@ -139,3 +140,14 @@ def test_top_and_diagnose_read_a_running_server(capsys: pytest.CaptureFixture[st
         assert '"findings": []' in capsys.readouterr().out
     assert main(["diagnose", server.url]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_goodput_line_names_the_classes_that_had_requests() -> None:
+    """With the burn of the last minute; a class without requests has none."""
+    world = MetricsWorld().feed(one_request([300], slo_class="voice"))
+    report = world.metrics.slo.report(1_000_000_000)
+    shown = text_of(msgspec.structs.replace(EMPTY, slo=report), HEALTHY, 120, 40)
+
+    assert "voice 0.0 % good, burn 100.0" in shown
+    assert "chat" not in shown.replace("chat-7", "")
+    assert "no request in the last minute" in text_of(EMPTY, HEALTHY, 120, 40)

@@ -401,7 +401,7 @@ def test_all_of_it_is_in_the_exposition() -> None:
         histograms = Histograms()
         window = WindowFold(histograms, Suppliers(tracing=thread.view))
         snapshot = window.snapshot(0)
-        text = prometheus.render(snapshot, histograms, ()).decode()
+        text = prometheus.text(prometheus.scalar_families(snapshot, ())).decode()
 
     rejected = 2 * CHUNKS
     assert snapshot.spans_dropped == rejected

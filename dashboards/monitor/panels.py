@@ -128,6 +128,23 @@ def _grid_line(row: GridRow, columns: int) -> Text:
     return line
 
 
+def goodput(snapshot: Snapshot) -> Text:
+    """Of each class that had requests: the share that met its SLO, and the burn."""
+    line = Text(" goodput", style="dim", no_wrap=True, overflow="ellipsis")
+    shown = False
+    for status in snapshot.slo.classes if snapshot.slo else ():
+        window = status.windows[0]
+        if window.burn is None:
+            continue
+        shown = True
+        share = 100 * window.good / window.attempted
+        style = "red" if window.burn > 1 else "green"
+        line.append(f"  {status.name} {share:.1f} % good, burn {window.burn:.1f}", style=style)
+    if not shown:
+        line.append("  no request in the last minute")
+    return line
+
+
 def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
     """The diagnosis in a few lines."""
     text = Text()

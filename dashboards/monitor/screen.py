@@ -10,7 +10,7 @@ from diagnosis.classifier import Diagnosis
 from telemetry.window import Snapshot
 
 _SIDE_BY_SIDE = 78
-_FIXED_LINES = 17
+_FIXED_LINES = 18
 
 
 def screen(
@@ -35,6 +35,7 @@ def screen(
     return Group(
         panels.header(snapshot, url, note),
         *middle,
+        panels.goodput(snapshot),
         panels.findings(diagnosis, width),
         panels.grid(snapshot, width, max(5, height - _FIXED_LINES)),
         panels.footer(snapshot),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from service.cli.metrics_flags import add_metrics_flags, metrics_config
 from service.config import (
     EXECUTORS,
     TRACING_MODES,
@@ -39,6 +40,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_tracing_flags(parser.add_argument_group("tracing"))
     _add_machine_flags(parser.add_argument_group("machine"))
     _add_recorder_flags(parser.add_argument_group("flight recorder"))
+    add_metrics_flags(parser.add_argument_group("SLO and metrics"))
     parser.set_defaults(run=run)
 
 
@@ -387,6 +389,7 @@ def run(args: argparse.Namespace) -> int:
         tracing=tracing,
         peaks=peaks,
         recorder=_recorder_config(args),
+        metrics=metrics_config(args),
     )
     return run_service(config, _say)
 

@@ -36,9 +36,9 @@ from service.gateway.responses import (
     Operation,
     ResponseHead,
     full_body,
+    last_event,
     role_events,
     usage,
-    usage_event,
 )
 from service.gateway.schemas import GenerationRequest, parse_chat, parse_completion
 from service.gateway.security import identify
@@ -46,12 +46,12 @@ from service.gateway.state import GatewayState
 from service.gateway.witness import Witness
 from telemetry.clock import unix_seconds
 from telemetry.reasons import EndReason, Outcome
+from telemetry.timings import RequestTimings
 
 log = logging.getLogger("phasescope.gateway")
 
 _DEADLINE_SLACK_S = 10.0
 _STUCK_WRITE_S = 2.0
-_BODY_TIMEOUT_S = 60.0
 
 
 class Exchange:
@@ -140,7 +140,7 @@ class Exchange:
             raise refused
         if state.drain.active:
             raise draining()
-        request = self._parse(await self._body())
+        request = self._parse(await read_body(self._scope, self._receive, state.config))
         if state.drain.active:
             raise draining()
         timeout_s = request.timeout_s or state.config.request_timeout_s
@@ -153,15 +153,6 @@ class Exchange:
             raise timed_out(EndReason.TIMEOUT) from None
         finally:
             watcher.cancel()
-
-    async def _body(self) -> bytes:
-        """The body, if it comes within the time that a request may take."""
-        config = self._state.config
-        try:
-            async with asyncio.timeout(config.request_timeout_s or _BODY_TIMEOUT_S):
-                return await read_body(self._scope, self._receive, config.max_body_bytes)
-        except TimeoutError:
-            raise timed_out(EndReason.TIMEOUT) from None
 
     def _parse(self, body: bytes) -> GenerationRequest:
         defaults = self._state.sampling_defaults
@@ -209,7 +200,7 @@ class Exchange:
         if request.stream:
             await self._stream(head, request)
         else:
-            await self._answer(head)
+            await self._answer(head, request)
         self._judge(request)
         return self._choices[0].end or EndReason.STOP_STRING
 
@@ -271,14 +262,23 @@ class Exchange:
         await self._delivery.begin_stream(request.typed_events)
         await self._delivery.events([*role_events(head, self._choices), *self._new_events()])
         await self._until_done()
-        tail = usage_event(head, self._usage()) if head.include_usage else b""
+        tail = last_event(head, self._usage(), await self._timings(request))
         await self._delivery.end_stream(tail, [c.finish_reason for c in self._choices])
 
-    async def _answer(self, head: ResponseHead) -> None:
+    async def _answer(self, head: ResponseHead, request: GenerationRequest) -> None:
         await self._until_done()
+        timings = await self._timings(request)
         deltas = [choice.take() for choice in self._choices]
-        whole = full_body(head, self._choices, deltas, self._usage(), self._state.tokenizer)
-        await self._delivery.whole(whole)
+        counts, tokenizer = self._usage(), self._state.tokenizer
+        whole = full_body(head, self._choices, deltas, counts, tokenizer, timings)
+        await self._delivery.whole(whole, timings)
+
+    async def _timings(self, request: GenerationRequest) -> RequestTimings | None:
+        """If it was asked for, what the folds would say if the request ended now."""
+        if not request.include_metrics:
+            return None
+        ended = self._witness.as_if_finished(self._output_tokens)
+        return await asyncio.to_thread(self._state.views.timings, ended)
 
     def _new_events(self) -> list[bytes]:
         """All choices' news of one step."""

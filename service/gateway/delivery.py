@@ -20,6 +20,7 @@ from service.gateway.http import send_error, send_start, send_whole
 from service.gateway.responses import DONE_EVENT
 from service.gateway.witness import Witness
 from telemetry.reasons import Outcome
+from telemetry.timings import RequestTimings, server_timing
 
 log = logging.getLogger("phasescope.gateway")
 
@@ -66,17 +67,19 @@ class Delivery:
             parts.insert(0, named("first_token", b"{}"))
         return b"".join(parts)
 
-    async def end_stream(self, usage: bytes, finish_reasons: list[str]) -> None:
-        """Usage if it was asked for, and the end."""
+    async def end_stream(self, tail: bytes, finish_reasons: list[str]) -> None:
+        """Usage and metrics if they were asked for, and the end."""
         if self._typed:
-            usage = b"event: usage\n" + usage if usage else b""
+            tail = b"event: usage\n" + tail if tail else b""
             body = msgspec.json.encode({"finish_reasons": finish_reasons})
-            usage += named("completed", body)
-        await self._body(usage + DONE_EVENT, last=True)
+            tail += named("completed", body)
+        await self._body(tail + DONE_EVENT, last=True)
 
-    async def whole(self, body: bytes) -> None:
+    async def whole(self, body: bytes, timings: RequestTimings | None = None) -> None:
+        """The answer in one piece; `timings` go into a header too."""
         self._witness.status = 200
-        await send_whole(self._send, 200, body)
+        headers = {"server-timing": server_timing(timings)} if timings is not None else None
+        await send_whole(self._send, 200, body, headers=headers)
         self._witness.sent(len(body))
 
     async def last_word(self, error: ApiError) -> None:

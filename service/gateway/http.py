@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import Message, Receive, Scope, Send
 
-from service.gateway.errors import ApiError, bad_request, too_large
+from service.config import GatewayConfig
+from service.gateway.errors import ApiError, bad_request, timed_out, too_large
 from service.gateway.mailbox import Interrupted
 from telemetry.reasons import EndReason
+
+_BODY_TIMEOUT_S = 60.0
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -17,8 +22,19 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body. Raises ApiError when it is too large, Interrupted when it breaks off."""
+async def read_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
+    """The whole body, if it comes within the time that a request may take.
+
+    Raises ApiError when it does not or is too large, Interrupted when it breaks off.
+    """
+    try:
+        async with asyncio.timeout(config.request_timeout_s or _BODY_TIMEOUT_S):
+            return await _read_body(scope, receive, config.max_body_bytes)
+    except TimeoutError:
+        raise timed_out(EndReason.TIMEOUT) from None
+
+
+async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     stated = header(scope, b"content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limit_bytes:
         raise too_large(limit_bytes)

@@ -31,10 +31,10 @@ from service.gateway.http import read_body
 from service.gateway.mailbox import Interrupted
 from service.gateway.security import identify, key_error
 from service.gateway.state import GatewayState
+from telemetry.histogram_report import TOTAL
 from telemetry.reasons import EndReason
 from telemetry.sampling import TracingMode
-
-_MAX_BODY_BYTES = 4096
+from telemetry.windows import WINDOWS_S
 
 Handler = Callable[[GatewayState, Request], Awaitable[Response]]
 
@@ -65,6 +65,8 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/roofline", _roofline),
         ("/debug/tracing", _tracing),
         ("/debug/telemetry", _telemetry),
+        ("/debug/histograms", _histograms),
+        ("/debug/slo", _slo),
         ("/debug/requests/{request_id}", _request),
         ("/debug/journal", recorder_routes.journal),
     ]
@@ -136,7 +138,9 @@ async def _model(state: GatewayState, request: Request) -> Response:
 
 
 async def _metrics(state: GatewayState, request: Request) -> Response:
-    content_type, body = await asyncio.to_thread(state.views.metrics)
+    accept = ",".join(request.headers.getlist("accept"))
+    full = request.query_params.get("classes") == "full"
+    content_type, body = await asyncio.to_thread(state.views.metrics, accept, full)
     return Response(body, headers={"content-type": content_type})
 
 
@@ -165,6 +169,20 @@ async def _host(state: GatewayState, request: Request) -> Response:
 
 async def _roofline(state: GatewayState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(state.views.roofline))
+
+
+async def _histograms(state: GatewayState, request: Request) -> Response:
+    """For merging with those of other processes; `?window=1m` and the like, else the total."""
+    window = request.query_params.get("window", TOTAL)
+    body = await asyncio.to_thread(state.views.histograms, window)
+    if body is None:
+        known = ", ".join((TOTAL, *WINDOWS_S))
+        return error_response(bad_request(f"window must be one of {known}", "window"))
+    return json_response(body)
+
+
+async def _slo(state: GatewayState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(state.views.slo))
 
 
 async def _request(state: GatewayState, request: Request) -> Response:
@@ -219,10 +237,10 @@ class TelemetryChange(msgspec.Struct, forbid_unknown_fields=True):
 Body = TypeVar("Body", TracingChange, TelemetryChange)
 
 
-async def _read(request: Request, kind: type[Body]) -> Body:
+async def _read(state: GatewayState, request: Request, kind: type[Body]) -> Body:
     """Raises ApiError for anything but an object of that kind."""
     try:
-        raw = await read_body(request.scope, request.receive, _MAX_BODY_BYTES)
+        raw = await read_body(request.scope, request.receive, state.config)
         return msgspec.json.decode(raw, type=kind)
     except Interrupted as interruption:
         raise bad_request("the body broke off", code="invalid_body") from interruption
@@ -236,7 +254,7 @@ async def _tracing(state: GatewayState, request: Request) -> Response:
 
 async def _set_tracing(state: GatewayState, request: Request) -> Response:
     """Takes effect with the next request that ends."""
-    change = await _read(request, TracingChange)
+    change = await _read(state, request, TracingChange)
     if not state.views.set_tracing(change.mode, change.rate):
         raise conflict("spans go nowhere: start the server with --otlp-endpoint", "no_endpoint")
     return await _tracing(state, request)
@@ -249,7 +267,7 @@ async def _telemetry(state: GatewayState, request: Request) -> Response:
 async def _set_telemetry(state: GatewayState, request: Request) -> Response:
     """Switch all recording off or on: for measuring what it costs. Only between requests, so
     that none is recorded by half."""
-    change = await _read(request, TelemetryChange)
+    change = await _read(state, request, TelemetryChange)
     _require_idle(state)
     await asyncio.to_thread(state.views.snapshot)  # folds the last facts of the last request
     _require_idle(state)

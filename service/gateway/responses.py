@@ -10,6 +10,7 @@ import msgspec
 
 from service.gateway.choice import Choice, Delta, chat_logprobs, text_logprobs
 from service.text.tokenizer import Tokenizer
+from telemetry.timings import RequestTimings
 
 _MARK = "\0"  # nothing after the text can contain it
 _encode = msgspec.json.Encoder().encode
@@ -109,8 +110,14 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
     return _chunk(head, body)
 
 
-def usage_event(head: ResponseHead, counts: dict[str, Any]) -> bytes:
-    return event({**head.envelope(chunk=True), "choices": [], "usage": counts})
+def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
+    """The chunk before the end: usage and metrics, each if it was asked for; else nothing."""
+    body: dict[str, Any] = {**head.envelope(chunk=True), "choices": []}
+    if head.include_usage:
+        body["usage"] = counts
+    if timings is not None:
+        body["metrics"] = timings
+    return event(body) if head.include_usage or timings is not None else b""
 
 
 def full_body(
@@ -119,6 +126,7 @@ def full_body(
     deltas: list[Delta],
     counts: dict[str, Any],
     tokenizer: Tokenizer,
+    timings: RequestTimings | None = None,
 ) -> bytes:
     """The answer in one piece."""
     bodies: list[dict[str, Any]] = []
@@ -131,7 +139,10 @@ def full_body(
         body["logprobs"] = _logprobs(head, delta, tokenizer)
         body["finish_reason"] = delta.finish_reason
         bodies.append(body)
-    return msgspec.json.encode({**head.envelope(chunk=False), "choices": bodies, "usage": counts})
+    whole = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    if timings is not None:
+        whole["metrics"] = timings
+    return msgspec.json.encode(whole)
 
 
 def _chunk(head: ResponseHead, choice: dict[str, Any]) -> bytes:

@@ -59,6 +59,7 @@ class GenerationRequest:
     prompts: tuple[str | list[int], ...] | None = None
     stream: bool = False
     include_usage: bool = False
+    include_metrics: bool = False
     choices: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -168,6 +169,7 @@ def _common(fields: _Fields, defaults: SamplingDefaults, **own: Any) -> Generati
         model=model,
         stream=stream,
         include_usage=include_usage,
+        include_metrics=fields.flag("include_metrics"),
         typed_events=typed_events,
         choices=fields.integer("n", 1, 1, MAX_CHOICES) or 1,
         min_tokens=fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0,

@@ -13,8 +13,10 @@ from telemetry.clock import Clock
 from telemetry.flight_recorder import FlightRecorder
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
+from telemetry.records import RequestEnded
 from telemetry.sampling import TracingMode
 from telemetry.stages import StartReport
+from telemetry.timings import RequestTimings
 
 
 class Views(Protocol):
@@ -44,8 +46,21 @@ class Views(Protocol):
         """JSON of what steps read and compute against what the hardware can do."""
         ...
 
-    def metrics(self) -> tuple[str, bytes]:
-        """Content type and exposition."""
+    def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
+        """Content type and exposition, as an Accept header wants it; `full` splits latencies by
+        all parts of the workload class."""
+        ...
+
+    def histograms(self, window: str) -> bytes | None:
+        """JSON of all histograms over a window, encoded; None for an unknown window."""
+        ...
+
+    def slo(self) -> bytes:
+        """JSON of the SLO report."""
+        ...
+
+    def timings(self, ended: RequestEnded) -> RequestTimings | None:
+        """The times of a live request, were `ended` its end; None when it is not known."""
         ...
 
     def tracing(self) -> bytes:

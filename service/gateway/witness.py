@@ -104,21 +104,26 @@ class Witness:
             self._detected_ns = self._clock.now_ns()
 
     def ended(self, reason: EndReason, error_type: str | None, output_tokens: int) -> None:
-        self._lane.append(
-            RequestEnded(
-                request_id=self.request_id,
-                at_ns=self._clock.now_ns(),
-                reason=reason,
-                status=self.status,
-                error_type=error_type,
-                output_tokens=output_tokens,
-                first_sent_ns=self._first_sent_ns,
-                detokenized_ns=self._detokenized_ns,
-                detokenize_busy_ns=self._detokenize_busy_ns,
-                bytes_sent=self._bytes_sent,
-                detected_ns=self._detected_ns,
-                output_valid=self.output_valid,
-            )
+        self._lane.append(self._end(reason, error_type, output_tokens))
+
+    def as_if_finished(self, output_tokens: int) -> RequestEnded:
+        """The terminal fact that a good end would have now; it is not recorded."""
+        return self._end(EndReason.EOS, None, output_tokens)
+
+    def _end(self, reason: EndReason, error_type: str | None, output_tokens: int) -> RequestEnded:
+        return RequestEnded(
+            request_id=self.request_id,
+            at_ns=self._clock.now_ns(),
+            reason=reason,
+            status=self.status,
+            error_type=error_type,
+            output_tokens=output_tokens,
+            first_sent_ns=self._first_sent_ns,
+            detokenized_ns=self._detokenized_ns,
+            detokenize_busy_ns=self._detokenize_busy_ns,
+            bytes_sent=self._bytes_sent,
+            detected_ns=self._detected_ns,
+            output_valid=self.output_valid,
         )
 
 

@@ -1,0 +1,50 @@
+"""The flags of `phasescope serve` that are about SLOs, costs and metrics."""
+
+from __future__ import annotations
+
+import argparse
+
+from service.config import ConfigError, MetricsConfig
+from telemetry.slo_policy import SloFileError, policy_of
+
+
+def add_metrics_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--slo-file",
+        metavar="FILE",
+        help="SLO classes and their targets, as TOML or JSON; without it voice, code, chat and "
+        "batch with a first token in 150, 200, 500 and 2000 ms and 100 ms between tokens",
+    )
+    group.add_argument(
+        "--price-per-hour",
+        type=float,
+        metavar="PRICE",
+        help="what this server costs an hour; /debug/slo then says what a million tokens cost",
+    )
+    group.add_argument(
+        "--vllm-metrics",
+        action="store_true",
+        help="give metrics that vLLM has too under its names as well",
+    )
+    group.add_argument(
+        "--otlp-metrics",
+        default="on",
+        choices=["on", "off"],
+        help="send metrics to the OTLP receiver too, where one is given",
+    )
+
+
+def metrics_config(args: argparse.Namespace) -> MetricsConfig:
+    """What the flags say, checked. Raises ConfigError."""
+    config = MetricsConfig(
+        slo_file=args.slo_file,
+        price_per_hour=args.price_per_hour,
+        vllm_names=args.vllm_metrics,
+        otlp=args.otlp_metrics == "on",
+    )
+    config.validate()
+    try:
+        policy_of(args.slo_file)
+    except SloFileError as error:
+        raise ConfigError(f"--slo-file {error}") from error
+    return config

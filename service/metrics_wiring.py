@@ -1,0 +1,76 @@
+"""Puts together what `/metrics`, `/debug/slo` and OTLP metrics are made of; part of the
+composition root."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from service.config import ServeConfig
+from telemetry.clock import Clock
+from telemetry.exemplars import ExemplarStore, Kept
+from telemetry.gen_ai import GenAiFold
+from telemetry.histograms import Histograms
+from telemetry.metrics import Metrics, MoreFamilies
+from telemetry.otlp_config import service_resource
+from telemetry.otlp_push import MetricPusher, interval_s, transport_from_config
+from telemetry.pump import Pump
+from telemetry.slo import SloFold
+from telemetry.vllm_names import VllmFold
+from telemetry.window_fold import WindowFold
+
+
+def build_metrics(
+    config: ServeConfig,
+    clock: Clock,
+    pump: Pump,
+    window: WindowFold,
+    histograms: Histograms,
+    slo: SloFold,
+    kept: Kept,
+    more: MoreFamilies,
+) -> Metrics:
+    """`kept` says of an ended request whether its trace was kept; `more` are the metrics of
+    other owners."""
+    return Metrics(
+        model=config.engine.model.name,
+        clock=clock,
+        pump=pump,
+        window=window,
+        histograms=histograms,
+        slo=slo,
+        gen_ai=GenAiFold(),
+        exemplars=ExemplarStore(histograms.book, kept),
+        vllm=VllmFold() if config.metrics.vllm_names else None,
+        more=more,
+    )
+
+
+def build_pusher(config: ServeConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
+    """None when metrics go nowhere."""
+    tracing = config.tracing
+    if not config.metrics.otlp:
+        return None
+    found = transport_from_config(tracing.endpoint, tracing.protocol)
+    if found is None:
+        return None
+    transport, target = found
+    attributes = service_resource(tracing.service_name).attributes
+    resource = {name: str(value) for name, value in attributes.items()}
+    return MetricPusher(metrics.families, transport, clock, resource, target, interval_s())
+
+
+def push_counts(pusher: MetricPusher | None) -> tuple[int, int, int] | None:
+    """Exports that worked, that failed, and points refused; None when nothing is exported."""
+    if pusher is None:
+        return None
+    return (pusher.stats.exported, pusher.stats.failed, pusher.stats.points_rejected)
+
+
+def at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Each may take its bounded time; together they take no longer than the slowest."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,303 @@
+"""Puts together all folds, what feeds them and what asks them; part of the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from diagnosis.classifier import Diagnoser
+from service.config import ANY_ADDRESS, ConfigError, ServeConfig
+from service.engine.inbox import SetStepCost
+from service.gateway.bridge import Bridge
+from service.metrics_wiring import at_once, build_metrics, build_pusher, push_counts
+from service.recording import build_recorder
+from telemetry.accountant import Accountant
+from telemetry.burn_watch import BurnWatch
+from telemetry.classes import ClassBook
+from telemetry.clock import Clock
+from telemetry.drain_rate import DrainRate
+from telemetry.dumps import DumpReason
+from telemetry.flight_recorder import FlightRecorder
+from telemetry.harm import harm_families
+from telemetry.histograms import Histograms
+from telemetry.machine import MachineWatch
+from telemetry.metrics import Metrics
+from telemetry.otlp import SpanExporterThread
+from telemetry.otlp_config import exporter_from_config
+from telemetry.otlp_push import MetricPusher
+from telemetry.phase_fold import PhaseFold
+from telemetry.phases import RequestTimeline
+from telemetry.pump import Pump
+from telemetry.recorder import Lane
+from telemetry.recorder_stats import RecorderStats
+from telemetry.records import RequestEnded
+from telemetry.roofline import Peaks
+from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
+from telemetry.slo import SloFold, judge
+from telemetry.slo_policy import SloPolicy, policy_of
+from telemetry.slo_report import Verdict
+from telemetry.step_cost import StepCost, StepCostFold
+from telemetry.timelines import TimelineStore
+from telemetry.timings import RequestTimings, timings_of
+from telemetry.tracing_view import TracingView
+from telemetry.window import Snapshot
+from telemetry.window_fold import Suppliers, WindowFold
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """All folds and what feeds them; implements the gateway's `Views`."""
+
+    clock: Clock
+    pump: Pump
+    phases: PhaseFold
+    window: WindowFold
+    all_metrics: Metrics
+    timelines: TimelineStore
+    diagnoser: Diagnoser
+    exporter: SpanExporterThread | None
+    pusher: MetricPusher | None
+    machine: MachineWatch
+    drain_rate: DrainRate
+    accountant: Accountant
+    recorder: FlightRecorder | None
+
+    def current(self) -> Snapshot:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.window.snapshot(self.clock.now_ns())
+
+    def snapshot(self) -> bytes:
+        return msgspec.json.encode(self.current())
+
+    def request(self, request_id: str) -> bytes | None:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.timelines.get(request_id, self.phases, self.clock.now_ns())
+
+    def harm(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return msgspec.json.encode(self.accountant.harm.report())
+
+    def diagnosis(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return msgspec.json.encode(self.diagnoser.diagnosis(self.clock.now_ns()))
+
+    def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
+        return self.all_metrics.exposition(accept, full)
+
+    def histograms(self, window: str) -> bytes | None:
+        return self.all_metrics.histogram_report(window)
+
+    def slo(self) -> bytes:
+        return self.all_metrics.slo_report()
+
+    def timings(self, ended: RequestEnded) -> RequestTimings | None:
+        with self.pump.lock:
+            self.pump.run_once()
+            timeline = self.phases.provisional(ended)
+        return None if timeline is None else timings_of(timeline)
+
+    def host(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.machine.host_json()
+
+    def roofline(self) -> bytes:
+        with self.pump.lock:
+            self.pump.run_once()
+            return self.machine.roofline_json()
+
+    def tracing(self) -> bytes:
+        return msgspec.json.encode(_tracing_view(self.exporter))
+
+    def set_tracing(self, mode: TracingMode | None, rate: float | None) -> bool:
+        if self.exporter is None:
+            return False
+        sampler = self.exporter.sampler
+        old = sampler.policy
+        sampler.policy = SamplingPolicy(mode or old.mode, old.rate if rate is None else rate)
+        return True
+
+    def is_recording(self) -> bool:
+        return self.pump.recording
+
+    def set_recording(self, enabled: bool) -> None:
+        self.pump.recording = enabled
+
+    def start(self) -> None:
+        self.machine.start(asyncio.get_running_loop())
+        if self.exporter is not None:
+            self.exporter.start()
+        if self.pusher is not None:
+            self.pusher.start()
+        self.pump.start()
+        if self.recorder is not None:
+            self.recorder.start()
+
+    def stop(self) -> None:
+        """Fold what is left, then send what is left; bounded."""
+        self.machine.stop()
+        self.pump.stop()
+        with self.pump.lock:
+            self.phases.close()
+        if self.recorder is not None:
+            self.recorder.stop()
+        senders = (self.exporter, self.pusher)
+        at_once([sender.shutdown for sender in senders if sender is not None])
+
+
+def build_telemetry(
+    config: ServeConfig,
+    clock: Clock,
+    bridge: Bridge,
+    lanes: tuple[Lane, ...],
+    port: int,
+    is_busy: Callable[[], bool],
+) -> Telemetry:
+    """Connect lanes, folds and listeners."""
+    policy = policy_of(config.metrics.slo_file)
+    accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
+    exporter = _build_exporter(config, clock, port, policy, accountant.harm.is_culprit)
+    machine = _machine(config, clock, bridge, is_busy)
+    pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
+    recorder = build_recorder(config.recorder, clock, pump)
+    histograms = Histograms(ClassBook(policy))
+    timelines, diagnoser = TimelineStore(), Diagnoser()
+    slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
+    window = WindowFold(
+        histograms,
+        Suppliers(
+            ready=lambda: bridge.ready,
+            facts_lost=lambda: pump.facts_lost,
+            folds_detached=lambda: pump.detached,
+            gpu=lambda: machine.gpu.latest().as_dict(),
+            recorder=lambda: _recorder_stats(recorder),
+            tracing=lambda: _tracing_view(exporter),
+            recording=lambda: pump.recording,
+            slo=slo.report,
+            metric_pushes=lambda: push_counts(pusher),
+        ),
+    )
+    all_metrics = build_metrics(
+        config,
+        clock,
+        pump,
+        window,
+        histograms,
+        slo,
+        kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
+        more=lambda: [*machine.families(), *harm_families(accountant.harm)],
+    )
+    pusher = build_pusher(config, clock, all_metrics)
+    listeners: list[Callable[[RequestTimeline], None]] = [
+        timelines.on_timeline,
+        window.on_timeline,
+    ]
+    if exporter is not None:
+        listeners.append(exporter.on_timeline)
+    listeners += all_metrics.listeners  # after whoever decides which traces are kept
+    if recorder is not None:
+        dump = partial(recorder.request_dump, DumpReason.SLO_BURN)
+        listeners.append(BurnWatch(slo, dump).on_timeline)
+    phases = PhaseFold(listeners, [histograms.on_measured], accountant)
+    for lane in lanes:
+        pump.add_lane(lane)
+    machine.attach(pump)
+    pump.add_fold("phases", phases)
+    pump.add_fold("window", window)
+    pump.add_fold("diagnosis", diagnoser)
+    drain_rate = DrainRate()
+    pump.add_fold("drain_rate", drain_rate)
+    if config.engine.itl_target_ms is not None:
+        loop = asyncio.get_running_loop()
+        costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
+        pump.add_fold("step_cost", costs)
+    return Telemetry(
+        clock=clock,
+        pump=pump,
+        phases=phases,
+        window=window,
+        all_metrics=all_metrics,
+        timelines=timelines,
+        diagnoser=diagnoser,
+        exporter=exporter,
+        pusher=pusher,
+        machine=machine,
+        drain_rate=drain_rate,
+        accountant=accountant,
+        recorder=recorder,
+    )
+
+
+def _machine(
+    config: ServeConfig, clock: Clock, bridge: Bridge, is_busy: Callable[[], bool]
+) -> MachineWatch:
+    def engine_pid() -> int | None:
+        return bridge.started.pid if bridge.ready and bridge.started is not None else None
+
+    gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
+    peaks = Peaks(
+        bytes_per_s=None if gb is None else gb * 1e9,
+        flop_per_s=None if gflop is None else gflop * 1e9,
+        source="stated at the start" if gb or gflop else "not measured",
+    )
+    return MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
+
+
+def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
+    """From the pump's thread to the event loop, which owns the socket to the engine."""
+    command = SetStepCost(
+        base_ns=cost.base_ns,
+        prefill_token_ns=cost.prefill_token_ns,
+        decode_row_ns=cost.decode_row_ns,
+        context_token_ns=cost.context_token_ns,
+    )
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
+        loop.call_soon_threadsafe(bridge.tell, command)
+
+
+def _recorder_stats(recorder: FlightRecorder | None) -> RecorderStats | None:
+    return None if recorder is None else recorder.stats()
+
+
+def _build_exporter(
+    config: ServeConfig,
+    clock: Clock,
+    port: int,
+    slo: SloPolicy,
+    is_culprit: Callable[[str], bool],
+) -> SpanExporterThread | None:
+    """What exports spans, if they are to go anywhere. Raises ConfigError."""
+
+    def missed(timeline: RequestTimeline) -> bool:
+        verdict = judge(timeline, slo.of(timeline.accepted.slo_class))
+        return verdict in (Verdict.LATE_FIRST_TOKEN, Verdict.SLOW_TOKENS)
+
+    tracing = config.tracing
+    host = config.gateway.host
+    address = socket.gethostname() if host in ANY_ADDRESS else host
+    policy = SamplingPolicy(TracingMode(tracing.mode), tracing.rate)
+    try:
+        return exporter_from_config(
+            tracing.endpoint,
+            tracing.protocol,
+            tracing.service_name,
+            clock,
+            TailSampler(policy, is_culprit, missed),
+            (address, port),
+        )
+    except OSError as error:
+        raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
+
+
+def _tracing_view(exporter: SpanExporterThread | None) -> TracingView:
+    return TracingView() if exporter is None else exporter.view()
