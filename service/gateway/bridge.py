@@ -24,12 +24,16 @@ from telemetry.records import EngineStarted, SequenceAdmitted
 
 
 class Bridge:
-    """Routes between HTTP requests and whichever engine process is alive."""
+    """Routes between HTTP requests and whichever engine process is alive.
+
+    `on_frame` is called when a frame of the engine has been read: a sign of the loop's life.
+    """
 
     def __init__(self, lane: Lane, on_progress: Callable[[str], None]) -> None:
         self.started: EngineStarted | None = None
         self.failure: wire.EngineFailed | None = None
         self.lost_facts = 0
+        self.on_frame: Callable[[], None] = lambda: None
         self._lane = lane
         self._on_progress = on_progress
         self._mailboxes: dict[int, Mailbox] = {}
@@ -121,6 +125,7 @@ class Bridge:
                 self.failure = message
 
     def _receive_frame(self, frame: wire.Frame) -> None:
+        self.on_frame()
         for fact in frame.facts:
             self._lane.append(fact)
             if isinstance(fact, EngineStarted):
