@@ -164,7 +164,7 @@ class PauseLog:
         better = [other for other in nearby if _rank(other) < _rank(pause)]
         explained_ns = sum(overlaps(better, pause.begin_ns, pause.end_ns).values())
         length_ns = pause.end_ns - pause.begin_ns
-        lost_ns = min(pause.lost_ns, length_ns - explained_ns)
+        lost_ns = pause.lost_ns * (length_ns - explained_ns) // length_ns
         is_rest = explained_ns > 0 and lost_ns < LEAST_GAP_NS
         if lost_ns > 0 and not is_rest:
             self._on_pause(replace(pause, lost_ns=lost_ns))

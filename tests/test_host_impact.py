@@ -217,6 +217,20 @@ def test_a_cause_that_is_told_late_still_takes_its_part() -> None:
     ]  # fmt: skip
 
 
+def test_waits_that_explain_no_gap_lose_the_part_that_the_gap_has() -> None:
+    """Of 100 ms the engine's thread waited 40; half of the stretch is a gap between steps."""
+    found = settled(
+        step(0, 0, 10, [decode()]),
+        step(1, 60, 115, [decode()]),
+        paused(10, 110, cause=OFF_CPU, lost=40),
+    )
+
+    assert sorted((p.cause.value, p.lost_ns // MS) for p in found) == [
+        ("loop_blocked", 50),
+        ("off_cpu", 20),
+    ]
+
+
 def test_pauses_are_settled_once_and_not_too_early() -> None:
     found: list[Pause] = []
     log = PauseLog(found.append)

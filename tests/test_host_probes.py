@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from facts import decode, step
 from server import eventually
 
 from telemetry.clock import ManualClock, MonotonicClock
@@ -91,6 +92,8 @@ def test_a_callback_that_sleeps_is_placed_in_the_middle_of_what_is_possible() ->
     probed = Probed()
     probed.pass_time(300, run_ms=1)
     probed.loop.fire()
+    probed.pass_time(BUSY_BEAT_NS // MS)
+    probed.loop.fire()
 
     assert probed.pauses() == [("loop_blocked", 25, 300)]
 
@@ -102,8 +105,22 @@ def test_signs_of_life_tell_when_the_loop_was_still_free() -> None:
     probed.probe.alive()
     probed.pass_time(260, run_ms=1)
     probed.loop.fire()
+    probed.probe.alive()
 
     assert probed.pauses() == [("loop_blocked", 45, 300)]
+
+
+def test_a_frame_that_lay_unread_narrows_a_sleep_down() -> None:
+    """It was sent at 44 ms, when the loop was held up already; later ones say nothing."""
+    probed = Probed()
+    probed.pass_time(40)
+    probed.probe.alive([step(0, 30, 39, [decode()])])
+    probed.pass_time(260, run_ms=1)
+    probed.loop.fire()
+    probed.probe.alive([step(1, 39, 44, [decode()])])
+    probed.probe.alive([step(2, 44, 47, [decode()])])
+
+    assert probed.pauses() == [("loop_blocked", 42, 300)]
 
 
 def test_a_frame_that_is_read_before_the_late_beat_hides_nothing() -> None:
@@ -132,6 +149,7 @@ def test_without_cpu_times_lateness_is_still_measured() -> None:
     probed = Probed(times=Unavailable("no /proc"))
     probed.pass_time(120)
     probed.loop.fire()
+    probed.probe.alive()
 
     assert probed.pauses() == [("loop_blocked", 25, 120)]
 
@@ -179,6 +197,7 @@ def test_the_function_that_holds_the_loop_is_named() -> None:
 
     hold_the_loop()
     probed.loop.fire()
+    probed.probe.alive()
 
     (fact,) = probed.lane.drain()
     assert isinstance(fact, HostPaused)
