@@ -43,9 +43,10 @@ class Fault(StrEnum):
 
 @dataclass
 class Reply:
-    """What is to be answered; `taken` false: an error."""
+    """What is to be answered; `taken` false: an error; `silent`: nothing at all."""
 
     taken: bool
+    silent: bool = False
     retry_after_s: float | None = None
     rejected: int = 0
 
@@ -189,11 +190,11 @@ class OtlpReceiver:
             case Fault.REFUSE:
                 return Reply(False)
             case Fault.UNAVAILABLE:
-                return Reply(False, self.retry_after_s)
+                return Reply(False, retry_after_s=self.retry_after_s)
             case Fault.BLACK_HOLE:
                 self.hanging.set()
                 released.wait(30)
-                return Reply(False)
+                return Reply(False, silent=True)
             case Fault.SLOW:
                 time.sleep(self.delay_s)
         rejected = 0
@@ -282,6 +283,8 @@ class _Servicer(trace_service_pb2_grpc.TraceServiceServicer):
         if reply.retry_after_s is not None:
             context.set_trailing_metadata((("grpc-status-details-bin", _try_later(reply)),))
             context.abort(grpc.StatusCode.UNAVAILABLE, "told to be unavailable")
+        if reply.silent:
+            context.abort(grpc.StatusCode.CANCELLED, "nobody waits any more")
         if not reply.taken:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "told to refuse")
         return reply.message()
@@ -320,6 +323,9 @@ def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
                 body = gzip.decompress(body)
             request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
             reply = receiver.take(request)
+            if reply.silent:
+                self.close_connection = True
+                return
             answer = reply.message().SerializeToString()
             if reply.retry_after_s is not None:
                 self.send_response(503)

@@ -190,11 +190,12 @@ class Exchange:
         for index, submit in enumerate(submits):
             choice = Choice(index, submit.seq_id, self._state.tokenizer, request.stops)
             self._choices.append(choice)
+            before_ns = self._state.clock.now_ns()  # after it the engine may be faster than we
             try:
                 self._state.bridge.submit(submit, self._mailbox)
             except EngineUnavailable:
                 raise not_ready() from None
-            self._witness.submitted(submit, index)
+            self._witness.submitted(submit, index, before_ns)
         head = ResponseHead(
             operation=self._operation,
             request_id=self.request_id,

@@ -83,9 +83,10 @@ class Witness:
         now_ns = self._clock.now_ns()
         self._lane.append(RequestTokenized(self.request_id, now_ns, prompt_tokens))
 
-    def submitted(self, submit: Submit, choice: int) -> None:
-        now_ns = self._clock.now_ns()
-        self._lane.append(SequenceSubmitted(self.request_id, now_ns, submit.seq_id, choice))
+    def submitted(self, submit: Submit, choice: int, at_ns: int) -> None:
+        """`at_ns` is before the engine could know of it, so that no fact of the engine's about
+        the sequence has an earlier stamp."""
+        self._lane.append(SequenceSubmitted(self.request_id, at_ns, submit.seq_id, choice))
 
     def detokenized(self, begin_ns: int) -> None:
         """Tokens that had arrived at `begin_ns` are text now."""
