@@ -104,8 +104,10 @@ async def run_block(server: Server, load: Load, state: str, seed: str) -> Block:
     if tokens != load.streams * load.output:
         raise SystemExit(f"{tokens} tokens came, {load.streams * load.output} were asked for")
     end_ns = max(reply.token_ns[-1] for reply in replies)
-    seconds = (end_ns - begin_ns) / 1e9
-    return Block(state, tokens / seconds, _steady_gaps_ms([reply.token_ns for reply in replies]))
+    gaps_ms = _steady_gaps_ms([reply.token_ns for reply in replies])
+    if not len(gaps_ms):
+        raise SystemExit("the streams are too short: they never decode all together")
+    return Block(state, tokens / ((end_ns - begin_ns) / 1e9), gaps_ms)
 
 
 def _steady_gaps_ms(streams: list[list[int]]) -> Floats:
