@@ -10,7 +10,8 @@ and keeps its own stamps, with which `/debug/host` is compared afterwards:
   95 % must be. A callback that computes is held up itself where it does not get a CPU, so for
   those `off_cpu` is right too;
 - time: what these pauses say, against the injected length; within 10 % for at least 95 %;
-- victims: the requests that are named, against the streams that were open.
+- victims: the requests that are named, against the streams that were open and saw a gap of at
+  least half the pause; and what each is said to have lost, against that gap.
 
     .venv/bin/python -m benchmarks.host_pauses [--each 20] [--seconds-between 0.6] [--out FILE]
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -33,7 +35,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +54,13 @@ CONTAINERS_A_MS = 12_000
 
 @dataclass(frozen=True)
 class Injected:
-    """What was done to which process, by its own stamps."""
+    """What was done to which process, by its own stamps; `gaps` are what clients saw of it."""
 
     process: str
     kind: str
     begin_ns: int
     end_ns: int
+    gaps: dict[str, int] = field(default_factory=dict)
 
     @property
     def length_ns(self) -> int:
@@ -134,9 +137,10 @@ def _said_ns(injected: Injected, pause: dict[str, Any]) -> int:
 
 
 class Load:
-    """Streams that begin again as soon as they have ended."""
+    """Streams that begin again as soon as they have ended; when each read something."""
 
     def __init__(self, port: int) -> None:
+        self.stamps: dict[str, list[int]] = {}
         self._port = port
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -154,13 +158,27 @@ class Load:
         body = json.dumps(
             {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "stream": True}
         ).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-        while not self._stopped:
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        for number in itertools.count():
+            if self._stopped:
+                return
+            name = f"{id(self):x}-{seed}-{number}"
+            stamps = self.stamps[name] = [time.perf_counter_ns()]
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            writer.write(head + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+            fields = f"x-request-id: {name}\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write((head + fields).encode() + body)
             while await reader.read(1 << 16):
-                pass
+                stamps.append(time.perf_counter_ns())
             writer.close()
+
+    def gaps(self, injected: Injected) -> dict[str, int]:
+        """The longest gap of each stream that met the pause, if it was half as long."""
+        found: dict[str, int] = {}
+        for name, stamps in self.stamps.items():
+            for before_ns, after_ns in itertools.pairwise(stamps):
+                if before_ns < injected.end_ns and after_ns > injected.begin_ns:
+                    found[name] = max(found.get(name, 0), after_ns - before_ns)
+        return {name: gap for name, gap in found.items() if 2 * gap >= injected.length_ns}
 
 
 @contextlib.contextmanager
@@ -212,11 +230,11 @@ async def run(port: int, pids: dict[str, int], injector: Injector, each: int, pa
             containers = value * CONTAINERS_A_MS
             await asyncio.to_thread(injector.inject, process, pids[process], "heap", containers)
             await asyncio.sleep(0.2)
-        async with Load(port):
+        async with Load(port) as load:
             await asyncio.sleep(pause_s * (0.5 + draw.random()))
             done = await asyncio.to_thread(injector.inject, process, pids[process], kind, value)
-            injected.append(done)
             await asyncio.sleep(pause_s)
+        injected.append(replace(done, gaps=load.gaps(done)))
         await asyncio.sleep(0.6)
         await collect()
         print(
@@ -239,7 +257,8 @@ def summary(verdicts: list[Verdict]) -> dict[str, object]:
 def _shares(group: list[Verdict]) -> dict[str, object]:
     found = [verdict for verdict in group if verdict.reported is not None]
     errors = sorted(verdict.error for verdict in found) or [math.nan]
-    victims = sorted(v.reported["victims_total"] for v in found if v.reported) or [0]
+    harmed = sum(len(verdict.injected.gaps) for verdict in group)
+    losses = [loss for verdict in found for loss in _losses(verdict)]
     true_ns = sum(verdict.injected.length_ns for verdict in group)
     return {
         "injected": len(group),
@@ -248,8 +267,20 @@ def _shares(group: list[Verdict]) -> dict[str, object]:
         "error_median_pct": round(100 * statistics.median(errors), 2),
         "error_max_pct": round(100 * errors[-1], 2),
         "time_ratio": round(sum(verdict.said_ns for verdict in group) / true_ns, 4),
-        "victims_median": statistics.median(victims),
+        "streams_harmed": harmed,
+        "of_them_named": len(losses),
+        "loss_error_median_pct": round(100 * statistics.median(losses or [math.nan]), 2),
     }
+
+
+def _losses(verdict: Verdict) -> list[float]:
+    """For each harmed stream that is named: by what share of the pause its loss is off the gap
+    that its client saw."""
+    assert verdict.reported is not None
+    named = {v["request_id"]: v["lost_ns"] for v in verdict.reported["victims"]}
+    length_ns = verdict.injected.length_ns
+    gaps = verdict.injected.gaps
+    return [abs(named[name] - gaps[name]) / length_ns for name in gaps if name in named]
 
 
 def main() -> None:

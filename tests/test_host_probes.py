@@ -324,3 +324,20 @@ def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
     sampler.close()
 
     assert isinstance(lane.drain()[-1], HostSampled)
+
+
+def test_a_turn_that_raises_is_not_called_again_and_folding_goes_on() -> None:
+    calls: list[str] = []
+
+    def broken() -> None:
+        calls.append("broken")
+        raise OSError("no more files")
+
+    pump = Pump(MonotonicClock())
+    pump.add_turn(broken)
+    pump.add_turn(lambda: calls.append("sound"))
+    pump.start()
+    eventually(lambda: calls.count("sound") >= 3, "three turns")
+    pump.stop()
+
+    assert calls.count("broken") == 1
