@@ -56,6 +56,7 @@ async def _serve(
     say: Say,
 ) -> None:
     """The engine loads from the first moment; the tokenizer is read beside it."""
+    dump_on_signal(None)  # until there is a recorder
     gateway_lane, engine_lane = Lane(), Lane()
     bridge = Bridge(engine_lane, say)
     supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first)

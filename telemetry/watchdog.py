@@ -1,12 +1,14 @@
 """Notices an engine that is alive and has work, but commits no step.
 
 Work is a sequence that was handed to the engine, has not ended, and is held back neither by
-its reader nor by its grammar. The verdict is a fact, `StallDetected`, given once per stall:
-the next committed step ends it.
+its reader nor by its grammar. An engine whose steps are long is given three times the longest of
+the last ones. The verdict is a fact, `StallDetected`, given once per stall: the next committed
+step ends it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from telemetry.records import (
 )
 
 _IN_FLIGHT_NS = 1_000_000_000
+_STEPS = 128
+_LONG_STEPS = 3
 
 
 class StallWatchdog:
@@ -45,6 +49,8 @@ class StallWatchdog:
         self._work: dict[int, int] = {}
         self._held: set[int] = set()
         self._work_since_ns: int | None = None
+        self._spans_ns: deque[int] = deque(maxlen=_STEPS)
+        self._patience_ns = stall_ns
         self._is_armed = True
         self._take: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._started,
@@ -65,11 +71,12 @@ class StallWatchdog:
             if handler is not None:
                 handler(fact)
         self._work_since_ns = next(iter(self._work.values()), None)
+        self._patience_ns = max(self._stall_ns, _LONG_STEPS * max(self._spans_ns, default=0))
 
     def is_stalled(self, now_ns: int) -> bool:
         """Whether a stall has begun that was not told yet."""
         since_ns = self._quiet_since_ns()
-        return since_ns is not None and self._is_armed and now_ns - since_ns >= self._stall_ns
+        return since_ns is not None and self._is_armed and now_ns - since_ns >= self._patience_ns
 
     def check(self, now_ns: int, loop_silent_ns: int | None = None) -> StallDetected | None:
         """The verdict, once a stall. `loop_silent_ns` is for how long the gateway's own event
@@ -99,6 +106,7 @@ class StallWatchdog:
     def _started(self, fact: EngineStarted) -> None:
         self._pid, self._last_ns, self._last_step_id = fact.pid, fact.at_ns, None
         self._is_armed = True
+        self._spans_ns.clear()
 
     def _died(self, fact: EngineDied) -> None:
         self.deaths += 1
@@ -108,6 +116,8 @@ class StallWatchdog:
 
     def _stepped(self, fact: StepRecorded) -> None:
         self._last_step_id, self._last_ns = fact.step_id, fact.committed_ns
+        if self._is_armed:  # the length of a stall is no measure
+            self._spans_ns.append(fact.committed_ns - fact.begin_ns)
         self._is_armed = True
 
     def _idled(self, fact: EngineIdled) -> None:

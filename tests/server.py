@@ -51,7 +51,9 @@ class Server:
     def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.args = args
+        self._dumps = tempfile.TemporaryDirectory(prefix="phasescope-test-")
+        folder = () if "--dump-dir" in args else ("--dump-dir", self._dumps.name)
+        self.args = (*folder, *args)
         self._env = env
         self._log = tempfile.NamedTemporaryFile(prefix="phasescope-test-", suffix=".log")  # noqa: SIM115
         self.client = httpx.Client(base_url=self.url, timeout=120)
@@ -78,6 +80,7 @@ class Server:
                 self.process.kill()
                 self.process.wait()
         self._log.close()
+        self._dumps.cleanup()
 
     def log(self) -> str:
         return Path(self._log.name).read_text()

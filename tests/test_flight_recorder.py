@@ -25,7 +25,7 @@ from served import started
 
 from telemetry.clock import ManualClock
 from telemetry.dumps import PAUSE_NS, Dump, DumpReason, DumpRefused, Dumps
-from telemetry.flight_recorder import FlightRecorder
+from telemetry.flight_recorder import FlightRecorder, Poke
 from telemetry.journal import Journal
 from telemetry.journal_files import FolderInUse, JournalFiles
 from telemetry.journal_reader import open_journal, read_journal
@@ -56,6 +56,7 @@ class Recording:
         capacity: int = 1 << 20,
         journal_folder: Path | None = None,
         stall_ns: int = 10 * SECOND,
+        poke: Poke | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.lane = Lane()
@@ -71,6 +72,7 @@ class Recording:
             folder,
             kept,
             files,
+            poke,
         )
         self.recorder.attach()
 
@@ -249,6 +251,22 @@ def test_an_engine_that_commits_no_step_although_it_has_work_is_stalled_once(
     assert recording.recorder.stats().stalls == 1
 
 
+@pytest.mark.parametrize("loop_answers", [True, False])
+def test_a_stall_tells_whether_the_gateways_own_loop_answered(
+    tmp_path: Path, loop_answers: bool
+) -> None:
+    """A loop that is blocked reads no news of the engine: then the engine is not to blame."""
+    recording = Recording(tmp_path, poke=lambda callback: callback() if loop_answers else None)
+    recording.give(*busy())
+    for _ in range(4 * 12):
+        recording.tick()
+    (path,) = recording.dumps()
+    (stall,) = [fact for fact in read_journal(path) if isinstance(fact, StallDetected)]
+
+    assert stall.loop_silent_ns is not None
+    assert (stall.loop_silent_ns > 9 * SECOND) is not loop_answers
+
+
 def test_the_next_step_ends_a_stall_and_another_one_is_told_again(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.give(*busy())
@@ -275,6 +293,18 @@ def test_an_engine_without_work_that_it_could_do_is_not_stalled(after: list[Fact
     watchdog.on_facts([*busy(), *after])
 
     assert watchdog.check(100 * SECOND) is None
+
+
+def test_an_engine_whose_steps_are_long_is_given_three_times_the_longest() -> None:
+    """A slow machine is not a stalled one; a stall's own length does not count."""
+    watchdog = StallWatchdog(10 * SECOND)
+    watchdog.on_facts([started(0), submitted(at=2), step(0, 4, 9004, [prefill()])])
+    assert not watchdog.is_stalled(35 * SECOND)
+    assert watchdog.check(37 * SECOND) is not None
+    watchdog.on_facts([step(1, 9004, 60_000, [decode()])])
+
+    assert not watchdog.is_stalled(86 * SECOND)
+    assert watchdog.is_stalled(88 * SECOND)
 
 
 def test_work_counts_from_when_it_can_be_done() -> None:

@@ -219,3 +219,28 @@ def test_what_was_cut_off_gives_a_timeline_but_no_measurement() -> None:
 
     assert [t.accepted.request_id for t in timelines] == ["cut"]
     assert [(m.measure, m.value_ns) for m in measured] == [(Measure.ITL, 10 * MS)]
+
+
+class Overtaken(Lane):
+    """A lane to which, and to another, the event loop appends just before it is drained."""
+
+    def __init__(self, other: Lane) -> None:
+        super().__init__()
+        self._other = other
+
+    def drain(self) -> list[Fact]:
+        self._other.append(submitted())
+        self.append(queued())
+        return super().drain()
+
+
+def test_no_sequence_is_in_the_engine_before_it_was_submitted() -> None:
+    """Although the pump drains lanes one after the other while both are being filled."""
+    pump, gateway = Pump(ManualClock()), Lane()
+    journal = Journal(ManualClock())
+    pump.add_lane(gateway)
+    pump.add_lane(Overtaken(gateway))
+    pump.add_fold("journal", journal)
+    pump.run_once()
+
+    assert journal.stats().facts == 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from facts import (
     MS,
@@ -26,36 +27,29 @@ from served import facts_of, served, started
 
 from dashboards.timeline.build import Drawn, write_timeline
 from dashboards.timeline.engine_track import ranges
-from dashboards.timeline.request_track import Stall
-from dashboards.timeline.trace import Slice, Slots, nested
+from dashboards.timeline.host_track import HostTrack
+from dashboards.timeline.trace import Slice, Slots, TraceWriter, nested
 from service.cli.main import main
 from telemetry.clock import ManualClock
 from telemetry.journal import Journal, write_journal
 from telemetry.journal_reader import open_journal
 from telemetry.reasons import EndReason
-from telemetry.records import EngineDied, Fact, RequestParsed, StallDetected, StepRecorded
+from telemetry.records import (
+    CacheFlushed,
+    EngineDied,
+    Fact,
+    RequestParsed,
+    StallDetected,
+    StepRecorded,
+)
 
 
-def drawn(
-    folder: Path, facts: Sequence[Fact], stalls: Iterable[Stall] = (), name: str = "t.json.gz"
-) -> tuple[Trace, Drawn]:
+def drawn(folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS) -> tuple[Trace, Drawn]:
     write_journal(folder / "facts.journal", facts, ManualClock(), "request")
-    summary = write_timeline(open_journal(folder / "facts.journal"), folder / name, stalls)
-    return checked(folder / name), summary
-
-
-def late_tokens(facts: Sequence[Fact]) -> list[Stall]:
-    """Every decode row that shared its step with somebody's prefill, with the largest chunk."""
-    found = []
-    for fact in facts:
-        if not isinstance(fact, StepRecorded):
-            continue
-        chunks = [row for row in fact.rows if row.is_prefill]
-        for row in fact.rows:
-            if not row.is_prefill and not row.wasted and row.sampled and chunks:
-                worst = max(chunks, key=lambda chunk: chunk.tokens)
-                found.append(Stall(worst.seq_id, fact.step_id, row.seq_id, fact.committed_ns))
-    return found
+    summary = write_timeline(
+        open_journal(folder / "facts.journal"), folder / "trace.json.gz", late_ns
+    )
+    return checked(folder / "trace.json.gz"), summary
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,7 +62,7 @@ def test_any_run_becomes_a_sound_trace_with_all_its_steps_and_requests(
 ) -> None:
     """Preemptions, cancels, deaths, pipelines of two steps: nothing breaks the nesting."""
     facts = [started(), *facts_of(served(name, seed, delay_ns=20 * MS))]
-    trace, summary = drawn(tmp_path_factory.mktemp("trace"), facts, late_tokens(facts))
+    trace, summary = drawn(tmp_path_factory.mktemp("trace"), facts, late_ns=1)
     slices = trace.phase("X")
 
     steps = sum(isinstance(fact, StepRecorded) for fact in facts)
@@ -94,9 +88,7 @@ def victim_and_culprit() -> list[Fact]:
 
 
 def test_an_arrow_leads_from_the_culprits_chunk_to_the_victims_late_token(tmp_path: Path) -> None:
-    stall = Stall(culprit_seq_id=2, step_id=2, victim_seq_id=1, token_ns=95 * MS)
-    nowhere = Stall(culprit_seq_id=2, step_id=77, victim_seq_id=1, token_ns=96 * MS)
-    trace, summary = drawn(tmp_path, victim_and_culprit(), [stall, nowhere])
+    trace, summary = drawn(tmp_path, victim_and_culprit())
     (start,), (end,) = trace.phase("s"), trace.phase("f")
 
     assert summary.arrows == 1
@@ -107,7 +99,7 @@ def test_an_arrow_leads_from_the_culprits_chunk_to_the_victims_late_token(tmp_pa
     late = open_at_end[-1]
     assert (start_ns(late), end_ns(late)) == (15 * MS, 95 * MS)
     assert late["args"]["gap_ms"] == 80
-    assert late["args"]["culprit_seq_id"] == 2
+    assert (late["args"]["culprit"], late["args"]["culprit_step"]) == ("culprit", 2)
 
 
 def test_a_step_shows_its_parts_and_who_was_in_it(tmp_path: Path) -> None:
@@ -256,3 +248,38 @@ def test_a_row_is_taken_again_only_by_what_begins_after_its_last_end() -> None:
 )
 def test_ids_are_told_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+class GpuSampled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    at_ns: int
+    gpu: str
+    power_w: float | None
+    memory_used_bytes: int | None
+
+
+class HostPaused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    at_ns: int
+    begin_ns: int
+    end_ns: int
+    process: str
+    cause: str
+
+
+def test_facts_of_other_kinds_are_drawn_by_their_shape(tmp_path: Path) -> None:
+    """Samples are counters, without a point where nothing was measured; pauses are slices."""
+    path = tmp_path / "host.json"
+    with TraceWriter(path, 0, {}) as trace:
+        track = HostTrack(trace)
+        track.take(GpuSampled(10 * MS, "0", 250.5, None))  # type: ignore[arg-type]
+        track.take(HostPaused(30 * MS, 20 * MS, 30 * MS, "engine", "gc"))  # type: ignore[arg-type]
+        track.take(HostPaused(35 * MS, 25 * MS, 35 * MS, "engine", "gc"))  # type: ignore[arg-type]
+        track.take(HostPaused(33 * MS, 21 * MS, 33 * MS, "gateway", "gc"))  # type: ignore[arg-type]
+        track.take(CacheFlushed(40 * MS, 7, 12))
+    found = checked(path)
+
+    assert [(e["name"], e["args"]) for e in found.phase("C")] == [("gpu power_w", {"value": 250.5})]
+    assert [(start_ns(s) // MS, end_ns(s) // MS) for s in found.phase("X")] == [
+        (20, 30), (30, 35), (21, 33),
+    ]  # fmt: skip
+    assert len({s["tid"] for s in found.phase("X")}) == 2
+    assert [(e["name"], e["args"]["blocks"]) for e in found.phase("i")] == [("CacheFlushed", 12)]

@@ -6,7 +6,6 @@ not ended when the journal was taken are drawn to its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import msgspec
 
 from dashboards.timeline.engine_track import EngineTrack
 from dashboards.timeline.host_track import HostTrack
-from dashboards.timeline.request_track import RequestTrack, Stall
+from dashboards.timeline.request_track import RequestTrack
 from dashboards.timeline.trace import Args, TraceWriter
+from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.journal_reader import Journal
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
@@ -56,16 +56,17 @@ class Drawn:
 class _Builder:
     """Hands facts to the tracks and to the phase fold, whose timelines are drawn."""
 
-    def __init__(self, trace: TraceWriter, journal: Journal, stalls: Iterable[Stall]) -> None:
+    def __init__(self, trace: TraceWriter, journal: Journal, late_ns: int) -> None:
         self.drawn = Drawn()
         self._trace = trace
         self._owners: dict[int, str] = {}
         self._engine = EngineTrack(trace, self._owner)
-        self._requests = RequestTrack(trace, stalls, journal.cut_requests)
+        self._requests = RequestTrack(trace, journal.cut_requests)
         self._host = HostTrack(trace)
         self._is_over = False
         self._last_ns = trace.origin_ns
-        self._phases = PhaseFold([self._draw], cut=journal.cut_requests)
+        accountant = Accountant(lambda slo_class: late_ns)
+        self._phases = PhaseFold([self._draw], (), accountant, journal.cut_requests)
 
     def take(self, fact: Fact) -> None:
         self._last_ns = max(self._last_ns, fact_ns(fact))
@@ -126,11 +127,11 @@ class _Builder:
         return self._owners.get(seq_id, f"seq-{seq_id}")
 
 
-def write_timeline(journal: Journal, path: Path, stalls: Iterable[Stall] = ()) -> Drawn:
-    """Raises JournalError, OSError. Of `stalls` those are drawn of which both ends are in the
-    journal."""
+def write_timeline(journal: Journal, path: Path, late_ns: int = DEFAULT_ITL_TARGET_NS) -> Drawn:
+    """Gaps between tokens above `late_ns` are drawn as stalls, with an arrow from the culprit's
+    chunk where there is one. Raises JournalError, OSError."""
     with TraceWriter(path, _origin_ns(journal), _metadata(journal)) as trace:
-        builder = _Builder(trace, journal, stalls)
+        builder = _Builder(trace, journal, late_ns)
         for fact in journal.facts():
             builder.take(fact)
         return builder.finish()

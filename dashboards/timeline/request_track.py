@@ -8,27 +8,16 @@ preemptions, stalls. The sequences of a request with several choices have rows o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
+from telemetry.ledger import Stall
 from telemetry.phases import RequestTimeline, SequenceTimeline
 from telemetry.reasons import Outcome
 from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, SequenceSubmitted
 
 PID = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """A late token and the prefill chunk that made it late: the token of `victim_seq_id`
-    committed at `token_ns`; the chunk of `culprit_seq_id` in step `step_id`."""
-
-    culprit_seq_id: int
-    step_id: int
-    victim_seq_id: int
-    token_ns: int
 
 
 @dataclass(slots=True)
@@ -44,20 +33,15 @@ class _Held:
 class RequestTrack:
     """Gives rows as facts come, draws when timelines are given out, arrows at the end."""
 
-    def __init__(self, trace: TraceWriter, stalls: Iterable[Stall], cut: frozenset[str]) -> None:
+    def __init__(self, trace: TraceWriter, cut: frozenset[str]) -> None:
         self._trace = trace
         self._cut = cut
         self._slots = Slots()
         self._rows: dict[int, Row] = {}
         self._held: dict[str, _Held] = {}
         self._ended: dict[tuple[str, int], _Held] = {}
-        self._stalls: dict[int, list[Stall]] = defaultdict(list)
-        self._wanted: dict[tuple[int, int], list[Stall]] = defaultdict(list)
-        for stall in stalls:
-            self._stalls[stall.victim_seq_id].append(stall)
-            self._wanted[stall.culprit_seq_id, stall.step_id].append(stall)
-        self._starts: dict[Stall, tuple[Row, int]] = {}
-        self._finishes: dict[Stall, tuple[Row, int]] = {}
+        self._chunks: dict[tuple[int, int], tuple[Row, int]] = {}
+        self._late: list[tuple[tuple[int, int], tuple[Row, int]]] = []
         trace.process(PID, "requests")
 
     def accepted(self, fact: RequestAccepted) -> None:
@@ -98,9 +82,10 @@ class RequestTrack:
             return
         first: list[Slice] = []
         end_ns = timeline.ended.at_ns
+        stalls = timeline.account.stalls if timeline.account is not None else ()
         for sequence in timeline.sequences:
             slot = held.by_sequence.get(sequence.seq_id, held.slot)
-            inner = self._sequence_slices(sequence)
+            inner = _sequence_slices(sequence, stalls)
             if slot == held.slot:
                 first += inner
             else:
@@ -115,11 +100,14 @@ class RequestTrack:
         self._note_events(timeline, held, is_live)
 
     def arrows(self) -> int:
-        """From each culprit's chunk to its victim's late token; returns how many were drawn."""
+        """From each culprit's chunk to its victim's late token; returns how many were drawn.
+
+        A culprit that has no such chunk in the journal gets no arrow.
+        """
         drawn = 0
-        for stall, start in self._starts.items():
-            finish = self._finishes.get(stall)
-            if finish is not None and start[1] <= finish[1]:
+        for culprit, finish in self._late:
+            start = self._chunks.get(culprit)
+            if start is not None and start[1] <= finish[1]:
                 self._trace.flow("stall", start, finish)
                 drawn += 1
         return drawn
@@ -142,41 +130,13 @@ class RequestTrack:
 
     def _note_anchor(self, row: Row, piece: Slice) -> None:
         """Where arrows begin and end."""
+        args = piece.args
         if piece.category == "chunk":
             middle_ns = (piece.start_ns + piece.end_ns) // 2
-            for stall in self._wanted.get((piece.args["seq_id"], piece.args["step"]), ()):
-                self._starts.setdefault(stall, (row, middle_ns))
-        elif piece.category == "stall":
-            for stall in self._stalls[piece.args["seq_id"]]:
-                if stall.token_ns == piece.end_ns:
-                    self._finishes.setdefault(stall, (row, piece.end_ns - 1))
-
-    def _sequence_slices(self, sequence: SequenceTimeline) -> list[Slice]:
-        chunks = _chunk_slices(sequence)
-        between = [*_wait_slices(sequence), *_preempted_slices(sequence)]
-        return [*_after_chunks(between, chunks), *self._stall_slices(sequence), *chunks]
-
-    def _stall_slices(self, sequence: SequenceTimeline) -> list[Slice]:
-        stalls = {stall.token_ns: stall for stall in self._stalls.get(sequence.seq_id, ())}
-        if not stalls:
-            return []
-        pairs = zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
-        return [
-            Slice(
-                "stall",
-                "stall",
-                start_ns,
-                end_ns,
-                {
-                    "seq_id": sequence.seq_id,
-                    "gap_ms": (end_ns - start_ns) / 1e6,
-                    "culprit_seq_id": stalls[end_ns].culprit_seq_id,
-                    "step": stalls[end_ns].step_id,
-                },
-            )
-            for start_ns, end_ns in pairs
-            if end_ns in stalls and end_ns > start_ns
-        ]
+            self._chunks[args["seq_id"], args["step"]] = (row, middle_ns)
+        elif piece.category == "stall" and "culprit_seq_id" in args:
+            culprit = (args["culprit_seq_id"], args["culprit_step"])
+            self._late.append((culprit, (row, piece.end_ns - 1)))
 
     def _request_slice(self, timeline: RequestTimeline, is_live: bool) -> Slice:
         accepted, ended = timeline.accepted, timeline.ended
@@ -235,6 +195,29 @@ def _chunk_slices(sequence: SequenceTimeline) -> list[Slice]:
         slices.append(Slice("prefill chunk", "chunk", start_ns, chunk.end_ns, args))
         last_ns = chunk.end_ns
     return slices
+
+
+def _sequence_slices(sequence: SequenceTimeline, stalls: Iterable[Stall]) -> list[Slice]:
+    chunks = _chunk_slices(sequence)
+    between = [*_wait_slices(sequence), *_preempted_slices(sequence)]
+    late = [_stall_slice(stall) for stall in stalls if stall.seq_id == sequence.seq_id]
+    return [*_after_chunks(between, chunks), *late, *chunks]
+
+
+def _stall_slice(stall: Stall) -> Slice:
+    """From the token before the late one to the late one."""
+    args: Args = {
+        "seq_id": stall.seq_id,
+        "gap_ms": (stall.end_ns - stall.begin_ns) / 1e6,
+        "most_of_it": stall.part.value,
+        "most_of_it_ms": stall.part_ns / 1e6,
+        "cause": stall.cause,
+        "culprit": stall.culprit_request_id,
+        "culprit_seq_id": stall.culprit_seq_id,
+        "culprit_step": stall.culprit_step_id,
+    }
+    shown = {name: value for name, value in args.items() if value is not None}
+    return Slice("stall", "stall", stall.begin_ns, stall.end_ns, shown)
 
 
 def _wait_slices(sequence: SequenceTimeline) -> list[Slice]:

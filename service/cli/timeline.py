@@ -26,6 +26,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="the trace, gzipped when it ends in .gz; by default the source's name with .json.gz",
     )
     parser.add_argument(
+        "--late-ms",
+        type=float,
+        default=100.0,
+        metavar="MS",
+        help="a longer gap between two tokens is drawn as a stall (default 100)",
+    )
+    parser.add_argument(
         "--debug-key",
         default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
         help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
@@ -37,14 +44,13 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.source import is_url, journal_of
     from dashboards.timeline.build import write_timeline
-    from dashboards.timeline.culprits import culprit_stalls
     from telemetry.journal_reader import JournalError
 
     name = "phasescope" if is_url(args.source) else Path(args.source).name.split(".")[0]
     output = args.output or Path(f"{name}.json.gz")
     try:
         with journal_of(args.source, args.debug_key) as journal:
-            drawn = write_timeline(journal, output, culprit_stalls(journal))
+            drawn = write_timeline(journal, output, int(args.late_ms * 1e6))
             note = journal.truncated
     except (JournalError, Unreachable) as error:
         print(f"phasescope: {error}", file=sys.stderr)

@@ -179,8 +179,7 @@ class Exchange:
         self._mailbox.limit = self._state.config.stream_buffer_tokens * len(submits)
         self._witness.tokenized(self._prompt_tokens)
         for index, submit in enumerate(submits):
-            tokenizer = self._state.tokenizer
-            self._choices.append(Choice(index, submit.seq_id, tokenizer, request.stops))
+            self._choices.append(Choice(index, submit.seq_id, self._state.tokenizer, request.stops))
             submitted_ns = self._state.clock.now_ns()
             try:
                 self._state.bridge.submit(submit, self._mailbox)
