@@ -9,6 +9,7 @@ switched. A control does the same with two equal states; what it shows is noise.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -36,7 +37,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Block:
-    """What one block measured, in the client."""
+    """What one block measured, in the client: tokens over the whole block, gaps while all
+    streams decode."""
 
     state: str
     tokens_per_s: float
@@ -102,8 +104,25 @@ async def run_block(server: Server, load: Load, state: str, seed: str) -> Block:
     if tokens != load.streams * load.output:
         raise SystemExit(f"{tokens} tokens came, {load.streams * load.output} were asked for")
     end_ns = max(reply.token_ns[-1] for reply in replies)
-    gaps_ms = np.array([gap for reply in replies for gap in reply.gaps_ms])
+    gaps_ms = _steady_gaps_ms([reply.token_ns for reply in replies])
+    if not len(gaps_ms):
+        raise SystemExit("the streams are too short: they never decode all together")
     return Block(state, tokens / ((end_ns - begin_ns) / 1e9), gaps_ms)
+
+
+def _steady_gaps_ms(streams: list[list[int]]) -> Floats:
+    """Gaps while all streams decode. Before that, it is chance which of them meets the others'
+    prompts, and that chance is larger than what is looked for."""
+    from_ns = max(stream[0] for stream in streams)
+    until_ns = min(stream[-1] for stream in streams)
+    return np.array(
+        [
+            (end - start) / 1e6
+            for stream in streams
+            for start, end in itertools.pairwise(stream)
+            if start >= from_ns and end <= until_ns
+        ]
+    )
 
 
 async def run_quad(

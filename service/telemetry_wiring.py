@@ -145,8 +145,8 @@ class Telemetry:
 
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
-        self.machine.stop()
         self.pump.stop()
+        self.machine.stop()
         with self.pump.lock:
             self.phases.close()
         if self.recorder is not None:
@@ -250,7 +250,10 @@ def _machine(
         flop_per_s=None if gflop is None else gflop * 1e9,
         source="stated at the start" if gb or gflop else "not measured",
     )
-    return MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
+    machine = MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
+    if machine.enabled:
+        bridge.on_frame = machine.probe.alive
+    return machine
 
 
 def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:

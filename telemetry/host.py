@@ -1,7 +1,8 @@
 """Samples the machine from the gateway's side: the engine is watched from outside.
 
-Ten times a second a thread looks whether the event loop is late and whether the engine's
-thread, or our control group, had to wait for a CPU; once a second it writes a HostSampled.
+On each turn of the pump's thread it looks whether the event loop is late and whether the
+engine's thread, or our control group, had to wait for a CPU; once a second it writes a
+HostSampled.
 Everything is read from files of /proc and /sys that stay open, and each is optional: what
 a machine does not tell is unavailable, with the reason.
 """
@@ -9,7 +10,6 @@ a machine does not tell is unavailable, with the reason.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 
 from telemetry import proc
@@ -21,7 +21,6 @@ from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
 from telemetry.unavailable import Unavailable
 
-TICK_S = 0.1
 SAMPLE_NS = 1_000_000_000
 LEAST_WAIT_NS = 20_000_000
 _NO_ENGINE = Unavailable("no engine is ready")
@@ -66,7 +65,7 @@ def _part(times: Source[CpuTimes], index: int) -> int | Unavailable:
 
 
 class HostSampler:
-    """A thread; the lane must have no other writer. `unavailable` may be read by anybody."""
+    """To be ticked by one thread; the lane must have no other writer."""
 
     def __init__(
         self,
@@ -92,17 +91,9 @@ class HostSampler:
             name: _Growth(source.read) for name, source in self._pressure_sources.items()
         }
         self._tick_ns = self._sampled_ns = clock.now_ns()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="phasescope-host", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+    def close(self) -> None:
+        """Close the files; nobody ticks any more."""
         self._gateway.close()
         if self._engine is not None:
             self._engine.close()
@@ -123,10 +114,6 @@ class HostSampler:
         if now_ns - self._sampled_ns >= SAMPLE_NS:
             self._sample(now_ns)
             self._sampled_ns = now_ns
-
-    def _run(self) -> None:
-        while not self._stop.wait(TICK_S):
-            self.tick()
 
     def _follow_engine(self) -> None:
         pid = self._engine_pid()

@@ -1,35 +1,50 @@
-"""How late the gateway's event loop is: a timer that ought to fire every few milliseconds.
+"""How late the gateway's event loop is: a timer that ought to fire at a known moment.
 
 A timer that fires late tells when the loop was free again, and that it was not at the moment
-the timer was due; it began to be held up somewhere between the last beat and that moment.
-If the thread ran (or was ready to run) for all that time, what it ran since the last beat
-tells how long; if it slept in a callback, the middle is the best guess, at most half a beat
-from the truth. So beats are close together while somebody is served, and seldom else.
+the timer was due; it began to be held up between its last sign of life and that moment. While
+somebody is served, each frame of the engine is a sign of life, and costs no timer. If the
+thread ran (or was ready to run) for all that time, what it ran tells how long. If it slept in
+a callback, the first frame that lay unread narrows it down, as it was sent when the loop was
+held up already, and the middle of what is left is the best guess.
+
+A timer that wakes an idle thread costs about 0.1 ms of CPU on a virtual machine, so beats are
+few, and fewer while nobody is served.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from telemetry.clock import Clock
 from telemetry.host_records import HostPaused
 from telemetry.proc import CpuTimes
 from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
+from telemetry.records import Fact, StepRecorded
 from telemetry.unavailable import Unavailable
 
-BUSY_BEAT_NS = 20_000_000
-IDLE_BEAT_NS = 100_000_000
+BUSY_BEAT_NS = 50_000_000
+IDLE_BEAT_NS = 250_000_000
 LEAST_LATE_NS = 10_000_000
-_SUSPICIOUS_NS = 40_000_000
+_SUSPICIOUS_NS = 20_000_000
+_NEVER_NS = 1 << 62
 
 
 class Timers(Protocol):
     """The part of an event loop that the probe needs."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
+
+
+class _Slept(NamedTuple):
+    """A pause that began between `alive_ns` and `due_ns`."""
+
+    alive_ns: int
+    due_ns: int
+    end_ns: int
+    detail: str
 
 
 class LoopProbe:
@@ -52,10 +67,11 @@ class LoopProbe:
         self._is_busy = is_busy
         self._loop: Timers | None = None
         self._thread_ident = 0
-        self._beat_ns = 0
-        self._due_ns = 0
+        self._alive_ns = 0
+        self._due_ns = _NEVER_NS
         self._times: CpuTimes | Unavailable = Unavailable("no beat yet")
         self._suspect: tuple[int, str] | None = None
+        self._slept: _Slept | None = None
         self._lag_max_ns = 0
 
     def start(self, loop: Timers, thread_ident: int) -> None:
@@ -63,6 +79,16 @@ class LoopProbe:
         self._loop, self._thread_ident = loop, thread_ident
         self._times = self._own_times()
         self._arm(self._clock.now_ns())
+
+    def alive(self, facts: Sequence[Fact] = ()) -> None:
+        """The loop is working; called on it with the facts of a frame that was just read."""
+        now_ns = self._clock.now_ns()
+        if now_ns - self._due_ns >= LEAST_LATE_NS:  # before the timer, which fires soon
+            self._late(now_ns)
+            self._due_ns = _NEVER_NS
+        if self._slept is not None:
+            self._write_slept(facts)
+        self._alive_ns = now_ns
 
     def stop(self) -> None:
         """From any thread: the timer that is set does nothing more."""
@@ -89,46 +115,59 @@ class LoopProbe:
         if self._loop is None:
             return
         delay_ns = BUSY_BEAT_NS if self._is_busy() else IDLE_BEAT_NS
-        self._beat_ns, self._due_ns = now_ns, now_ns + delay_ns
+        self._alive_ns, self._due_ns = now_ns, now_ns + delay_ns
         self._loop.call_later(delay_ns / 1e9, self._beat)
 
     def _beat(self) -> None:
         if self._loop is None:
             return
         now_ns = self._clock.now_ns()
-        late_ns = now_ns - self._due_ns
-        before, self._times = self._times, self._own_times()
-        if late_ns > self._lag_max_ns:
-            self._lag_max_ns = late_ns
-        if late_ns >= LEAST_LATE_NS:
-            self._blocked(now_ns, late_ns, before, self._times)
+        if self._slept is not None:  # and no frame has come since
+            self._write_slept(())
+        if now_ns >= self._due_ns:
+            self._late(now_ns)
         self._arm(now_ns)
 
-    def _blocked(
-        self,
-        now_ns: int,
-        late_ns: int,
-        before: CpuTimes | Unavailable,
-        after: CpuTimes | Unavailable,
-    ) -> None:
-        longest_ns = now_ns - self._beat_ns
-        length_ns = (late_ns + longest_ns) // 2
-        cause = PauseCause.LOOP_BLOCKED
+    def _late(self, now_ns: int) -> None:
+        late_ns = now_ns - self._due_ns
+        before, after = self._times, self._own_times()
+        self._times = after
+        if late_ns > self._lag_max_ns:
+            self._lag_max_ns = late_ns
+        if late_ns < LEAST_LATE_NS:
+            return
         if isinstance(before, CpuTimes) and isinstance(after, CpuTimes):
             wait_ns = after.wait_ns - before.wait_ns
             awake_ns = after.run_ns - before.run_ns + wait_ns
             if 2 * awake_ns >= late_ns:
-                length_ns = max(late_ns, min(awake_ns, longest_ns))
-            if 2 * wait_ns >= late_ns:
-                cause = PauseCause.OFF_CPU
+                starved = 3 * wait_ns >= 2 * awake_ns
+                cause = PauseCause.OFF_CPU if starved else PauseCause.LOOP_BLOCKED
+                length_ns = max(late_ns, min(awake_ns, now_ns - self._alive_ns))
+                self._write(now_ns - length_ns, now_ns, cause, self._detail(cause))
+                return
+        detail = self._detail(PauseCause.LOOP_BLOCKED)
+        self._slept = _Slept(self._alive_ns, self._due_ns, now_ns, detail)
+
+    def _write_slept(self, facts: Sequence[Fact]) -> None:
+        """The pause that is not written yet; `facts` are of the first frame after it."""
+        slept, self._slept = self._slept, None
+        assert slept is not None
+        latest_ns = slept.due_ns
+        for fact in facts:
+            if isinstance(fact, StepRecorded) and fact.committed_ns > slept.alive_ns:
+                latest_ns = min(latest_ns, fact.committed_ns)
+        begin_ns = (slept.alive_ns + latest_ns) // 2
+        self._write(begin_ns, slept.end_ns, PauseCause.LOOP_BLOCKED, slept.detail)
+
+    def _write(self, begin_ns: int, end_ns: int, cause: PauseCause, detail: str) -> None:
         self._lane.append(
             HostPaused(
-                at_ns=now_ns,
-                begin_ns=now_ns - length_ns,
-                end_ns=now_ns,
+                at_ns=end_ns,
+                begin_ns=begin_ns,
+                end_ns=end_ns,
                 process=HostProcess.GATEWAY,
                 cause=cause,
-                detail=self._detail(cause),
+                detail=detail,
             )
         )
 

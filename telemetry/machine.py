@@ -55,8 +55,8 @@ class MachineWatch:
         of_gc, of_probe, of_host, of_gpu, of_xids = self._lanes
         self._gc = GcWatch(HostProcess.GATEWAY, of_gc, clock)
         own_times = proc.thread_times(os.getpid(), threading.main_thread().native_id or os.getpid())
-        self._probe = LoopProbe(clock, of_probe, own_times.read, is_busy)
-        self._host = HostSampler(clock, of_host, self._probe, engine_pid)
+        self.probe = LoopProbe(clock, of_probe, own_times.read, is_busy)
+        self._host = HostSampler(clock, of_host, self.probe, engine_pid)
         self.gpu = GpuSampler(clock, of_gpu, of_xids)
         self.impact = HostImpact()
         self.pauses = PauseLog(self.impact.on_pause)
@@ -68,6 +68,7 @@ class MachineWatch:
             return
         for lane in self._lanes:
             pump.add_lane(lane)
+        pump.add_turn(self._host.tick)
         pump.add_fold("host_impact", self.impact)
         pump.add_fold("pauses", self.pauses)
         pump.add_fold("roofline", self.roofline)
@@ -77,16 +78,16 @@ class MachineWatch:
         if not self.enabled:
             return
         self._gc.install()
-        self._probe.start(loop, threading.get_ident())
-        self._host.start()
+        self.probe.start(loop, threading.get_ident())
         self.gpu.start()
 
     def stop(self) -> None:
+        """When the pump has stopped."""
         if not self.enabled:
             return
         self._gc.remove()
-        self._probe.stop()
-        self._host.stop()
+        self.probe.stop()
+        self._host.close()
         self.gpu.stop()
 
     def host_json(self) -> bytes:

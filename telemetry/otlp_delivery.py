@@ -17,7 +17,7 @@ from telemetry.tracing_view import Drop
 
 log = logging.getLogger("phasescope.otlp")
 
-LAST_ATTEMPT_S = 1.5
+LAST_ATTEMPT_S = 1.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 Causes overlap: a collection inside a blocked loop, a wait for a CPU inside either. A
 nanosecond goes to the first of them in the order of `PauseCause`, so what is left to
-LOOP_BLOCKED is what nothing else explains. Of a pause that states `lost_ns`, which are not
-stamped but counted, they are taken to be spread evenly.
+LOOP_BLOCKED is what nothing else explains. Waits are counted and not stamped: of `lost_ns` in
+a longer stretch nobody knows when. They are taken to be spread evenly, and they explain a
+blocked loop only where they fill two thirds of the stretch; what is less came on top of it.
 
 The engine's own loop is not probed: that it stood still shows as a gap between the commit
 of one step and the begin of the next, or before an idle engine takes up a sequence that
@@ -62,13 +63,19 @@ def overlaps(pauses: Iterable[Pause], begin_ns: int, end_ns: int) -> dict[PauseC
     to the length of the interval at most. The pauses should be of one process."""
     free: list[Span] = [(begin_ns, end_ns)] if begin_ns < end_ns else []
     found: dict[PauseCause, int] = {}
-    for pause in sorted(pauses, key=lambda p: (_ORDER[p.cause], p.begin_ns)):
+    for pause in sorted(pauses, key=lambda p: (_rank(p), p.begin_ns)):
         if not free:
             break
         free, taken_ns = _take(free, pause)
         if taken_ns:
             found[pause.cause] = found.get(pause.cause, 0) + taken_ns
     return found
+
+
+def _rank(pause: Pause) -> int:
+    """Causes of a lower rank explain better."""
+    is_full = 3 * pause.lost_ns >= 2 * (pause.end_ns - pause.begin_ns)
+    return _ORDER[pause.cause] + (0 if is_full else len(_ORDER))
 
 
 def _take(free: list[Span], pause: Pause) -> tuple[list[Span], int]:
@@ -154,10 +161,10 @@ class PauseLog:
     def _give(self, pause: Pause) -> None:
         """What is left of the pause when those that explain it better have had their part."""
         nearby = self.between(pause.process, pause.begin_ns, pause.end_ns)
-        better = [other for other in nearby if _ORDER[other.cause] < _ORDER[pause.cause]]
+        better = [other for other in nearby if _rank(other) < _rank(pause)]
         explained_ns = sum(overlaps(better, pause.begin_ns, pause.end_ns).values())
         length_ns = pause.end_ns - pause.begin_ns
-        lost_ns = min(pause.lost_ns, length_ns - explained_ns)
+        lost_ns = pause.lost_ns * (length_ns - explained_ns) // length_ns
         is_rest = explained_ns > 0 and lost_ns < LEAST_GAP_NS
         if lost_ns > 0 and not is_rest:
             self._on_pause(replace(pause, lost_ns=lost_ns))

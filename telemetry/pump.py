@@ -53,6 +53,7 @@ class Pump:
         self._remote_lost = remote_lost
         self._lanes: list[Lane] = []
         self._folds: list[FoldCost] = []
+        self._turns: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -61,6 +62,11 @@ class Pump:
 
     def add_fold(self, name: str, fold: Fold) -> None:
         self._folds.append(FoldCost(name, fold))
+
+    def add_turn(self, turn: Callable[[], None]) -> None:
+        """Call `turn` each time the thread is awake anyway: waking one costs more than most
+        of what it would do. One that raises is not called again."""
+        self._turns.append(turn)
 
     @property
     def facts_lost(self) -> int:
@@ -108,7 +114,16 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
+            for turn in list(self._turns):
+                self._take_turn(turn)
             self.run_once()
+
+    def _take_turn(self, turn: Callable[[], None]) -> None:
+        try:
+            turn()
+        except Exception:
+            self._turns.remove(turn)
+            log.exception("telemetry's %s is not called any more: it raised", turn)
 
     def _feed(self, cost: FoldCost, facts: list[Fact]) -> None:
         begin_ns = self._clock.now_ns()

@@ -47,9 +47,10 @@ class Fault(StrEnum):
 
 @dataclass
 class Reply:
-    """What is to be answered; `taken` false: an error."""
+    """What is to be answered; `taken` false: an error; `silent`: nothing at all."""
 
     taken: bool
+    silent: bool = False
     retry_after_s: float | None = None
     rejected: int = 0
 
@@ -203,11 +204,11 @@ class OtlpReceiver:
             case Fault.REFUSE:
                 return Reply(False)
             case Fault.UNAVAILABLE:
-                return Reply(False, self.retry_after_s)
+                return Reply(False, retry_after_s=self.retry_after_s)
             case Fault.BLACK_HOLE:
                 self.hanging.set()
                 released.wait(30)
-                return Reply(False)
+                return Reply(False, silent=True)
             case Fault.SLOW:
                 time.sleep(self.delay_s)
         rejected = 0
@@ -324,6 +325,8 @@ class _Servicer(trace_service_pb2_grpc.TraceServiceServicer):
         if reply.retry_after_s is not None:
             context.set_trailing_metadata((("grpc-status-details-bin", _try_later(reply)),))
             context.abort(grpc.StatusCode.UNAVAILABLE, "told to be unavailable")
+        if reply.silent:
+            context.abort(grpc.StatusCode.CANCELLED, "nobody waits any more")
         if not reply.taken:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "told to refuse")
         return reply.message()
@@ -376,16 +379,23 @@ def _handler(receiver: OtlpReceiver) -> type[BaseHTTPRequestHandler]:
                 answer = b"" if taken is None else taken.SerializeToString()
                 self.send_response(400 if taken is None else 200)
             else:
-                answer = self._take_spans(body)
+                found = self._take_spans(body)
+                if found is None:
+                    self.close_connection = True
+                    return
+                answer = found
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
             with contextlib.suppress(OSError):  # it may have given up meanwhile
                 self.end_headers()
                 self.wfile.write(answer)
 
-        def _take_spans(self, body: bytes) -> bytes:
+        def _take_spans(self, body: bytes) -> bytes | None:
+            """The answer after its status was sent; None: no answer at all."""
             assert self.path == "/v1/traces", self.path
             reply = receiver.take(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
+            if reply.silent:
+                return None
             if reply.retry_after_s is not None:
                 self.send_response(503)
                 self.send_header("retry-after", f"{reply.retry_after_s:g}")

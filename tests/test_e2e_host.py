@@ -74,7 +74,6 @@ def test_an_injected_pause_is_found_measured_and_charged(
             f"the report of {done}",
         )
 
-    assert verdict.error is not None
     assert verdict.error < 0.15
     assert verdict.reported["victims_total"] >= 1
     assert verdict.reported["victims"][0]["lost_ns"] > 0

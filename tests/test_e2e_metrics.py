@@ -10,8 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from otlp_receiver import OtlpReceiver
+from prometheus_client.parser import text_string_to_metric_families
 from server import Server, eventually, spawn, sse_events
 
+from telemetry.catalog import all_metrics
 from telemetry.histogram_report import merge
 from telemetry.phases import Measure
 
@@ -191,3 +194,22 @@ def test_wrong_flags_are_one_clear_line(flags: tuple[str, ...], says: str) -> No
     assert process.returncode == 2
     assert errors.decode().count("\n") == 1
     assert says in errors.decode()
+
+
+def test_a_real_server_exposes_every_metric_of_the_catalog_and_no_other() -> None:
+    """Families whose values nobody could measure have no sample, but they are named."""
+    catalog = {metric.name for metric in all_metrics()}
+    with (
+        OtlpReceiver() as receiver,
+        Server(
+            "--model", "dummy:tiny", "--otlp-endpoint", receiver.endpoint, "--price-per-hour", "1"
+        ) as server,
+    ):
+        ask(server)
+
+        def names() -> set[str]:
+            text = server.client.get("/metrics").text
+            return {family.name for family in text_string_to_metric_families(text)}
+
+        eventually(lambda: names() >= catalog, "every metric")
+        assert names() == catalog

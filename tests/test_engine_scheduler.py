@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from engine_world import World
 
+from service.engine.inbox import SetRecording
 from service.sim.sim_executor import sim_token
 from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import EngineIdled, SequenceQueued, Skip
+from telemetry.records import EngineIdled, RecordingSet, SequenceQueued, Skip
 
 
 def expected_outputs(seq_id: int, count: int) -> list[int]:
@@ -211,3 +212,21 @@ def test_cancelling_an_unknown_sequence_changes_nothing() -> None:
     world.step()
 
     assert world.ends == {seq_id: [EndReason.MAX_TOKENS]}
+
+
+def test_steps_that_are_not_recorded_give_the_same_tokens_and_say_so() -> None:
+    """Switched off and on between two sequences; what happens to sequences is told always."""
+    world = World()
+    world.inbox.put(SetRecording(False))
+    silent = world.submit(6, max_tokens=5)
+    world.run()
+    assert world.steps == []
+    world.inbox.put(SetRecording(True))
+    loud = world.submit(6, max_tokens=5)
+    world.run()
+
+    assert world.outputs[silent] == expected_outputs(silent, 5)
+    assert len(world.terminal_facts[silent]) == 1
+    assert {row.seq_id for step in world.steps for row in step.rows} == {loud}
+    switched = [fact.enabled for fact in world.facts if isinstance(fact, RecordingSet)]
+    assert switched == [False, True]

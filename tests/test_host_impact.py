@@ -102,13 +102,15 @@ def test_only_what_lies_in_the_interval_counts() -> None:
 
 
 def test_what_was_counted_and_not_stamped_is_spread_evenly() -> None:
-    """Of 100 ms the thread waited 60 for a CPU: of a gap of 50 in it, 30."""
-    waits = pause(0, 100, OFF_CPU, lost=60)
+    """Of 100 ms the thread waited 80 for a CPU: of a gap of 50 in it, 40. Had it waited 60, it
+    would have done something else for much of it: the gap is not explained."""
+    waits, fewer = pause(0, 100, OFF_CPU, lost=80), pause(0, 100, OFF_CPU, lost=60)
 
-    assert overlaps([waits, pause(0, 50, BLOCKED)], 0, 50 * MS) == {
-        OFF_CPU: 30 * MS,
-        BLOCKED: 20 * MS,
-    }
+    blocked = pause(0, 50, BLOCKED)
+
+    assert overlaps([waits, blocked], 0, 50 * MS) == {OFF_CPU: 40 * MS, BLOCKED: 10 * MS}
+    assert overlaps([fewer, blocked], 0, 50 * MS) == {BLOCKED: 50 * MS}
+    assert overlaps([fewer], 0, 50 * MS) == {OFF_CPU: 30 * MS}
 
 
 spans = st.tuples(st.integers(0, 200), st.integers(1, 100), st.integers(0, 100))
@@ -207,12 +209,26 @@ def test_a_cause_that_is_told_late_still_takes_its_part() -> None:
     """What the sampler knows of a gap comes after the gap; the rest of it stays unexplained."""
     found = settled(
         step(0, 0, 10, [decode()]), step(1, 110, 120, [decode()]),
-        paused(10, 110, cause=OFF_CPU, lost=60),
+        paused(10, 110, cause=OFF_CPU, lost=80),
     )  # fmt: skip
 
     assert sorted((p.cause.value, p.lost_ns // MS) for p in found) == [
-        ("loop_blocked", 40), ("off_cpu", 60),
+        ("loop_blocked", 20), ("off_cpu", 80),
     ]  # fmt: skip
+
+
+def test_waits_that_explain_no_gap_lose_the_part_that_the_gap_has() -> None:
+    """Of 100 ms the engine's thread waited 40; half of the stretch is a gap between steps."""
+    found = settled(
+        step(0, 0, 10, [decode()]),
+        step(1, 60, 115, [decode()]),
+        paused(10, 110, cause=OFF_CPU, lost=40),
+    )
+
+    assert sorted((p.cause.value, p.lost_ns // MS) for p in found) == [
+        ("loop_blocked", 50),
+        ("off_cpu", 20),
+    ]
 
 
 def test_pauses_are_settled_once_and_not_too_early() -> None:

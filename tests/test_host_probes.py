@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from facts import decode, step
 from server import eventually
 
 from telemetry.clock import ManualClock, MonotonicClock
@@ -16,6 +17,7 @@ from telemetry.host import SAMPLE_NS, HostSampler
 from telemetry.host_records import HostPaused, HostSampled
 from telemetry.loop_probe import BUSY_BEAT_NS, IDLE_BEAT_NS, LoopProbe
 from telemetry.proc import CpuTimes
+from telemetry.pump import Pump
 from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
 from telemetry.unavailable import Unavailable
@@ -77,7 +79,7 @@ def test_beats_in_time_write_nothing() -> None:
 
 
 def test_a_callback_that_computes_is_measured_by_what_the_thread_ran() -> None:
-    """5 ms into the beat it began to compute for 200 ms: lateness alone says 185."""
+    """5 ms into the beat it began to compute for 200 ms: lateness alone says 155."""
     probed = Probed()
     probed.pass_time(205, run_ms=200)
     probed.loop.fire()
@@ -86,12 +88,53 @@ def test_a_callback_that_computes_is_measured_by_what_the_thread_ran() -> None:
 
 
 def test_a_callback_that_sleeps_is_placed_in_the_middle_of_what_is_possible() -> None:
-    """It began between the last beat and the moment this one was due, 20 ms later."""
+    """It began between the last beat and the moment this one was due, 50 ms later."""
     probed = Probed()
     probed.pass_time(300, run_ms=1)
     probed.loop.fire()
+    probed.pass_time(BUSY_BEAT_NS // MS)
+    probed.loop.fire()
 
-    assert probed.pauses() == [("loop_blocked", 10, 300)]
+    assert probed.pauses() == [("loop_blocked", 25, 300)]
+
+
+def test_signs_of_life_tell_when_the_loop_was_still_free() -> None:
+    """A frame came at 40 ms, the beat was due at 50: it began between these."""
+    probed = Probed()
+    probed.pass_time(40)
+    probed.probe.alive()
+    probed.pass_time(260, run_ms=1)
+    probed.loop.fire()
+    probed.probe.alive()
+
+    assert probed.pauses() == [("loop_blocked", 45, 300)]
+
+
+def test_a_frame_that_lay_unread_narrows_a_sleep_down() -> None:
+    """It was sent at 44 ms, when the loop was held up already; later ones say nothing."""
+    probed = Probed()
+    probed.pass_time(40)
+    probed.probe.alive([step(0, 30, 39, [decode()])])
+    probed.pass_time(260, run_ms=1)
+    probed.loop.fire()
+    probed.probe.alive([step(1, 39, 44, [decode()])])
+    probed.probe.alive([step(2, 44, 47, [decode()])])
+
+    assert probed.pauses() == [("loop_blocked", 42, 300)]
+
+
+def test_a_frame_that_is_read_before_the_late_beat_hides_nothing() -> None:
+    """It tells of the pause itself, and the beat does not tell it again."""
+    probed = Probed()
+    probed.pass_time(300, run_ms=299)
+    probed.probe.alive()
+    probed.pass_time(1)
+    probed.probe.alive()
+    probed.loop.fire()
+    probed.pass_time(50)
+    probed.loop.fire()
+
+    assert probed.pauses() == [("loop_blocked", 1, 300)]
 
 
 def test_a_loop_that_had_no_cpu_was_not_blocked() -> None:
@@ -106,8 +149,9 @@ def test_without_cpu_times_lateness_is_still_measured() -> None:
     probed = Probed(times=Unavailable("no /proc"))
     probed.pass_time(120)
     probed.loop.fire()
+    probed.probe.alive()
 
-    assert probed.pauses() == [("loop_blocked", 10, 120)]
+    assert probed.pauses() == [("loop_blocked", 25, 120)]
 
 
 def test_each_beat_is_judged_by_its_own_time() -> None:
@@ -153,6 +197,7 @@ def test_the_function_that_holds_the_loop_is_named() -> None:
 
     hold_the_loop()
     probed.loop.fire()
+    probed.probe.alive()
 
     (fact,) = probed.lane.drain()
     assert isinstance(fact, HostPaused)
@@ -241,7 +286,7 @@ class Sampled:
 def test_a_second_of_ticks_is_one_sample() -> None:
     sampled = Sampled(engine_pid=None)
     sampled.ticks(25)
-    sampled.sampler.stop()
+    sampled.sampler.close()
 
     first, second = sampled.samples()
     assert (first.window_ns, second.window_ns) == (SAMPLE_NS, SAMPLE_NS)
@@ -254,7 +299,7 @@ def test_what_is_missing_says_why_once() -> None:
     sampled.ticks(20)
     sampled.engine_pid = os.getpid()
     sampled.ticks(20)
-    sampled.sampler.stop()
+    sampled.sampler.close()
 
     first, second, third, fourth = sampled.samples()
     assert first.engine_run_ns is None
@@ -267,14 +312,32 @@ def test_what_is_missing_says_why_once() -> None:
     assert fourth.loop_lag_max_ns == 0
 
 
-def test_the_sampler_runs_and_ends_on_its_own_thread() -> None:
+def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
     clock, lane = MonotonicClock(), Lane()
     unmeasured = Unavailable("not here")
     probe = LoopProbe(clock, Lane(), lambda: unmeasured, lambda: False)
-    sampler = HostSampler(clock, lane, probe, lambda: None)
-    sampler.start()
+    sampler, pump = HostSampler(clock, lane, probe, lambda: None), Pump(clock)
+    pump.add_turn(sampler.tick)
+    pump.start()
     eventually(lambda: len(lane) >= 1, "the first sample")
-    sampler.stop()
+    pump.stop()
+    sampler.close()
 
     assert isinstance(lane.drain()[-1], HostSampled)
-    assert "phasescope-host" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_turn_that_raises_is_not_called_again_and_folding_goes_on() -> None:
+    calls: list[str] = []
+
+    def broken() -> None:
+        calls.append("broken")
+        raise OSError("no more files")
+
+    pump = Pump(MonotonicClock())
+    pump.add_turn(broken)
+    pump.add_turn(lambda: calls.append("sound"))
+    pump.start()
+    eventually(lambda: calls.count("sound") >= 3, "three turns")
+    pump.stop()
+
+    assert calls.count("broken") == 1

@@ -255,6 +255,21 @@ def test_a_shutdown_while_the_receiver_hangs_counts_what_it_gives_up(protocol: s
             assert (after.spans_exported, after.traces_queued) == (0, 0)
 
 
+def test_an_answer_that_comes_after_the_shutdown_changes_no_count() -> None:
+    """The spans were given up, and are not exported as well."""
+    with OtlpReceiver("http") as receiver:
+        receiver.fault, receiver.delay_s = Fault.SLOW, 5.0
+        with exporting(receiver.endpoint) as thread:
+            offer(thread, 1)
+            eventually(lambda: receiver.requests, "a request")
+            stop(thread)
+            assert dropped(thread.view()) == {"shutdown": TREE}
+            thread._thread.join(25)
+
+            assert receiver.spans_taken == TREE
+            assert (thread.view().spans_exported, dropped(thread.view())) == (0, {"shutdown": TREE})
+
+
 @both
 def test_a_shutdown_while_a_connection_is_never_answered(protocol: str) -> None:
     """Not even by the protocol's first word."""

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 
 import msgspec
 
 from service.cli.metrics_flags import add_metrics_flags, metrics_config
+from service.cli.sizes import parse_bytes
+from service.cli.telemetry_flags import (
+    add_machine_flags,
+    add_recorder_flags,
+    add_tracing_flags,
+    peaks_config,
+    recorder_config,
+    tracing_config,
+)
 from service.config import (
     EXECUTORS,
-    TRACING_MODES,
     ConfigError,
     EngineConfig,
     GatewayConfig,
-    PeaksConfig,
-    RecorderConfig,
     ServeConfig,
-    TracingConfig,
 )
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,9 +38,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_scheduler_flags(parser.add_argument_group("scheduler"))
     _add_policy_flags(parser.add_argument_group("policies"))
     _add_gateway_flags(parser.add_argument_group("HTTP"))
-    _add_tracing_flags(parser.add_argument_group("tracing"))
-    _add_machine_flags(parser.add_argument_group("machine"))
-    _add_recorder_flags(parser.add_argument_group("flight recorder"))
+    add_tracing_flags(parser.add_argument_group("tracing"))
+    add_machine_flags(parser.add_argument_group("machine"))
+    add_recorder_flags(parser.add_argument_group("flight recorder"))
     add_metrics_flags(parser.add_argument_group("SLO and metrics"))
     parser.set_defaults(run=run)
 
@@ -211,91 +212,6 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_tracing_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--otlp-endpoint",
-        metavar="URL",
-        help="OTLP receiver of the spans, as in http://localhost:4317; "
-        "without it the OTEL_EXPORTER_OTLP_* variables decide",
-    )
-    group.add_argument(
-        "--otlp-protocol", choices=["grpc", "http/protobuf"], help="wire protocol of the spans"
-    )
-    group.add_argument("--service-name", help="service.name of the spans")
-    group.add_argument(
-        "--tracing",
-        default="full",
-        choices=TRACING_MODES,
-        help="full exports every trace; sampled those that are slow, failed, cancelled, preempted, "
-        "kept others waiting or belong to a sampled caller, and a share of the rest; may be "
-        "changed while the server runs (PUT /debug/tracing)",
-    )
-    group.add_argument(
-        "--trace-rate",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="the share of the rest that --tracing sampled keeps, chosen by trace id",
-    )
-
-
-def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--no-host-telemetry",
-        action="store_true",
-        help="watch no garbage collections, event-loop lag, waits for a CPU, nor GPUs",
-    )
-    group.add_argument(
-        "--peak-gb-per-s",
-        type=float,
-        metavar="GB/S",
-        help="memory bandwidth of this machine, as benchmarks.calibration measures it: what "
-        "/debug/roofline compares with on a CPU; a GPU states its own",
-    )
-    group.add_argument(
-        "--peak-gflop-per-s",
-        type=float,
-        metavar="GFLOP/S",
-        help="matrix peak of this machine, likewise",
-    )
-
-
-def _add_recorder_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--journal-memory",
-        type=parse_bytes,
-        default=64 << 20,
-        metavar="SIZE",
-        help="memory for the record of the last minutes; 0 turns the flight recorder off",
-    )
-    group.add_argument(
-        "--journal-dir",
-        metavar="DIR",
-        help="also write the record to files there, so that it survives a kill of the server",
-    )
-    group.add_argument(
-        "--dump-dir",
-        metavar="DIR",
-        help="where dumps of the record go; by default ~/.cache/phasescope/dumps",
-    )
-    group.add_argument("--dumps-kept", type=int, default=16, help="the oldest go beyond that")
-    group.add_argument(
-        "--stall-seconds",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="dump when an engine with work commits no step for so long; 0: never",
-    )
-
-
-def parse_bytes(text: str) -> int:
-    """`512MiB`, `2g` or a plain number, in bytes; units are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 2GiB")
-    return int(float(match[1]) * _FACTOR[match[2].lower()])
-
-
 def read_tenant_keys(path: str | None) -> dict[str, str]:
     """Tenants by key, from a file of 'TENANT KEY' lines. Raises ConfigError."""
     if path is None:
@@ -373,38 +289,15 @@ def run(args: argparse.Namespace) -> int:
         drain_timeout_s=args.drain_timeout,
     )
     gateway.validate()
-    tracing = TracingConfig(
-        endpoint=args.otlp_endpoint,
-        protocol=args.otlp_protocol,
-        service_name=args.service_name,
-        mode=args.tracing,
-        rate=args.trace_rate,
-    )
-    peaks = PeaksConfig(gb_per_s=args.peak_gb_per_s, gflop_per_s=args.peak_gflop_per_s)
-    peaks.validate()
-    tracing.validate()
     config = ServeConfig(
         engine=engine,
         gateway=gateway,
-        tracing=tracing,
-        peaks=peaks,
-        recorder=_recorder_config(args),
+        tracing=tracing_config(args),
+        peaks=peaks_config(args),
+        recorder=recorder_config(args),
         metrics=metrics_config(args),
     )
     return run_service(config, _say)
-
-
-def _recorder_config(args: argparse.Namespace) -> RecorderConfig:
-    """Raises ConfigError."""
-    config = RecorderConfig(
-        journal_bytes=args.journal_memory,
-        journal_dir=args.journal_dir,
-        dump_dir=args.dump_dir,
-        dumps_kept=args.dumps_kept,
-        stall_s=args.stall_seconds,
-    )
-    config.validate()
-    return config
 
 
 def _say(line: str) -> None:

@@ -152,29 +152,30 @@ class EngineLoop:
         if not self._recording:
             self._record_facts(committed_ns)
             return
+        pool = scheduler.pool
         self._lane.append(
-            StepRecorded(
-                step_id=plan.step_id,
-                begin_ns=flight.begin_ns,
-                planned_ns=flight.planned_ns,
-                launched_ns=flight.launched_ns,
-                forward_ns=outcome.forward_ns,
-                sample_ns=outcome.sample_ns,
-                collected_ns=collected_ns,
-                committed_ns=committed_ns,
-                rows=step_rows(plan, committed),
-                skips=plan.skips,
-                preempted=plan.preempted,
-                budget_tokens=plan.budget_tokens,
-                running=scheduler.running,
-                waiting=scheduler.waiting,
-                waiting_tokens=scheduler.waiting_tokens,
-                blocks_used=scheduler.pool.used,
-                blocks_cached=scheduler.pool.cached,
-                blocks_total=scheduler.pool.total,
-                mask_ns=outcome.mask_ns,
-                masked_rows=outcome.masked_rows,
-                copied_blocks=len(plan.copies),
+            StepRecorded(  # by position, which takes a quarter of the time that names take
+                plan.step_id,
+                flight.begin_ns,
+                flight.planned_ns,
+                flight.launched_ns,
+                outcome.forward_ns,
+                outcome.sample_ns,
+                collected_ns,
+                committed_ns,
+                step_rows(plan, committed),
+                plan.skips,
+                plan.preempted,
+                plan.budget_tokens,
+                scheduler.running,
+                scheduler.waiting,
+                scheduler.waiting_tokens,
+                pool.used,
+                pool.cached,
+                pool.total,
+                outcome.mask_ns,
+                outcome.masked_rows,
+                len(plan.copies),
             )
         )
         self._record_facts(committed_ns)
@@ -200,29 +201,30 @@ class EngineLoop:
 
 
 def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
-    """The rows of a plan as facts, decodes first."""
-    decodes = [
+    """The rows of a plan as facts, decodes first. One is made for each token: by position."""
+    tokens, wasted = committed.tokens, committed.wasted
+    rows = [
         Row(
-            seq_id=row.seq_id,
-            is_prefill=False,
-            tokens=1 + len(row.drafts),
-            context_tokens=row.start,
-            recompute_tokens=0,
-            sampled=committed.tokens.get(row.seq_id, 1),
-            wasted=row.seq_id in committed.wasted,
+            row.seq_id,
+            False,
+            1 + len(row.drafts),
+            row.start,
+            0,
+            tokens.get(row.seq_id, 1),
+            row.seq_id in wasted,
         )
         for row in plan.decodes
     ]
-    chunks = [
+    rows += [
         Row(
-            seq_id=chunk.seq_id,
-            is_prefill=True,
-            tokens=len(chunk.tokens),
-            context_tokens=chunk.start,
-            recompute_tokens=chunk.recompute_tokens,
-            sampled=int(chunk.samples),
-            wasted=chunk.seq_id in committed.wasted,
+            chunk.seq_id,
+            True,
+            len(chunk.tokens),
+            chunk.start,
+            chunk.recompute_tokens,
+            int(chunk.samples),
+            chunk.seq_id in wasted,
         )
         for chunk in plan.prefills
     ]
-    return (*decodes, *chunks)
+    return tuple(rows)

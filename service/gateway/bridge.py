@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from service import wire
 from service.config import EngineConfig
@@ -28,16 +28,20 @@ from service.gateway.errors import EngineUnavailable
 from service.gateway.mailbox import Mailbox
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EngineStarted, SequenceAdmitted
+from telemetry.records import EngineStarted, Fact, SequenceAdmitted
 
 
 class Bridge:
-    """Routes between HTTP requests and whichever engine process is alive."""
+    """Routes between HTTP requests and whichever engine process is alive.
+
+    `on_frame` gets the facts of each frame when it has been read: a sign of the loop's life.
+    """
 
     def __init__(self, lane: Lane, on_progress: Callable[[str], None]) -> None:
         self.started: EngineStarted | None = None
         self.failure: wire.EngineFailed | None = None
         self.lost_facts = 0
+        self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
         self._lane = lane
         self._on_progress = on_progress
         self._mailboxes: dict[int, Mailbox] = {}
@@ -129,6 +133,7 @@ class Bridge:
                 self.failure = message
 
     def _receive_frame(self, frame: wire.Frame) -> None:
+        self.on_frame(frame.facts)
         for fact in frame.facts:
             self._lane.append(fact)
             if isinstance(fact, EngineStarted):
