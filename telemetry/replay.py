@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.accountant import Accountant
+from telemetry.classes import ClassBook
 from telemetry.histograms import Histograms
 from telemetry.journal_reader import Journal
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.pump import Fold
 from telemetry.records import Fact, fact_ns
+from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.timelines import TimelineStore
 from telemetry.window_fold import WindowFold
 
@@ -50,13 +52,17 @@ class Replay:
         folds: Sequence[Fold] = (),
         on_timeline: Sequence[Callable[[RequestTimeline], None]] = (),
         capacity: int = 1_000_000,
+        policy: SloPolicy = DEFAULT_POLICY,
     ) -> None:
-        """Reads it all. Raises JournalError."""
+        """Reads it all. `policy` is that of the server, where it had a file of its own.
+
+        Raises JournalError.
+        """
         self.cut = journal.cut_requests
-        self.histograms = Histograms()
+        self.histograms = Histograms(ClassBook(policy))
         self.timelines = TimelineStore(capacity)
         self.window = WindowFold(self.histograms)
-        self.accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+        self.accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
         self.phases = PhaseFold(
             [self.timelines.on_timeline, self.window.on_timeline, *on_timeline],
             [self.histograms.on_measured],

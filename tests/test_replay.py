@@ -32,6 +32,7 @@ from diagnosis.offline import diagnose_journal
 from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import ManualClock
 from telemetry.drain_rate import DrainRate
+from telemetry.histogram_report import TOTAL, distributions, report
 from telemetry.histograms import Histograms
 from telemetry.journal import Journal
 from telemetry.journal_reader import open_journal
@@ -83,14 +84,10 @@ class Folds:
         }
 
 
-def counts(histograms: Histograms) -> dict[str, tuple[bytes, int, int]]:
-    """Every counter of every histogram, its exact sum and its true maximum."""
-    found = {}
-    for measure in Measure:
-        all_classes = {"": histograms.overall(measure), **histograms.by_class(measure)}
-        for name, one in all_classes.items():
-            found[f"{measure}/{name}"] = (one.counts().tobytes(), one.sum_ns, one.max_ns)
-    return found
+def counts(histograms: Histograms) -> bytes:
+    """Every histogram of every class in the HDR encoding, with exact sum and true maximum."""
+    found = distributions(histograms, TOTAL, 0)
+    return msgspec.json.encode(report(found, TOTAL, 0))
 
 
 @settings(max_examples=60, deadline=None)
