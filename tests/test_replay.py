@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def counts(histograms: Histograms) -> bytes:
     return msgspec.json.encode(report(found, TOTAL, 0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     name=st.sampled_from(SCENARIOS),
     seed=st.integers(0, 10_000),
@@ -181,7 +181,9 @@ def test_the_moments_at_which_the_pump_runs_change_no_timeline_and_no_histogram(
 
 
 def by_id(timelines: list[RequestTimeline]) -> dict[str, RequestTimeline]:
-    return {timeline.accepted.request_id: timeline for timeline in timelines}
+    """Without the accounts: those tell the steps apart that were known when the request ended,
+    and a step in flight may be told of before or after that."""
+    return {t.accepted.request_id: replace(t, account=None) for t in timelines}
 
 
 def test_a_replay_answers_for_requests_as_the_server_did(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def drawn(folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS) -> tuple[
     return checked(folder / "trace.json.gz"), summary
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     name=st.sampled_from(("chaos", "poisson", "overload", "shared_prefix", "sharegpt")),
     seed=st.integers(0, 10_000),
