@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -17,9 +18,11 @@ from service.gateway.bridge import Bridge
 from service.metrics_wiring import at_once, build_metrics, build_pusher, push_counts
 from service.recording import build_recorder
 from telemetry.accountant import Accountant
+from telemetry.burn_watch import BurnWatch
 from telemetry.classes import ClassBook
 from telemetry.clock import Clock
 from telemetry.drain_rate import DrainRate
+from telemetry.dumps import DumpReason
 from telemetry.flight_recorder import FlightRecorder
 from telemetry.harm import harm_families
 from telemetry.histograms import Histograms
@@ -202,6 +205,9 @@ def build_telemetry(
     if exporter is not None:
         listeners.append(exporter.on_timeline)
     listeners += all_metrics.listeners  # after whoever decides which traces are kept
+    if recorder is not None:
+        dump = partial(recorder.request_dump, DumpReason.SLO_BURN)
+        listeners.append(BurnWatch(slo, dump).on_timeline)
     phases = PhaseFold(listeners, [histograms.on_measured], accountant)
     for lane in lanes:
         pump.add_lane(lane)

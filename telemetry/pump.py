@@ -84,9 +84,9 @@ class Pump:
     def run_once(self) -> int:
         """Everything that is in the lanes now goes through all folds; returns how much.
 
-        The lane that was added last is drained first. What its facts follow from is in the
-        lanes before it, and so in this batch or an earlier one: no sequence has a step before
-        it was submitted.
+        Lanes are drained in the order in which they were added, the engine's before the
+        gateway's: what an engine's fact follows from is then in this batch or an earlier one,
+        and no sequence has a step before it was submitted.
         """
         with self.lock:
             facts = [fact for lane in self._lanes for fact in lane.drain()]

@@ -285,4 +285,4 @@ def test_the_debug_key_guards_the_recorder(tmp_path: Path) -> None:
         with pytest.raises(Unreachable, match="give --debug-key"), journal_of(server.url):
             pass
         with journal_of(server.url, "open sesame") as journal:
-            assert isinstance(next(journal.facts()), EngineStarted)
+            assert any(isinstance(fact, EngineStarted) for fact in journal.facts())

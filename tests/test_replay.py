@@ -29,6 +29,7 @@ from served import Arrived, facts_of, served
 
 from diagnosis.classifier import Diagnoser
 from diagnosis.offline import diagnose_journal
+from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
 from telemetry.clock import ManualClock
 from telemetry.drain_rate import DrainRate
 from telemetry.histograms import Histograms
@@ -58,7 +59,9 @@ class Folds:
     def __post_init__(self) -> None:
         self.window = WindowFold(self.histograms)
         self.phases = PhaseFold(
-            [self.timelines.append, self.window.on_timeline], [self.histograms.on_measured]
+            [self.timelines.append, self.window.on_timeline],
+            [self.histograms.on_measured],
+            Accountant(lambda slo_class: 1),
         )
         self.diagnoser = Diagnoser()
         self.drain_rate = DrainRate()
@@ -133,8 +136,8 @@ def pumped(arrivals: Sequence[Arrived], generator: random.Random, journal: Journ
     """Feed two lanes as the facts arrive, and run the pump at moments of its own."""
     folds, pump = Folds(), Pump(ManualClock())
     gateway, engine = Lane(), Lane()
-    pump.add_lane(gateway)
     pump.add_lane(engine)
+    pump.add_lane(gateway)
     for index, fold in enumerate((journal, *folds.all)):
         pump.add_fold(str(index), fold)  # type: ignore[arg-type]
     for arrived in arrivals:
@@ -188,7 +191,8 @@ def test_a_replay_answers_for_requests_as_the_server_did(tmp_path: Path) -> None
     """Ended and live ones, byte for byte."""
     arrivals = served("poisson", 4)
     journal, store = Journal(ManualClock()), TimelineStore()
-    fold = PhaseFold([store.on_timeline])
+    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    fold = PhaseFold([store.on_timeline], (), accountant)
     facts = facts_of(arrivals)
     cut = facts[: len(facts) * 2 // 3]
     for one in (journal, fold):
@@ -238,8 +242,8 @@ def test_no_sequence_is_in_the_engine_before_it_was_submitted() -> None:
     """Although the pump drains lanes one after the other while both are being filled."""
     pump, gateway = Pump(ManualClock()), Lane()
     journal = Journal(ManualClock())
-    pump.add_lane(gateway)
     pump.add_lane(Overtaken(gateway))
+    pump.add_lane(gateway)
     pump.add_fold("journal", journal)
     pump.run_once()
 
