@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from otlp_receiver import OtlpReceiver, attribute
+from perfetto_check import checked
 from server import Server
 
 
@@ -115,3 +117,16 @@ def test_explain_says_in_one_line_that_a_request_is_not_known(server: Server) ->
     assert missing.returncode == 1
     assert "not known" in missing.stderr
     assert len(missing.stderr.strip().splitlines()) == 1
+
+
+def test_a_timeline_has_an_arrow_from_the_long_prompt_to_the_late_token(
+    server: Server, late: tuple[str, str], tmp_path: Path
+) -> None:
+    """As the command draws it from the running server, and structurally sound."""
+    stream_id, _ = late
+    culprits = [s.get("culprit_request_id") for s in server.facts_of(stream_id)["stalls"]]
+    out = tmp_path / "run.json.gz"
+    command = [sys.executable, "-m", "service.cli.main", "timeline", server.url, "-o", str(out)]
+    subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    arrows = checked(out).phase("s")
+    assert len(arrows) >= sum(culprit is not None for culprit in culprits) > 0

@@ -20,7 +20,6 @@ from perfetto_check import Trace, checked
 from server import Server, eventually
 
 from dashboards.source import journal_of
-from dashboards.timeline.build import write_timeline
 from service.cli.main import main
 from telemetry.histogram_report import TOTAL, distributions, report
 from telemetry.journal_reader import Journal, open_journal
@@ -138,7 +137,7 @@ def test_the_journal_of_a_run_read_back_gives_what_the_server_said(
     offline = report(distributions(replay.histograms, TOTAL, at_ns), TOTAL, at_ns)
 
     assert len(live_histograms["histograms"]) > 10
-    assert msgspec.to_builtins(offline) == live_histograms
+    assert msgspec.json.decode(msgspec.json.encode(offline)) == live_histograms
     answers = {name: replay.request(name) for name in ids}
     assert answers == live
     outcomes = {json.loads(body)["outcome"] for body in live.values()}
@@ -153,8 +152,8 @@ def vars_of(struct: Any) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def test_a_real_run_becomes_a_sound_trace_with_arrows(recorded: Server, tmp_path: Path) -> None:
-    """From the server's URL, as the command does it, and with the late tokens of the run."""
+def test_a_real_run_becomes_a_sound_trace(recorded: Server, tmp_path: Path) -> None:
+    """From the server's URL, as the command does it."""
     mixed_traffic(recorded)
     out = tmp_path / "run.json.gz"
     command = [sys.executable, "-m", "service.cli.main", "timeline", recorded.url, "-o", str(out)]
@@ -163,10 +162,6 @@ def test_a_real_run_becomes_a_sound_trace_with_arrows(recorded: Server, tmp_path
     assert "open it at ui.perfetto.dev" in done.stdout
     assert {"stream-0", "stream-11", "doomed-1"} <= names_of(trace, "request")
     assert {"plan", "forward", "sample", "commit"} <= names_of(trace, "step.part")
-
-    with journal_of(recorded.url) as journal:
-        drawn = write_timeline(journal, out, late_ns=1)
-    assert drawn.arrows == len(checked(out).phase("s")) > 0
 
 
 def names_of(trace: Trace, category: str) -> set[str]:
@@ -216,7 +211,9 @@ def test_a_signal_asks_for_a_dump(recorded: Server, dumps: Path) -> None:
     recorded.process.send_signal(signal.SIGUSR2)
     eventually(lambda: dumped(dumps, "signal"), "a dump")
 
-    assert any(isinstance(fact, EngineStarted) for fact in facts_in(dumps, "signal"))
+    facts = facts_in(dumps, "signal")
+    kinds = [type(fact) for fact in facts]
+    assert kinds.index(EngineStarted) < kinds.index(StepRecorded)
     assert recorded.is_ready()
 
 
