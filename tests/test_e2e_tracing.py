@@ -69,9 +69,9 @@ def test_the_mode_is_changed_while_the_server_runs(
     assert tree.attribute("server.port") == server.port
     assert receiver.tree_of(loud).attribute("sampling.reason") == "full"
     assert not exported_ids(receiver) & {silent, usual}
-    now = tracing(server)
-    assert now["traces_left"]["off"] >= 1
-    assert now["traces_left"]["rate"] >= 1
+    assert tracing(server)["traces_left"]["off"] >= 1
+    # held for a while first: others may turn out to have waited for it
+    eventually(lambda: tracing(server)["traces_left"]["rate"] >= 1, "the verdict on the usual one")
     assert server.snapshot()["tracing"]["mode"] == "sampled"
     set_tracing(server, mode="off")
 
