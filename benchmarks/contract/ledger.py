@@ -13,7 +13,8 @@ import contextlib
 import os
 import random
 import signal
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ from benchmarks.contract.common import (
 )
 from benchmarks.contract.soak import TENANTS, chat_body, schema_body
 
-FLAGS = ("--kv-memory", "28MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128",
+FLAGS = ("--kv-memory", "48MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128",
          "--max-model-len", "1024", "--stream-buffer", "64")  # fmt: skip
 USERS = 10
 KINDS = {
@@ -57,6 +58,7 @@ KINDS = {
 }
 PROBE_S = 0.002
 STARVED_MS = 0.3
+NEAR_NS = 20_000_000
 
 
 @dataclass
@@ -67,10 +69,16 @@ class Seen:
     asked: Counter[str] = field(default_factory=Counter)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     missing: Counter[str] = field(default_factory=Counter)
-    late_ms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=100_000))
+    probed_ns: list[int] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
     first: dict[str, tuple[int, int]] = field(default_factory=dict)
     ttft_off_ms: list[float] = field(default_factory=list)
     starved: int = 0
+
+    def late_near(self, at_ns: int) -> list[float]:
+        """How late the client's event loop was around a moment, in ms."""
+        first = bisect_left(self.probed_ns, at_ns - NEAR_NS)
+        return self.late_ms[first : bisect_left(self.probed_ns, at_ns + NEAR_NS)]
 
 
 async def probe(seen: Seen) -> None:
@@ -78,7 +86,8 @@ async def probe(seen: Seen) -> None:
     while True:
         due_ns = now_ns() + int(PROBE_S * 1e9)
         await asyncio.sleep(PROBE_S)
-        seen.late_ms.append((now_ns(), (now_ns() - due_ns) / 1e6))
+        seen.probed_ns.append(now_ns())
+        seen.late_ms.append((seen.probed_ns[-1] - due_ns) / 1e6)
 
 
 class User:
@@ -190,8 +199,7 @@ class User:
         if stamps is None or facts["ttft_ns"] is None or kind in ("slow reader", "choices"):
             return
         sent_ns, token_ns = stamps
-        near = [late for at, late in self._seen.late_ms if abs(at - token_ns) < 20_000_000]
-        near += [late for at, late in self._seen.late_ms if abs(at - sent_ns) < 20_000_000]
+        near = [*self._seen.late_near(sent_ns), *self._seen.late_near(token_ns)]
         if not near or max(near) > STARVED_MS:
             self._seen.starved += 1
             return
