@@ -55,8 +55,7 @@ class Accountant:
             case SequenceSubmitted():
                 self._submitted(fact)
             case SequenceQueued():
-                track = self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
-                track.constrained = fact.constrained
+                self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
                 if fact.constrained:
                     self._constrained.add(fact.seq_id)
             case SequenceAdmitted():

@@ -27,7 +27,6 @@ class Track:
     """
 
     seq_id: int
-    constrained: bool = False
     hit_tokens: int | None = None
     ghost_tokens: int = 0
     steps: list[int] = field(default_factory=list)

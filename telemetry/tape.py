@@ -98,10 +98,6 @@ class Tape:
         """Index of the oldest step that is still here."""
         return self._first
 
-    @property
-    def cost(self) -> ForwardCost:
-        return self._fit.cost
-
     def restart(self, at_ns: int) -> None:
         """A new engine is there: its first step does not begin at the old one's last."""
         self._end_ns = max(self._end_ns, at_ns)

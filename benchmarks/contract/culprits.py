@@ -136,6 +136,11 @@ def named(seen: Seen, request_id: str, begin_ns: int, end_ns: int) -> str | None
     return None if best is None else best.get("culprit_request_id")
 
 
+def stated(flags: list[str]) -> list[str]:
+    """Flags as they are published: the file's folder is this machine's."""
+    return [Path(flag).name if flag.endswith("slo.toml") else flag for flag in flags]
+
+
 def report(seen: Seen, server: Server, alone_ms: float) -> Report:
     gaps = [gap for reply in seen.replies.values() for gap in reply.gaps_ms]
     median_ms = statistics.median(gaps)
@@ -165,4 +170,4 @@ def report(seen: Seen, server: Server, alone_ms: float) -> Report:
         "late_gaps_without_a_long_prompt_that_blame_somebody": blamed_without_truth,
         "elapsed_s": (now_ns() - seen.longs[0].sent_ns) / 1e9,
     }
-    return Report("culprits", figures, {"server": server.flags}, detail, rows)
+    return Report("culprits", figures, {"server": stated(server.flags)}, detail, rows)
