@@ -12,8 +12,14 @@ from telemetry.exemplars import ExemplarStore, Kept
 from telemetry.gen_ai import GenAiFold
 from telemetry.histograms import Histograms
 from telemetry.metrics import Metrics, MoreFamilies
-from telemetry.otlp_config import service_resource
-from telemetry.otlp_push import MetricPusher, interval_s, transport_from_config
+from telemetry.otlp_config import (
+    asked_target,
+    metric_interval_s,
+    service_resource,
+    wire_settings,
+)
+from telemetry.otlp_push import MetricPusher
+from telemetry.otlp_wire import open_sender
 from telemetry.pump import Pump
 from telemetry.slo import SloFold
 from telemetry.vllm_names import VllmFold
@@ -51,13 +57,19 @@ def build_pusher(config: ServeConfig, clock: Clock, metrics: Metrics) -> MetricP
     tracing = config.tracing
     if not config.metrics.otlp:
         return None
-    found = transport_from_config(tracing.endpoint, tracing.protocol)
-    if found is None:
+    if asked_target(tracing.endpoint, "metrics") is None:
         return None
-    transport, target = found
+    settings = wire_settings(tracing.endpoint, tracing.protocol, "metrics")
     attributes = service_resource(tracing.service_name).attributes
     resource = {name: str(value) for name, value in attributes.items()}
-    return MetricPusher(metrics.families, transport, clock, resource, target, interval_s())
+    return MetricPusher(
+        metrics.families,
+        open_sender(settings),
+        clock,
+        resource,
+        settings.endpoint,
+        metric_interval_s(),
+    )
 
 
 def push_counts(pusher: MetricPusher | None) -> tuple[int, int, int] | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from telemetry.charging import Charger, Pause, Pauses, Track
+from telemetry.charging import Charger, Pauses, Track
 from telemetry.harm import Harm, Taker
 from telemetry.host_records import HostPaused
 from telemetry.ledger import Account, Ledger, entries_of
 from telemetry.life import charge_ingest, charge_life, critical_of
+from telemetry.pauses import pause_of
 from telemetry.phases import RequestTimeline
-from telemetry.reasons import HostProcess
 from telemetry.records import (
     EngineStarted,
     Fact,
@@ -65,19 +65,9 @@ class Accountant:
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
             case HostPaused():
-                self._paused(fact)
+                self._pauses.of(fact.process).append(pause_of(fact))
             case _:
                 pass
-
-    def _paused(self, fact: HostPaused) -> None:
-        """A process stood still. Time that was counted and not stamped is taken to be the end
-        of the interval in which it was lost."""
-        begin_ns = fact.begin_ns
-        if fact.lost_ns is not None:
-            begin_ns = max(begin_ns, fact.end_ns - fact.lost_ns)
-        engine = fact.process is HostProcess.ENGINE
-        pauses = self._pauses.engine if engine else self._pauses.gateway
-        pauses.append(Pause(begin_ns, fact.end_ns, fact.cause.value))
 
     def account(self, timeline: RequestTimeline) -> Account:
         """Draw up an ended request's account and forget the request."""

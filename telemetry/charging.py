@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from telemetry.ledger import Book, Part, State
+from telemetry.pauses import Pause
+from telemetry.reasons import HostProcess
 from telemetry.tape import GAP_NS, At, Share, Tape, apportion
 
 _PAUSES_KEPT = 4096
@@ -35,20 +37,14 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """A process stood still for a known cause."""
-
-    begin_ns: int
-    end_ns: int
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class Pauses:
     """The last pauses of each process, in the order of their ends."""
 
     engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
     gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+
+    def of(self, process: HostProcess) -> deque[Pause]:
+        return self.engine if process is HostProcess.ENGINE else self.gateway
 
 
 class Charger:
@@ -71,7 +67,7 @@ class Charger:
         """[begin, end) in the gateway's hands: into one part, less its known pauses."""
         self.plain(state, "", part, begin_ns, end_ns)
         for pause, since_ns, until_ns in _meeting(self._pauses.gateway, begin_ns, end_ns):
-            self._move(state, "", (part,), until_ns - since_ns, pause.cause)
+            self._move(state, "", (part,), until_ns - since_ns, pause.cause.value)
 
     def shared(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
         """[begin, end) by the steps that own it; what no step owns is of no known owner."""
@@ -198,7 +194,7 @@ class Charger:
         """Known pauses take over what they cover: of gaps, host work and sampling all, of the
         rows' time no more than the step was slow."""
         for pause, since_ns, until_ns in _meeting(self._pauses.engine, begin_ns, end_ns):
-            self._take_over(state, reason, since_ns, until_ns, pause.cause)
+            self._take_over(state, reason, since_ns, until_ns, pause.cause.value)
 
     def _take_over(
         self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
@@ -244,10 +240,12 @@ _PLAIN_SHARES = (
 
 
 def _meeting(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
-    """The pauses that meet [begin, end), with what they cover of it."""
+    """The pauses that meet [begin, end), with what they cover of it. Time that was counted and
+    not stamped is taken to be the end of the interval in which it was lost."""
     for pause in reversed(pauses):
         if pause.end_ns <= begin_ns:
             break
-        since_ns, until_ns = max(begin_ns, pause.begin_ns), min(end_ns, pause.end_ns)
+        since_ns = max(begin_ns, pause.end_ns - pause.lost_ns)
+        until_ns = min(end_ns, pause.end_ns)
         if since_ns < until_ns:
             yield pause, since_ns, until_ns

@@ -1,9 +1,9 @@
-"""From flags and the standard OTEL_* variables to an exporter.
+"""From flags and the standard OTEL_* variables to where spans and metrics go, and how.
 
-Flags win. Read are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (`none`), OTEL_SERVICE_NAME,
-OTEL_RESOURCE_ATTRIBUTES, and with or without `_TRACES` after OTLP: OTEL_EXPORTER_OTLP_ENDPOINT,
-_PROTOCOL, _HEADERS, _TIMEOUT (s), _COMPRESSION, _INSECURE, _CERTIFICATE, _CLIENT_KEY,
-_CLIENT_CERTIFICATE.
+Flags win. Read are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER (`none`),
+OTEL_METRIC_EXPORT_INTERVAL (ms), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, and with or
+without `_TRACES` or `_METRICS` after OTLP: OTEL_EXPORTER_OTLP_ENDPOINT, _PROTOCOL, _HEADERS,
+_TIMEOUT (s), _COMPRESSION, _INSECURE, _CERTIFICATE, _CLIENT_KEY, _CLIENT_CERTIFICATE.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import socket
 from dataclasses import replace
+from typing import Literal
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
@@ -25,6 +26,9 @@ from telemetry.sampling import TailSampler
 from telemetry.spans import SpanBuilder
 from telemetry.stall_spans import Attributes
 from telemetry.traceparent import new_span_id
+
+Signal = Literal["traces", "metrics"]
+_METRIC_INTERVAL_S = 10.0
 
 
 def service_resource(service_name: str | None) -> Resource:
@@ -61,11 +65,7 @@ def exporter_from_config(
     `server` is the address and port that requests come to. Raises OSError when a certificate
     cannot be read.
     """
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    if endpoint is None and os.environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return None
-    target = endpoint or _env("ENDPOINT")
+    target = asked_target(endpoint)
     if target is None:
         return None
     sender = open_sender(wire_settings(endpoint, protocol))
@@ -75,30 +75,51 @@ def exporter_from_config(
     )
 
 
-def wire_settings(endpoint: str | None, protocol: str | None) -> WireSettings:
-    """Where spans go and how; `endpoint` and `protocol` are the flags."""
-    target = endpoint or _env("ENDPOINT")
+def asked_target(endpoint: str | None, signal: Signal = "traces") -> str | None:
+    """Where flag or variables send the signal, as they say it; None when nowhere."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if endpoint is None and os.environ.get(f"OTEL_{signal.upper()}_EXPORTER") == "none":
+        return None
+    return endpoint or _env("ENDPOINT", signal)
+
+
+def wire_settings(
+    endpoint: str | None, protocol: str | None, signal: Signal = "traces"
+) -> WireSettings:
+    """Where a signal goes and how; `endpoint` and `protocol` are the flags."""
+    target = endpoint or _env("ENDPOINT", signal)
     assert target is not None
-    chosen = protocol or _env("PROTOCOL") or _guess_protocol(target)
+    chosen = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
     is_http = chosen.startswith("http")
-    headers = parse_env_headers(_env("HEADERS") or "", liberal=True)
+    headers = parse_env_headers(_env("HEADERS", signal) or "", liberal=True)
     return WireSettings(
-        endpoint=_http_url(endpoint, target) if is_http else _authority(target),
+        endpoint=_http_url(endpoint, target, signal) if is_http else _authority(target),
         is_http=is_http,
+        signal=signal,
         headers=tuple(headers.items()),
-        compress=(_env("COMPRESSION") or "none").lower() == "gzip",
-        insecure=_is_insecure(endpoint, target),
-        certificate=_env("CERTIFICATE"),
-        client_key=_env("CLIENT_KEY"),
-        client_certificate=_env("CLIENT_CERTIFICATE"),
+        compress=(_env("COMPRESSION", signal) or "none").lower() == "gzip",
+        insecure=_is_insecure(endpoint, target, signal),
+        certificate=_env("CERTIFICATE", signal),
+        client_key=_env("CLIENT_KEY", signal),
+        client_certificate=_env("CLIENT_CERTIFICATE", signal),
     )
+
+
+def metric_interval_s() -> float:
+    """OTEL_METRIC_EXPORT_INTERVAL; ten seconds without it."""
+    try:
+        stated_ms = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", ""))
+    except ValueError:
+        return _METRIC_INTERVAL_S
+    return stated_ms / 1000 if stated_ms > 0 else _METRIC_INTERVAL_S
 
 
 def retry_policy() -> RetryPolicy:
     """OTEL_EXPORTER_OTLP_TIMEOUT is of one attempt; what is no number is ignored."""
     policy = RetryPolicy()
     try:
-        return replace(policy, attempt_s=float(_env("TIMEOUT") or policy.attempt_s))
+        return replace(policy, attempt_s=float(_env("TIMEOUT", "traces") or policy.attempt_s))
     except ValueError:
         return policy
 
@@ -110,9 +131,9 @@ def _version() -> str:
         return "unknown"
 
 
-def _env(name: str) -> str | None:
+def _env(name: str, signal: Signal) -> str | None:
     return (
-        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
+        os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}")
         or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
         or None
     )
@@ -124,14 +145,19 @@ def _guess_protocol(target: str) -> str:
     return "http/protobuf" if parts.port == 4318 or parts.path.strip("/") else "grpc"
 
 
-def _http_url(flag: str | None, target: str) -> str:
-    """A variable for traces alone names the whole URL, the general one a base; a flag may be
-    either."""
-    full = target if "//" in target else f"http://{target}"
-    is_whole = bool(urlsplit(full).path.strip("/"))
+def _http_url(flag: str | None, target: str, signal: Signal) -> str:
+    """A variable for one signal alone names the whole URL, the general one a base. A flag may be
+    either, and if it is a whole one, it is that of traces."""
+    full = (target if "//" in target else f"http://{target}").rstrip("/")
+    path = f"/v1/{signal}"
     if flag is None:
-        is_whole = bool(os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
-    return full if is_whole else full.rstrip("/") + "/v1/traces"
+        if os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
+            return full
+    elif signal == "traces" and urlsplit(full).path:
+        return full
+    else:
+        full = full.removesuffix("/v1/traces")
+    return full if full.endswith(path) else full + path
 
 
 def _authority(target: str) -> str:
@@ -139,9 +165,9 @@ def _authority(target: str) -> str:
     return urlsplit(target).netloc or target if "//" in target else target
 
 
-def _is_insecure(flag: str | None, target: str) -> bool:
+def _is_insecure(flag: str | None, target: str, signal: Signal) -> bool:
     """The scheme decides; without one a flag means plain text, as it is typed at a local
     collector, and a variable means TLS unless _INSECURE says otherwise."""
     if "//" in target:
         return urlsplit(target).scheme != "https"
-    return flag is not None or (_env("INSECURE") or "").lower() == "true"
+    return flag is not None or (_env("INSECURE", signal) or "").lower() == "true"

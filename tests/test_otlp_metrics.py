@@ -19,8 +19,10 @@ from telemetry.catalog import all_metrics
 from telemetry.classes import workload_class
 from telemetry.clock import MonotonicClock
 from telemetry.exponential import OTLP_SCALE
+from telemetry.otlp_config import asked_target, wire_settings
 from telemetry.otlp_metrics import Interval, export_request
-from telemetry.otlp_push import MetricPusher, PushStats, transport_from_config
+from telemetry.otlp_push import MetricPusher, PushStats
+from telemetry.otlp_wire import open_sender
 from telemetry.phases import Measure, Measured
 
 TRACE = "c" * 32
@@ -34,11 +36,10 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[OtlpReceiver]:
 
 def pusher_to(endpoint: str, wire: str, interval_s: float = 0.05) -> MetricPusher:
     world = MetricsWorld().feed([engine_started(), *one_request([10, 400], trace_id=TRACE)])
-    found = transport_from_config(endpoint, wire)
-    assert found is not None
+    sender = open_sender(wire_settings(endpoint, wire, "metrics"))
     resource = {"service.name": "phasescope"}
     return MetricPusher(
-        world.metrics.families, found[0], MonotonicClock(), resource, found[1], interval_s
+        world.metrics.families, sender, MonotonicClock(), resource, endpoint, interval_s
     )
 
 
@@ -160,11 +161,10 @@ def test_where_metrics_go_follows_flags_and_the_standard_variables(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = transport_from_config(stated, None)
-    if found is not None:
-        found[0].close()
+    asked = asked_target(stated, "metrics")
+    found = None if asked is None else wire_settings(stated, None, "metrics").endpoint
 
-    assert (found and found[1]) == target
+    assert found == target
 
 
 @settings(max_examples=60, deadline=None)
