@@ -180,6 +180,19 @@ def test_a_late_token_names_the_request_whose_prompt_made_it_late() -> None:
     assert next(iter(accountant.harm.report().by_request_ns)) == "r3"
 
 
+def test_of_two_prompts_in_a_step_the_one_that_took_more_is_the_culprit() -> None:
+    facts: list[Fact] = [step(0, 10, 20, [prefill(1)]), *steady(1, 40, [1], 20)]
+    both = [decode(1), prefill(2, tokens=40), prefill(3, tokens=400)]
+    facts += [step(41, 420, 620, both), *steady(42, 10, [1, 2, 3], 620)]
+    ends = [*life(1, [], 0, 760), *life(2, [], 410, 760), *life(3, [], 410, 760)]
+    timelines, accountant = run_fold(sorted([*facts, *ends], key=fact_ns), itl_target_ns=50 * MS)
+    accounts = {t.accepted.request_id: t.account for t in timelines}
+    assert accounts["r1"] is not None
+    (stall,) = accounts["r1"].stalls
+    assert stall.culprit_request_id == "r3"
+    assert accountant.harm.is_culprit("r3")
+
+
 def test_two_equal_requests_pay_each_other_the_same() -> None:
     timelines, _ = run_fold(interference())
     found = ledgers(timelines)
