@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+_LONGEST_AGE_NS = 600_000_000_000
+
 
 class Clock(Protocol):
     """What the rest of the system may know about time."""
@@ -70,6 +72,14 @@ def read_wall_anchor(attempts: int = 5) -> WallAnchor:
             best_width_ns = after_ns - before_ns
     assert best is not None
     return best
+
+
+def monotonic_of_unix(unix_ns: int) -> int | None:
+    """The monotonic stamp of a moment in the last minutes that somebody, the kernel say, stamped
+    by the wall clock. None for what cannot be: that clock was set in between."""
+    anchor = read_wall_anchor(2)
+    age_ns = anchor.unix_ns - unix_ns
+    return anchor.monotonic_ns - age_ns if 0 <= age_ns < _LONGEST_AGE_NS else None
 
 
 def unix_seconds() -> int:

@@ -33,6 +33,7 @@ class State(StrEnum):
 class Part(StrEnum):
     """What the time went into. The CO_ parts have a payer, another request."""
 
+    ACCEPT = "accept"  # in the socket; the gateway did not get to reading it
     PARSE = "parse"
     TOKENIZE = "tokenize"
     DISPATCH = "dispatch"  # submitted to the engine's socket, or refused before that

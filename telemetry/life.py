@@ -61,9 +61,15 @@ def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) ->
     """[accepted, until) by the gateway's stages; where it ends."""
     at_ns = timeline.accepted.at_ns
     until_ns = max(at_ns, until_ns)
-    stages = [(Part.PARSE, timeline.parsed), (Part.TOKENIZE, timeline.tokenized)]
-    for part, fact in stages:
-        stop_ns = until_ns if fact is None else max(at_ns, min(fact.at_ns, until_ns))
+    read_ns = timeline.accepted.read_ns
+    parsed, tokenized = timeline.parsed, timeline.tokenized
+    stages = [
+        (Part.ACCEPT, at_ns if read_ns is None else read_ns),
+        (Part.PARSE, parsed.at_ns if parsed else until_ns),
+        (Part.TOKENIZE, tokenized.at_ns if tokenized else until_ns),
+    ]
+    for part, border_ns in stages:
+        stop_ns = max(at_ns, min(border_ns, until_ns))
         charger.gateway(State.INGEST, part, at_ns, stop_ns)
         at_ns = stop_ns
     charger.gateway(State.INGEST, Part.DISPATCH, at_ns, until_ns)

@@ -2,14 +2,15 @@
 
 Borders of the phases, which tile [accepted, ended) without gap or overlap:
 
-    accepted   parsed    tokenized   first      first      last       detokenized   ended
-       |          |          |      scheduled   tokens     token          |           |
-       +--parse---+-tokenize-+--queue--+-prefill--+--decode--+-detokenize-+--deliver--+
+    accepted   read   parsed   tokenized   first      first     last     detokenized   ended
+       |         |       |         |     scheduled    tokens    token         |          |
+       +-accept--+-parse-+tokenize-+--queue--+-prefill-+--decode-+-detokenize-+--deliver-+
 
-`first scheduled` is the `begin_ns` of the first step that has a row of any of the
-request's sequences; `first tokens` is the commit of the step that gave the last of its
-sequences their first token (with one sequence: the first token). A request that ends
-early has its last phase cut at `ended`, and no later ones.
+`accepted` is when the kernel had the request's head, `read` when the gateway got to it (where
+nobody knows the first, `accept` is empty). `first scheduled` is the `begin_ns` of the first
+step that has a row of any of the request's sequences; `first tokens` is the commit of the step
+that gave the last of its sequences their first token (with one sequence: the first token). A
+request that ends early has its last phase cut at `ended`, and no later ones.
 """
 
 from __future__ import annotations
@@ -256,7 +257,8 @@ def tile(
 ) -> tuple[PhaseSpan, ...]:
     """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
     starts: list[tuple[Phase, int | None]] = [
-        (Phase.PARSE, accepted.at_ns),
+        *([] if accepted.read_ns is None else [(Phase.ACCEPT, accepted.at_ns)]),
+        (Phase.PARSE, accepted.at_ns if accepted.read_ns is None else accepted.read_ns),
         (Phase.TOKENIZE, parsed.at_ns if parsed else None),
         (Phase.QUEUE, tokenized.at_ns if tokenized else None),
         (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),

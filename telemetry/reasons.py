@@ -85,6 +85,7 @@ class WaitReason(StrEnum):
 class Phase(StrEnum):
     """The phases that tile a request's life; `telemetry.phases` defines their borders."""
 
+    ACCEPT = "gateway.accept"
     PARSE = "gateway.parse"
     TOKENIZE = "tokenize"
     QUEUE = "queue"

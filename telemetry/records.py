@@ -18,7 +18,7 @@ from telemetry.fact import FactStruct as _Fact
 from telemetry.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.reasons import EndReason, StartStage, WaitReason
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 # --- written by the engine ---------------------------------------------------------
@@ -287,8 +287,9 @@ class StallDetected(_Fact, frozen=True):
 
 
 class RequestAccepted(_Fact, frozen=True):
-    """The request's headers are here. `trace_id` is 32 hex digits; `parent_span_id` and
-    `trace_sampled` come from an incoming `traceparent`, if there was one."""
+    """The request's head had come to the host at `at_ns`; the gateway got to reading it at
+    `read_ns`. `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an
+    incoming `traceparent`, if there was one."""
 
     request_id: str
     at_ns: int
@@ -300,6 +301,7 @@ class RequestAccepted(_Fact, frozen=True):
     operation: str
     tenant: str
     slo_class: str
+    read_ns: int | None = None
 
 
 class RequestParsed(_Fact, frozen=True):

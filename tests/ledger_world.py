@@ -90,12 +90,12 @@ def _request(
 ) -> list[Fact]:
     request_id = f"r{queued.seq_id}"
     submitted_ns = max(0, queued.at_ns - random.randrange(dispatch_ns))
-    stamps = sorted(max(0, submitted_ns - random.randrange(30_000_000)) for _ in range(3))
-    accepted_ns, parsed_ns, tokenized_ns = stamps
+    stamps = sorted(max(0, submitted_ns - random.randrange(30_000_000)) for _ in range(4))
+    accepted_ns, read_ns, parsed_ns, tokenized_ns = stamps
     text_ns = end_ns + random.randrange(5_000_000)
     finished = reason.outcome == "finished"
     return [
-        _accepted(request_id, accepted_ns, queued.tenant),
+        _accepted(request_id, accepted_ns, queued.tenant, read_ns),
         RequestParsed(request_id, parsed_ns, "model", True, 1, 16, 1.0, 1.0, 0, None),
         RequestTokenized(request_id, tokenized_ns, queued.prompt_tokens),
         SequenceSubmitted(request_id, submitted_ns, queued.seq_id, 0),
@@ -111,12 +111,12 @@ def _request(
 def _refused(request_id: str, at_ns: int, random: Random) -> list[Fact]:
     end_ns = at_ns + random.randrange(1, 10**6)
     return [
-        _accepted(request_id, at_ns, "refused"),
+        _accepted(request_id, at_ns, "refused", None),
         _ended(request_id, end_ns, EndReason.INVALID, None),
     ]
 
 
-def _accepted(request_id: str, at_ns: int, tenant: str) -> RequestAccepted:
+def _accepted(request_id: str, at_ns: int, tenant: str, read_ns: int | None) -> RequestAccepted:
     return RequestAccepted(
         request_id=request_id,
         at_ns=at_ns,
@@ -128,6 +128,7 @@ def _accepted(request_id: str, at_ns: int, tenant: str) -> RequestAccepted:
         operation="text_completion",
         tenant=tenant,
         slo_class="",
+        read_ns=read_ns,
     )
 
 

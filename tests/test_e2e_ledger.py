@@ -63,7 +63,7 @@ def test_the_parts_of_a_real_request_sum_to_its_time_exactly(
 def test_a_refused_request_has_a_ledger_too(server: Server) -> None:
     answer = server.client.post("/v1/completions", content=b"{not json")
     facts = server.facts_of(answer.headers["x-request-id"])
-    assert [e["part"] for e in facts["ledger"]["entries"]] == ["parse"]
+    assert [e["part"] for e in facts["ledger"]["entries"]] == ["accept", "parse"]
     assert recount(facts) == facts["e2e_ns"]
 
 

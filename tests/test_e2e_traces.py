@@ -14,6 +14,7 @@ from otlp_receiver import OtlpReceiver, attribute
 from server import Server, eventually, free_port
 
 ALL_PHASES = [
+    "gateway.accept",
     "gateway.parse",
     "tokenize",
     "queue",
@@ -72,7 +73,7 @@ def test_a_rejected_request_has_its_tree(server: Server, receiver: OtlpReceiver)
     tree = receiver.tree_of(answer.headers["x-request-id"])
     tree.check()
 
-    assert [span.name for span in tree.children(tree.root)] == ["gateway.parse"]
+    assert [span.name for span in tree.children(tree.root)] == ALL_PHASES[:2]
     assert tree.attribute("phasescope.outcome") == "rejected"
     assert tree.attribute("error.type") == "invalid_json"
     assert tree.attribute("http.response.status_code") == 400

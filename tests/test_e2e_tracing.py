@@ -209,7 +209,7 @@ def test_a_bad_receiver_harms_nobody_and_every_span_is_on_the_books(
     receiver.fault = None
     after = eventually(lambda: settled(server), "an empty queue")
 
-    tree = 9  # root, seven phases, one chunk
+    tree = 10  # root, eight phases, one chunk
     kept = after["traces_kept"]["full"] - before["traces_kept"]["full"]
     gone = sum(after["spans_dropped"].values()) - sum(before["spans_dropped"].values())
     assert kept == 6

@@ -41,7 +41,7 @@ from benchmarks.contract.common import (
 )
 from benchmarks.contract.soak import TENANTS, chat_body, schema_body
 
-FLAGS = ("--kv-memory", "48MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128",
+FLAGS = ("--kv-memory", "32MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128",
          "--max-model-len", "1024", "--stream-buffer", "64")  # fmt: skip
 USERS = 10
 KINDS = {

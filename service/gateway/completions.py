@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from service.engine.plan import Emission
+from service.gateway.arrival import arrived_ns
 from service.gateway.choice import Choice
 from service.gateway.delivery import Delivery
 from service.gateway.errors import (
@@ -71,7 +72,7 @@ class Exchange:
         self._receive = receive
         self.request_id: str = scope["state"]["request_id"]
         self.tenant = ""
-        self._witness = Witness(state.lane, state.clock, self.request_id)
+        self._witness = Witness(state.lane, state.clock, self.request_id, arrived_ns(scope))
         self._delivery = Delivery(send, self._witness, self._write_waits)
         self._mailbox = Mailbox(state.config.stream_buffer_tokens, self._on_full)
         self._choices: list[Choice] = []

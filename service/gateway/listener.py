@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 
 from service.config import ConfigError
+from service.gateway.arrival import stamp_arrivals
 
 _SEND_BUFFER_BYTES = 64 * 1024
 
@@ -25,6 +26,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # connections inherit it: what a slow reader leaves unread must not pile up in the kernel
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    stamp_arrivals(listener)
     try:
         listener.bind(address)
         listener.listen(2048)

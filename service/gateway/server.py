@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.gateway.arrival import StampedProtocol
 from service.gateway.state import GatewayState
 from telemetry.reasons import EndReason
 
@@ -45,7 +46,7 @@ async def run_gateway(
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=StampedProtocol,  # type: ignore[arg-type]  # it is only called
             lifespan="off",
             access_log=False,
             log_config=None,

@@ -29,9 +29,13 @@ _MAX_LABEL_CHARACTERS = 64
 class Witness:
     """One instance a request; the only writer of its stamps."""
 
-    def __init__(self, lane: Lane, clock: Clock, request_id: str) -> None:
+    def __init__(
+        self, lane: Lane, clock: Clock, request_id: str, arrived_ns: int | None = None
+    ) -> None:
+        """`arrived_ns` is when the request was in the socket, if that is known."""
         self.request_id = request_id
-        self.accepted_ns = clock.now_ns()
+        self._read_ns = clock.now_ns()
+        self.accepted_ns = self._read_ns if arrived_ns is None else min(arrived_ns, self._read_ns)
         self.status = 0
         self.output_valid: bool | None = None
         self._lane = lane
@@ -49,6 +53,7 @@ class Witness:
             RequestAccepted(
                 request_id=self.request_id,
                 at_ns=self.accepted_ns,
+                read_ns=self._read_ns,
                 trace_id=parent.trace_id if parent else new_trace_id(),
                 parent_span_id=parent.span_id if parent else None,
                 trace_sampled=parent.sampled if parent else None,
