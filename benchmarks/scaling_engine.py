@@ -21,7 +21,7 @@ from service.engine.blocks import blocks_for
 from service.engine.executor import Executor
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from telemetry.clock import MonotonicClock
-from telemetry.records import ModelShape
+from telemetry.engine_records import ModelShape
 
 FILL_CHUNK_TOKENS = 512
 GREEDY = SamplingParams(temperature=0.0)

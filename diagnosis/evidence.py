@@ -14,8 +14,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from telemetry.engine_records import SequenceQueued, StepRecorded
 from telemetry.reasons import WaitReason
-from telemetry.records import EngineDied, Fact, SequenceQueued, SequenceSubmitted, StepRecorded
+from telemetry.records import EngineDied, Fact, SequenceSubmitted
 
 WINDOW_NS = 60_000_000_000
 _OWNERS_KEPT = 20_000

@@ -34,13 +34,15 @@ from service.engine.inbox import (
     SetStepCost,
     Submit,
 )
+from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from telemetry.clock import Clock, MonotonicClock
+from telemetry.engine_records import EngineStarted, StageTime
 from telemetry.gc_watch import GcWatch, settle_collector
 from telemetry.reasons import HostProcess, StartStage
 from telemetry.recorder import Lane
-from telemetry.records import EngineStarted, Fact, StageTime
+from telemetry.records import Fact
 from telemetry.stages import Stages
 
 _RECEIVE_BYTES = 1 << 18
@@ -333,26 +335,8 @@ def _started(
         model=config.model.name,
         backend=loaded.backend.name,
         dtype=loaded.backend.dtype,
-        blocks_total=limits.blocks_total,
-        block_tokens=limits.block_tokens,
-        max_model_tokens=limits.max_model_tokens,
-        max_seqs=limits.max_seqs,
-        budget_tokens=limits.budget_tokens,
-        chunked_prefill=limits.chunked_prefill,
         pipeline_depth=config.pipeline_depth,
-        queue_limit_requests=limits.queue_limit_requests,
-        queue_limit_tokens=limits.queue_limit_tokens,
-        policy=limits.policy.value,
-        itl_target_ns=limits.itl_target_ns,
-        tenant_max_seqs=limits.tenant_max_seqs,
-        tenant_queue_limit=limits.tenant_queue_limit,
-        ageing_ns=limits.ageing_ns,
-        prefix_cache=limits.prefix_cache,
-        cache_identity=limits.cache_identity,
-        draft_tokens=limits.draft_tokens,
-        host_slots=limits.host_slots,
-        host_tenant_share=limits.retention.tenant_share,
-        host_ttl_ns=limits.retention.ttl_ns,
+        **record_of(limits),
         stages=stages,
         shape=loaded.shape,
     )

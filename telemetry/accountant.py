@@ -10,22 +10,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from telemetry.charging import Charger, Pauses, Track
+from telemetry.engine_records import (
+    EngineStarted,
+    Row,
+    SequenceAdmitted,
+    SequenceQueued,
+    StepRecorded,
+)
 from telemetry.harm import Harm, Taker
 from telemetry.host_records import HostPaused
 from telemetry.ledger import Account, Ledger, entries_of
 from telemetry.life import charge_ingest, charge_life, critical_of
 from telemetry.pauses import pause_of
 from telemetry.phases import RequestTimeline
-from telemetry.records import (
-    EngineStarted,
-    Fact,
-    RequestAccepted,
-    Row,
-    SequenceAdmitted,
-    SequenceQueued,
-    SequenceSubmitted,
-    StepRecorded,
-)
+from telemetry.records import Fact, RequestAccepted, SequenceSubmitted
 from telemetry.stalls import find_stalls, main_taker
 from telemetry.tape import Tape, apportion
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from telemetry.records import EngineDied, EngineIdled, Fact, StepRecorded
+from telemetry.engine_records import EngineIdled, StepRecorded
+from telemetry.records import EngineDied, Fact
 
 WINDOW_NS = 10_000_000_000
 LONGEST_S = 60

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.records import Row, StepRecorded
+from telemetry.engine_records import Row, StepRecorded
 from telemetry.step_cost import fit_relative
 
 WINDOW_STEPS = 300

@@ -22,22 +22,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from telemetry.engine_records import (
+    GrammarCompiled,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    StepRecorded,
+)
 from telemetry.host_records import HostSampled
 from telemetry.pauses import Pause
 from telemetry.reasons import HostProcess
 from telemetry.records import (
     EngineDied,
     Fact,
-    GrammarCompiled,
     RequestAccepted,
     RequestEnded,
     RequestParsed,
-    SequenceEnded,
-    SequencePaused,
-    SequenceQueued,
-    SequenceResumed,
     SequenceSubmitted,
-    StepRecorded,
     fact_ns,
 )
 

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from telemetry import journal_format as form
 from telemetry.clock import Clock, WallAnchor, read_wall_anchor
+from telemetry.engine_records import StepRecorded
 from telemetry.journal_format import Header
 from telemetry.live_requests import LiveRequests
 from telemetry.recorder_stats import JournalStats
-from telemetry.records import SCHEMA_VERSION, Fact, StepRecorded, fact_ns
+from telemetry.records import SCHEMA_VERSION, Fact, fact_ns
 
 CAPACITY_BYTES = 64 * 1024 * 1024
 TARGET_NS = 300_000_000_000

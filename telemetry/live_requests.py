@@ -13,23 +13,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from telemetry.journal_format import encode_facts
-from telemetry.records import (
-    EngineDied,
+from telemetry.engine_records import (
     EngineStarted,
-    Fact,
     GrammarCompiled,
-    RequestAccepted,
-    RequestEnded,
-    RequestParsed,
-    RequestTokenized,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
-    SequenceSubmitted,
     StepCostSet,
+)
+from telemetry.journal_format import encode_facts
+from telemetry.records import (
+    EngineDied,
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceSubmitted,
 )
 
 _LIVE_KEPT = 8192

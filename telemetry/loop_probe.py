@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from telemetry.clock import Clock
+from telemetry.engine_records import StepRecorded
 from telemetry.host_records import HostPaused
 from telemetry.proc import CpuTimes
 from telemetry.reasons import HostProcess, PauseCause
 from telemetry.recorder import Lane
-from telemetry.records import Fact, StepRecorded
+from telemetry.records import Fact
 from telemetry.unavailable import Unavailable
 
 BUSY_BEAT_NS = 50_000_000

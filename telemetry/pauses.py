@@ -17,19 +17,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from telemetry.host_records import HostPaused
-from telemetry.reasons import HostProcess, PauseCause
-from telemetry.records import (
-    EngineDied,
+from telemetry.engine_records import (
     EngineIdled,
     EngineStarted,
-    Fact,
     SequenceEnded,
     SequenceQueued,
-    SequenceSubmitted,
     StepRecorded,
-    fact_ns,
 )
+from telemetry.host_records import HostPaused
+from telemetry.reasons import HostProcess, PauseCause
+from telemetry.records import EngineDied, Fact, SequenceSubmitted, fact_ns
 
 LEAST_GAP_NS = 5_000_000
 SETTLE_NS = 400_000_000

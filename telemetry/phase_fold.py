@@ -13,23 +13,25 @@ from dataclasses import dataclass, field, replace
 
 from telemetry.accountant import Accountant
 from telemetry.classes import ENGINE_WIDE, WorkloadClass, workload_class
-from telemetry.phases import Measure, Measured, RequestTimeline, tile
-from telemetry.reasons import EndReason
-from telemetry.records import (
-    EngineDied,
-    Fact,
+from telemetry.engine_records import (
     GrammarCompiled,
-    RequestAccepted,
-    RequestEnded,
-    RequestParsed,
-    RequestTokenized,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
-    SequenceSubmitted,
     StepRecorded,
+)
+from telemetry.phases import Measure, Measured, RequestTimeline, tile
+from telemetry.reasons import EndReason
+from telemetry.records import (
+    EngineDied,
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceSubmitted,
     fact_ns,
 )
 from telemetry.sequence_fold import Sequence, SequenceFold

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from telemetry.clock import Clock
+from telemetry.engine_records import RecordingSet
 from telemetry.recorder import Lane
-from telemetry.records import Fact, RecordingSet, fact_ns
+from telemetry.records import Fact, fact_ns
 
 log = logging.getLogger("phasescope.telemetry")
 

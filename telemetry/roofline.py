@@ -22,8 +22,9 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.engine_records import EngineStarted, ModelShape, StepRecorded
 from telemetry.host_records import GpuFound, GpuSampled
-from telemetry.records import EngineDied, EngineStarted, Fact, ModelShape, StepRecorded
+from telemetry.records import EngineDied, Fact
 
 WINDOW_NS = 10_000_000_000
 _BUCKET_NS = 1_000_000_000

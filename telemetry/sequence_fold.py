@@ -13,9 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from telemetry.classes import WorkloadClass
+from telemetry.engine_records import (
+    GrammarCompiled,
+    Row,
+    SequenceAdmitted,
+    SequenceQueued,
+    StepRecorded,
+)
 from telemetry.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
 from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import GrammarCompiled, Row, SequenceAdmitted, SequenceQueued, StepRecorded
 
 _HEADS_KEPT = 65_536
 _SAME_WAIT_NS = 1_000_000

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from telemetry.clock import Clock
+from telemetry.engine_records import StageTime
 from telemetry.reasons import StartStage
-from telemetry.records import StageTime
 
 
 class Stages:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.records import EngineStarted, Fact, StepRecorded
+from telemetry.engine_records import EngineStarted, StepRecorded
+from telemetry.records import Fact
 
 WINDOW_STEPS = 400
 REFIT_STEPS = 50

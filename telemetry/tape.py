@@ -21,8 +21,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from telemetry.engine_records import StepRecorded
 from telemetry.forward_cost import ForwardCost, ForwardCostFit
-from telemetry.records import StepRecorded
 
 CAPACITY_STEPS = 65_536
 GAP_NS = 1_000_000

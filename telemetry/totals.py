@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.records import (
-    Fact,
-    GrammarCompiled,
-    RequestEnded,
-    SequenceAdmitted,
-    SequencePaused,
-    StepRecorded,
-)
+from telemetry.engine_records import GrammarCompiled, SequenceAdmitted, SequencePaused, StepRecorded
+from telemetry.records import Fact, RequestEnded
 
 
 class Totals(msgspec.Struct):

@@ -13,20 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from telemetry.records import (
-    EngineDied,
+from telemetry.engine_records import (
     EngineIdled,
     EngineStarted,
-    Fact,
     GrammarCompiled,
     SequenceEnded,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
-    SequenceSubmitted,
-    StallDetected,
     StepRecorded,
 )
+from telemetry.records import EngineDied, Fact, SequenceSubmitted, StallDetected
 
 _IN_FLIGHT_NS = 1_000_000_000
 _STEPS = 128

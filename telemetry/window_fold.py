@@ -8,20 +8,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from telemetry.engine_records import (
+    EngineIdled,
+    EngineStarted,
+    SequenceEnded,
+    SequenceQueued,
+    StepRecorded,
+)
 from telemetry.histograms import Histograms
 from telemetry.phases import RequestTimeline
 from telemetry.recorder_stats import RecorderStats
-from telemetry.records import (
-    EngineDied,
-    EngineIdled,
-    EngineStarted,
-    Fact,
-    RequestEnded,
-    SequenceEnded,
-    SequenceQueued,
-    SequenceSubmitted,
-    StepRecorded,
-)
+from telemetry.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
 from telemetry.tracing_view import TracingView

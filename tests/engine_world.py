@@ -11,9 +11,10 @@ from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
 from service.sim.sim_executor import LinearCost, SimExecutor
 from telemetry.clock import ManualClock
+from telemetry.engine_records import SequenceEnded, StepRecorded
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import Fact, SequenceEnded, StepRecorded
+from telemetry.records import Fact
 
 
 class World:

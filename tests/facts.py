@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from telemetry.engine_records import Row, SequenceEnded, SequenceQueued, Skip, StepRecorded
 from telemetry.reasons import EndReason
 from telemetry.records import (
     RequestAccepted,
     RequestEnded,
     RequestParsed,
     RequestTokenized,
-    Row,
-    SequenceEnded,
-    SequenceQueued,
     SequenceSubmitted,
-    Skip,
-    StepRecorded,
 )
 
 MS = 1_000_000

@@ -14,6 +14,7 @@ from facts import TRACE
 from service.sim.scenarios import build_scenario
 from service.sim.world import World
 from telemetry.accountant import Accountant
+from telemetry.engine_records import SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.reasons import EndReason
@@ -24,10 +25,7 @@ from telemetry.records import (
     RequestEnded,
     RequestParsed,
     RequestTokenized,
-    SequenceEnded,
-    SequenceQueued,
     SequenceSubmitted,
-    StepRecorded,
     fact_ns,
 )
 

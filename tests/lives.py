@@ -20,10 +20,11 @@ from facts import (
 )
 
 from telemetry.clock import read_wall_anchor
+from telemetry.engine_records import Skip
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.reasons import WaitReason
-from telemetry.records import Fact, Skip
+from telemetry.records import Fact
 from telemetry.traceparent import new_trace_id
 
 

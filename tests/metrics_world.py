@@ -20,6 +20,7 @@ from facts import (
 
 from telemetry.classes import ClassBook
 from telemetry.clock import ManualClock, WallAnchor
+from telemetry.engine_records import EngineStarted, SequenceAdmitted
 from telemetry.exemplars import ExemplarStore, Kept
 from telemetry.gen_ai import GenAiFold
 from telemetry.histograms import Histograms
@@ -28,7 +29,7 @@ from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EngineStarted, Fact, SequenceAdmitted
+from telemetry.records import Fact
 from telemetry.slo import SloFold
 from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.vllm_names import VllmFold

@@ -17,8 +17,8 @@ from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
 from telemetry.clock import MonotonicClock
+from telemetry.engine_records import SequenceAdmitted, StepRecorded
 from telemetry.recorder import Lane
-from telemetry.records import SequenceAdmitted, StepRecorded
 
 
 @dataclass(frozen=True)

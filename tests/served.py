@@ -9,17 +9,15 @@ import msgspec
 
 from service.sim.scenarios import build_scenario
 from service.sim.world import World
+from telemetry.engine_records import EngineStarted, SequenceEnded, SequenceQueued
 from telemetry.reasons import EndReason
 from telemetry.records import (
     EngineDied,
-    EngineStarted,
     Fact,
     RequestAccepted,
     RequestEnded,
     RequestParsed,
     RequestTokenized,
-    SequenceEnded,
-    SequenceQueued,
     SequenceSubmitted,
     fact_ns,
 )

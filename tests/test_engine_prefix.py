@@ -10,7 +10,7 @@ from service.engine.host_tier import HostTier, Retention
 from service.engine.inbox import FlushCache
 from service.engine.plan import CopyKind
 from service.engine.prefix import PrefixCache
-from telemetry.records import CacheFlushed, SequenceAdmitted
+from telemetry.engine_records import CacheFlushed, SequenceAdmitted
 
 PROMPT = list(range(18))
 

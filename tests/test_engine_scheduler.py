@@ -7,8 +7,8 @@ from engine_world import World
 
 from service.engine.inbox import SetRecording
 from service.sim.sim_executor import sim_token
+from telemetry.engine_records import EngineIdled, RecordingSet, SequenceQueued, Skip
 from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import EngineIdled, RecordingSet, SequenceQueued, Skip
 
 
 def expected_outputs(seq_id: int, count: int) -> list[int]:

@@ -25,22 +25,20 @@ from served import started
 
 from telemetry.clock import ManualClock
 from telemetry.dumps import PAUSE_NS, Dump, DumpReason, DumpRefused, Dumps
+from telemetry.engine_records import (
+    EngineIdled,
+    GrammarCompiled,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+)
 from telemetry.flight_recorder import FlightRecorder, Poke
 from telemetry.journal import Journal
 from telemetry.journal_files import FolderInUse, JournalFiles
 from telemetry.journal_reader import open_journal, read_journal
 from telemetry.pump import Pump
 from telemetry.recorder import Lane
-from telemetry.records import (
-    EngineDied,
-    EngineIdled,
-    Fact,
-    GrammarCompiled,
-    SequencePaused,
-    SequenceQueued,
-    SequenceResumed,
-    StallDetected,
-)
+from telemetry.records import EngineDied, Fact, StallDetected
 from telemetry.watchdog import StallWatchdog, process_state
 
 SECOND = 1_000_000_000

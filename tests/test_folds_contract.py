@@ -20,12 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.drain_rate import DrainRate
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measure, Measured, RequestTimeline
-from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import (
+from telemetry.engine_records import (
     EngineIdled,
-    Fact,
     GrammarCompiled,
     Row,
     SequenceAdmitted,
@@ -34,6 +30,10 @@ from telemetry.records import (
     SequenceResumed,
     Skip,
 )
+from telemetry.phase_fold import PhaseFold
+from telemetry.phases import Measure, Measured, RequestTimeline
+from telemetry.reasons import EndReason, WaitReason
+from telemetry.records import Fact
 from telemetry.step_cost import StepCost, StepCostFold, fit
 from telemetry.totals import Totals
 

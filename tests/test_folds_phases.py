@@ -22,10 +22,11 @@ from facts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.engine_records import Skip
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measured, RequestTimeline, WaitSpan
 from telemetry.reasons import EndReason, Phase, WaitReason
-from telemetry.records import EngineDied, Fact, Skip, fact_ns
+from telemetry.records import EngineDied, Fact, fact_ns
 
 
 def fold(facts: list[Fact]) -> tuple[list[RequestTimeline], list[Measured]]:

@@ -21,12 +21,13 @@ from facts import (
 )
 
 from telemetry.clock import ManualClock
+from telemetry.engine_records import EngineIdled, EngineStarted
 from telemetry.histograms import Histograms
 from telemetry.phase_fold import PhaseFold
 from telemetry.pump import Pump
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EngineDied, EngineIdled, EngineStarted, Fact
+from telemetry.records import EngineDied, Fact
 from telemetry.timelines import TimelineStore
 from telemetry.window_fold import WindowFold
 

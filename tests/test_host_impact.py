@@ -21,20 +21,19 @@ from facts import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.host_impact import HostImpact, Impact
-from telemetry.host_records import HostPaused, HostSampled
-from telemetry.pauses import LEAST_GAP_NS, SETTLE_NS, Pause, PauseLog, overlaps
-from telemetry.reasons import HostProcess, PauseCause
-from telemetry.records import (
-    EngineDied,
+from telemetry.engine_records import (
     EngineIdled,
-    Fact,
     GrammarCompiled,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
     StepRecorded,
 )
+from telemetry.host_impact import HostImpact, Impact
+from telemetry.host_records import HostPaused, HostSampled
+from telemetry.pauses import LEAST_GAP_NS, SETTLE_NS, Pause, PauseLog, overlaps
+from telemetry.reasons import HostProcess, PauseCause
+from telemetry.records import EngineDied, Fact
 
 ENGINE, GATEWAY = HostProcess.ENGINE, HostProcess.GATEWAY
 GC, OFF_CPU, BLOCKED = PauseCause.GC, PauseCause.OFF_CPU, PauseCause.LOOP_BLOCKED

@@ -29,6 +29,15 @@ from served import facts_of, served, started
 from service.cli.main import main
 from telemetry import journal_format as form
 from telemetry.clock import ManualClock
+from telemetry.engine_records import (
+    EngineStarted,
+    Row,
+    SequenceAdmitted,
+    SequencePaused,
+    SequenceResumed,
+    StepCostSet,
+    StepRecorded,
+)
 from telemetry.journal import CAPACITY_BYTES, Journal, write_journal
 from telemetry.journal_reader import (
     JournalDamaged,
@@ -38,20 +47,7 @@ from telemetry.journal_reader import (
     open_journal,
     read_journal,
 )
-from telemetry.records import (
-    EngineDied,
-    EngineStarted,
-    Fact,
-    RequestAccepted,
-    Row,
-    SequenceAdmitted,
-    SequencePaused,
-    SequenceResumed,
-    SequenceSubmitted,
-    StepCostSet,
-    StepRecorded,
-    fact_ns,
-)
+from telemetry.records import EngineDied, Fact, RequestAccepted, SequenceSubmitted, fact_ns
 
 SECOND = 1_000_000_000
 

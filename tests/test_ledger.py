@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 from ledger_world import run_fold, steps_of, world_facts
 
 from telemetry.accountant import Accountant
+from telemetry.engine_records import Skip
 from telemetry.host_records import HostPaused
 from telemetry.ledger import Entry, Ledger, Part, State
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.reasons import EndReason, HostProcess, PauseCause, WaitReason
-from telemetry.records import EngineDied, Fact, Skip, fact_ns
+from telemetry.records import EngineDied, Fact, fact_ns
 from telemetry.tape import apportion
 
 WORLDS = st.tuples(st.sampled_from(("chaos", "poisson", "tenants", "bursts")), st.integers(0, 5000))

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from facts import MS, decode, prefill, step
 
+from telemetry.engine_records import EngineStarted, ModelShape, Row
 from telemetry.host_records import GpuFound, GpuSampled
-from telemetry.records import EngineStarted, ModelShape, Row
 from telemetry.roofline import (
     WINDOW_NS,
     Peaks,

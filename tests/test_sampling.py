@@ -25,10 +25,11 @@ from facts import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.engine_records import Skip
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import Fact, Skip
+from telemetry.records import Fact
 from telemetry.sampling import (
     REJECTED_PER_S,
     Keep,

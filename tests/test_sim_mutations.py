@@ -16,8 +16,8 @@ from service.engine.scheduler import Scheduler
 from service.sim.invariants import InvariantViolated
 from service.sim.scenarios import build_scenario
 from service.sim.world import World
+from telemetry.engine_records import SequenceEnded, StepRecorded
 from telemetry.reasons import EndReason
-from telemetry.records import SequenceEnded, StepRecorded
 
 SEEDS = 400
 

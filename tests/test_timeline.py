@@ -31,17 +31,11 @@ from dashboards.timeline.host_track import HostTrack
 from dashboards.timeline.trace import Slice, Slots, TraceWriter, nested
 from service.cli.main import main
 from telemetry.clock import ManualClock
+from telemetry.engine_records import CacheFlushed, StepRecorded
 from telemetry.journal import Journal, write_journal
 from telemetry.journal_reader import open_journal
 from telemetry.reasons import EndReason
-from telemetry.records import (
-    CacheFlushed,
-    EngineDied,
-    Fact,
-    RequestParsed,
-    StallDetected,
-    StepRecorded,
-)
+from telemetry.records import EngineDied, Fact, RequestParsed, StallDetected
 
 
 def drawn(folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS) -> tuple[Trace, Drawn]:

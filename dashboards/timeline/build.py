@@ -16,28 +16,30 @@ from dashboards.timeline.host_track import HostTrack
 from dashboards.timeline.request_track import RequestTrack
 from dashboards.timeline.trace import Args, TraceWriter
 from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.engine_records import (
+    EngineIdled,
+    EngineStarted,
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    StepRecorded,
+)
 from telemetry.journal_reader import Journal
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
 from telemetry.reasons import EndReason
 from telemetry.records import (
     EngineDied,
-    EngineIdled,
-    EngineStarted,
     Fact,
-    GrammarCompiled,
     RequestAccepted,
     RequestEnded,
     RequestParsed,
     RequestTokenized,
-    SequenceAdmitted,
-    SequenceEnded,
-    SequencePaused,
-    SequenceQueued,
-    SequenceResumed,
     SequenceSubmitted,
     StallDetected,
-    StepRecorded,
     fact_ns,
 )
 

@@ -6,13 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
-from telemetry.records import (
-    EngineDied,
-    EngineIdled,
-    EngineStarted,
-    StallDetected,
-    StepRecorded,
-)
+from telemetry.engine_records import EngineIdled, EngineStarted, StepRecorded
+from telemetry.records import EngineDied, StallDetected
 
 PID = 1
 LIFE = Row(PID, 1)

@@ -18,8 +18,8 @@ from service.device.spec import ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
+from telemetry.engine_records import ModelShape
 from telemetry.reasons import StartStage
-from telemetry.records import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
 from service.engine.request import Request
+from telemetry.engine_records import Skip
 from telemetry.reasons import WaitReason
-from telemetry.records import Skip
 
 
 class Draft:

@@ -8,8 +8,23 @@ without a second model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+from service.engine.inbox import Submit
 
 _LONGEST, _SHORTEST = 4, 2
+
+
+class Lookup(Protocol):
+    """Guesses what follows a sequence's tokens."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens that are certain."""
+        ...
+
+    def propose(self, count: int) -> list[int]:
+        """Up to `count` tokens that may come next."""
+        ...
 
 
 class PromptLookup:
@@ -38,3 +53,10 @@ class PromptLookup:
             if place is not None:
                 return self._tokens[place : place + count]
         return []
+
+
+def lookup_of_prompt(submit: Submit) -> Lookup:
+    """What a sequence's own prompt, and later its outputs, suggest."""
+    lookup = PromptLookup()
+    lookup.extend(submit.prompt)
+    return lookup

@@ -27,8 +27,8 @@ from service.engine.inbox import (
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.clock import Clock
+from telemetry.engine_records import EngineIdled, RecordingSet, Row, StepRecorded
 from telemetry.recorder import Lane
-from telemetry.records import EngineIdled, RecordingSet, Row, StepRecorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.engine_records import Skip
 from telemetry.reasons import EndReason
-from telemetry.records import Skip
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

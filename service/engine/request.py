@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from service.engine.inbox import Submit
-from service.engine.lookup import PromptLookup
+from service.engine.lookup import Lookup
 
 
 class Status(StrEnum):
@@ -53,7 +53,7 @@ class Request:
     cache_root: bytes = b""
     digests: list[bytes] = field(default_factory=list)
     cached_blocks: int = 0
-    lookup: PromptLookup | None = None
+    lookup: Lookup | None = None
 
     @property
     def seq_id(self) -> int:

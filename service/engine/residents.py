@@ -11,17 +11,27 @@ from collections.abc import Callable
 from functools import partial
 
 from service.engine.admission import Limits
+from service.engine.block_names import BlockNames
 from service.engine.blocks import blocks_for
 from service.engine.fairness import ServiceLedger
 from service.engine.host_tier import HostTier
+from service.engine.inbox import Submit
 from service.engine.plan import Emission, SlotStart
 from service.engine.prefix import Match, PrefixCache
 from service.engine.queue import WaitingQueue
 from service.engine.request import Request, Status
+from telemetry.engine_records import (
+    SequenceAdmitted,
+    SequenceEnded,
+    SequenceQueued,
+    SequenceRefused,
+)
 from telemetry.reasons import EndReason
-from telemetry.records import Fact, SequenceAdmitted, SequenceEnded, SequenceQueued
+from telemetry.records import Fact
 
 News = Callable[..., Fact]
+
+_NAMES_A_BLOCK = 16
 
 
 class Residents:
@@ -38,6 +48,7 @@ class Residents:
             limits.prefix_cache,
         )
         self.pool = self.prefix.pool
+        self._names = BlockNames(_NAMES_A_BLOCK * (limits.blocks_total + limits.host_slots))
         self.ledger = ServiceLedger()
         self.queue = WaitingQueue(limits.policy, self.ledger, limits.ageing_ns, self._floor)
         self.running: list[Request] = []
@@ -73,8 +84,27 @@ class Residents:
                 priority=submit.priority,
                 deadline_ns=submit.deadline_ns,
                 constrained=submit.grammar is not None,
+                blocks=self._prompt_blocks(request),
             )
         )
+
+    def refuse(self, request: Request, reason: EndReason) -> None:
+        """The queue does not take it."""
+        submit = request.submit
+        self.tell(
+            partial(
+                SequenceRefused,
+                seq_id=submit.seq_id,
+                step_id=self.next_step_id,
+                prompt_tokens=len(submit.prompt),
+                max_tokens=submit.max_tokens,
+                tenant=submit.tenant,
+                priority=submit.priority,
+                deadline_ns=submit.deadline_ns,
+                constrained=submit.grammar is not None,
+            )
+        )
+        self.report_end(request, reason)
 
     def match(self, request: Request, now_ns: int) -> Match:
         """What the prefix cache has of a waiting request; its last token is always computed,
@@ -167,6 +197,7 @@ class Residents:
         self, request: Request, reason: EndReason, emit: bool = True, detail: str | None = None
     ) -> None:
         """The one terminal fact, and the word to whoever waits for the sequence."""
+        submit = request.submit
         self.tell(
             partial(
                 SequenceEnded,
@@ -175,6 +206,7 @@ class Residents:
                 reason=reason,
                 output_tokens=len(request.outputs),
                 preemptions=request.preemptions,
+                blocks=self._names.of(request.digests[self._full_blocks(submit) :]),
             )
         )
         if emit:
@@ -210,6 +242,16 @@ class Residents:
         assert len(self._free_slots) + len(slots) == self._limits.max_seqs, "a slot is lost"
         tokens = sum(request.known_tokens for request in waiting)
         assert tokens == self.queue.tokens, f"{tokens} tokens wait, {self.queue.tokens} counted"
+
+    def _full_blocks(self, submit: Submit) -> int:
+        """Blocks that the prompt alone fills."""
+        return len(submit.prompt) // self._limits.block_tokens
+
+    def _prompt_blocks(self, request: Request) -> tuple[int, ...] | None:
+        if not request.cacheable:
+            return None
+        self.prefix.extend(request.digests, request.cache_root, request.submit.prompt)
+        return self._names.of(request.digests)
 
     def _floor(self, request: Request) -> int | None:
         """The service of whoever is served next: of prompts being computed, at the time when

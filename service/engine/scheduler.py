@@ -17,26 +17,27 @@ once, because the executor runs steps in order.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.inbox import GrammarReady, SetStepCost, Submit
-from service.engine.lookup import PromptLookup
+from service.engine.lookup import Lookup, lookup_of_prompt
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
 from service.engine.request import Request, Status
 from service.engine.residents import Residents
 from service.engine.stopping import end_after
-from telemetry.reasons import EndReason
-from telemetry.records import (
+from telemetry.engine_records import (
     CacheFlushed,
-    Fact,
     GrammarCompiled,
     SequencePaused,
     SequenceResumed,
     StepCostSet,
 )
+from telemetry.reasons import EndReason
+from telemetry.records import Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,12 @@ class Committed:
 class Scheduler:
     """Takes commands and outcomes; `Planner` decides, `Residents` keeps the books."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self, limits: Limits, make_lookup: Callable[[Submit], Lookup] = lookup_of_prompt
+    ) -> None:
+        """`make_lookup` gives what guesses a sequence's next tokens, where drafts are on."""
         self.limits = limits
+        self._make_lookup = make_lookup
         self.residents = Residents(limits)
         self.pool = self.residents.pool
         self._planner = Planner(limits, self.residents)
@@ -91,11 +96,10 @@ class Scheduler:
         request = Request(command)
         reason = refusal(self.limits, len(command.prompt), load)
         if reason is not None:
-            self.residents.report_end(request, reason)
+            self.residents.refuse(request, reason)
             return
         if self.limits.draft_tokens:
-            request.lookup = PromptLookup()
-            request.lookup.extend(command.prompt)
+            request.lookup = self._make_lookup(command)
         self.residents.enter(request, now_ns)
         if command.deadline_ns is not None:
             heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))

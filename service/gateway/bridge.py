@@ -26,9 +26,10 @@ from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.errors import EngineUnavailable
 from service.gateway.mailbox import Mailbox
+from telemetry.engine_records import EngineStarted, SequenceAdmitted
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EngineStarted, Fact, SequenceAdmitted
+from telemetry.records import Fact
 
 
 class Bridge:

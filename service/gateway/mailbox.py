@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from service.engine.plan import Emission
+from telemetry.engine_records import SequenceAdmitted
 from telemetry.reasons import EndReason
-from telemetry.records import SequenceAdmitted
 
 _PART = 16
 

@@ -29,8 +29,9 @@ from service.engine.fairness import Policy, service_bound
 from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
 from service.sim.workload import Arrival
+from telemetry.engine_records import SequenceAdmitted, SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.reasons import EndReason
-from telemetry.records import Fact, SequenceAdmitted, SequenceEnded, SequenceQueued, StepRecorded
+from telemetry.records import Fact
 
 
 class InvariantViolated(Exception):

@@ -25,6 +25,7 @@ from service.engine.inbox import (
     SetStepCost,
     Submit,
 )
+from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.plan import Grammar, GrammarKind, Plan, SamplingParams, StepOutcome
 from service.engine.scheduler import Scheduler
@@ -33,9 +34,10 @@ from service.sim.invariants import Invariants, InvariantViolated
 from service.sim.sim_executor import LinearCost, SimExecutor, WrongContents
 from service.sim.workload import Arrival
 from telemetry.clock import ManualClock, WallAnchor
+from telemetry.engine_records import EngineStarted, SequenceEnded
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
-from telemetry.records import EngineDied, Fact, SequenceEnded
+from telemetry.records import EngineDied, Fact
 
 _OVERHEAD_NS = 50_000
 
@@ -176,6 +178,7 @@ class World:
         self.loop = EngineLoop(
             self.scheduler, watched, self.inbox, self.lane, self.clock, depth=scenario.depth
         )
+        self._facts.append(_started(scenario, self.clock.now_ns()))
 
     def _schedule_all(self) -> None:
         for arrival in self.scenario.arrivals:
@@ -266,3 +269,15 @@ class World:
             facts=tuple(self._facts),
             journal=journal,
         )
+
+
+def _started(scenario: Scenario, at_ns: int) -> EngineStarted:
+    return EngineStarted(
+        at_ns=at_ns,
+        pid=0,
+        model="simulated",
+        backend="simulated",
+        dtype="none",
+        pipeline_depth=scenario.depth,
+        **record_of(scenario.limits),
+    )

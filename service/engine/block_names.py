@@ -1,0 +1,40 @@
+"""Numbers in place of digests: what a record says of prompts that begin alike.
+
+Replay has to know which blocks of text are equal, prefix and all, because the prefix cache
+decides by that. A digest would tell, but who knows a text can check a digest for it. A number
+that is given out in order of appearance tells only that two sequences share a beginning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class BlockNames:
+    """The book of numbers; bounded, the digest that was named longest ago is forgotten first.
+
+    One that comes back gets a new number: `kept` must be far beyond what the cache and its
+    ghost can hold, or a replay misses a hit that there was.
+    """
+
+    def __init__(self, kept: int) -> None:
+        assert kept > 0, kept
+        self._kept = kept
+        self._names: OrderedDict[bytes, int] = OrderedDict()
+        self._next = 0
+
+    def of(self, digests: Sequence[bytes]) -> tuple[int, ...]:
+        """One number a digest; equal digests, equal numbers."""
+        found: list[int] = []
+        for digest in digests:
+            name = self._names.get(digest)
+            if name is None:
+                name = self._names[digest] = self._next
+                self._next += 1
+            else:
+                self._names.move_to_end(digest)
+            found.append(name)
+        while len(self._names) > self._kept:
+            self._names.popitem(last=False)
+        return tuple(found)

@@ -1,0 +1,216 @@
+"""Mode A: from a journal alone the production scheduler decides everything again, the same way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from service.engine.inbox import Cancel
+from service.engine.limits_record import limits_of, record_of
+from service.sim.recorded import END_TOKEN, NotReplayable, read_runs
+from service.sim.replay_exact import Identity, replay_exactly
+from service.sim.scenarios import SCENARIOS, build_scenario
+from service.sim.world import World
+from telemetry.clock import MonotonicClock
+from telemetry.engine_records import (
+    EngineStarted,
+    RecordingSet,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequenceQueued,
+    SequenceResumed,
+    StepCostSet,
+    StepRecorded,
+)
+from telemetry.journal import write_journal
+from telemetry.journal_reader import read_journal
+from telemetry.reasons import EndReason
+from telemetry.records import Fact
+
+
+def facts_of(name: str, seed: int) -> list[Fact]:
+    return list(World(build_scenario(name, seed)).run().facts)
+
+
+def identities(facts: list[Fact]) -> list[Identity]:
+    return [replay_exactly(run) for run in read_runs(facts)]
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_every_decision_of_a_simulated_run_comes_out_again(name: str) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(60 if name == "chaos" else 6):
+        for identity in identities(facts_of(name, seed)):
+            assert identity.difference is None, f"seed {seed}: {identity.difference}"
+            total["steps"] += identity.steps
+            total["admitted"] += identity.admitted
+            total["ended"] += identity.ended
+            total["preempted"] += identity.preempted
+    assert total["steps"] > 100
+    assert total["admitted"] > 0
+    assert total["ended"] > 0
+    if name == "chaos":
+        assert total["preempted"] > 0
+
+
+def test_a_journal_that_was_written_and_read_replays_as_well(tmp_path: Path) -> None:
+    facts = facts_of("shared_prefix", 3)
+    path = tmp_path / "run.journal"
+    write_journal(path, facts, MonotonicClock(), "test")
+    (identity,) = [replay_exactly(run) for run in read_runs(read_journal(path))]
+    assert identity.holds
+    assert identity.decisions == sum(
+        not isinstance(fact, EngineStarted) and hasattr(fact, "step_id") for fact in facts
+    )
+
+
+def without(kind: type[Fact]) -> Callable[[list[Fact]], list[Fact]]:
+    def drop_one(facts: list[Fact]) -> list[Fact]:
+        place = next(i for i, fact in enumerate(facts) if isinstance(fact, kind))
+        return facts[:place] + facts[place + 1 :]
+
+    return drop_one
+
+
+def shorter_prompt(facts: list[Fact]) -> list[Fact]:
+    place = next(
+        i for i, f in enumerate(facts) if isinstance(f, SequenceQueued) and f.prompt_tokens > 8
+    )
+    fact = facts[place]
+    assert isinstance(fact, SequenceQueued)
+    return [
+        *facts[:place],
+        replace(fact, prompt_tokens=fact.prompt_tokens - 4),
+        *facts[place + 1 :],
+    ]
+
+
+def strangers(facts: list[Fact]) -> list[Fact]:
+    """No two prompts have anything in common."""
+    names = iter(range(10**6, 2 * 10**6))
+    changed: list[Fact] = []
+    for fact in facts:
+        if isinstance(fact, SequenceQueued) and fact.blocks is not None:
+            fact = replace(fact, blocks=tuple(next(names) for _ in fact.blocks))
+        changed.append(fact)
+    return changed
+
+
+def smaller_batch(facts: list[Fact]) -> list[Fact]:
+    return [
+        replace(fact, max_seqs=fact.max_seqs - 1) if isinstance(fact, EngineStarted) else fact
+        for fact in facts
+    ]
+
+
+def later_end(facts: list[Fact]) -> list[Fact]:
+    place = next(
+        i
+        for i, f in enumerate(facts)
+        if isinstance(f, SequenceEnded) and f.reason is EndReason.EOS and f.output_tokens > 2
+    )
+    fact = facts[place]
+    assert isinstance(fact, SequenceEnded)
+    return [
+        *facts[:place],
+        replace(fact, output_tokens=fact.output_tokens - 1),
+        *facts[place + 1 :],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("poisson", without(SequenceQueued)),
+        ("poisson", without(SequenceAdmitted)),
+        ("poisson", without(StepRecorded)),
+        ("poisson", shorter_prompt),
+        ("shared_prefix", strangers),
+        ("bursts", smaller_batch),
+        ("chaos", without(SequenceResumed)),
+        ("chaos", later_end),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_record_that_is_not_true_is_noticed(
+    name: str, damage: Callable[[list[Fact]], list[Fact]]
+) -> None:
+    """Whatever the record gets wrong, some decision comes out otherwise."""
+    for seed in range(40):
+        try:
+            facts = damage(facts_of(name, seed))
+        except StopIteration:
+            continue  # this run has nothing of the kind
+        if not all(identity.holds for identity in identities(facts)):
+            return
+    pytest.fail("nobody noticed")
+
+
+def test_the_adaptive_budget_replays_from_the_costs_that_were_set() -> None:
+    """Without them chunks come out of another size."""
+    for seed in range(200):
+        facts = facts_of("chaos", seed)
+        if any(isinstance(fact, StepCostSet) for fact in facts):
+            started = next(fact for fact in facts if isinstance(fact, EngineStarted))
+            if started.itl_target_ns is None or not started.chunked_prefill:
+                continue
+            assert all(identity.holds for identity in identities(facts))
+            dearer = [
+                replace(fact, prefill_token_ns=10**9) if isinstance(fact, StepCostSet) else fact
+                for fact in facts
+            ]
+            if not all(identity.holds for identity in identities(dearer)):
+                return
+    pytest.fail("no run in which the cost mattered")
+
+
+def test_steps_that_were_not_recorded_cannot_be_replayed() -> None:
+    facts = [*facts_of("poisson", 0), RecordingSet(1, False)]
+    (run,) = read_runs(facts)
+    with pytest.raises(NotReplayable, match="switched off"):
+        replay_exactly(run)
+
+
+def test_without_an_engines_start_there_is_nothing_to_replay() -> None:
+    facts = [fact for fact in facts_of("poisson", 0) if not isinstance(fact, EngineStarted)]
+    with pytest.raises(NotReplayable, match="start"):
+        read_runs(facts)
+
+
+def test_made_up_texts_are_equal_where_texts_were_and_nowhere_else() -> None:
+    (run,) = read_runs(facts_of("shared_prefix", 1))
+    size = run.limits.block_tokens
+    submits = [sequence.submit(size) for sequence in run.sequences.values()]
+    beginnings = Counter(tuple(submit.prompt[:size]) for submit in submits)
+    assert max(beginnings.values()) > 1  # three prefixes, forty prompts
+    rests = Counter(tuple(submit.prompt[-1:]) for submit in submits if len(submit.prompt) % size)
+    assert max(rests.values()) == 1
+    assert all(END_TOKEN not in submit.prompt for submit in submits)
+
+
+def test_ends_that_came_from_outside_are_commands() -> None:
+    for seed in range(50):
+        for run in read_runs(facts_of("chaos", seed)):
+            cancels = {
+                command.seq_id
+                for turn in run.turns
+                for command in turn.commands
+                if isinstance(command, Cancel)
+            }
+            ended = {
+                sequence.seq_id
+                for sequence in run.sequences.values()
+                if sequence.end is not None and sequence.end.reason is EndReason.DISCONNECT
+            }
+            assert cancels == ended
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_limits_are_recorded_whole(seed: int) -> None:
+    limits = build_scenario("chaos", seed).limits
+    started = EngineStarted(0, 1, "m", "b", "d", pipeline_depth=1, **record_of(limits))
+    assert limits_of(started) == limits
