@@ -11,7 +11,7 @@ included. The same again with the receiver dead (refused), hanging and slow. The
 recording alone is measured in `benchmarks.recording`.
 
     .venv/bin/python -m benchmarks.overhead [--pairs 30] [--receivers healthy,dead,black_hole,slow]
-        [--streams 8] [--output 96] [-- FLAGS OF SERVE]
+        [--streams 8] [--output 96] [--rounds 3] [-- FLAGS OF SERVE]
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def written(run: Run, about: dict[str, Any], out: Path) -> None:
 
 
 async def overhead(args: argparse.Namespace) -> int:
-    load = Load(args.streams, args.prompt, args.output)
+    load = Load(args.streams, args.prompt, args.output, args.rounds)
     receivers = args.receivers.split(",")
     say("recording alone ...")
     recording = recording_cost()
@@ -205,8 +205,9 @@ def main() -> int:
     parser.add_argument("--receivers", default="healthy,dead,black_hole,slow")
     parser.add_argument("--protocol", choices=["grpc", "http"], default="grpc")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=64, help="tokens in")
+    parser.add_argument("--prompt", type=int, default=16, help="tokens in")
     parser.add_argument("--output", type=int, default=96, help="tokens out, of each stream")
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each stream in a block")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("serve", nargs="*", help="further flags of serve, after --")
     return asyncio.run(overhead(parser.parse_args()))

@@ -28,11 +28,24 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Load:
-    """All streams begin together; a block ends with the last of them."""
+    """All streams begin together; a block ends with the last of them. Each is `rounds` requests
+    one after the other, of different lengths, so that requests end, and their traces are sent,
+    while others decode; together they give `output` tokens."""
 
     streams: int
     prompt: int
     output: int
+    rounds: int = 1
+
+    def lengths(self, stream: int) -> list[int]:
+        """Output tokens of a stream's requests: no two streams' ends coincide for long."""
+        mean = self.output // self.rounds
+        spread = mean // 3
+        steps = [spread * (index - (self.rounds - 1) / 2) for index in range(self.rounds)]
+        found = [mean + int(step) for step in steps]
+        found[-1] += self.output - sum(found)
+        turn = stream % self.rounds
+        return found[turn:] + found[:turn]
 
 
 @dataclass(frozen=True)
@@ -93,33 +106,39 @@ async def until_delivered(server: Server) -> dict[str, Any]:
 
 async def run_block(server: Server, load: Load, state: str, seed: str) -> Block:
     """Load the server once. SystemExit when a stream is not whole."""
+
+    async def stream(index: int) -> list[list[int]]:
+        found = []
+        for turn, output in enumerate(load.lengths(index)):
+            prompt = prompt_ids(f"{seed}.{index}.{turn}", load.prompt)
+            reply = await ask(server.port, completion(prompt, output))
+            found.append(reply.token_ns)
+        return found
+
     begin_ns = now_ns()
-    replies = await asyncio.gather(
-        *(
-            ask(server.port, completion(prompt_ids(f"{seed}.{index}", load.prompt), load.output))
-            for index in range(load.streams)
-        )
-    )
-    tokens = sum(len(reply.token_ns) for reply in replies)
+    streams = await asyncio.gather(*(stream(index) for index in range(load.streams)))
+    tokens = sum(len(stamps) for replies in streams for stamps in replies)
     if tokens != load.streams * load.output:
         raise SystemExit(f"{tokens} tokens came, {load.streams * load.output} were asked for")
-    end_ns = max(reply.token_ns[-1] for reply in replies)
-    gaps_ms = _steady_gaps_ms([reply.token_ns for reply in replies])
+    end_ns = max(replies[-1][-1] for replies in streams)
+    gaps_ms = _steady_gaps_ms(streams)
     if not len(gaps_ms):
         raise SystemExit("the streams are too short: they never decode all together")
     return Block(state, tokens / ((end_ns - begin_ns) / 1e9), gaps_ms)
 
 
-def _steady_gaps_ms(streams: list[list[int]]) -> Floats:
-    """Gaps while all streams decode. Before that, it is chance which of them meets the others'
-    prompts, and that chance is larger than what is looked for."""
-    from_ns = max(stream[0] for stream in streams)
-    until_ns = min(stream[-1] for stream in streams)
+def _steady_gaps_ms(streams: list[list[list[int]]]) -> Floats:
+    """Gaps from when all streams have begun until the first has nothing more to ask. Before
+    that, it is chance which of them meets the others' prompts, and that chance is larger than
+    what is looked for."""
+    from_ns = max(replies[0][0] for replies in streams)
+    until_ns = min(replies[-1][-1] for replies in streams)
     return np.array(
         [
             (end - start) / 1e6
-            for stream in streams
-            for start, end in itertools.pairwise(stream)
+            for replies in streams
+            for stamps in replies
+            for start, end in itertools.pairwise(stamps)
             if start >= from_ns and end <= until_ns
         ]
     )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.catalog import LATENCY_BOUNDS_S
 from telemetry.classes import ClassBook, WorkloadClass
 from telemetry.clock import WallAnchor, read_wall_anchor
+from telemetry.metric import LATENCY_BOUNDS_S
 from telemetry.phases import Measure, RequestTimeline
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in LATENCY_BOUNDS_S)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from telemetry import catalog
-from telemetry.catalog import Metric
 from telemetry.classes import WorkloadClass
 from telemetry.clock import sleep_ns
 from telemetry.exemplars import Exemplar, ExemplarStore
 from telemetry.gen_ai import GenAiFold
 from telemetry.hdr import Distribution
 from telemetry.histograms import Histograms
+from telemetry.metric import Metric
 from telemetry.phases import Measure
 
 Labels = Mapping[str, str]

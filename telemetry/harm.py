@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from telemetry import catalog
-from telemetry.catalog import Metric
 from telemetry.ledger import Part
+from telemetry.metric import Metric
 
 _REQUESTS_KEPT = 4096
 _ACCUSED_KEPT = 16_384

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from telemetry import catalog
-from telemetry.catalog import Metric
 from telemetry.gpu import GpuSample
 from telemetry.host_impact import HostImpact
 from telemetry.host_records import HostSampled
+from telemetry.metric import Metric
 from telemetry.roofline import Peaks, RooflineView, StepKind, Work
 
 Family = tuple[Metric, list[tuple[Mapping[str, str], float]]]

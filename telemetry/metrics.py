@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import msgspec
 
 from telemetry import prometheus, prometheus_protobuf
-from telemetry.catalog import Metric
 from telemetry.clock import Clock
 from telemetry.exemplars import ExemplarStore
 from telemetry.families import Family, Sample, gen_ai_families, latency_families, one_by_one
 from telemetry.gen_ai import GenAiFold
 from telemetry.histogram_report import TOTAL, distributions, report
 from telemetry.histograms import Histograms
+from telemetry.metric import Metric
 from telemetry.negotiation import Format, choose
 from telemetry.phases import RequestTimeline
 from telemetry.pump import Pump

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from telemetry import vllm_names
-from telemetry.catalog import Metric, all_metrics
+from telemetry.catalog import all_metrics
+from telemetry.metric import Metric
 
 PATH = Path(__file__).with_name("METRICS.md")
 

@@ -12,10 +12,11 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
-from telemetry.catalog import OTEL_LABELS, Kind, Metric
+from telemetry.catalog import OTEL_LABELS
 from telemetry.exemplars import Exemplar
 from telemetry.exponential import OTLP_SCALE, buckets
 from telemetry.families import Family, HistogramPoint, Labels
+from telemetry.metric import Kind, Metric
 
 _CUMULATIVE = metrics_pb2.AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from telemetry import catalog
-from telemetry.catalog import Metric
 from telemetry.exemplars import Exemplar, by_bucket
 from telemetry.families import Family, HistogramPoint, Sample
+from telemetry.metric import Metric
 from telemetry.pump import FoldCost
 from telemetry.recorder_stats import RecorderStats
 from telemetry.slo_report import SloReport

@@ -13,11 +13,11 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from telemetry.catalog import Kind
 from telemetry.exemplars import Exemplar, by_bucket
 from telemetry.exponential import NATIVE_SCHEMA, buckets
 from telemetry.families import Family, HistogramPoint, Labels
 from telemetry.hdr import Ints
+from telemetry.metric import Kind
 
 CONTENT_TYPE = (
     "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"

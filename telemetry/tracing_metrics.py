@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from telemetry import catalog
-from telemetry.catalog import Metric
+from telemetry.metric import Metric
 from telemetry.sampling import TracingMode
 from telemetry.tracing_view import TracingView
 

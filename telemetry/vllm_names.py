@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from telemetry.catalog import Kind, Metric
 from telemetry.families import Family, HistogramPoint, Labels, Sample
 from telemetry.histograms import Histograms
+from telemetry.metric import Kind, Metric
 from telemetry.phases import Measure, RequestTimeline
 from telemetry.reasons import EndReason, Outcome
 from telemetry.window import Snapshot

@@ -126,9 +126,10 @@ def test_runbooks_name_only_metrics_and_flags_that_exist(symptom: Symptom) -> No
 
     from service.cli.main import build_parser
     from telemetry import catalog
+    from telemetry.metric import Metric
 
     text = runbook_path(symptom).read_text()
-    metrics = {m.name for m in vars(catalog).values() if isinstance(m, catalog.Metric)}
+    metrics = {m.name for m in vars(catalog).values() if isinstance(m, Metric)}
     metrics |= {m.name for m in catalog.HISTOGRAMS}
     known = metrics | {f"{name}_total" for name in metrics}
     for name in re.findall(r"\bphasescope_[a-z_]+", text):

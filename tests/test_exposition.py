@@ -18,11 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_proto import families, native_buckets
 
 from telemetry import metrics_doc, prometheus_protobuf
-from telemetry.catalog import LATENCY_BOUNDS_S, Kind, all_metrics
+from telemetry.catalog import all_metrics
 from telemetry.classes import workload_class
 from telemetry.exemplars import Exemplar
 from telemetry.exponential import NATIVE_SCHEMA, buckets
 from telemetry.hdr import distribution_of
+from telemetry.metric import LATENCY_BOUNDS_S, Kind
 from telemetry.negotiation import Format, choose
 from telemetry.phases import Measure, Measured
 from telemetry.reasons import EndReason

@@ -1,9 +1,10 @@
-"""Ten minutes of mixed traffic: the ledger of every request adds up, and names what it holds.
+"""Ten minutes of mixed traffic: the ledger of every request adds up, and names what it holds;
+and from the journal of it all every decision of the scheduler comes out again.
 
 Preemptions (a cache too small for the users), disconnects, deadlines, deletes, refusals, slow
 readers, grammars, and one engine that is killed half way. Every request's account is read from
 the server after its end. The server's TTFT is compared with the client's own, on one clock, for
-requests at whose first token the client's event loop was not late.
+requests around whose sending and first token the client's event loop was not late.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import os
 import random
 import signal
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,10 +39,15 @@ from benchmarks.contract.common import (
     percentile,
     ticking,
 )
+from benchmarks.contract.lateness import Lateness
 from benchmarks.contract.soak import TENANTS, chat_body, schema_body
+from dashboards.source import journal_of
+from diagnosis.whatif import identities_of
+from telemetry.engine_records import SequenceAdmitted
 
 FLAGS = ("--kv-memory", "32MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128",
-         "--max-model-len", "1024", "--stream-buffer", "64")  # fmt: skip
+         "--max-model-len", "1024", "--stream-buffer", "64", "--fairness", "vtc",
+         "--journal-memory", "256MiB")  # fmt: skip
 USERS = 10
 KINDS = {
     "chat": 3.0,
@@ -56,9 +61,8 @@ KINDS = {
     "refused": 0.5,
     "slow reader": 0.4,
 }
-PROBE_S = 0.002
-STARVED_MS = 1.5  # an idle loop's timers are up to a millisecond late
-NEAR_NS = 10_000_000
+STARVED_MS = 0.5
+NEAR_NS = 5_000_000
 
 
 @dataclass
@@ -69,25 +73,10 @@ class Seen:
     asked: Counter[str] = field(default_factory=Counter)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     missing: Counter[str] = field(default_factory=Counter)
-    probed_ns: list[int] = field(default_factory=list)
-    late_ms: list[float] = field(default_factory=list)
+    lateness: Lateness = field(default_factory=Lateness)
     first: dict[str, tuple[int, int]] = field(default_factory=dict)
     ttft_off_ms: list[float] = field(default_factory=list)
     starved: int = 0
-
-    def late_near(self, at_ns: int) -> list[float]:
-        """How late the client's event loop was around a moment, in ms."""
-        first = bisect_left(self.probed_ns, at_ns - NEAR_NS)
-        return self.late_ms[first : bisect_left(self.probed_ns, at_ns + NEAR_NS)]
-
-
-async def probe(seen: Seen) -> None:
-    """How late this process' own event loop is."""
-    while True:
-        due_ns = now_ns() + int(PROBE_S * 1e9)
-        await asyncio.sleep(PROBE_S)
-        seen.probed_ns.append(now_ns())
-        seen.late_ms.append((seen.probed_ns[-1] - due_ns) / 1e6)
 
 
 class User:
@@ -198,11 +187,10 @@ class User:
         stamps = self._seen.first.pop(request_id, None)
         if stamps is None or facts["ttft_ns"] is None or kind in ("slow reader", "choices"):
             return
-        sent_ns, token_ns = stamps
-        near = [*self._seen.late_near(sent_ns), *self._seen.late_near(token_ns)]
-        if not near or max(near) > STARVED_MS:
+        if max(self._seen.lateness.near(at, NEAR_NS) for at in stamps) > STARVED_MS:
             self._seen.starved += 1
             return
+        sent_ns, token_ns = stamps
         off_ns = token_ns - sent_ns - facts["ttft_ns"]
         self._seen.ttft_off_ms.append(off_ns / 1e6)
 
@@ -215,17 +203,37 @@ async def kill_engine(server: Server, after_s: float) -> None:
 async def run(options: Options) -> Report:
     minutes, seen = (0.6 if options.quick else 10.0), Seen()
     async with Server(*FLAGS) as server:
-        probing = asyncio.create_task(probe(seen))
         end_ns = now_ns() + int(minutes * 60e9)
         users = [User(server, seen, index).run(end_ns) for index in range(USERS)]
-        async with ticking("ledger", lambda: f"{len(seen.accounts)} accounts"):
-            await asyncio.gather(*users, kill_engine(server, minutes * 30))
-        probing.cancel()
+        with seen.lateness.watching():
+            async with ticking("ledger", lambda: f"{len(seen.accounts)} accounts"):
+                await asyncio.gather(*users, kill_engine(server, minutes * 30))
         last = await server.until_empty()
-    return report(seen, server, last, minutes)
+        await asyncio.sleep(1.0)  # the last facts are folded
+        replayed = await asyncio.to_thread(replay, server.port)
+    return report(seen, server, last, minutes, replayed)
 
 
-def report(seen: Seen, server: Server, last: dict[str, Any], minutes: float) -> Report:
+def replay(port: int) -> dict[str, Any]:
+    """Both engines' lives decided again, and what they had to decide."""
+    with journal_of(f"http://127.0.0.1:{port}") as journal:
+        identities = identities_of(journal)
+        admitted = [fact for fact in journal.facts() if isinstance(fact, SequenceAdmitted)]
+    differences = [str(one.difference) for one in identities if not one.holds]
+    return {
+        "engines": len(identities),
+        "decisions": sum(one.decisions for one in identities),
+        "steps": sum(one.steps for one in identities),
+        "admissions": len(admitted),
+        "admissions_with_reused_prefix": sum(fact.hit_tokens > 0 for fact in admitted),
+        "preemptions": sum(one.preempted for one in identities),
+        "differences": differences,
+    }
+
+
+def report(
+    seen: Seen, server: Server, last: dict[str, Any], minutes: float, replayed: dict[str, Any]
+) -> Report:
     accounts = seen.accounts
     shares = [one["unattributed_ns"] / max(1, one["e2e_ns"]) for one in accounts]
     off = [abs(value) for value in seen.ttft_off_ms]
@@ -241,6 +249,8 @@ def report(seen: Seen, server: Server, last: dict[str, Any], minutes: float) -> 
         at_least("kinds of ends seen", len(outcomes), 4),
         at_least("preemptions", sum(one["preempted"] for one in accounts), 1),
         at_least("engine restarts", last["engine_restarts"], 1),
+        equal("engines whose replay decided otherwise", len(replayed["differences"]), 0),
+        at_least("reused prefixes in the replay", replayed["admissions_with_reused_prefix"], 1),
     ]  # fmt: skip
     total = sum(one["e2e_ns"] for one in accounts)
     parts: Counter[str] = Counter()
@@ -260,6 +270,7 @@ def report(seen: Seen, server: Server, last: dict[str, Any], minutes: float) -> 
         "states_s": {name: ns / 1e9 for name, ns in states.most_common()},
         "unattributed_share": {q: percentile(shares, q) for q in (0.5, 0.9, 0.99, 1.0)},
         "ttft_off_ms": {q: percentile(off, q) for q in (0.5, 0.9, 0.99, 1.0)},
+        "replayed": replayed,
         "ttft_compared": len(off),
         "ttft_not_compared_client_late": seen.starved,
     }

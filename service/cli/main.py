@@ -5,7 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from service.cli import bench, diagnose, drill, engine, explain, pull, serve, timeline, top
+from service.cli import (
+    bench,
+    diagnose,
+    drill,
+    engine,
+    explain,
+    plan,
+    pull,
+    replay,
+    serve,
+    timeline,
+    top,
+)
 from service.config import ConfigError
 
 EXIT_CONFIG = 2
@@ -18,7 +30,19 @@ def build_parser() -> argparse.ArgumentParser:
         description="An LLM inference server that can prove why it was slow.",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, pull, bench, top, explain, diagnose, timeline, drill, engine):
+    for module in (
+        serve,
+        pull,
+        bench,
+        top,
+        explain,
+        diagnose,
+        replay,
+        plan,
+        timeline,
+        drill,
+        engine,
+    ):
         module.register(subparsers)
     return parser
 

@@ -9,6 +9,7 @@ from random import Random
 from service.engine.plan import Plan
 from service.sim.sim_executor import Cost
 from service.sim.workload import Arrival
+from telemetry.clock import Clock
 
 _MS = 1_000_000
 
@@ -17,13 +18,16 @@ _MS = 1_000_000
 class Faults:
     """The faults of one run.
 
-    Steps are slow or fail by chance; `restarts_ns` are when the engine process dies and a
-    new one takes its place; at `wall_jumps` (monotonic ns, jump ns) the wall clock steps,
-    which nothing in the engine may notice.
+    Steps are slow or fail by chance, or are all slow by a factor for a while (`slow_spells`:
+    begin ns, end ns, factor). The loop stands still at times (`stalls`: begin ns, length ns).
+    `restarts_ns` are when the engine process dies and a new one takes its place; at `wall_jumps`
+    (monotonic ns, jump ns) the wall clock steps, which nothing in the engine may notice.
     """
 
     slow_chance: float = 0.0
     slow_factor: int = 20
+    slow_spells: tuple[tuple[int, int, float], ...] = ()
+    stalls: tuple[tuple[int, int], ...] = ()
     failure_chance: float = 0.0
     out_of_memory_tokens: int | None = None
     restarts_ns: tuple[int, ...] = ()
@@ -33,13 +37,18 @@ class Faults:
 class FaultyDevice:
     """Decides, step by step, how long it takes and whether it fails; deterministic."""
 
-    def __init__(self, seed: int, faults: Faults, cost: Cost) -> None:
+    def __init__(self, seed: int, faults: Faults, cost: Cost, clock: Clock) -> None:
         self._random = Random(seed)
+        self._clock = clock
         self._faults = faults
         self._cost = cost
 
     def step_ns(self, plan: Plan) -> int:
         span_ns = self._cost.step_ns(plan)
+        now_ns = self._clock.now_ns()
+        for begin_ns, end_ns, factor in self._faults.slow_spells:
+            if begin_ns <= now_ns < end_ns:
+                span_ns = int(span_ns * factor)
         if self._random.random() < self._faults.slow_chance:
             span_ns *= self._faults.slow_factor
         return span_ns

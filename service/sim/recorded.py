@@ -40,7 +40,7 @@ from telemetry.engine_records import (
     StepRecorded,
 )
 from telemetry.reasons import EndReason
-from telemetry.records import EngineDied, Fact, fact_ns
+from telemetry.records import EngineDied, Fact, SequenceSubmitted, fact_ns
 
 END_TOKEN = 1 << 50
 _BY_END_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN})
@@ -74,11 +74,13 @@ class NotReplayable(Exception):
 @dataclass(slots=True)
 class RecordedSequence:
     """One submission and what became of it. `end` is None while it went on at the end of the
-    record; `block_names` are of all its full blocks that are known."""
+    record; `block_names` are of all its full blocks that are known; `submitted_ns` is when the
+    gateway handed it over."""
 
     entry: SequenceQueued | SequenceRefused
     block_names: list[int] = field(default_factory=list)
     end: SequenceEnded | None = None
+    submitted_ns: int | None = None
 
     @property
     def seq_id(self) -> int:
@@ -125,11 +127,13 @@ class Turn:
 
 @dataclass(slots=True)
 class RecordedRun:
-    """All that is known of one engine's life; `facts` are its decisions, in their order."""
+    """All that is known of one engine's life; `facts` are its decisions, in their order, and
+    `others` what was recorded beside them."""
 
     started: EngineStarted
     limits: Limits
     facts: list[Fact] = field(default_factory=list)
+    others: list[Fact] = field(default_factory=list)
     sequences: dict[int, RecordedSequence] = field(default_factory=dict)
     steps: dict[int, StepRecorded] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -153,13 +157,18 @@ def read_runs(facts: Iterable[Fact]) -> list[RecordedRun]:
     Raises NotReplayable when no engine's start is there.
     """
     readers: list[_Reader] = []
+    early: list[Fact] = []
     for fact in facts:
         if isinstance(fact, EngineStarted):
             readers.append(_Reader(fact))
         elif readers:
             readers[-1].take(fact)
+        else:
+            early.append(fact)
     if not readers:
         raise NotReplayable("no engine's start is recorded, so its limits are not known")
+    for fact in early:
+        readers[0].take(fact)
     return [reader.finish() for reader in readers]
 
 
@@ -170,11 +179,11 @@ class _Reader:
         self._run = RecordedRun(started, limits_of(started))
         self._commands: list[tuple[int, Command | SequenceQueued | SequenceRefused]] = []
         self._last_step: StepRecorded | None = None
+        self._submitted_ns: dict[int, int] = {}
 
     def take(self, fact: Fact) -> None:
         run = self._run
-        if isinstance(fact, _DECISIONS):
-            run.facts.append(fact)
+        (run.facts if isinstance(fact, _DECISIONS) else run.others).append(fact)
         match fact:
             case StepRecorded():
                 run.steps[fact.step_id] = self._last_step = fact
@@ -191,6 +200,8 @@ class _Reader:
                 run.failed.add(self._last_step.step_id)
             case EngineDied():
                 run.died_ns = fact.at_ns
+            case SequenceSubmitted():
+                self._submitted_ns[fact.seq_id] = fact.at_ns
             case RecordingSet():
                 run.steps_missing |= not fact.enabled
             case _:
@@ -204,6 +215,8 @@ class _Reader:
         run, turns = self._run, dict[int, Turn]()
         run.last_step_id = max(run.steps, default=-1)
         run.facts = [fact for fact in run.facts if not run.is_beyond(fact)]
+        for seq_id, sequence in run.sequences.items():
+            sequence.submitted_ns = self._submitted_ns.get(seq_id)
         for step in run.steps.values():
             turns[step.begin_ns] = Turn(step.begin_ns, plans=True)
         for at_ns in self._expired_between_steps():

@@ -8,7 +8,6 @@ far as its durations can. Whatever differs first is told; after that nothing is 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from service.engine.loop import EngineLoop
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.scheduler import Scheduler
 from service.sim.recorded import END_TOKEN, NotReplayable, RecordedRun
+from service.sim.recorded_drafts import RecordedDrafts, drafts_of
 from telemetry.engine_records import (
     EngineIdled,
     SequenceAdmitted,
@@ -137,31 +137,6 @@ def output_token(run: RecordedRun, seq_id: int, index: int) -> int:
     if by_token and end is not None and index == end.output_tokens - 1:
         return END_TOKEN
     return sequence.token(sequence.entry.prompt_tokens + index, run.limits.block_tokens)
-
-
-class RecordedDrafts:
-    """Guesses as many tokens as were guessed at the same place of the same text."""
-
-    def __init__(self, drafts: dict[int, int], prompt_tokens: int) -> None:
-        """`drafts` counts guesses by the position of the token before them."""
-        self._drafts = drafts
-        self._known = prompt_tokens
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._known += len(tokens)
-
-    def propose(self, count: int) -> list[int]:
-        return [0] * min(count, self._drafts.get(self._known - 1, 0))
-
-
-def drafts_of(run: RecordedRun) -> dict[int, dict[int, int]]:
-    """By sequence: how many tokens were guessed after which position."""
-    found: dict[int, dict[int, int]] = {}
-    for step in run.steps.values():
-        for row in step.rows:
-            if not row.is_prefill and row.tokens > 1:
-                found.setdefault(row.seq_id, {})[row.context_tokens] = row.tokens - 1
-    return found
 
 
 def replay_exactly(run: RecordedRun) -> Identity:

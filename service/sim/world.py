@@ -83,6 +83,16 @@ class _WallJump:
     delta_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """The loop stands still between two steps."""
+
+    length_ns: int
+
+
+_Event = Command | Arrival | _Restart | _WallJump | _Stall
+
+
 class _Watched:
     """The device as the loop sees it, with an eye on every plan."""
 
@@ -110,9 +120,9 @@ class World:
         self.clock = ManualClock()
         self.wall = WallAnchor(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000)
         self._make_scheduler = make_scheduler
-        self._device = FaultyDevice(scenario.seed, scenario.faults, scenario.cost)
+        self._device = FaultyDevice(scenario.seed, scenario.faults, scenario.cost, self.clock)
         self._facts: list[Fact] = []
-        self._events: list[tuple[int, int, Command | Arrival | _Restart | _WallJump]] = []
+        self._events: list[tuple[int, int, _Event]] = []
         self._next_seq_id = 0
         self._orders = 0
         self._boot()
@@ -189,8 +199,10 @@ class World:
             self._at(at_ns, _Restart())
         for at_ns, delta_ns in self.scenario.faults.wall_jumps:
             self._at(at_ns, _WallJump(delta_ns))
+        for at_ns, length_ns in self.scenario.faults.stalls:
+            self._at(at_ns, _Stall(length_ns))
 
-    def _at(self, at_ns: int, event: Command | Arrival | _Restart | _WallJump) -> None:
+    def _at(self, at_ns: int, event: _Event) -> None:
         self._orders += 1
         heapq.heappush(self._events, (at_ns, self._orders, event))
 
@@ -206,6 +218,8 @@ class World:
                 case _WallJump():
                     unix_ns = self.wall.unix_ns + event.delta_ns
                     self.wall = WallAnchor(self.wall.monotonic_ns, unix_ns)
+                case _Stall():
+                    self.clock.advance(event.length_ns)
                 case Cancel() | Pause() | Resume() | GrammarReady() | Submit():
                     self.inbox.put(event)
                 case SetStepCost() | FlushCache():

@@ -1,0 +1,65 @@
+"""How late a client's own event loop was: what it read late says nothing about the server.
+
+An event loop rounds its timers to a millisecond, so the ticks come from a kernel timer
+(timerfd_create(2)), which is exact to microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from benchmarks.contract.client import now_ns
+
+TICK_NS = 1_000_000
+_CLOCK_MONOTONIC, _NONBLOCK = 1, os.O_NONBLOCK
+
+
+class Lateness:
+    """Ticks of one event loop: when each came, and how much later than due, in ms."""
+
+    def __init__(self) -> None:
+        self.at_ns: list[int] = []
+        self.late_ms: list[float] = []
+        self._due_ns = 0
+
+    def near(self, at_ns: int, within_ns: int) -> float:
+        """The latest tick around a moment; infinite when there was none, which is later still."""
+        first = bisect_left(self.at_ns, at_ns - within_ns)
+        last = bisect_left(self.at_ns, at_ns + within_ns)
+        return max(self.late_ms[first:last], default=float("inf"))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tick on the running loop."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK)
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        every = struct.pack("qqqq", 0, TICK_NS, 0, TICK_NS)
+        loop = asyncio.get_running_loop()
+        try:
+            self._due_ns = now_ns() + TICK_NS
+            if libc.timerfd_settime(descriptor, 0, every, None) < 0:
+                raise OSError(ctypes.get_errno(), "timerfd_settime")
+            loop.add_reader(descriptor, self._ticked, descriptor)
+            yield
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _ticked(self, descriptor: int) -> None:
+        """Of ticks that came together the first is the latest."""
+        came_ns = now_ns()
+        try:
+            (ticks,) = struct.unpack("Q", os.read(descriptor, 8))
+        except BlockingIOError:
+            return
+        self.at_ns.append(came_ns)
+        self.late_ms.append((came_ns - self._due_ns) / 1e6)
+        self._due_ns += ticks * TICK_NS

@@ -1,0 +1,338 @@
+"""What is put back, one thing at a time: differences between a window and its reference.
+
+An intervention takes away only what the window has and the reference had not. What helps any
+engine at any time, such as a tenth of the traffic less, would "explain" every window, healthy
+ones too; so where nothing differs, there is no intervention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean
+
+from service.engine.admission import Limits
+from service.engine.inbox import Command, FlushCache, Pause
+from service.sim.noise import Disturbance, RecordedNoise
+from service.sim.recorded import RecordedRun, RecordedSequence
+from service.sim.replay_modelled import Change
+from service.sim.turn_cost import TurnCost
+from telemetry.engine_records import SequenceEnded
+from telemetry.reasons import EndReason
+from telemetry.records import RequestEnded, SequenceSubmitted
+
+# a difference smaller than this is none
+_DEMAND_FLOOR = 1.15
+_LENGTH_FLOOR = 1.5
+_RESIDUAL_FLOOR = 1.08
+_STALL_FLOOR_NS = 20_000_000
+_TENANT_FLOOR = 1.5
+_SIGMAS = 2.5
+_ROOM = 8
+
+Disturbances = tuple[Disturbance, ...]
+
+
+class Cause(StrEnum):
+    """What an intervention takes away, and so the cause that it tests."""
+
+    DEMAND = "demand"  # requests a second, beyond the reference
+    TENANT = "tenant"  # the same, of the one tenant whose demand grew most
+    PROMPTS = "prompts"  # prompts longer than the reference's 99th percentile
+    OUTPUTS = "outputs"  # the same of outputs
+    CHUNKS = "chunks"  # prompts computed in one piece, or in pieces that are too large
+    KV = "kv"  # blocks of the cache are too few
+    SEQS = "seqs"  # slots in the batch are not as recommended
+    STALLS = "stalls"  # the loop stood still between steps
+    RESIDUAL = "residual"  # steps took longer than what they computed costs
+    PREFIX = "prefix"  # the prefix cache was emptied
+    ZOMBIES = "zombies"  # sequences whose client had gone
+    PAUSES = "pauses"  # readers so slow that their sequences were held
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """[begin, end) in monotonic ns."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    def has(self, at_ns: int) -> bool:
+        return self.begin_ns <= at_ns < self.end_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Why `window` is worse than `reference`, in one engine's life. `recommended` are limits of
+    an engine that was well."""
+
+    run: RecordedRun
+    cost: TurnCost
+    reference: Span
+    window: Span
+    recommended: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What interventions change; edits add up."""
+
+    limits: dict[str, object] = field(default_factory=dict)
+    without: frozenset[int] = frozenset()
+    longest_prompt: int | None = None
+    longest_output: int | None = None
+    pauses: bool = True
+    flushes: bool = True
+    cancels: tuple[tuple[int, int], ...] = ()
+    calm: tuple[Callable[[Disturbances], Disturbances], ...] = ()
+
+    def __or__(self, other: Edit) -> Edit:
+        return Edit(
+            limits={**self.limits, **other.limits},
+            without=self.without | other.without,
+            longest_prompt=_least(self.longest_prompt, other.longest_prompt),
+            longest_output=_least(self.longest_output, other.longest_output),
+            pauses=self.pauses and other.pauses,
+            flushes=self.flushes and other.flushes,
+            cancels=(*self.cancels, *other.cancels),
+            calm=(*self.calm, *other.calm),
+        )
+
+    def change(self, question: Question) -> Change:
+        """For a replay with the noise that was recorded."""
+        disturbances = question.cost.disturbances
+        for calm in self.calm:
+            disturbances = calm(disturbances)
+        limits = dataclasses.replace(question.run.limits, **self.limits)  # type: ignore[arg-type]
+        return Change(
+            limits=limits,
+            without=self.without,
+            longest_prompt=self.longest_prompt,
+            longest_output=self.longest_output,
+            pauses=self.pauses,
+            flushes=self.flushes,
+            cancels=self.cancels,
+            noise=RecordedNoise(disturbances),
+        )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+def interventions(question: Question) -> dict[Cause, Edit]:
+    """Those for which window and reference differ."""
+    found = {
+        Cause.DEMAND: _demand(question),
+        Cause.TENANT: _tenant(question),
+        Cause.PROMPTS: _prompts(question),
+        Cause.OUTPUTS: _outputs(question),
+        Cause.CHUNKS: _chunks(question),
+        Cause.KV: _blocks(question),
+        Cause.SEQS: _slots(question),
+        Cause.STALLS: _stalls(question),
+        Cause.RESIDUAL: _residual(question),
+        Cause.PREFIX: _prefix(question),
+        Cause.ZOMBIES: _zombies(question),
+        Cause.PAUSES: _pauses(question),
+    }
+    return {cause: edit for cause, edit in found.items() if edit is not None}
+
+
+def arrivals(run: RecordedRun, span: Span) -> list[RecordedSequence]:
+    """Sequences that came in a span, in order."""
+    found = [one for one in run.sequences.values() if span.has(came_ns(one))]
+    return sorted(found, key=came_ns)
+
+
+def came_ns(sequence: RecordedSequence) -> int:
+    """When the gateway handed it over, or, unknown, the engine took it."""
+    submitted_ns = sequence.submitted_ns
+    return sequence.entry.at_ns if submitted_ns is None else submitted_ns
+
+
+# Each of them: an Edit, or None where nothing differs
+
+
+def _demand(question: Question) -> Edit | None:
+    """As many requests a second as there were; how large they are is for others to say."""
+    came = arrivals(question.run, question.window)
+    expected = _expected(question, None)
+    if not _is_more(len(came), expected, _DEMAND_FLOOR):
+        return None
+    return Edit(without=_surplus(came, expected))
+
+
+def _tenant(question: Question) -> Edit | None:
+    """Only where there are others to suffer from it."""
+    came = arrivals(question.run, question.window)
+    by_tenant = Counter(one.entry.tenant for one in came)
+    if len(by_tenant) < 2:
+        return None
+    worst = max(by_tenant, key=lambda tenant: by_tenant[tenant] - _expected(question, tenant))
+    expected = _expected(question, worst)
+    if not _is_more(by_tenant[worst], expected, _TENANT_FLOOR):
+        return None
+    return Edit(without=_surplus([o for o in came if o.entry.tenant == worst], expected))
+
+
+def _expected(question: Question, tenant: str | None) -> float:
+    """Requests that the window would have at the reference's rate, of one tenant or of all."""
+    before = arrivals(question.run, question.reference)
+    mine = [one for one in before if tenant is None or one.entry.tenant == tenant]
+    return len(mine) * question.window.seconds / question.reference.seconds
+
+
+def _is_more(count: int, expected: float, floor: float) -> bool:
+    """By enough, and by more than arrivals that know nothing of each other vary."""
+    return count > floor * expected and count > expected + _SIGMAS * math.sqrt(max(1.0, expected))
+
+
+def _surplus(came: Sequence[RecordedSequence], expected: float) -> frozenset[int]:
+    """Whom to leave out so that no more than `expected` come, evenly."""
+    share, due, gone = expected / len(came), 0.5, set[int]()
+    for one in came:
+        due += share
+        if due >= 1:
+            due -= 1
+        else:
+            gone.add(one.seq_id)
+    return frozenset(gone)
+
+
+def _prompts(question: Question) -> Edit | None:
+    before = sorted(one.entry.prompt_tokens for one in arrivals(question.run, question.reference))
+    now = [one.entry.prompt_tokens for one in arrivals(question.run, question.window)]
+    if not before or not now:
+        return None
+    longest = before[max(0, math.ceil(0.99 * len(before)) - 1)]
+    return None if max(now) < _LENGTH_FLOOR * longest else Edit(longest_prompt=longest)
+
+
+def _outputs(question: Question) -> Edit | None:
+    def lengths(span: Span) -> list[int]:
+        ends = (one.end for one in arrivals(question.run, span))
+        return sorted(end.output_tokens for end in ends if end is not None)
+
+    before, now = lengths(question.reference), lengths(question.window)
+    if not before or not now:
+        return None
+    longest = before[max(0, math.ceil(0.99 * len(before)) - 1)]
+    return None if now[-1] < _LENGTH_FLOOR * longest else Edit(longest_output=longest)
+
+
+def _chunks(question: Question) -> Edit | None:
+    limits, other = question.run.limits, question.recommended
+    if other is None:
+        return None if limits.chunked_prefill else Edit(limits={"chunked_prefill": True})
+    changed: dict[str, object] = {}
+    if other.chunked_prefill and not limits.chunked_prefill:
+        changed["chunked_prefill"] = True
+    if other.budget_tokens != limits.budget_tokens:
+        changed["budget_tokens"] = max(other.budget_tokens, limits.max_seqs)
+    return Edit(limits=changed) if changed else None
+
+
+def _blocks(question: Question) -> Edit:
+    """More of them; whether anybody waited for one is for the replay to say."""
+    return Edit(limits={"blocks_total": _ROOM * question.run.limits.blocks_total})
+
+
+def _slots(question: Question) -> Edit | None:
+    """As many as recommended. More of them help any backlog, so without a recommendation there
+    is nothing to put back."""
+    limits, other = question.run.limits, question.recommended
+    if other is None or other.max_seqs == limits.max_seqs:
+        return None
+    return Edit(limits={"max_seqs": min(other.max_seqs, limits.budget_tokens)})
+
+
+def _stalls(question: Question) -> Edit | None:
+    window = question.window
+    usual = sorted(
+        one.gap_ns for one in question.cost.disturbances if question.reference.has(one.begin_ns)
+    )
+    if not usual:
+        return None
+    top_ns = usual[max(0, math.ceil(0.99 * len(usual)) - 1)]
+    worst_ns = max(
+        (one.gap_ns for one in question.cost.disturbances if window.has(one.begin_ns)), default=0
+    )
+    if worst_ns < top_ns + _STALL_FLOOR_NS:
+        return None
+
+    def calm(known: Disturbances) -> Disturbances:
+        return tuple(
+            one._replace(gap_ns=min(one.gap_ns, top_ns)) if window.has(one.begin_ns) else one
+            for one in known
+        )
+
+    return Edit(calm=(calm,))
+
+
+def _residual(question: Question) -> Edit | None:
+    """Steps of the window as long, for what they compute, as those of the reference."""
+    window = question.window
+    before = [o.ratio for o in question.cost.disturbances if question.reference.has(o.begin_ns)]
+    now = [o.ratio for o in question.cost.disturbances if window.has(o.begin_ns)]
+    if not before or not now:
+        return None
+    factor = fmean(now) / fmean(before)
+    if factor < _RESIDUAL_FLOOR:
+        return None
+
+    def calm(known: Disturbances) -> Disturbances:
+        return tuple(
+            one._replace(ratio=one.ratio / factor) if window.has(one.begin_ns) else one
+            for one in known
+        )
+
+    return Edit(calm=(calm,))
+
+
+def _prefix(question: Question) -> Edit | None:
+    commands = _commands(question.run, question.run.started.at_ns, question.window.end_ns)
+    flushed = any(isinstance(command, FlushCache) for command in commands)
+    return Edit(flushes=False) if flushed else None
+
+
+def _zombies(question: Question) -> Edit | None:
+    """Who hung up is gone at once."""
+    run = question.run
+    owners = {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
+    gone_ns = {
+        fact.request_id: fact.detected_ns if fact.detected_ns is not None else fact.at_ns
+        for fact in run.others
+        if isinstance(fact, RequestEnded) and fact.reason is EndReason.DISCONNECT
+    }
+    cancels: list[tuple[int, int]] = []
+    for seq_id, sequence in run.sequences.items():
+        left_ns = gone_ns.get(owners.get(seq_id, ""))
+        if left_ns is not None and _outlived(sequence.end, left_ns):
+            cancels.append((left_ns, seq_id))
+    return Edit(cancels=tuple(cancels)) if cancels else None
+
+
+def _outlived(end: SequenceEnded | None, left_ns: int) -> bool:
+    return end is None or end.at_ns - left_ns > _STALL_FLOOR_NS * 10
+
+
+def _pauses(question: Question) -> Edit | None:
+    commands = _commands(question.run, question.window.begin_ns, question.window.end_ns)
+    paused = any(isinstance(command, Pause) for command in commands)
+    return Edit(pauses=False) if paused else None
+
+
+def _commands(run: RecordedRun, begin_ns: int, end_ns: int) -> Iterator[Command]:
+    """What came from outside in [begin, end)."""
+    for turn in run.turns:
+        if begin_ns <= turn.at_ns < end_ns:
+            yield from turn.commands

@@ -1,0 +1,134 @@
+"""`phasescope plan`: how many users, how long a context, and where more stops helping."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from service.cli.sizes import parse_bytes
+from service.config import ConfigError
+
+if TYPE_CHECKING:
+    from diagnosis.capacity import Plan
+
+_MIB = 1 << 20
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "plan", help="memory, decode ceiling and the knee of goodput, from a server's own steps"
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        help="a server that has had some load, or a dump or journal folder of one",
+    )
+    parser.add_argument("--users", type=int, default=32, help="who ask all the time (default 32)")
+    parser.add_argument(
+        "--prompt", type=int, default=256, metavar="TOKENS", help="of each request (default 256)"
+    )
+    parser.add_argument(
+        "--output", type=int, default=128, metavar="TOKENS", help="of each answer (default 128)"
+    )
+    parser.add_argument(
+        "--slo-class", default="", help="whose targets count (default the policy's)"
+    )
+    parser.add_argument(
+        "--slo-file", metavar="FILE", help="the SLO classes, if they are not the defaults"
+    )
+    parser.add_argument(
+        "--memory",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="what there would be for weights and cache together, as in 80GiB (default: the "
+        "cache as the server has it)",
+    )
+    parser.add_argument(
+        "--peak-gb-per-s", type=float, metavar="RATE", help="memory bandwidth, for the ceiling"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument(
+        "--debug-key",
+        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
+        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from dashboards.monitor.client import Unreachable
+    from dashboards.source import journal_of
+    from diagnosis.capacity import Workload, plan_capacity
+    from service.sim.recorded import NotReplayable
+    from telemetry.journal_reader import JournalError
+    from telemetry.slo_policy import SloFileError, policy_of
+
+    if min(args.users, args.prompt, args.output) < 1:
+        raise ConfigError("--users, --prompt and --output must be at least 1")
+    workload = Workload(
+        users=args.users,
+        prompt_tokens=args.prompt,
+        output_tokens=args.output,
+        slo_class=args.slo_class,
+    )
+    try:
+        policy = policy_of(args.slo_file)
+        if policy.is_unknown(args.slo_class):
+            raise ConfigError(f"--slo-class: one of {', '.join(policy.classes)}")
+        with journal_of(args.source, args.debug_key) as journal:
+            plan = plan_capacity(
+                journal,
+                workload,
+                args.memory,
+                args.peak_gb_per_s,
+                policy,
+                lambda what: print(f"  {what} ...", file=sys.stderr),
+            )
+    except SloFileError as error:
+        raise ConfigError(str(error)) from error
+    except (JournalError, NotReplayable, Unreachable) as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(plan)).decode())
+    else:
+        _say(plan)
+    return 0
+
+
+def _say(plan: Plan) -> None:
+    memory, workload = plan.memory, plan.workload
+    print(f"{plan.model}: weights {memory.weight_bytes / _MIB:.0f} MiB")
+    print(
+        f"cache: {memory.token_bytes} bytes a token, {memory.cache_bytes / _MIB:.0f} MiB hold "
+        f"{memory.cache_tokens} tokens"
+    )
+    print(
+        f"  {workload.users} users may each have a context of "
+        f"{min(memory.longest_context_tokens, plan.max_model_tokens)} tokens; "
+        f"{memory.users_that_fit} users with {workload.context_tokens} tokens fit at once"
+    )
+    if plan.ceiling is not None:
+        print(
+            f"ceiling at {plan.ceiling.peak_gb_per_s:g} GB/s: "
+            f"{plan.ceiling.alone_tokens_per_s:.0f} tokens/s for one, "
+            f"{plan.ceiling.all_tokens_per_s:.0f} for {workload.users} in one batch"
+        )
+    print(
+        f"foretold by the steps that were recorded ({100 * plan.fit_mean_error:.1f} % off on "
+        f"average), prompts of {workload.prompt_tokens}, answers of {workload.output_tokens}:"
+    )
+    print("   users  tokens/s  good/s  good %  TTFT p50  TTFT p99  ITL p50  ITL p99 (ms)")
+    for point in plan.points:
+        mark = "  <- knee" if point.users == plan.knee else ""
+        print(
+            f"  {point.users:6d}  {point.output_tokens_per_s:8.1f}  "
+            f"{point.good_requests_per_s:6.2f}  {100 * point.good_share:6.0f}  "
+            f"{point.ttft_p50_ms:8.1f}  {point.ttft_p99_ms:8.1f}  {point.itl_p50_ms:7.1f}  "
+            f"{point.itl_p99_ms:7.1f}{mark}"
+        )

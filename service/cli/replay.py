@@ -1,0 +1,195 @@
+"""`phasescope replay`: a recorded run once more, and what it would have been with other limits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.config import ConfigError
+from telemetry.clock import MonotonicClock
+
+if TYPE_CHECKING:
+    from diagnosis.outcomes import ClassOutcome, Outcomes
+    from diagnosis.whatif import ReplayReport
+    from service.sim.replay_exact import Identity
+
+_SHOWN = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"), ("queue", "queue"))
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "replay", help="run a journal through the scheduler again, with other limits if you like"
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        help="a dump, a journal folder, or the URL of a server",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="a limit to change, as in kv_blocks=4000 or max_batched_tokens=512; may be given "
+        "often (a wrong name is answered with the list)",
+    )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="only check that every decision comes out again, with recorded durations",
+    )
+    parser.add_argument(
+        "--noise",
+        choices=["none", "recorded", "drawn"],
+        help="what a step takes over its modelled cost (default recorded; with --cost-from drawn)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of drawn noise (default 0)")
+    parser.add_argument(
+        "--cost-from", metavar="JOURNAL", help="fit durations to this journal instead"
+    )
+    parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the replayed run as a journal"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--debug-key",
+        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
+        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dashboards.monitor.client import Unreachable
+    from service.sim.recorded import NotReplayable
+    from telemetry.journal_reader import JournalError
+
+    try:
+        return _exact(args) if args.exact else _replay(args)
+    except (JournalError, NotReplayable, Unreachable) as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+
+
+def _exact(args: argparse.Namespace) -> int:
+    """0 when every decision came out again, 1 when one did not."""
+    import msgspec
+
+    from dashboards.source import journal_of
+    from diagnosis.whatif import identities_of
+
+    with journal_of(args.source, args.debug_key) as journal:
+        identities = identities_of(journal)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(identities)).decode())
+    else:
+        _say_identities(identities)
+    return 0 if all(identity.holds for identity in identities) else 1
+
+
+def _replay(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from dashboards.source import journal_of
+    from diagnosis.whatif import NoiseKind, replay_journal
+    from telemetry.journal import write_journal
+    from telemetry.slo_policy import SloFileError, policy_of
+
+    clock = MonotonicClock()
+    try:
+        policy = policy_of(args.slo_file)
+    except SloFileError as error:
+        raise ConfigError(str(error)) from error
+    noise = args.noise or ("recorded" if args.cost_from is None else "drawn")
+    with ExitStack() as stack:
+        journal = stack.enter_context(journal_of(args.source, args.debug_key))
+        other = None
+        if args.cost_from is not None:
+            other = stack.enter_context(journal_of(args.cost_from, args.debug_key))
+        report, facts = replay_journal(
+            journal,
+            clock,
+            args.changes,
+            other,
+            NoiseKind(noise),
+            args.seed,
+            policy,
+            lambda what: print(f"  {what} ...", file=sys.stderr),
+        )
+    if args.output is not None:
+        try:
+            write_journal(args.output, facts, clock, "replay")
+        except OSError as error:
+            print(f"phasescope: {args.output}: {error.strerror}", file=sys.stderr)
+            return 1
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        _say(report)
+    return 0
+
+
+def _say_identities(identities: list[Identity]) -> None:
+    for number, one in enumerate(identities, 1):
+        print(
+            f"engine {number}: {one.steps} steps, {one.admitted} admissions, {one.chunks} chunks, "
+            f"{one.preempted} preemptions, {one.ended} ends"
+        )
+        if one.holds:
+            print(f"  all {one.decisions} decisions came out again")
+        else:
+            print(f"  {one.decisions} decisions came out again, then not: {one.difference}")
+
+
+def _say(report: ReplayReport) -> None:
+    if report.identities is not None:
+        _say_identities(report.identities)
+    else:
+        print(f"decisions not compared: {report.not_compared}")
+    print(
+        f"durations: fitted to {report.cost.turns} turns, {100 * report.cost.mean_error:.1f} % off "
+        f"on average, noise {report.noise.value}; {report.speed:.0f} times real time"
+    )
+    columns = {"recorded": report.recorded, "replayed": report.replayed}
+    if report.changed is not None:
+        columns[" ".join(report.changes)] = report.changed
+    for name in report.recorded.classes:
+        print(f"\n{name}")
+        for line in _table(name, columns):
+            print(line)
+
+
+def _table(name: str, columns: dict[str, Outcomes]) -> list[str]:
+    widths = [max(10, len(title)) for title in columns]
+    titles = "  ".join(f"{title:>{w}}" for title, w in zip(columns, widths, strict=True))
+    lines = [f"  {'':<16}  {titles}"]
+    found = [outcomes.classes.get(name) for outcomes in columns.values()]
+    for label, cells in _rows(found):
+        texts = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+        lines.append(f"  {label:<16}  {texts}")
+    return lines
+
+
+def _rows(found: list[ClassOutcome | None]) -> list[tuple[str, list[str]]]:
+    rows = [
+        ("requests", [str(one.requests) if one else "-" for one in found]),
+        ("met the SLO", [f"{one.good}/{one.counted}" if one else "-" for one in found]),
+        ("goodput req/s", [f"{one.good_requests_per_s:.2f}" if one else "-" for one in found]),
+    ]
+    for key, label in _SHOWN:
+        for quantile in ("p50", "p99"):
+            cells = [_ms(one, key, f"{quantile}_ms") for one in found]
+            rows.append((f"{label} {quantile} ms", cells))
+    return rows
+
+
+def _ms(one: ClassOutcome | None, key: str, quantile: str) -> str:
+    latency = one.latency.get(key) if one is not None else None
+    return "-" if latency is None else f"{getattr(latency, quantile):.1f}"

@@ -1,0 +1,197 @@
+"""Modes B and C: the production loop over recorded arrivals, with steps as long as the fitted
+cost says, and with something changed if that is asked for.
+
+Arrivals are taken as they came, at the gateway's stamps, however late they are served (open
+loop); outputs are as long as they were. Cancellations, pauses and grammars keep their times,
+but a stop string ends its sequence after as many tokens as it did. What comes out are facts,
+the gateway's shifted with the tokens they follow, so that every fold and every view of a live
+run works on a run that never was.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from service.engine.admission import Limits
+from service.engine.inbox import (
+    Cancel,
+    Command,
+    FlushCache,
+    GrammarReady,
+    Inbox,
+    Pause,
+    Resume,
+    SetStepCost,
+    Submit,
+)
+from service.engine.limits_record import record_of
+from service.engine.loop import EngineLoop
+from service.engine.scheduler import Scheduler
+from service.sim.modelled_device import ModelledDevice
+from service.sim.noise import Noise, NoNoise
+from service.sim.recorded import END_TOKEN, RecordedRun, RecordedSequence
+from service.sim.recorded_drafts import RecordedDrafts, accepted_of, drafts_of
+from service.sim.retimed import retimed
+from service.sim.turn_cost import TurnCost
+from telemetry.clock import ManualClock
+from telemetry.engine_records import EngineStarted
+from telemetry.reasons import EndReason
+from telemetry.recorder import Lane
+from telemetry.records import Fact
+
+_BY_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN, EndReason.STOP_STRING})
+# ends that come out of the replay itself
+_DECIDED = _BY_TOKEN | {
+    EndReason.MAX_TOKENS,
+    EndReason.CONTEXT,
+    EndReason.DEADLINE,
+    EndReason.GRAMMAR_INVALID,
+    EndReason.QUEUE_FULL,
+    EndReason.TENANT_LIMIT,
+    EndReason.INVALID,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is different from the record; nothing by default.
+
+    `limits` replace the engine's. `without` are sequences that never come. `pauses` false lets
+    no slow reader hold its sequence, `flushes` false keeps the prefix cache when it was to be
+    emptied. `longest_prompt` cuts prompts, `longest_output` outputs. `cancels` end sequences at
+    a time. `noise` is what steps take over their cost.
+    """
+
+    limits: Limits | None = None
+    without: frozenset[int] = frozenset()
+    pauses: bool = True
+    flushes: bool = True
+    longest_prompt: int | None = None
+    longest_output: int | None = None
+    cancels: tuple[tuple[int, int], ...] = ()
+    noise: Noise = field(default_factory=NoNoise)
+
+
+def replay_modelled(run: RecordedRun, cost: TurnCost, change: Change | None = None) -> list[Fact]:
+    """The facts of the run as it would have been, in order of time.
+
+    Raises AssertionError when limits cannot hold the longest request.
+    """
+    change = change or Change()
+    facts = _Modelled(run, cost, change).run()
+    return retimed(run, facts, change.without)
+
+
+class _Modelled:
+    """Runs the loop in virtual time."""
+
+    def __init__(self, run: RecordedRun, cost: TurnCost, change: Change) -> None:
+        self._run_recorded, self._cost, self._change = run, cost, change
+        limits = change.limits or run.limits
+        self._limits = limits
+        self._clock = ManualClock(run.started.at_ns)
+        self._inbox, self._lane = Inbox(), Lane(1 << 62)
+        self._drafts = drafts_of(run)
+        self._device = ModelledDevice(
+            limits, cost, change.noise, self._clock, self._token, accepted_of(run)
+        )
+        scheduler = Scheduler(limits, self._lookup)
+        self._loop = EngineLoop(
+            scheduler, self._device, self._inbox, self._lane, self._clock, run.depth
+        )
+        self._events: list[tuple[int, int, Command]] = []
+        for at_ns, command in _commands(run, cost, change):
+            heapq.heappush(self._events, (at_ns, len(self._events), command))
+
+    def run(self) -> list[Fact]:
+        """Until nobody is left, or the engine's recorded death."""
+        facts: list[Fact] = [_started(self._run_recorded, self._limits)]
+        died_ns = self._run_recorded.died_ns
+        while died_ns is None or self._clock.now_ns() < died_ns:
+            self._deliver()
+            if self._has_something():
+                self._loop.step()
+                self._clock.advance(self._device.gap_ns)
+                facts += self._lane.drain()
+                continue
+            next_ns = self._next_ns()
+            if next_ns is None:
+                break
+            self._clock.advance(max(0, next_ns - self._clock.now_ns()))
+        return facts
+
+    def _lookup(self, submit: Submit) -> RecordedDrafts:
+        return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
+
+    def _token(self, seq_id: int, index: int) -> int:
+        run = self._run_recorded
+        sequence = run.sequences[seq_id]
+        end = sequence.end
+        if end is not None and end.reason in _BY_TOKEN and index >= end.output_tokens - 1:
+            return END_TOKEN
+        return sequence.token(sequence.entry.prompt_tokens + index, run.limits.block_tokens)
+
+    def _deliver(self) -> None:
+        while self._events and self._events[0][0] <= self._clock.now_ns():
+            self._inbox.put(heapq.heappop(self._events)[2])
+
+    def _has_something(self) -> bool:
+        wake_ns = self._loop.wake_ns
+        due = wake_ns is not None and wake_ns <= self._clock.now_ns()
+        return self._loop.has_work or len(self._inbox) > 0 or due
+
+    def _next_ns(self) -> int | None:
+        times = [at_ns for at_ns in (self._loop.wake_ns,) if at_ns is not None]
+        if self._events:
+            times.append(self._events[0][0])
+        return min(times, default=None)
+
+
+def _commands(run: RecordedRun, cost: TurnCost, change: Change) -> Iterable[tuple[int, Command]]:
+    """What comes from outside, and when."""
+    for sequence in run.sequences.values():
+        if sequence.seq_id in change.without:
+            continue
+        submitted_ns = sequence.submitted_ns
+        arrived_ns = sequence.entry.at_ns
+        if submitted_ns is not None:
+            arrived_ns = min(arrived_ns, submitted_ns + cost.wake_ns)
+        yield arrived_ns, _submit(run, sequence, change)
+        end = sequence.end
+        if end is not None and end.reason not in _DECIDED:
+            yield end.at_ns, Cancel(sequence.seq_id, end.reason)
+    for at_ns, seq_id in change.cancels:
+        yield at_ns, Cancel(seq_id, EndReason.DISCONNECT)
+    for turn in run.turns:
+        for command in turn.commands:
+            match command:
+                case Pause() | Resume():
+                    if change.pauses and command.seq_id not in change.without:
+                        yield turn.at_ns, command
+                case GrammarReady():
+                    if command.seq_id not in change.without:
+                        yield turn.at_ns, command
+                case FlushCache() if not change.flushes:
+                    pass
+                case FlushCache() | SetStepCost():
+                    yield turn.at_ns, command
+                case _:
+                    pass
+
+
+def _submit(run: RecordedRun, sequence: RecordedSequence, change: Change) -> Submit:
+    submit = sequence.submit(run.limits.block_tokens)
+    prompt, output = change.longest_prompt, change.longest_output
+    if prompt is not None and len(submit.prompt) > prompt:
+        submit = replace(submit, prompt=submit.prompt[:prompt])
+    if output is not None and submit.max_tokens > output:
+        submit = replace(submit, max_tokens=output)
+    return submit
+
+
+def _started(run: RecordedRun, limits: Limits) -> EngineStarted:
+    return replace(run.started, **record_of(limits))

@@ -1,0 +1,186 @@
+"""What a turn of the engine's loop takes, fitted to turns that were recorded.
+
+    T = base + prompt tokens + pairs + decode rows, in pieces + context + P * D + samples
+
+A *pair* is a prompt token and one that it attends to. The cost of decode rows has a kink
+wherever another row began to matter in what was seen (1, 2, 4, 8, ... rows), because small
+batches are read-bound and large ones are not. Fitted is the span from one turn's begin to the
+commit of its step, apart from the span from there to the next turn's begin, by least squares of
+the relative error; then the coefficients are scaled so that the mean error is none, which
+matters more to a replay than any single step: a queue adds biases up.
+
+What the fit leaves, the ratio of each turn to what was foretold and the gap behind it, is kept
+in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from service.engine.plan import Plan
+from service.sim.noise import Disturbance
+from service.sim.recorded import NotReplayable, RecordedRun
+from telemetry.engine_records import StepRecorded
+
+_LEAST_TURNS = 30
+_OUTLIER = 2.0
+_KINKS = (1, 2, 4, 8, 16, 32, 64, 128)
+_RIDGE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a step computes. `pairs` counts prompt tokens times what they attend to."""
+
+    prompt_tokens: int = 0
+    pairs: float = 0.0
+    decode_tokens: int = 0
+    decode_rows: int = 0
+    context_tokens: int = 0
+    sampled_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCost:
+    """The fit. `gap_ns` is from a commit to the next begin while there is work; `wake_ns` from
+    a submission at the gateway to the begin of the turn that takes it, when all is idle.
+    `disturbances` are what turns took beyond it, in the order of time."""
+
+    coefficients: tuple[float, ...]
+    kinks: tuple[int, ...]
+    gap_ns: int
+    wake_ns: int
+    turns: int
+    mean_error: float
+    disturbances: tuple[Disturbance, ...] = field(repr=False)
+
+    def step_ns(self, load: Load) -> int:
+        """From begin to commit, without noise."""
+        columns = _columns(load, self.kinks)
+        found = sum(a * b for a, b in zip(self.coefficients, columns, strict=True))
+        return max(1000, int(found))
+
+
+def load_of_plan(plan: Plan) -> Load:
+    """What a plan asks for."""
+    return Load(
+        prompt_tokens=sum(len(chunk.tokens) for chunk in plan.prefills),
+        pairs=sum(_pairs(len(chunk.tokens), chunk.start) for chunk in plan.prefills),
+        decode_tokens=sum(1 + len(row.drafts) for row in plan.decodes),
+        decode_rows=len(plan.decodes),
+        context_tokens=sum(row.start for row in plan.decodes),
+        sampled_rows=len(plan.decodes) + sum(chunk.samples for chunk in plan.prefills),
+    )
+
+
+def load_of_step(step: StepRecorded) -> Load:
+    """What a recorded step computed."""
+    prompts = [row for row in step.rows if row.is_prefill]
+    decodes = [row for row in step.rows if not row.is_prefill]
+    return Load(
+        prompt_tokens=sum(row.tokens for row in prompts),
+        pairs=sum(_pairs(row.tokens, row.context_tokens) for row in prompts),
+        decode_tokens=sum(row.tokens for row in decodes),
+        decode_rows=len(decodes),
+        context_tokens=sum(row.context_tokens for row in decodes),
+        sampled_rows=len(decodes) + sum(row.sampled > 0 for row in prompts),
+    )
+
+
+def fit_turns(runs: Sequence[RecordedRun]) -> TurnCost:
+    """Fit to all steps of the runs that were computed. Raises NotReplayable for too few."""
+    turns = [turn for run in runs for turn in _turns_of(run)]
+    if len(turns) < _LEAST_TURNS:
+        raise NotReplayable(f"{len(turns)} steps were recorded; a cost needs {_LEAST_TURNS}")
+    loads = [load for _, load, _, _ in turns]
+    spans_ns = np.array([span_ns for _, _, span_ns, _ in turns], dtype=np.float64)
+    widest = max(load.decode_rows for load in loads)
+    kinks = tuple(kink for kink in _KINKS if kink < widest)
+    columns = np.array([_columns(load, kinks) for load in loads])
+    found = _fit(columns, spans_ns)
+    foretold = columns @ found
+    usual = np.abs(np.log(spans_ns / foretold.clip(1))) < np.log(_OUTLIER)
+    if _LEAST_TURNS <= usual.sum() < len(turns):
+        found = _fit(columns[usual], spans_ns[usual])
+    found *= spans_ns[usual].sum() / (columns[usual] @ found).sum()
+    ratios = spans_ns / (columns @ found).clip(1000)
+    gaps = sorted(gap_ns for _, _, _, gap_ns in turns if gap_ns is not None)
+    gap_ns = gaps[len(gaps) // 2] if gaps else 0
+    return TurnCost(
+        coefficients=tuple(found.tolist()),
+        kinks=kinks,
+        gap_ns=gap_ns,
+        wake_ns=_wake_ns(runs),
+        turns=len(turns),
+        mean_error=float(np.abs(ratios[usual] - 1).mean()),
+        disturbances=tuple(
+            Disturbance(begin_ns, ratio, gap_ns if gap is None else gap)
+            for (begin_ns, _, _, gap), ratio in zip(turns, ratios.tolist(), strict=True)
+        ),
+    )
+
+
+def _turns_of(run: RecordedRun) -> list[tuple[int, Load, int, int | None]]:
+    """Of each step: begin, load, span to its commit, gap to the next begin if that followed.
+    Where steps overlap, a step's span begins with the commit of the one before."""
+    found: list[tuple[int, Load, int, int | None]] = []
+    steps = sorted(run.steps.values(), key=lambda step: step.committed_ns)
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        before_ns = found[-1][0] + found[-1][2] if found and run.depth > 1 else 0
+        begin_ns = max(step.begin_ns, before_ns)
+        span_ns = step.committed_ns - begin_ns
+        if span_ns <= 0 or step.step_id in run.failed:
+            continue
+        gap_ns = None
+        if following is not None and step.running and following.begin_ns > step.committed_ns:
+            gap_ns = following.begin_ns - step.committed_ns
+        found.append((begin_ns, load_of_step(step), span_ns, gap_ns))
+    return found
+
+
+def _wake_ns(runs: Sequence[RecordedRun]) -> int:
+    """What passes between the gateway's submission and the turn that takes it up, at best: the
+    rest of it is the turn before."""
+    waits = sorted(
+        sequence.entry.at_ns - sequence.submitted_ns
+        for run in runs
+        for sequence in run.sequences.values()
+        if sequence.submitted_ns is not None
+    )
+    return max(0, waits[len(waits) // 10]) if waits else 0
+
+
+def _pairs(tokens: int, context: int) -> float:
+    return tokens * (context + tokens / 2)
+
+
+def _columns(load: Load, kinks: Sequence[int]) -> tuple[float, ...]:
+    return (
+        1.0,
+        load.prompt_tokens,
+        load.pairs,
+        load.decode_tokens,
+        *(max(0, load.decode_rows - kink) for kink in kinks),
+        load.context_tokens,
+        load.prompt_tokens * load.decode_tokens,
+        float(load.decode_rows > 0),
+        float(load.prompt_tokens > 0),
+        load.sampled_rows - load.decode_rows,
+    )
+
+
+def _fit(columns: np.ndarray, spans_ns: np.ndarray) -> np.ndarray:
+    """Least squares of the relative error, with a ridge so light that it only decides what the
+    data leave open. Coefficients may be negative: kinks bend both ways."""
+    weighted = columns / spans_ns[:, None]
+    scale = np.abs(weighted).max(axis=0)
+    scale[scale == 0] = 1.0
+    scaled = weighted / scale
+    ridge = _RIDGE * np.sqrt(len(spans_ns)) * np.eye(columns.shape[1])
+    target = np.concatenate([np.ones(len(spans_ns)), np.zeros(columns.shape[1])])
+    solution, *_ = np.linalg.lstsq(np.vstack([scaled, ridge]), target, rcond=None)
+    found: np.ndarray = solution / scale
+    return found

@@ -1,0 +1,211 @@
+"""Virtual twins: worlds with one thing wrong for a while, and what replay says was the cause."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from ledger_world import gateway_facts
+
+from diagnosis.counterfactual import NOISE_BAND, Explanation, _shapley, explain
+from diagnosis.interventions import Cause, Edit, Question, Span, interventions
+from service.sim.faults import Faults
+from service.sim.recorded import read_runs
+from service.sim.scenarios import Scenario, small_limits
+from service.sim.sim_executor import LinearCost
+from service.sim.turn_cost import fit_turns
+from service.sim.workload import Arrival
+from service.sim.world import World
+from telemetry.records import Fact, fact_ns
+
+SECOND = 1_000_000_000
+REFERENCE = Span(2 * SECOND, 14 * SECOND)
+WINDOW = Span(15 * SECOND, 25 * SECOND)
+COST = LinearCost(
+    base_ns=20_000_000, prefill_token_ns=300_000, decode_row_ns=1_500_000, context_token_ns=2_000
+)
+RATE = 4.0
+LIMITS = small_limits(
+    block_tokens=16, blocks_total=512, max_model_tokens=1024, max_seqs=8, budget_tokens=128
+)
+
+
+def traffic(
+    draw: Random, rate: float, span: Span, prompt: tuple[int, int] = (16, 160), tenant: str = "a"
+) -> list[Arrival]:
+    """Poisson arrivals of a kind, within a span."""
+    found: list[Arrival] = []
+    at_ns = span.begin_ns
+    while (at_ns := at_ns + int(draw.expovariate(rate) * SECOND)) < span.end_ns:
+        tokens = draw.randint(*prompt)
+        text = tuple(draw.randrange(100_000) for _ in range(tokens))
+        found.append(
+            Arrival(at_ns=at_ns, prompt=text, max_tokens=draw.randint(8, 40), tenant=tenant)
+        )
+    return found
+
+
+@dataclasses.dataclass
+class Twin:
+    """A world: the same traffic in each, and what goes wrong in this one."""
+
+    more: Callable[[Random], list[Arrival]] = lambda draw: []
+    rate: float = RATE
+    limits: dict[str, object] = dataclasses.field(default_factory=dict)
+    faults: Faults = dataclasses.field(default_factory=Faults)
+    disturb: Callable[[Arrival], Arrival] = lambda arrival: arrival
+
+    def facts(self, seed: int) -> list[Fact]:
+        draw = Random(seed)
+        base = traffic(draw, self.rate, Span(0, 30 * SECOND))
+        arrivals = sorted(
+            (self.disturb(arrival) for arrival in [*base, *self.more(draw)]),
+            key=lambda arrival: arrival.at_ns,
+        )
+        scenario = Scenario(
+            name="twin",
+            seed=seed,
+            limits=dataclasses.replace(LIMITS, **self.limits),  # type: ignore[arg-type]
+            arrivals=tuple(arrivals),
+            cost=COST,
+            faults=self.faults,
+        )
+        engine = list(World(scenario).run().facts)
+        return sorted([*gateway_facts(engine, draw, 1_000), *engine], key=fact_ns)
+
+    def question(self, seed: int) -> Question:
+        (run,) = read_runs(self.facts(seed))
+        return Question(run, fit_turns([run]), REFERENCE, WINDOW)
+
+
+def slow_reader(arrival: Arrival) -> Arrival:
+    """Every second of those that come in the window stops reading for eight seconds."""
+    if not WINDOW.has(arrival.at_ns) or arrival.max_tokens % 2:
+        return arrival
+    return dataclasses.replace(arrival, pause_ns=SECOND // 5, resume_ns=8 * SECOND)
+
+
+TWINS: dict[str, tuple[Twin, set[Cause]]] = {
+    "overload": (
+        Twin(more=lambda draw: traffic(draw, 2 * RATE, Span(15 * SECOND, 22 * SECOND))),
+        {Cause.DEMAND},
+    ),
+    "one tenant floods": (
+        Twin(
+            more=lambda draw: traffic(draw, 3 * RATE, Span(15 * SECOND, 21 * SECOND), tenant="b"),
+        ),
+        {Cause.TENANT, Cause.DEMAND},
+    ),
+    "long prompts in one piece": (
+        Twin(
+            more=lambda draw: traffic(draw, 0.4, WINDOW, prompt=(700, 900)),
+            limits={"chunked_prefill": False},
+        ),
+        {Cause.PROMPTS, Cause.CHUNKS},
+    ),
+    "the loop stands still": (
+        Twin(faults=Faults(stalls=tuple((s * SECOND, 400_000_000) for s in range(15, 25)))),
+        {Cause.STALLS},
+    ),
+    "steps are slow": (
+        Twin(faults=Faults(slow_spells=((WINDOW.begin_ns, WINDOW.end_ns, 2.0),))),
+        {Cause.RESIDUAL},
+    ),
+    "slow readers hold slots": (
+        Twin(disturb=slow_reader, limits={"max_seqs": 4}, rate=2.0),
+        {Cause.PAUSES},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TWINS))
+def test_the_cause_that_was_put_in_is_the_one_that_comes_out(name: str) -> None:
+    twin, causes = TWINS[name]
+    found = explain(twin.question(7))
+    assert found.top in causes, found
+    assert found.gains[0].gain > 2 * NOISE_BAND
+    others = [gain for gain in found.gains if gain.cause not in causes]
+    assert all(gain.gain < found.gains[0].gain for gain in others), found
+
+
+@pytest.mark.parametrize("rate", [1.5, RATE], ids=["light", "busy"])
+def test_a_healthy_engine_has_no_cause(rate: float) -> None:
+    """A busy one has a queue now and then; nothing that differs from the reference makes it."""
+    found = explain(Twin(rate=rate).question(3))
+    assert all(gain.gain < 0.15 for gain in found.gains), found
+
+
+def test_two_causes_share_what_they_remove() -> None:
+    """Stalls under overload: both named, and their shares add up to what both remove."""
+    stalled, _ = TWINS["the loop stands still"]
+    loaded, _ = TWINS["overload"]
+    found = explain(Twin(more=loaded.more, faults=stalled.faults).question(5))
+    leading = {gain.cause for gain in found.gains[:3]}
+    assert {Cause.DEMAND, Cause.STALLS} <= leading, found
+    assert found.interaction is not None
+    shares = [gain.shapley for gain in found.gains if gain.shapley is not None]
+    assert all(NOISE_BAND < share <= 1 for share in shares)
+    assert sum(shares) <= 1.0 + 1e-9
+
+
+def test_what_does_not_differ_is_not_tried() -> None:
+    """No demand, no prompt, no stall of a healthy run is taken away."""
+    tried = set(interventions(Twin().question(3)))
+    assert tried <= {Cause.KV, Cause.TENANT}
+
+
+def test_the_demand_that_is_left_is_that_of_the_reference() -> None:
+    question = TWINS["overload"][0].question(7)
+    edit = interventions(question)[Cause.DEMAND]
+    came = [s for s in question.run.sequences.values() if WINDOW.has(s.entry.at_ns)]
+    left = [s for s in came if s.seq_id not in edit.without]
+    before = [s for s in question.run.sequences.values() if REFERENCE.has(s.entry.at_ns)]
+    assert len(left) / WINDOW.seconds == pytest.approx(len(before) / REFERENCE.seconds, rel=0.25)
+
+
+def test_longer_answers_are_a_cause_of_their_own() -> None:
+    """No more requests than before, but each holds its slot four times as long."""
+
+    def longer(arrival: Arrival) -> Arrival:
+        if not WINDOW.has(arrival.at_ns):
+            return arrival
+        return dataclasses.replace(arrival, max_tokens=4 * arrival.max_tokens)
+
+    found = explain(Twin(disturb=longer).question(7))
+    assert found.top is Cause.OUTPUTS, found
+
+
+def test_edits_add_up() -> None:
+    one = Edit(limits={"max_seqs": 9}, without=frozenset({1}), longest_prompt=50)
+    two = Edit(limits={"blocks_total": 99}, without=frozenset({2}), longest_prompt=40, pauses=False)
+    both = one | two
+    assert both.limits == {"max_seqs": 9, "blocks_total": 99}
+    assert both.without == {1, 2}
+    assert (both.longest_prompt, both.pauses, both.flushes) == (40, False, True)
+
+
+def test_shapley_values_are_efficient_symmetric_and_give_a_dummy_nothing() -> None:
+    a, b, c = Cause.DEMAND, Cause.STALLS, Cause.KV
+    worth = {
+        frozenset(group): value
+        for group, value in (
+            ((), 0.0), ((a,), 0.2), ((b,), 0.2), ((c,), 0.0),
+            ((a, b), 0.7), ((a, c), 0.2), ((b, c), 0.2), ((a, b, c), 0.7),
+        )
+    }  # fmt: skip
+    whole = frozenset({a, b, c})
+    values = {cause: _shapley(cause, whole, worth) for cause in whole}
+    assert sum(values.values()) == pytest.approx(worth[whole])
+    assert values[a] == pytest.approx(values[b]) == pytest.approx(0.35)
+    assert values[c] == pytest.approx(0.0)
+
+
+def test_nothing_is_said_of_a_window_without_requests() -> None:
+    question = dataclasses.replace(
+        Twin(rate=1.0).question(2), window=Span(500 * SECOND, 600 * SECOND)
+    )
+    found = explain(question)
+    assert found == Explanation(requests=0, moved={}, gains=(), tried=())
+    assert found.top is None

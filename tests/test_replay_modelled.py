@@ -1,0 +1,208 @@
+"""Modes B and C: a run as its fitted cost foretells it, and as it would have been otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+from statistics import mean
+
+import pytest
+from msgspec.structs import replace
+from replayed import CLASS, COST, close, facts_at, run_of
+
+from diagnosis.outcomes import Outcomes, latency_of, outcomes_of
+from service.sim.noise import Disturbance, DrawnNoise, NoNoise, RecordedNoise
+from service.sim.recorded import NotReplayable, RecordedRun
+from service.sim.replay_modelled import Change, replay_modelled
+from service.sim.turn_cost import Load, TurnCost, fit_turns
+from telemetry.engine_records import SequenceEnded, SequenceQueued, StepRecorded
+from telemetry.records import Fact, RequestEnded, fact_ns
+
+
+@pytest.fixture(scope="module")
+def busy() -> list[Fact]:
+    """Above what the engine can do: a queue builds up."""
+    return facts_at(6.0)
+
+
+@pytest.fixture(scope="module")
+def run(busy: list[Fact]) -> RecordedRun:
+    return run_of(busy)
+
+
+@pytest.fixture(scope="module")
+def cost(run: RecordedRun) -> TurnCost:
+    return fit_turns([run])
+
+
+# --- the fit ---
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load(decode_tokens=1, decode_rows=1, context_tokens=20, sampled_rows=1),
+        Load(decode_tokens=6, decode_rows=6, context_tokens=200, sampled_rows=6),
+        Load(prompt_tokens=10, pairs=50.0, sampled_rows=0),
+        Load(prompt_tokens=8, pairs=32.0, decode_tokens=5, decode_rows=5, context_tokens=150,
+             sampled_rows=6),
+    ],
+)  # fmt: skip
+def test_the_fit_finds_the_cost_that_steps_had(cost: TurnCost, load: Load) -> None:
+    true_ns = (
+        COST.base_ns
+        + COST.prefill_token_ns * load.prompt_tokens
+        + COST.decode_row_ns * load.decode_rows
+        + COST.context_token_ns * load.context_tokens
+    )
+    assert close(cost.step_ns(load), true_ns, 0.01)
+
+
+def test_the_fit_has_no_bias(run: RecordedRun, cost: TurnCost) -> None:
+    """A queue adds biases up, so their mean is none, weighted by time."""
+    assert close(mean(one.ratio for one in cost.disturbances), 1.0, 0.003)
+    assert cost.mean_error < 0.01
+    assert cost.turns == len(run.steps)
+    assert cost.gap_ns == 50_000  # what the simulated loop takes between two steps
+
+
+def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: TurnCost) -> None:
+    """One step in twenty took ten times as long."""
+    stalled: list[Fact] = []
+    for fact in busy:
+        if isinstance(fact, StepRecorded) and fact.step_id % 20 == 7:
+            longer_ns = 9 * (fact.committed_ns - fact.begin_ns)
+            fact = replace(fact, begin_ns=fact.begin_ns - longer_ns)
+        stalled.append(fact)
+    found = fit_turns([run_of(stalled)])
+    load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
+    assert close(found.step_ns(load), cost.step_ns(load), 0.02)
+    stalls = sum(one.ratio > 5 for one in found.disturbances)
+    assert stalls == pytest.approx(len(found.disturbances) / 20, abs=2)
+
+
+def test_too_few_steps_are_not_fitted() -> None:
+    with pytest.raises(NotReplayable, match="needs 30"):
+        fit_turns([run_of(facts_at(1.0, count=1))])
+
+
+# --- as it was ---
+
+
+def test_a_run_replays_by_its_cost_as_it_was(
+    busy: list[Fact], run: RecordedRun, cost: TurnCost
+) -> None:
+    was, found = outcomes_of(busy), outcomes_of(replay_modelled(run, cost))
+    assert found.classes[CLASS].requests == was.classes[CLASS].requests
+    for measure, latency in was.classes[CLASS].latency.items():
+        replayed = found.classes[CLASS].latency[measure]
+        assert replayed.count == latency.count, measure
+        if measure != "queue":  # of which most are nearly nothing
+            assert close(replayed.p50_ms, latency.p50_ms, 0.03), measure
+            assert close(replayed.p99_ms, latency.p99_ms, 0.03), measure
+
+
+def test_a_replay_is_a_journal_like_any_other(run: RecordedRun, cost: TurnCost) -> None:
+    """In the order of time, every request ended once, with as many tokens as it had."""
+    facts = replay_modelled(run, cost)
+    stamps = [fact_ns(fact) for fact in facts]
+    assert stamps == sorted(stamps)
+    ended = [fact for fact in facts if isinstance(fact, RequestEnded)]
+    assert len({fact.request_id for fact in ended}) == len(ended)
+    assert {
+        seq_id: sequence.end.output_tokens
+        for seq_id, sequence in run.sequences.items()
+        if sequence.end is not None
+    } == {fact.seq_id: fact.output_tokens for fact in facts if isinstance(fact, SequenceEnded)}
+    again = run_of(facts)
+    assert replay_modelled(again, cost) == facts
+
+
+def test_the_replay_is_a_function_of_its_inputs(run: RecordedRun, cost: TurnCost) -> None:
+    def drawn(seed: int) -> list[Fact]:
+        return replay_modelled(run, cost, Change(noise=DrawnNoise(disturbed(0.9, 1.1, 1.3), seed)))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+# --- as it would have been ---
+
+
+def mean_ttft_ms(outcomes: Outcomes) -> float:
+    return outcomes.classes[CLASS].latency["ttft"].p50_ms
+
+
+def test_a_larger_batch_takes_the_queue_away(run: RecordedRun, cost: TurnCost) -> None:
+    """And the world, run with the larger batch, agrees with what the replay foretold."""
+    small = facts_at(6.0, max_seqs=2)
+    small_run = run_of(small)
+    limits = dataclasses.replace(small_run.limits, max_seqs=8)
+    foretold = outcomes_of(
+        replay_modelled(small_run, fit_turns([small_run]), Change(limits=limits))
+    )
+    true = outcomes_of(facts_at(6.0, max_seqs=8))
+    assert mean_ttft_ms(true) < 0.5 * mean_ttft_ms(outcomes_of(small))
+    assert close(mean_ttft_ms(foretold), mean_ttft_ms(true), 0.25)
+
+
+def test_a_smaller_cache_preempts(run: RecordedRun, cost: TurnCost) -> None:
+    limits = dataclasses.replace(run.limits, blocks_total=20)
+    facts = replay_modelled(run, cost, Change(limits=limits))
+    steps = [fact for fact in facts if isinstance(fact, StepRecorded)]
+    assert sum(len(step.preempted) for step in steps) > 0
+    assert {step.blocks_total for step in steps} == {20}
+
+
+def test_who_never_came_harms_nobody(run: RecordedRun, cost: TurnCost) -> None:
+    half = frozenset(seq_id for seq_id in run.sequences if seq_id % 2)
+    facts = replay_modelled(run, cost, Change(without=half))
+    came = {fact.seq_id for fact in facts if isinstance(fact, SequenceQueued)}
+    assert came == set(run.sequences) - half
+    found = outcomes_of(facts)
+    assert found.classes[CLASS].counted == len(came)
+    assert mean_ttft_ms(found) < mean_ttft_ms(outcomes_of(replay_modelled(run, cost)))
+
+
+def test_prompts_can_be_cut(run: RecordedRun, cost: TurnCost) -> None:
+    facts = replay_modelled(run, cost, Change(longest_prompt=5))
+    queued = [fact for fact in facts if isinstance(fact, SequenceQueued)]
+    assert max(fact.prompt_tokens for fact in queued) == 5
+
+
+def disturbed(*ratios: float) -> list[Disturbance]:
+    """Turns a hundred ns apart, many times over."""
+    return [Disturbance(100 * place, ratio, 5) for place, ratio in enumerate(ratios * 30)]
+
+
+def test_recorded_noise_puts_a_stall_where_it_was() -> None:
+    stall = Disturbance(200, 7.0, 900)
+    noise = RecordedNoise([Disturbance(100, 1.0, 5), stall, Disturbance(300, 1.0, 5)])
+    assert [at for at in (50, 150, 200, 299, 300, 900) if noise.at(at) == stall] == [200, 299]
+    assert NoNoise().at(5) is RecordedNoise([]).at(5) is DrawnNoise([], 1).at(5) is None
+
+
+def test_drawn_noise_has_the_spread_that_was_recorded() -> None:
+    known = disturbed(0.8, 1.0, 1.2, 2.0)
+    noise = DrawnNoise(known, 3)
+    drawn = [one.ratio for _ in range(20_000) if (one := noise.at(0)) is not None]
+    assert set(drawn) == {one.ratio for one in known}
+    assert close(mean(drawn), mean(one.ratio for one in known), 0.05)
+
+
+def test_a_stall_that_was_recorded_stalls_the_replay(run: RecordedRun, cost: TurnCost) -> None:
+    """Half a second behind one turn: some token comes that much later."""
+    calm = [one._replace(ratio=1.0, gap_ns=50_000) for one in cost.disturbances]
+    place = len(calm) // 3
+    stalled = [*calm]
+    stalled[place] = calm[place]._replace(gap_ns=500_000_000)
+
+    def longest_gap_ms(known: list[Disturbance]) -> float:
+        facts = replay_modelled(run, cost, Change(noise=RecordedNoise(known)))
+        return outcomes_of(facts).classes[CLASS].latency["itl"].max_ms
+
+    assert longest_gap_ms(stalled) >= longest_gap_ms(calm) + 400
+
+
+def test_quantiles_are_of_the_nearest_rank() -> None:
+    latency = latency_of([ms * 1_000_000 for ms in range(100, 0, -1)])
+    assert (latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.max_ms) == (50, 90, 99, 100)
