@@ -1,12 +1,13 @@
-"""How well a replay foretells a run that its cost was not fitted to.
+"""How well a replay foretells traffic that its cost was not fitted to.
 
-One server learns: Poisson arrivals of one mix of lengths, from which the cost of steps is fitted.
-Others are then loaded with another mix at 0.6, 0.8 and 0.95 of what that mix was measured to
-take at most. Each journal is decided again exactly (mode A) and replayed by the learnt cost with
-the noise drawn (mode B); quantiles of what it foretells, over a few seeds of the noise, stand
-beside those that were recorded.
+One server for each load: blocks of one mix of lengths, from which the cost of steps is fitted,
+alternate with blocks of another, at 0.6, 0.8 and 0.95 of what that other mix was measured to take
+at most. They alternate because a shared machine drifts by more than what is looked for. The whole
+journal is decided again exactly (mode A) and replayed by the learnt cost with its noise drawn
+(mode B); of the tested mix, quantiles of what was foretold, the median over some seeds of the
+noise, stand beside those that were recorded.
 
-    .venv/bin/python -m benchmarks.replay_fidelity [--seconds 180] [--out FILE]
+    .venv/bin/python -m benchmarks.replay_fidelity [--blocks 4] [--seconds 45] [--out FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,21 @@ from benchmarks.contract.client import ask, completion, now_ns, open_loop, promp
 from benchmarks.contract.common import Figure, Server, at_least, at_most, equal, say, ticking
 from benchmarks.machine import machine
 from dashboards.source import download
-from diagnosis.outcomes import Outcomes
-from diagnosis.whatif import NoiseKind, ReplayReport, replay_journal
-from telemetry.clock import MonotonicClock
+from diagnosis.outcomes import Outcomes, outcomes_of
+from diagnosis.whatif import identities_of
+from service.sim.noise import DrawnNoise
+from service.sim.recorded import read_runs
+from service.sim.replay_modelled import Change, replay_modelled
+from service.sim.turn_cost import fit_turns
 from telemetry.journal_reader import open_journal
 
 RESULTS = Path(__file__).parent / "results" / "replay_fidelity.json"
 FLAGS = ("--max-num-seqs", "16", "--max-batched-tokens", "256", "--queue-limit", "2048",
          "--journal-memory", "256MiB")  # fmt: skip
 NOISE_SEEDS = 5
-CAPACITY_USERS = 24
-TRAIN_LOAD = 0.8
+CAPACITY_USERS, CAPACITY_S = 24, 30.0
+LEARNT, TESTED = "batch", "chat"  # SLO classes tell the two mixes apart
+LEARNT_LOAD = 0.7
 # measure: largest error of p50 and p99 up to a load of 0.8
 LIMITS = {"tpot": (0.02, 0.05), "e2e": (0.03, 0.07), "ttft": (0.05, 0.10)}
 HIGH_LOAD, HIGH_TTFT = 0.95, 0.15
@@ -79,52 +84,84 @@ async def capacity_per_s(mix: Mix, seconds: float) -> float:
     return done / (0.75 * seconds)
 
 
-async def recorded(mix: Mix, rate_per_s: float, seconds: float, seed: int, path: Path) -> None:
-    """A server under Poisson arrivals; its journal."""
-    draw = random.Random(seed)
+@dataclass(frozen=True)
+class Recorded:
+    """A journal, and when steps belong to the learnt mix."""
 
+    path: Path
+    learning: list[tuple[int, int]]
+
+    def is_learning(self, at_ns: int) -> bool:
+        return any(begin_ns <= at_ns < end_ns for begin_ns, end_ns in self.learning)
+
+
+async def recorded(
+    learnt_per_s: float, tested_per_s: float, blocks: int, seconds: float, path: Path
+) -> Recorded:
+    """One server under Poisson arrivals of both mixes in turn, each served to its end."""
+    draw, learning = random.Random(tested_per_s), list[tuple[int, int]]()
     async with Server(*FLAGS) as server:
 
-        def start(number: int) -> asyncio.Task[Any]:
-            prompt, output = mix(draw)
-            ids = prompt_ids(f"{seed}-{number}", prompt)
-            return asyncio.create_task(ask(server.port, completion(ids, output)))
+        async def block(mix: Mix, rate_per_s: float, seed: int, slo_class: str) -> None:
+            def start(number: int) -> asyncio.Task[Any]:
+                prompt, output = mix(draw)
+                body = completion(prompt_ids(f"{seed}-{number}", prompt), output)
+                headers = {"x-slo-class": slo_class}
+                return asyncio.create_task(ask(server.port, body, headers=headers))
 
-        async with ticking(f"{rate_per_s:.2f} requests/s"):
-            tasks = await open_loop(rate_per_s, seconds, seed, start)
-            await asyncio.gather(*tasks)
-        await server.until_empty()
+            async with ticking(f"{slo_class}, {rate_per_s:.2f} requests/s"):
+                await asyncio.gather(*await open_loop(rate_per_s, seconds, seed, start))
+            await server.until_empty()
+
+        for number in range(blocks):
+            begin_ns = now_ns()
+            await block(learnt_mix, learnt_per_s, 2 * number, LEARNT)
+            learning.append((begin_ns, now_ns()))
+            await block(tested_mix, tested_per_s, 2 * number + 1, TESTED)
         await asyncio.sleep(1.0)  # the last facts are folded
         await asyncio.to_thread(download, f"http://127.0.0.1:{server.port}", path)
+    return Recorded(path, learning)
 
 
-def foretold(path: Path, learnt: Path, seeds: int) -> tuple[ReplayReport, dict[str, Any]]:
-    """A report, and each quantile beside the median of those foretold."""
-    clock = MonotonicClock()
-    reports = []
+def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
+    """Identity, speed, and each quantile beside the median of those foretold."""
+    journal = open_journal(found.path)
+    identities = identities_of(journal)
+    (run,) = read_runs(journal.facts())
+    cost = fit_turns([run], found.is_learning)
+    was = outcomes_of(journal.facts())
+    replayed, speeds = list[Outcomes](), list[float]()
     for seed in range(seeds):
-        say(f"  replaying {path.stem}, noise {seed + 1} of {seeds}")
-        report, _ = replay_journal(
-            open_journal(path), clock, (), open_journal(learnt), NoiseKind.DRAWN, seed
-        )
-        reports.append(report)
+        say(f"  replaying {found.path.stem}, noise {seed + 1} of {seeds}")
+        begin_ns = now_ns()
+        facts = replay_modelled(run, cost, Change(noise=DrawnNoise(cost.disturbances, seed)))
+        taken_ns = now_ns() - begin_ns
+        replayed.append(outcomes_of(facts))
+        speeds.append(replayed[-1].span_s * 1e9 / taken_ns)
     rows: dict[str, Any] = {}
     for measure in LIMITS:
         for quantile in ("p50_ms", "p99_ms"):
-            was = _quantile(reports[0].recorded, measure, quantile)
-            each = [_quantile(report.replayed, measure, quantile) for report in reports]
-            found = statistics.median(each)
+            true = _quantile(was, measure, quantile)
+            each = [_quantile(one, measure, quantile) for one in replayed]
             rows[f"{measure} {quantile}"] = {
-                "recorded": was,
-                "replayed": found,
-                "error": found / was - 1,
+                "recorded": true,
+                "replayed": statistics.median(each),
+                "error": statistics.median(each) / true - 1,
                 "spread": [min(each), max(each)],
             }
-    return reports[0], rows
+    return {
+        "requests": was.classes[TESTED].requests,
+        "learnt_turns": cost.turns,
+        "fit_mean_error": cost.mean_error,
+        "decisions": sum(one.decisions for one in identities),
+        "differences": sum(not one.holds for one in identities),
+        "speed": statistics.median(speeds),
+        "quantiles": rows,
+    }
 
 
 def _quantile(outcomes: Outcomes, measure: str, quantile: str) -> float:
-    return float(getattr(outcomes.classes["chat"].latency[measure], quantile))
+    return float(getattr(outcomes.classes[TESTED].latency[measure], quantile))
 
 
 def figures(loads: dict[float, dict[str, Any]]) -> list[Figure]:
@@ -166,39 +203,31 @@ def markdown(loads: dict[float, dict[str, Any]]) -> str:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        learnt = Path(folder) / "learnt.journal"
-        at_most_per_s = await capacity_per_s(learnt_mix, args.seconds / 6)
-        say(f"the learnt mix: at most {at_most_per_s:.2f} requests/s")
-        await recorded(learnt_mix, TRAIN_LOAD * at_most_per_s, args.seconds, 1, learnt)
-        at_most_per_s = await capacity_per_s(tested_mix, args.seconds / 6)
-        say(f"the tested mix: at most {at_most_per_s:.2f} requests/s")
-        loads: dict[float, dict[str, Any]] = {}
-        for number, load in enumerate(LOADS):
-            path = Path(folder) / f"load-{load}.journal"
-            await recorded(tested_mix, load * at_most_per_s, args.seconds, 100 + number, path)
-            report, rows = foretold(path, learnt, args.noise_seeds)
-            identities = report.identities or []
+    learnt_per_s = await capacity_per_s(learnt_mix, CAPACITY_S)
+    say(f"the learnt mix: at most {learnt_per_s:.2f} requests/s")
+    tested_per_s = await capacity_per_s(tested_mix, CAPACITY_S)
+    say(f"the tested mix: at most {tested_per_s:.2f} requests/s")
+    loads: dict[float, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if args.keep is None else args.keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for load in LOADS:
+            path = folder / f"load-{load}.journal"
+            rates = (LEARNT_LOAD * learnt_per_s, load * tested_per_s)
+            found = await recorded(*rates, args.blocks, args.seconds, path)
             loads[load] = {
-                "rate_per_s": load * at_most_per_s,
-                "requests": report.recorded.classes["chat"].requests,
-                "decisions": sum(one.decisions for one in identities),
-                "differences": sum(not one.holds for one in identities) if identities else None,
-                "speed": report.speed,
-                "fit_mean_error": report.cost.mean_error,
-                "quantiles": rows,
+                "rates_per_s": rates,
+                "learning": found.learning,
+                **foretold(found, args.noise_seeds),
             }
-            say(json.dumps(loads[load]["quantiles"]))
-            if args.keep is not None:
-                args.keep.mkdir(parents=True, exist_ok=True)
-                for kept in (learnt, path):
-                    (args.keep / kept.name).write_bytes(kept.read_bytes())
-    return {"at_most_per_s": at_most_per_s, "loads": loads}
+            say(markdown(loads))
+    return {"at_most_per_s": [learnt_per_s, tested_per_s], "loads": loads}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=180.0, help="of each recorded load")
+    parser.add_argument("--blocks", type=int, default=4, help="of each mix, for each load")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of each block")
     parser.add_argument("--noise-seeds", type=int, default=NOISE_SEEDS)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the journals here")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -209,6 +238,7 @@ def main() -> int:
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": machine(),
         "server": list(FLAGS),
+        "blocks": args.blocks,
         "seconds": args.seconds,
         **found,
         "figures": [asdict(figure) for figure in made],

@@ -171,20 +171,30 @@ def test_prompts_can_be_cut(run: RecordedRun, cost: TurnCost) -> None:
 
 def disturbed(*ratios: float) -> list[Disturbance]:
     """Turns a hundred ns apart, many times over."""
-    return [Disturbance(100 * place, ratio, 5) for place, ratio in enumerate(ratios * 30)]
+    return [Disturbance(100 * place, 1000, ratio, 5) for place, ratio in enumerate(ratios * 30)]
 
 
 def test_recorded_noise_puts_a_stall_where_it_was() -> None:
-    stall = Disturbance(200, 7.0, 900)
-    noise = RecordedNoise([Disturbance(100, 1.0, 5), stall, Disturbance(300, 1.0, 5)])
-    assert [at for at in (50, 150, 200, 299, 300, 900) if noise.at(at) == stall] == [200, 299]
-    assert NoNoise().at(5) is RecordedNoise([]).at(5) is DrawnNoise([], 1).at(5) is None
+    stall = Disturbance(200, 1000, 7.0, 900)
+    calm = [Disturbance(at, 1000, 1.0, 5) for at in (100, 300)]
+    noise = RecordedNoise([calm[0], stall, calm[1]])
+    met = [at for at in (50, 149, 151, 200, 249, 251, 900) if noise.at(at, 1000) == stall]
+    assert met == [151, 200, 249]
+    assert NoNoise().at(5, 1) is RecordedNoise([]).at(5, 1) is DrawnNoise([], 1).at(5, 1) is None
+
+
+def test_a_turn_is_disturbed_as_turns_of_its_cost_were() -> None:
+    short = [Disturbance(at, 1000, 3.0, 5) for at in range(0, 100, 2)]
+    long = [Disturbance(at, 90_000, 1.1, 5) for at in range(1, 100, 2)]
+    noise = DrawnNoise(sorted([*short, *long]), 1)
+    assert {one.ratio for _ in range(99) if (one := noise.at(0, 900)) is not None} == {3.0}
+    assert {one.ratio for _ in range(99) if (one := noise.at(0, 95_000)) is not None} == {1.1}
 
 
 def test_drawn_noise_has_the_spread_that_was_recorded() -> None:
     known = disturbed(0.8, 1.0, 1.2, 2.0)
     noise = DrawnNoise(known, 3)
-    drawn = [one.ratio for _ in range(20_000) if (one := noise.at(0)) is not None]
+    drawn = [one.ratio for _ in range(20_000) if (one := noise.at(0, 1000)) is not None]
     assert set(drawn) == {one.ratio for one in known}
     assert close(mean(drawn), mean(one.ratio for one in known), 0.05)
 

@@ -15,7 +15,7 @@ in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,9 +90,12 @@ def load_of_step(step: StepRecorded) -> Load:
     )
 
 
-def fit_turns(runs: Sequence[RecordedRun]) -> TurnCost:
-    """Fit to all steps of the runs that were computed. Raises NotReplayable for too few."""
-    turns = [turn for run in runs for turn in _turns_of(run)]
+def fit_turns(
+    runs: Sequence[RecordedRun], within: Callable[[int], bool] = lambda begin_ns: True
+) -> TurnCost:
+    """Fit to all steps of the runs that were computed and began at a time that `within` likes.
+    Raises NotReplayable for too few."""
+    turns = [turn for run in runs for turn in _turns_of(run) if within(turn[0])]
     if len(turns) < _LEAST_TURNS:
         raise NotReplayable(f"{len(turns)} steps were recorded; a cost needs {_LEAST_TURNS}")
     loads = [load for _, load, _, _ in turns]
@@ -106,7 +109,8 @@ def fit_turns(runs: Sequence[RecordedRun]) -> TurnCost:
     if _LEAST_TURNS <= usual.sum() < len(turns):
         found = _fit(columns[usual], spans_ns[usual])
     found *= spans_ns[usual].sum() / (columns[usual] @ found).sum()
-    ratios = spans_ns / (columns @ found).clip(1000)
+    foretold = (columns @ found).clip(1000)
+    ratios = spans_ns / foretold
     gaps = sorted(gap_ns for _, _, _, gap_ns in turns if gap_ns is not None)
     gap_ns = gaps[len(gaps) // 2] if gaps else 0
     return TurnCost(
@@ -117,8 +121,10 @@ def fit_turns(runs: Sequence[RecordedRun]) -> TurnCost:
         turns=len(turns),
         mean_error=float(np.abs(ratios[usual] - 1).mean()),
         disturbances=tuple(
-            Disturbance(begin_ns, ratio, gap_ns if gap is None else gap)
-            for (begin_ns, _, _, gap), ratio in zip(turns, ratios.tolist(), strict=True)
+            Disturbance(begin_ns, int(cost_ns), ratio, gap_ns if gap is None else gap)
+            for (begin_ns, _, _, gap), cost_ns, ratio in zip(
+                turns, foretold.tolist(), ratios.tolist(), strict=True
+            )
         ),
     )
 
