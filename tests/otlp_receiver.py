@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,6 +31,7 @@ from opentelemetry.proto.collector.metrics.v1 import (
 )
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from otlp_trees import Tree, below
 
 SERVER = Span.SpanKind.SPAN_KIND_SERVER
 
@@ -60,63 +61,6 @@ class Reply:
             answer.partial_success.rejected_spans = self.rejected
             answer.partial_success.error_message = "told to reject chunks"
         return answer
-
-
-def attribute(span: Span, key: str) -> Any:
-    """Value of a span's attribute; None when it has none."""
-    for pair in span.attributes:
-        if pair.key == key:
-            kind = pair.value.WhichOneof("value")
-            return getattr(pair.value, kind) if kind else None
-    return None
-
-
-@dataclass
-class Tree:
-    """All spans of one local root."""
-
-    root: Span
-    spans: list[Span]
-    resource: dict[str, Any] = field(default_factory=dict)
-
-    def attribute(self, key: str) -> Any:
-        return attribute(self.root, key)
-
-    @property
-    def trace_id(self) -> str:
-        return self.root.trace_id.hex()
-
-    @property
-    def names(self) -> list[str]:
-        return [span.name for span in self.spans]
-
-    def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
-
-    def children(self, span: Span) -> list[Span]:
-        return [child for child in self.spans if child.parent_span_id == span.span_id]
-
-    def check(self) -> None:
-        """Ids, times and parents; raises AssertionError."""
-        by_id = {span.span_id: span for span in self.spans}
-        assert len(by_id) == len(self.spans), "span ids are not unique"
-        assert self.resource.get("service.name"), "no service.name"
-        for span in self.spans:
-            assert len(span.trace_id) == 16, span.trace_id
-            assert any(span.trace_id), "zero trace id"
-            assert len(span.span_id) == 8, span.span_id
-            assert any(span.span_id), "zero span id"
-            assert span.end_time_unix_nano >= span.start_time_unix_nano > 0, span.name
-            assert abs(span.end_time_unix_nano - time.time_ns()) < 3600e9, "not wall time"
-            if span is not self.root:
-                parent = by_id[span.parent_span_id]
-                assert parent.start_time_unix_nano <= span.start_time_unix_nano, span.name
-                assert span.end_time_unix_nano <= parent.end_time_unix_nano, span.name
-        phases = self.children(self.root)
-        assert phases[0].start_time_unix_nano == self.root.start_time_unix_nano
-        assert phases[-1].end_time_unix_nano == self.root.end_time_unix_nano
-        for earlier, later in itertools.pairwise(phases):
-            assert earlier.end_time_unix_nano == later.start_time_unix_nano, "phases do not tile"
 
 
 class OtlpReceiver:
@@ -267,8 +211,8 @@ class OtlpReceiver:
             ids = {span.span_id for span, _ in members}
             roots = [(s, r) for s, r in members if s.parent_span_id not in ids]
             for root, resource in roots:
-                below = _below(root, [span for span, _ in members])
-                found.append(Tree(root, [root, *below], resource))
+                under = below(root, [span for span, _ in members])
+                found.append(Tree(root, [root, *under], resource))
         return found
 
     def wait_for(self, condition: Any, what: str, timeout_s: float = 20.0) -> Any:
@@ -309,11 +253,6 @@ class OtlpReceiver:
         for tree in self.trees():
             assert tree.root.kind == SERVER, f"orphan span {tree.root.name}"
             tree.check()
-
-
-def _below(root: Span, members: list[Span]) -> list[Span]:
-    children = [span for span in members if span.parent_span_id == root.span_id]
-    return [span for child in children for span in (child, *_below(child, members))]
 
 
 class _Servicer(trace_service_pb2_grpc.TraceServiceServicer):

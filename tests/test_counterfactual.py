@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -11,6 +13,8 @@ from ledger_world import gateway_facts
 
 from diagnosis.counterfactual import NOISE_BAND, Explanation, _shapley, explain
 from diagnosis.interventions import Cause, Edit, Question, Span, interventions
+from diagnosis.root import REMEDIES
+from service.cli.main import main
 from service.sim.faults import Faults
 from service.sim.recorded import read_runs
 from service.sim.scenarios import Scenario, small_limits
@@ -18,6 +22,8 @@ from service.sim.sim_executor import LinearCost
 from service.sim.turn_cost import fit_turns
 from service.sim.workload import Arrival
 from service.sim.world import World
+from telemetry.clock import MonotonicClock
+from telemetry.journal import write_journal
 from telemetry.records import Fact, fact_ns
 
 SECOND = 1_000_000_000
@@ -209,3 +215,56 @@ def test_nothing_is_said_of_a_window_without_requests() -> None:
     found = explain(question)
     assert found == Explanation(requests=0, moved={}, gains=(), tried=())
     assert found.top is None
+
+
+# --- the command ---
+
+
+def journal_with(twin: Twin, path: Path) -> int:
+    """Writes its journal; returns the last stamp in it."""
+    facts = twin.facts(7)
+    write_journal(path, facts, MonotonicClock(), "test")
+    return max(map(fact_ns, facts))
+
+
+def spans(end_ns: int) -> list[str]:
+    """Window and reference as the command line has them."""
+
+    def ago(span: Span) -> str:
+        return f"{(end_ns - span.begin_ns) / SECOND}:{(end_ns - span.end_ns) / SECOND}"
+
+    return ["--window", ago(WINDOW), "--reference", ago(REFERENCE)]
+
+
+def test_the_command_names_the_root_and_its_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "stalled.journal"
+    end_ns = journal_with(TWINS["the loop stands still"][0], path)
+    assert main(["diagnose", str(path), "--root", *spans(end_ns)]) == 0
+    said = capsys.readouterr().out
+    assert "1. stalls: without it" in said
+    assert REMEDIES[Cause.STALLS] in said
+    assert main(["diagnose", str(path), "--root", "--json", *spans(end_ns)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["explanation"]["gains"][0]["cause"] == "stalls"
+
+
+def test_a_reference_before_the_engine_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "short.journal"
+    journal_with(Twin(rate=2.0), path)
+    assert main(["diagnose", str(path), "--root", "--reference", "5000:20"]) == 1
+    assert "give --reference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["20", "5:20", "a:b", "20:-1", ":"])
+def test_a_span_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["diagnose", "x", "--root", "--window", text])
+    assert "FROM:UNTIL" in capsys.readouterr().err
+
+
+def test_every_cause_has_a_remedy() -> None:
+    assert set(REMEDIES) == set(Cause)

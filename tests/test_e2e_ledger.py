@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from otlp_receiver import OtlpReceiver, attribute
+from otlp_receiver import OtlpReceiver
+from otlp_trees import attribute
 from perfetto_check import checked
 from server import Server
 

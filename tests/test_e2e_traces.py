@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from otlp_receiver import OtlpReceiver, attribute
+from otlp_receiver import OtlpReceiver
+from otlp_trees import attribute
 from server import Server, eventually, free_port
 
 ALL_PHASES = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import sys
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from benchmarks.contract.client import now_ns
 from benchmarks.contract.common import ticking
 
-_PATH = Path(__file__).parents[2] / "tests" / "otlp_receiver.py"
+_TESTS = Path(__file__).parents[2] / "tests"
 
 
 class Receiver(Protocol):
@@ -27,14 +27,10 @@ class Receiver(Protocol):
 
 
 def receiver_module() -> Any:
-    """The tests' module, which is in no package."""
-    spec = importlib.util.spec_from_file_location("otlp_receiver", _PATH)
-    assert spec is not None, _PATH
-    assert spec.loader is not None, _PATH
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    """The tests' module, which is in no package and has neighbours."""
+    if str(_TESTS) not in sys.path:
+        sys.path.append(str(_TESTS))
+    return importlib.import_module("otlp_receiver")
 
 
 def start_receiver() -> AbstractContextManager[Receiver]:

@@ -31,7 +31,7 @@ from telemetry.records import Fact
 
 News = Callable[..., Fact]
 
-_NAMES_A_BLOCK = 16
+_NAMES_A_BLOCK = 6  # the cache itself, four times as many ghosts, and some
 
 
 class Residents:
