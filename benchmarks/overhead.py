@@ -42,7 +42,6 @@ from benchmarks.paired import (
     run_quad,
     until_delivered,
 )
-from benchmarks.recording import recording_cost, table
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
 OFF, CONTROL, ON = "off", "off again", "on"
@@ -144,7 +143,7 @@ def _beyond(books: dict[str, Any], taken: int) -> float:
     return max(0, int(books["spans_exported"]) - taken)
 
 
-def markdown(about: dict[str, Any], pairs: dict[str, list[Pair]]) -> str:
+def markdown(pairs: dict[str, list[Pair]]) -> str:
     lines = [
         "Cost of everything on, against everything off, in percent with 95 % intervals "
         "(positive is worse):",
@@ -157,7 +156,6 @@ def markdown(about: dict[str, Any], pairs: dict[str, list[Pair]]) -> str:
         name = "none: off against off" if kind == "control" else kind
         cells = [str(cost[key]) for key in ("throughput", "itl_p50", "itl_p99")]
         lines.append(f"| {name} | {len(found)} | " + " | ".join(cells) + " |")
-    lines += ["", "Recording alone:", "", table(about["recording"])]
     return "\n".join(lines) + "\n"
 
 
@@ -169,14 +167,12 @@ def written(run: Run, about: dict[str, Any], out: Path) -> None:
     }
     body = {**about, "costs": found, "books": run.books, "blocks": run.blocks}
     out.write_text(json.dumps(body, indent=1) + "\n")
-    out.with_suffix(".md").write_text(markdown(about, run.pairs))
+    out.with_suffix(".md").write_text(markdown(run.pairs))
 
 
 async def overhead(args: argparse.Namespace) -> int:
     load = Load(args.streams, args.prompt, args.output, args.rounds)
     receivers = args.receivers.split(",")
-    say("recording alone ...")
-    recording = recording_cost()
     with FaultReceiver(args.protocol) as receiver:
         async with Server(*SERVE, *receiver.flags, *args.serve) as server:
             about: dict[str, Any] = {
@@ -186,7 +182,6 @@ async def overhead(args: argparse.Namespace) -> int:
                 "model": (await call(server.port, "GET", "/v1/models"))[1]["data"][0],
                 "load": asdict(load),
                 "scraped_every_s": {"/metrics": SCRAPE_S, "/debug/snapshot": SNAPSHOT_S},
-                "recording": recording,
             }
             run = Run(server, receiver, load)
             await measure(run, receivers, args.pairs, lambda: written(run, about, args.out))
@@ -196,7 +191,7 @@ async def overhead(args: argparse.Namespace) -> int:
     say(args.out.with_suffix(".md").read_text())
     for figure in made:
         say(figure.line())
-    return 0 if all(figure.holds for figure in made) and recording["holds_at_every_size"] else 1
+    return 0 if all(figure.holds for figure in made) else 1
 
 
 def main() -> int:

@@ -175,6 +175,18 @@ def test_without_stamps_nothing_is_known_and_everything_works() -> None:
         assert [(arrived, size) for arrived, _, size in server.seen] == [(None, 2), (None, 2)]
 
 
+def test_an_upgrade_is_a_plain_request(server: Server) -> None:
+    """Nobody takes the connection away from the protocol that stamps it."""
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(
+                b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n"
+                b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+                b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            )
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 def test_a_gateway_that_was_stopped_owns_the_wait_in_its_socket(server: Server) -> None:
     """The phase and the ledger's part say it; TTFT and E2E begin with it."""
     server.completion(prompt="warm", max_tokens=1)

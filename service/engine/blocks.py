@@ -50,7 +50,7 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks that live requests hold."""
-        return self.total - self.available
+        return self.total - len(self._free) - len(self._cached)
 
     @property
     def cached(self) -> int:

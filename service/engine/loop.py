@@ -152,7 +152,8 @@ class EngineLoop:
         if not self._recording:
             self._record_facts(committed_ns)
             return
-        pool = scheduler.pool
+        pool, residents = scheduler.pool, scheduler.residents
+        queue = residents.queue
         self._lane.append(
             StepRecorded(  # by position, which takes a quarter of the time that names take
                 plan.step_id,
@@ -167,9 +168,9 @@ class EngineLoop:
                 plan.skips,
                 plan.preempted,
                 plan.budget_tokens,
-                scheduler.running,
-                scheduler.waiting,
-                scheduler.waiting_tokens,
+                len(residents.running),
+                len(queue),
+                queue.tokens,
                 pool.used,
                 pool.cached,
                 pool.total,
@@ -201,22 +202,23 @@ class EngineLoop:
 
 
 def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
-    """The rows of a plan as facts, decodes first. One is made for each token: by position."""
+    """The rows of a plan as facts, decodes first. One is made for each token: by position, and
+    with one loop for each kind."""
     tokens, wasted = committed.tokens, committed.wasted
     rows = [
         Row(
-            row.seq_id,
+            seq_id := row.seq_id,
             False,
             1 + len(row.drafts),
             row.start,
             0,
-            tokens.get(row.seq_id, 1),
-            row.seq_id in wasted,
+            tokens.get(seq_id, 1),
+            seq_id in wasted,
         )
         for row in plan.decodes
     ]
-    rows += [
-        Row(
+    for chunk in plan.prefills:
+        row = Row(
             chunk.seq_id,
             True,
             len(chunk.tokens),
@@ -225,6 +227,5 @@ def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
             int(chunk.samples),
             chunk.seq_id in wasted,
         )
-        for chunk in plan.prefills
-    ]
+        rows.append(row)
     return tuple(rows)

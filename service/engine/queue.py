@@ -37,9 +37,10 @@ class WaitingQueue:
         self._queues: dict[tuple[int, str], OrderedDict[int, Request]] = {}
         self._held: dict[int, Request] = {}
         self._by_tenant: dict[str, int] = {}
+        self._count = 0  # of all tenants: asked once a step
 
     def __len__(self) -> int:
-        return sum(self._by_tenant.values())  # asked once a step
+        return self._count
 
     def __iter__(self) -> Iterator[Request]:
         for queue in self._queues.values():
@@ -68,6 +69,7 @@ class WaitingQueue:
         else:
             self._enqueue(request, first)
         self._by_tenant[tenant] = self.of_tenant(tenant) + 1
+        self._count += 1
         self.tokens += request.known_tokens
 
     def grew(self, tokens: int) -> None:
@@ -95,6 +97,7 @@ class WaitingQueue:
             self._by_tenant[tenant] = left
         else:
             del self._by_tenant[tenant]
+        self._count -= 1
         self.tokens -= request.known_tokens
 
     def floor(self, priority: int, eligible: Callable[[str], bool]) -> int | None:

@@ -237,6 +237,7 @@ class Residents:
         self.prefix.check()
         waiting = list(self.queue)
         assert len(self.live) == len(self.running) + len(waiting), "a live request is nowhere"
+        assert len(self.queue) == len(waiting), f"{len(self.queue)} counted, {len(waiting)} wait"
         slots = [request.slot for request in self.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(self._free_slots) + len(slots) == self._limits.max_seqs, "a slot is lost"

@@ -46,6 +46,7 @@ async def run_gateway(
     server = _Server(
         uvicorn.Config(
             app,
+            ws="none",  # an upgrade would take the connection from its protocol
             http=StampedProtocol,  # type: ignore[arg-type]  # it is only called
             lifespan="off",
             access_log=False,
