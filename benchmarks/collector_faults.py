@@ -240,7 +240,7 @@ def main() -> int:
         "--prompt",
         type=int,
         default=48,
-        help="tokens in; all streams' in one step, or chunks differ",
+        help="tokens in; all fit one step",
     )
     parser.add_argument("--output", type=int, default=64, help="tokens out, of each stream")
     parser.add_argument("--out", type=Path, default=RESULTS)
