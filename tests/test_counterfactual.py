@@ -27,8 +27,9 @@ from telemetry.journal import write_journal
 from telemetry.records import Fact, fact_ns
 
 SECOND = 1_000_000_000
-REFERENCE = Span(2 * SECOND, 14 * SECOND)
-WINDOW = Span(15 * SECOND, 25 * SECOND)
+REFERENCE = Span(1 * SECOND, 11 * SECOND)
+WINDOW = Span(12 * SECOND, 19 * SECOND)
+HORIZON = Span(0, 21 * SECOND)
 COST = LinearCost(
     base_ns=20_000_000, prefill_token_ns=300_000, decode_row_ns=1_500_000, context_token_ns=2_000
 )
@@ -65,7 +66,7 @@ class Twin:
 
     def facts(self, seed: int) -> list[Fact]:
         draw = Random(seed)
-        base = traffic(draw, self.rate, Span(0, 30 * SECOND))
+        base = traffic(draw, self.rate, HORIZON)
         arrivals = sorted(
             (self.disturb(arrival) for arrival in [*base, *self.more(draw)]),
             key=lambda arrival: arrival.at_ns,
@@ -87,20 +88,20 @@ class Twin:
 
 
 def slow_reader(arrival: Arrival) -> Arrival:
-    """Every second of those that come in the window stops reading for eight seconds."""
+    """Every second of those that come in the window stops reading for six seconds."""
     if not WINDOW.has(arrival.at_ns) or arrival.max_tokens % 2:
         return arrival
-    return dataclasses.replace(arrival, pause_ns=SECOND // 5, resume_ns=8 * SECOND)
+    return dataclasses.replace(arrival, pause_ns=SECOND // 5, resume_ns=6 * SECOND)
 
 
 TWINS: dict[str, tuple[Twin, set[Cause]]] = {
     "overload": (
-        Twin(more=lambda draw: traffic(draw, 2 * RATE, Span(15 * SECOND, 22 * SECOND))),
+        Twin(more=lambda draw: traffic(draw, 2 * RATE, Span(12 * SECOND, 17 * SECOND))),
         {Cause.DEMAND},
     ),
     "one tenant floods": (
         Twin(
-            more=lambda draw: traffic(draw, 3 * RATE, Span(15 * SECOND, 21 * SECOND), tenant="b"),
+            more=lambda draw: traffic(draw, 3 * RATE, Span(12 * SECOND, 16 * SECOND), tenant="b"),
         ),
         {Cause.TENANT, Cause.DEMAND},
     ),
@@ -112,7 +113,7 @@ TWINS: dict[str, tuple[Twin, set[Cause]]] = {
         {Cause.PROMPTS, Cause.CHUNKS},
     ),
     "the loop stands still": (
-        Twin(faults=Faults(stalls=tuple((s * SECOND, 400_000_000) for s in range(15, 25)))),
+        Twin(faults=Faults(stalls=tuple((s * SECOND, 400_000_000) for s in range(12, 19)))),
         {Cause.STALLS},
     ),
     "steps are slow": (
