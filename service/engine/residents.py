@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from service.engine.admission import Limits
 from service.engine.block_names import BlockNames
@@ -73,37 +74,12 @@ class Residents:
             request.cache_root = self.prefix.root(f"{submit.tenant}\0{submit.cache_salt}")
         self.live[submit.seq_id] = request
         self.queue.push(request)
-        self.tell(
-            partial(
-                SequenceQueued,
-                seq_id=submit.seq_id,
-                step_id=self.next_step_id,
-                prompt_tokens=len(submit.prompt),
-                max_tokens=submit.max_tokens,
-                tenant=submit.tenant,
-                priority=submit.priority,
-                deadline_ns=submit.deadline_ns,
-                constrained=submit.grammar is not None,
-                blocks=self._prompt_blocks(request),
-            )
-        )
+        blocks = self._prompt_blocks(request)
+        self.tell(partial(SequenceQueued, blocks=blocks, **self._entry(submit)))
 
     def refuse(self, request: Request, reason: EndReason) -> None:
         """The queue does not take it."""
-        submit = request.submit
-        self.tell(
-            partial(
-                SequenceRefused,
-                seq_id=submit.seq_id,
-                step_id=self.next_step_id,
-                prompt_tokens=len(submit.prompt),
-                max_tokens=submit.max_tokens,
-                tenant=submit.tenant,
-                priority=submit.priority,
-                deadline_ns=submit.deadline_ns,
-                constrained=submit.grammar is not None,
-            )
-        )
+        self.tell(partial(SequenceRefused, **self._entry(request.submit)))
         self.report_end(request, reason)
 
     def match(self, request: Request, now_ns: int) -> Match:
@@ -243,6 +219,19 @@ class Residents:
         assert len(self._free_slots) + len(slots) == self._limits.max_seqs, "a slot is lost"
         tokens = sum(request.known_tokens for request in waiting)
         assert tokens == self.queue.tokens, f"{tokens} tokens wait, {self.queue.tokens} counted"
+
+    def _entry(self, submit: Submit) -> dict[str, Any]:
+        """What is told of a submission, taken or not."""
+        return {
+            "seq_id": submit.seq_id,
+            "step_id": self.next_step_id,
+            "prompt_tokens": len(submit.prompt),
+            "max_tokens": submit.max_tokens,
+            "tenant": submit.tenant,
+            "priority": submit.priority,
+            "deadline_ns": submit.deadline_ns,
+            "constrained": submit.grammar is not None,
+        }
 
     def _full_blocks(self, submit: Submit) -> int:
         """Blocks that the prompt alone fills."""
