@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from service.cli.source import add_source
 
 if TYPE_CHECKING:
     from diagnosis.classifier import Diagnosis
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("diagnose", help="what slows a server down, with evidence")
-    parser.add_argument(
-        "source",
-        nargs="?",
-        default="http://127.0.0.1:8000",
-        help="the server, or a dump or journal folder of one",
-    )
+    add_source(parser, "the server, or a dump or journal folder of one")
     parser.add_argument(
         "--root",
         action="store_true",
@@ -41,11 +37,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="with --root: when all was well (default 60:20)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
-        "--debug-key",
-        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
-        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
-    )
     parser.set_defaults(run=run)
 
 

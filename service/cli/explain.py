@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+
+from service.cli.source import add_debug_key
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -12,11 +13,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("request_id", help="the x-request-id of its response")
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument("--json", action="store_true", help="print the account as JSON")
-    parser.add_argument(
-        "--debug-key",
-        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
-        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
-    )
+    add_debug_key(parser)
     parser.set_defaults(run=run)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from service.cli.sizes import parse_bytes
+from service.cli.source import add_source
 from service.config import ConfigError
 
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "plan", help="memory, decode ceiling and the knee of goodput, from a server's own steps"
     )
-    parser.add_argument(
-        "source",
-        nargs="?",
-        default="http://127.0.0.1:8000",
-        help="a server that has had some load, or a dump or journal folder of one",
-    )
+    add_source(parser, "a server that has had some load, or a dump or journal folder of one")
     parser.add_argument("--users", type=int, default=32, help="who ask all the time (default 32)")
     parser.add_argument(
         "--prompt", type=int, default=256, metavar="TOKENS", help="of each request (default 256)"
@@ -50,11 +45,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--peak-gb-per-s", type=float, metavar="RATE", help="memory bandwidth, for the ceiling"
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument(
-        "--debug-key",
-        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
-        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
-    )
     parser.set_defaults(run=run)
 
 

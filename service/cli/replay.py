@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.cli.source import add_source
 from service.config import ConfigError
 from telemetry.clock import MonotonicClock
 
@@ -24,12 +24,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "replay", help="run a journal through the scheduler again, with other limits if you like"
     )
-    parser.add_argument(
-        "source",
-        nargs="?",
-        default="http://127.0.0.1:8000",
-        help="a dump, a journal folder, or the URL of a server",
-    )
+    add_source(parser, "a dump, a journal folder, or the URL of a server")
     parser.add_argument(
         "--set",
         action="append",
@@ -58,11 +53,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "-o", "--output", type=Path, metavar="FILE", help="write the replayed run as a journal"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument(
-        "--debug-key",
-        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
-        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
-    )
     parser.set_defaults(run=run)
 
 

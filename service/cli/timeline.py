@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
+
+from service.cli.source import add_source
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "timeline", help="draw a dump, or a server's last minutes, for ui.perfetto.dev"
     )
-    parser.add_argument(
-        "source",
-        nargs="?",
-        default="http://127.0.0.1:8000",
-        help="a dump, a journal folder, or the URL of a server",
-    )
+    add_source(parser, "a dump, a journal folder, or the URL of a server")
     parser.add_argument(
         "-o",
         "--output",
@@ -31,11 +27,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=100.0,
         metavar="MS",
         help="a longer gap between two tokens is drawn as a stall (default 100)",
-    )
-    parser.add_argument(
-        "--debug-key",
-        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
-        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
     )
     parser.set_defaults(run=run)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
+
+from service.cli.source import add_debug_key
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -13,11 +14,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--interval", type=float, default=0.5, help="seconds between frames (default 0.5)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame as text and exit")
-    parser.add_argument(
-        "--debug-key",
-        default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
-        help="the server's debug key (or PHASESCOPE_DEBUG_KEY)",
-    )
+    add_debug_key(parser)
     parser.set_defaults(run=run)
 
 
