@@ -150,6 +150,25 @@ def test_a_record_that_is_not_true_is_noticed(
     pytest.fail("nobody noticed")
 
 
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (StepRecorded, "blocks_used"),
+        (StepRecorded, "waiting_tokens"),
+        (SequenceAdmitted, "ghost_tokens"),
+        (SequenceEnded, "preemptions"),
+    ],
+)
+def test_a_number_that_comes_out_otherwise_is_named(kind: type[Fact], field: str) -> None:
+    """Though every plan is the same."""
+    facts = facts_of("poisson", 1)
+    place = next(i for i, fact in enumerate(facts) if isinstance(fact, kind))
+    wrong = replace(facts[place], **{field: getattr(facts[place], field) + 1})
+    (identity,) = identities([*facts[:place], wrong, *facts[place + 1 :]])
+    assert identity.difference is not None
+    assert identity.difference.what == f"{kind.__name__}.{field}"
+
+
 def test_the_adaptive_budget_replays_from_the_costs_that_were_set() -> None:
     """Without them chunks come out of another size."""
     for seed in range(200):

@@ -163,6 +163,29 @@ def test_who_never_came_harms_nobody(run: RecordedRun, cost: TurnCost) -> None:
     assert mean_ttft_ms(found) < mean_ttft_ms(outcomes_of(replay_modelled(run, cost)))
 
 
+def test_the_gateway_follows_the_tokens_as_closely_as_it_did(
+    run: RecordedRun, cost: TurnCost
+) -> None:
+    """Text and last byte come as long after the last token, which itself comes much earlier."""
+
+    def delays(facts: list[Fact]) -> dict[str, tuple[int, int]]:
+        ends = {f"r{f.seq_id}": f.at_ns for f in facts if isinstance(f, SequenceEnded)}
+        return {
+            fact.request_id: (
+                fact.at_ns - ends[fact.request_id],
+                (fact.detokenized_ns or 0) - ends[fact.request_id],
+            )
+            for fact in facts
+            if isinstance(fact, RequestEnded) and fact.request_id in ends
+        }
+
+    half = frozenset(seq_id for seq_id in run.sequences if seq_id % 2)
+    facts = replay_modelled(run, cost, Change(without=half))
+    was, now = delays([*run.facts, *run.others]), delays(facts)
+    assert len(now) == len(run.sequences) - len(half)
+    assert {name: was[name] for name in now} == now
+
+
 def test_prompts_can_be_cut(run: RecordedRun, cost: TurnCost) -> None:
     facts = replay_modelled(run, cost, Change(longest_prompt=5))
     queued = [fact for fact in facts if isinstance(fact, SequenceQueued)]
