@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
 
-from service.engine.admission import Limits
 from service.engine.inbox import Command, FlushCache, Pause
 from service.sim.noise import Disturbance, RecordedNoise
 from service.sim.recorded import RecordedRun, RecordedSequence
@@ -44,9 +43,8 @@ class Cause(StrEnum):
     TENANT = "tenant"  # the same, of the one tenant whose demand grew most
     PROMPTS = "prompts"  # prompts longer than the reference's 99th percentile
     OUTPUTS = "outputs"  # the same of outputs
-    CHUNKS = "chunks"  # prompts computed in one piece, or in pieces that are too large
+    CHUNKS = "chunks"  # prompts computed in one piece
     KV = "kv"  # blocks of the cache are too few
-    SEQS = "seqs"  # slots in the batch are not as recommended
     STALLS = "stalls"  # the loop stood still between steps
     RESIDUAL = "residual"  # steps took longer than what they computed costs
     PREFIX = "prefix"  # the prefix cache was emptied
@@ -71,14 +69,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Why `window` is worse than `reference`, in one engine's life. `recommended` are limits of
-    an engine that was well."""
+    """Why `window` is worse than `reference`, in one engine's life."""
 
     run: RecordedRun
     cost: TurnCost
     reference: Span
     window: Span
-    recommended: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +133,6 @@ def interventions(question: Question) -> dict[Cause, Edit]:
         Cause.OUTPUTS: _outputs(question),
         Cause.CHUNKS: _chunks(question),
         Cause.KV: _blocks(question),
-        Cause.SEQS: _slots(question),
         Cause.STALLS: _stalls(question),
         Cause.RESIDUAL: _residual(question),
         Cause.PREFIX: _prefix(question),
@@ -230,29 +225,13 @@ def _outputs(question: Question) -> Edit | None:
 
 
 def _chunks(question: Question) -> Edit | None:
-    limits, other = question.run.limits, question.recommended
-    if other is None:
-        return None if limits.chunked_prefill else Edit(limits={"chunked_prefill": True})
-    changed: dict[str, object] = {}
-    if other.chunked_prefill and not limits.chunked_prefill:
-        changed["chunked_prefill"] = True
-    if other.budget_tokens != limits.budget_tokens:
-        changed["budget_tokens"] = max(other.budget_tokens, limits.max_seqs)
-    return Edit(limits=changed) if changed else None
+    chunked = question.run.limits.chunked_prefill
+    return None if chunked else Edit(limits={"chunked_prefill": True})
 
 
 def _blocks(question: Question) -> Edit:
     """More of them; whether anybody waited for one is for the replay to say."""
     return Edit(limits={"blocks_total": _ROOM * question.run.limits.blocks_total})
-
-
-def _slots(question: Question) -> Edit | None:
-    """As many as recommended. More of them help any backlog, so without a recommendation there
-    is nothing to put back."""
-    limits, other = question.run.limits, question.recommended
-    if other is None or other.max_seqs == limits.max_seqs:
-        return None
-    return Edit(limits={"max_seqs": min(other.max_seqs, limits.budget_tokens)})
 
 
 def _stalls(question: Question) -> Edit | None:
