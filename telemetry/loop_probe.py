@@ -36,7 +36,13 @@ _NEVER_NS = 1 << 62
 class Timers(Protocol):
     """The part of an event loop that the probe needs."""
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer: ...
+
+
+class Timer(Protocol):
+    """One call that was asked for."""
+
+    def cancel(self) -> None: ...
 
 
 class _Slept(NamedTuple):
@@ -67,6 +73,7 @@ class LoopProbe:
         self._own_times = own_times
         self._is_busy = is_busy
         self._loop: Timers | None = None
+        self._timer: Timer | None = None
         self._thread_ident = 0
         self._alive_ns = 0
         self._due_ns = _NEVER_NS
@@ -90,6 +97,10 @@ class LoopProbe:
         if self._slept is not None:
             self._write_slept(facts)
         self._alive_ns = now_ns
+        if self._timer is not None and BUSY_BEAT_NS < self._due_ns - now_ns < _NEVER_NS // 2:
+            self._timer.cancel()  # set when nobody was served: it would hide half a pause
+            self._times = self._own_times()
+            self._arm(now_ns, BUSY_BEAT_NS)
 
     def stop(self) -> None:
         """From any thread: the timer that is set does nothing more."""
@@ -112,12 +123,13 @@ class LoopProbe:
             module = frame.f_globals.get("__name__", "?")
             self._suspect = (due_ns, f"{module}.{frame.f_code.co_qualname}")
 
-    def _arm(self, now_ns: int) -> None:
+    def _arm(self, now_ns: int, delay_ns: int | None = None) -> None:
         if self._loop is None:
             return
-        delay_ns = BUSY_BEAT_NS if self._is_busy() else IDLE_BEAT_NS
+        if delay_ns is None:
+            delay_ns = BUSY_BEAT_NS if self._is_busy() else IDLE_BEAT_NS
         self._alive_ns, self._due_ns = now_ns, now_ns + delay_ns
-        self._loop.call_later(delay_ns / 1e9, self._beat)
+        self._timer = self._loop.call_later(delay_ns / 1e9, self._beat)
 
     def _beat(self) -> None:
         if self._loop is None:

@@ -26,15 +26,18 @@ MS = 1_000_000
 
 
 class Loop:
-    """An event loop that does nothing but remember what it was asked to call."""
+    """An event loop that does nothing but remember what it was asked to call last."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
         self.callback: Callable[[], None] | None = None
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> object:
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Loop:
         self.delay_s, self.callback = delay, callback
-        return None
+        return self
+
+    def cancel(self) -> None:
+        self.callback = None
 
     def fire(self) -> None:
         assert self.callback is not None
@@ -108,6 +111,22 @@ def test_signs_of_life_tell_when_the_loop_was_still_free() -> None:
     probed.probe.alive()
 
     assert probed.pauses() == [("loop_blocked", 45, 300)]
+
+
+def test_the_first_frame_after_a_rest_ends_the_long_beat() -> None:
+    """Served from 60 ms on, a sleep of 250 ms from 100 on: the beat of an idle gateway, due at
+    250, would be 100 late only, and the 70 ms that were computed before would seem to fill it."""
+    probed = Probed(busy=False)
+    probed.pass_time(60, run_ms=2)
+    probed.probe.alive()
+    assert probed.loop.delay_s == BUSY_BEAT_NS / 1e9
+    probed.pass_time(40, run_ms=38, wait_ms=20)
+    probed.probe.alive()
+    probed.pass_time(250, run_ms=1)
+    probed.loop.fire()
+    probed.probe.alive()
+
+    assert probed.pauses() == [("loop_blocked", 105, 350)]
 
 
 def test_a_frame_that_lay_unread_narrows_a_sleep_down() -> None:
