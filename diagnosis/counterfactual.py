@@ -20,7 +20,8 @@ from statistics import fmean
 
 import msgspec
 
-from diagnosis.interventions import Cause, Edit, Question, Span, interventions
+from diagnosis.interventions import Cause, Edit, interventions
+from diagnosis.question import Question, Span
 from service.sim.replay_modelled import replay_modelled
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
@@ -75,7 +76,8 @@ def explain(question: Question, progress: Callable[[str], None] = lambda what: N
     """Try every intervention that differs. Raises NotReplayable."""
     window = question.window
     as_was = _timelines(replay_modelled(question.run, question.cost, Edit().change(question)))
-    before, now = symptoms(as_was, question.reference), symptoms(as_was, window)
+    edits = interventions(question)
+    before, now = _before(question, as_was, edits), symptoms(as_was, window)
     moved = {
         name: (before[name], value)
         for name, value in now.items()
@@ -87,7 +89,6 @@ def explain(question: Question, progress: Callable[[str], None] = lambda what: N
     if not moved:
         return Explanation(requests=requests, moved={}, gains=(), tried=())
     judge = _Judge(question, as_was, moved)
-    edits = interventions(question)
     gains: list[Gain] = []
     for cause, edit in edits.items():
         progress(cause.value)
@@ -105,6 +106,19 @@ def explain(question: Question, progress: Callable[[str], None] = lambda what: N
         tried=tuple(edits),
         interaction=interaction,
     )
+
+
+def _before(
+    question: Question, as_was: Sequence[RequestTimeline], edits: dict[Cause, Edit]
+) -> Values:
+    """Symptoms when all was well: before, or with the usual configuration."""
+    if question.reference is not None:
+        return symptoms(as_was, question.reference)
+    usual = Edit()
+    for cause in (Cause.KV, Cause.SLOTS, Cause.BUDGET, Cause.CHUNKS):
+        usual = usual | edits.get(cause, Edit())
+    facts = replay_modelled(question.run, question.cost, usual.change(question))
+    return symptoms(_timelines(facts), question.window)
 
 
 class _Judge:

@@ -10,16 +10,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from statistics import fmean
 
+from diagnosis.question import Question, Span
+from diagnosis.slowness import (
+    Calm,
+    without_masks,
+    without_residual,
+    without_samples,
+    without_stalls,
+)
 from service.engine.inbox import Command, FlushCache, Pause
-from service.sim.noise import Disturbance, RecordedNoise
+from service.sim.noise import RecordedNoise
 from service.sim.recorded import RecordedRun, RecordedSequence
 from service.sim.replay_modelled import Change
-from service.sim.turn_cost import TurnCost
 from telemetry.engine_records import SequenceEnded
 from telemetry.reasons import EndReason
 from telemetry.records import RequestEnded, SequenceSubmitted
@@ -27,13 +33,10 @@ from telemetry.records import RequestEnded, SequenceSubmitted
 # a difference smaller than this is none
 _DEMAND_FLOOR = 1.15
 _LENGTH_FLOOR = 1.5
-_RESIDUAL_FLOOR = 1.08
-_STALL_FLOOR_NS = 20_000_000
 _TENANT_FLOOR = 1.5
 _SIGMAS = 2.5
+_OUTLIVED_NS = 200_000_000
 _ROOM = 8
-
-Disturbances = tuple[Disturbance, ...]
 
 
 class Cause(StrEnum):
@@ -45,36 +48,15 @@ class Cause(StrEnum):
     OUTPUTS = "outputs"  # the same of outputs
     CHUNKS = "chunks"  # prompts computed in one piece
     KV = "kv"  # blocks of the cache are too few
+    SLOTS = "slots"  # more sequences in a batch than before
+    BUDGET = "budget"  # fewer tokens in a step than before
     STALLS = "stalls"  # the loop stood still between steps
     RESIDUAL = "residual"  # steps took longer than what they computed costs
+    MASKS = "masks"  # masks of constrained rows
+    SAMPLES = "samples"  # choosing tokens takes longer
     PREFIX = "prefix"  # the prefix cache was emptied
     ZOMBIES = "zombies"  # sequences whose client had gone
     PAUSES = "pauses"  # readers so slow that their sequences were held
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """[begin, end) in monotonic ns."""
-
-    begin_ns: int
-    end_ns: int
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.begin_ns) / 1e9
-
-    def has(self, at_ns: int) -> bool:
-        return self.begin_ns <= at_ns < self.end_ns
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Why `window` is worse than `reference`, in one engine's life."""
-
-    run: RecordedRun
-    cost: TurnCost
-    reference: Span
-    window: Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +70,7 @@ class Edit:
     pauses: bool = True
     flushes: bool = True
     cancels: tuple[tuple[int, int], ...] = ()
-    calm: tuple[Callable[[Disturbances], Disturbances], ...] = ()
+    calm: tuple[Calm, ...] = ()
 
     def __or__(self, other: Edit) -> Edit:
         return Edit(
@@ -133,8 +115,12 @@ def interventions(question: Question) -> dict[Cause, Edit]:
         Cause.OUTPUTS: _outputs(question),
         Cause.CHUNKS: _chunks(question),
         Cause.KV: _blocks(question),
-        Cause.STALLS: _stalls(question),
-        Cause.RESIDUAL: _residual(question),
+        Cause.SLOTS: _slots(question),
+        Cause.BUDGET: _budget(question),
+        Cause.STALLS: _calm(without_stalls(question)),
+        Cause.RESIDUAL: _calm(without_residual(question)),
+        Cause.MASKS: _calm(without_masks(question)),
+        Cause.SAMPLES: _calm(without_samples(question)),
         Cause.PREFIX: _prefix(question),
         Cause.ZOMBIES: _zombies(question),
         Cause.PAUSES: _pauses(question),
@@ -159,8 +145,10 @@ def came_ns(sequence: RecordedSequence) -> int:
 
 def _demand(question: Question) -> Edit | None:
     """As many requests a second as there were; how large they are is for others to say."""
+    if question.reference is None:
+        return None
     came = arrivals(question.run, question.window)
-    expected = _expected(question, None)
+    expected = _expected(question, question.reference, None)
     if not _is_more(len(came), expected, _DEMAND_FLOOR):
         return None
     return Edit(without=_surplus(came, expected))
@@ -168,22 +156,26 @@ def _demand(question: Question) -> Edit | None:
 
 def _tenant(question: Question) -> Edit | None:
     """Only where there are others to suffer from it."""
+    reference = question.reference
+    if reference is None:
+        return None
     came = arrivals(question.run, question.window)
     by_tenant = Counter(one.entry.tenant for one in came)
     if len(by_tenant) < 2:
         return None
-    worst = max(by_tenant, key=lambda tenant: by_tenant[tenant] - _expected(question, tenant))
-    expected = _expected(question, worst)
+    usual = {tenant: _expected(question, reference, tenant) for tenant in by_tenant}
+    worst = max(by_tenant, key=lambda tenant: by_tenant[tenant] - usual[tenant])
+    expected = usual[worst]
     if not _is_more(by_tenant[worst], expected, _TENANT_FLOOR):
         return None
     return Edit(without=_surplus([o for o in came if o.entry.tenant == worst], expected))
 
 
-def _expected(question: Question, tenant: str | None) -> float:
+def _expected(question: Question, reference: Span, tenant: str | None) -> float:
     """Requests that the window would have at the reference's rate, of one tenant or of all."""
-    before = arrivals(question.run, question.reference)
+    before = arrivals(question.run, reference)
     mine = [one for one in before if tenant is None or one.entry.tenant == tenant]
-    return len(mine) * question.window.seconds / question.reference.seconds
+    return len(mine) * question.window.seconds / reference.seconds
 
 
 def _is_more(count: int, expected: float, floor: float) -> bool:
@@ -204,6 +196,8 @@ def _surplus(came: Sequence[RecordedSequence], expected: float) -> frozenset[int
 
 
 def _prompts(question: Question) -> Edit | None:
+    if question.reference is None:
+        return None
     before = sorted(one.entry.prompt_tokens for one in arrivals(question.run, question.reference))
     now = [one.entry.prompt_tokens for one in arrivals(question.run, question.window)]
     if not before or not now:
@@ -217,6 +211,8 @@ def _outputs(question: Question) -> Edit | None:
         ends = (one.end for one in arrivals(question.run, span))
         return sorted(end.output_tokens for end in ends if end is not None)
 
+    if question.reference is None:
+        return None
     before, now = lengths(question.reference), lengths(question.window)
     if not before or not now:
         return None
@@ -230,51 +226,29 @@ def _chunks(question: Question) -> Edit | None:
 
 
 def _blocks(question: Question) -> Edit:
-    """More of them; whether anybody waited for one is for the replay to say."""
-    return Edit(limits={"blocks_total": _ROOM * question.run.limits.blocks_total})
+    """As many as usual, or many more; whether anybody waited for one is for the replay to say."""
+    blocks, usual = question.run.limits.blocks_total, question.usual
+    if usual is not None and usual.blocks_total > blocks:
+        return Edit(limits={"blocks_total": usual.blocks_total})
+    return Edit(limits={"blocks_total": _ROOM * blocks})
 
 
-def _stalls(question: Question) -> Edit | None:
-    window = question.window
-    usual = sorted(
-        one.gap_ns for one in question.cost.disturbances if question.reference.has(one.begin_ns)
-    )
-    if not usual:
+def _slots(question: Question) -> Edit | None:
+    usual = question.usual
+    if usual is None or usual.max_seqs >= question.run.limits.max_seqs:
         return None
-    top_ns = usual[max(0, math.ceil(0.99 * len(usual)) - 1)]
-    worst_ns = max(
-        (one.gap_ns for one in question.cost.disturbances if window.has(one.begin_ns)), default=0
-    )
-    if worst_ns < top_ns + _STALL_FLOOR_NS:
+    return Edit(limits={"max_seqs": usual.max_seqs})
+
+
+def _budget(question: Question) -> Edit | None:
+    usual = question.usual
+    if usual is None or usual.budget_tokens <= question.run.limits.budget_tokens:
         return None
-
-    def calm(known: Disturbances) -> Disturbances:
-        return tuple(
-            one._replace(gap_ns=min(one.gap_ns, top_ns)) if window.has(one.begin_ns) else one
-            for one in known
-        )
-
-    return Edit(calm=(calm,))
+    return Edit(limits={"budget_tokens": usual.budget_tokens})
 
 
-def _residual(question: Question) -> Edit | None:
-    """Steps of the window as long, for what they compute, as those of the reference."""
-    window = question.window
-    before = [o.ratio for o in question.cost.disturbances if question.reference.has(o.begin_ns)]
-    now = [o.ratio for o in question.cost.disturbances if window.has(o.begin_ns)]
-    if not before or not now:
-        return None
-    factor = fmean(now) / fmean(before)
-    if factor < _RESIDUAL_FLOOR:
-        return None
-
-    def calm(known: Disturbances) -> Disturbances:
-        return tuple(
-            one._replace(ratio=one.ratio / factor) if window.has(one.begin_ns) else one
-            for one in known
-        )
-
-    return Edit(calm=(calm,))
+def _calm(calm: Calm | None) -> Edit | None:
+    return None if calm is None else Edit(calm=(calm,))
 
 
 def _prefix(question: Question) -> Edit | None:
@@ -301,7 +275,7 @@ def _zombies(question: Question) -> Edit | None:
 
 
 def _outlived(end: SequenceEnded | None, left_ns: int) -> bool:
-    return end is None or end.at_ns - left_ns > _STALL_FLOOR_NS * 10
+    return end is None or end.at_ns - left_ns > _OUTLIVED_NS
 
 
 def _pauses(question: Question) -> Edit | None:

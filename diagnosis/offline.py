@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from diagnosis.classifier import Diagnoser, Diagnosis
+from diagnosis.reference import BaselineError, Reference
 from telemetry.journal_reader import Journal
 from telemetry.replay import replay_folds
 
 
-def diagnose_journal(journal: Journal) -> Diagnosis:
-    """Of the journal's last minute. Raises JournalError."""
+def diagnose_journal(journal: Journal, baseline: Reference | None = None) -> Diagnosis:
+    """As of the journal's end. Raises JournalError."""
+    diagnoser = Diagnoser(baseline)
+    replay_folds(journal.facts(), [diagnoser])
+    return diagnoser.diagnosis()
+
+
+def baseline_of(journal: Journal) -> Reference:
+    """What was usual in the journal's last seconds. Raises JournalError, BaselineError."""
     diagnoser = Diagnoser()
-    last_ns = replay_folds(journal.facts(), [diagnoser])
-    return diagnoser.diagnosis(max(journal.header.at_ns, last_ns or 0))
+    replay_folds(journal.facts(), [diagnoser])
+    found = diagnoser.baseline()
+    if found is None:
+        raise BaselineError(
+            "too little happened to say what is usual: it takes 12 seconds with 8 requests"
+        )
+    return found

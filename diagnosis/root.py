@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from diagnosis.counterfactual import Explanation, explain
-from diagnosis.interventions import Cause, Question, Span
+from diagnosis.interventions import Cause
+from diagnosis.question import Question, Span
 from service.sim.recorded import NotReplayable, RecordedRun, read_runs
 from service.sim.turn_cost import fit_turns
 from telemetry.journal_reader import Journal
@@ -21,8 +22,12 @@ REMEDIES = {
     Cause.OUTPUTS: "bound max_tokens, or give long answers a class of their own",
     Cause.CHUNKS: "turn chunked prefill on (leave --no-chunked-prefill out)",
     Cause.KV: "give the cache more memory (--kv-memory), or run fewer sequences",
+    Cause.SLOTS: "lower --max-num-seqs to what it was",
+    Cause.BUDGET: "raise --max-batched-tokens to what it was",
     Cause.STALLS: "find what stops the engine's process: phasescope diagnose names pauses it saw",
     Cause.RESIDUAL: "look for what shares the machine: neighbours, a quota, a lower clock",
+    Cause.MASKS: "use simpler schemas, and fewer of them",
+    Cause.SAMPLES: "bound n and logprobs",
     Cause.PREFIX: "keep the prefix cache: flush less often, stop changing the beginning of prompts",
     Cause.ZOMBIES: "end sequences when their client is gone",
     Cause.PAUSES: "drop slow readers (--slow-client), or give them slots of their own",
@@ -63,9 +68,10 @@ def root_cause(
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     end_ns = _end_ns(run)
-    question = Question(run, fit_turns([run]), reference.span(end_ns), window.span(end_ns))
+    before = reference.span(end_ns)
+    question = Question(run, fit_turns([run]), before, window.span(end_ns))
     known_ns = max(run.started.at_ns, journal.header.cut_ns or 0)
-    if question.reference.begin_ns < known_ns:
+    if before.begin_ns < known_ns:
         covered_s = (end_ns - known_ns) / 1e9
         raise NotReplayable(
             f"the journal has {covered_s:.0f} s of this engine, the reference begins "

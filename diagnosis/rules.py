@@ -1,138 +1,216 @@
-"""One rule a symptom: from summed harm to a finding, or None.
+"""From charged time to findings: what is claimed, on what evidence, and what it is not.
 
-A rule speaks only when the harm is large in two ways: per second of the window, so that a
-short queue that drains is healthy, and per victim, so that much traffic with little delay
-each is healthy too. The floors are constants with their reasons. Direct harm is not a root
-cause: these findings say where time went, and replay will say what would have helped.
+One entry a symptom: the claim, the measurements that decide it, and the neighbours that look
+alike, each with the measurement that rules it out.
 """
 
 from __future__ import annotations
 
-from diagnosis.evidence import Harm
-from diagnosis.symptoms import Evidence, Finding, Symptom
-from telemetry.reasons import WaitReason
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-# Requests' seconds lost per second. One request that always waits gives 1.0; a burst that
-# drains within a tenth of the window stays below.
-WAIT_FLOOR = 0.5
-# A queued request that waits less than this on average is not worth waking anybody.
-WAIT_EACH_FLOOR_MS = 500.0
-# Decode time lost to others' prefill per second of stepping.
-INTERFERENCE_FLOOR = 0.1
-# A token later than this beyond the plain step is a visible stall (twice the usual chat
-# target of 100 ms between tokens); bounded chunks stay below it.
-STALL_FLOOR_MS = 200.0
-# A mixed step must also be slow against the plain one: on slow hardware every step is long.
-STALL_RATIO = 3.0
-# A queue has one backlog: a reason that bound its head for less than this share of the
-# waiting is a bystander of the reason that made the backlog.
-WAIT_SHARE_FLOOR = 0.25
-_MIN_STEPS = 5
+from diagnosis.blame import Blame
+from diagnosis.requests import Sufferer
+from diagnosis.runbook import runbook_name
+from diagnosis.symptoms import Evidence, Exclusion, Finding, Symptom
 
-_MS = 1e6
+S = Symptom
+
+# a cause that has less of the harm is not named beside a larger one
+_LEAST_SHARE = 0.1
+# requests held up in a stage, on average and of those usually in it: below that nothing is found
+_LEAST_HELD_UP = 0.05
+_LEAST_HELD_UP_SHARE = 0.25
+_NAMED = 10
+
+_UNITS = {
+    "_share": "of 1", "_tokens": "tokens", "_each": "each", "_per_s": "1/s", "_rows": "rows",
+    "_factor": "times", "_chunks": "rows",
+}  # fmt: skip
 
 
-def queue_overload(harm: Harm) -> Finding | None:
-    """More work arrives than the batch can hold: waiting bound by slots or token budget."""
-    waited_ns = _sum(harm, WaitReason.SEQS, WaitReason.BUDGET)
-    if not _waits(harm, waited_ns):
-        return None
-    return Finding(
-        symptom=Symptom.QUEUE_OVERLOAD,
-        confidence=_confidence(waited_ns / harm.window_ns, WAIT_FLOOR),
-        claim=(
-            f"requests lost {waited_ns / _MS:.0f} ms in the queue because the batch was full: "
-            "demand exceeds capacity"
-        ),
-        harm_ms=waited_ns / _MS,
-        evidence=(
-            _ms("wait_seqs", harm.waiting_ns.get(WaitReason.SEQS, 0)),
-            _ms("wait_budget", harm.waiting_ns.get(WaitReason.BUDGET, 0)),
-            _ms("window", harm.window_ns),
-            Evidence("queued", harm.queued, "sequences"),
-        ),
-        culprits=(),
-        runbook="",
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`evidence` and the values of `apart` are names of measurements in `Blame.facts`."""
+
+    claim: str
+    evidence: tuple[str, ...]
+    apart: dict[Symptom, str]
+
+
+RULES: dict[Symptom, Rule] = {
+    S.QUEUE_OVERLOAD: Rule(
+        "requests wait because more work comes than the engine can do",
+        ("waited", "wait_seqs", "wait_budget", "requests_per_s", "usual_requests_per_s",
+         "output_tokens_each", "usual_output_tokens_each"),
+        {S.KV_EXHAUSTION: "wait_kv", S.THROTTLED: "slow", S.HOST_STALL: "host",
+         S.CANCELLATION_LEAK: "zombie_rows", S.UNFAIRNESS: "worst_tenant_growth_share"},
+    ),
+    S.PREFILL_INTERFERENCE: Rule(
+        "tokens come late because long prompts of others are computed in the same steps",
+        ("co_prefill", "prompt_tokens_each", "usual_prompt_tokens_each"),
+        {S.MEMORY_BANDWIDTH: "slow", S.HOST_STALL: "host", S.OVERSIZED_BATCH: "co_decode",
+         S.GRAMMAR_COST: "mask"},
+    ),
+    S.LONG_PROMPTS: Rule(
+        "first tokens come late because prompts are longer than usual",
+        ("own_prefill", "prompt_tokens_each", "usual_prompt_tokens_each"),
+        {S.PREFIX_CACHE_COLD: "avoidable_tokens", S.INGEST_BACKLOG: "ingest"},
+    ),
+    S.PREFIX_CACHE_COLD: Rule(
+        "prompts are computed again that used to be cached",
+        ("avoidable_tokens", "hit_share", "usual_hit_share", "ghost_tokens"),
+        {S.LONG_PROMPTS: "prompt_tokens_each", S.QUEUE_OVERLOAD: "requests_per_s"},
+    ),
+    S.KV_EXHAUSTION: Rule(
+        "requests wait for blocks of the KV cache although slots are free",
+        ("wait_kv", "recompute_tokens"),
+        {S.QUEUE_OVERLOAD: "wait_seqs", S.KV_THRASH: "recompute_share",
+         S.CANCELLATION_LEAK: "zombie_rows"},
+    ),
+    S.KV_THRASH: Rule(
+        "running requests lose their blocks and are computed again",
+        ("wait_preempted", "recompute_tokens", "recompute_share"),
+        {S.KV_EXHAUSTION: "wait_kv"},
+    ),
+    S.OVERSIZED_BATCH: Rule(
+        "so many requests decode together that each token is late",
+        ("co_decode", "rows_each", "usual_rows_each"),
+        {S.PREFILL_INTERFERENCE: "co_prefill", S.MEMORY_BANDWIDTH: "slow"},
+    ),
+    S.MEMORY_BANDWIDTH: Rule(
+        "steps that read memory are slower than the same steps were, on a CPU of their own",
+        ("slow", "slow_factor", "slow_decodes", "slow_prompts", "run_delay", "not_running"),
+        {S.THROTTLED: "slow_prompts", S.CPU_STARVATION: "run_delay",
+         S.QUEUE_OVERLOAD: "requests_per_s"},
+    ),
+    S.THROTTLED: Rule(
+        "the processor runs less: all steps are slower, whatever they compute",
+        ("slow", "slow_factor", "not_running", "throttled", "slow_decodes", "slow_prompts"),
+        {S.MEMORY_BANDWIDTH: "slow_prompts", S.CPU_STARVATION: "run_delay"},
+    ),
+    S.HOST_STALL: Rule(
+        "the loop stands still between steps",
+        ("host", "slow", "run_delay"),
+        {S.CPU_STARVATION: "run_delay", S.PREFILL_INTERFERENCE: "co_prefill",
+         S.THROTTLED: "slow"},
+    ),
+    S.CPU_STARVATION: Rule(
+        "something else has the CPU: the engine is ready to run and does not",
+        ("run_delay", "slow", "host"),
+        {S.HOST_STALL: "host", S.THROTTLED: "not_running"},
+    ),
+    S.INGEST_BACKLOG: Rule(
+        "requests are late before the engine hears of them",
+        ("ingest", "ingest_work", "gateway_stood"),
+        {S.LONG_PROMPTS: "own_prefill", S.QUEUE_OVERLOAD: "waited"},
+    ),
+    S.GRAMMAR_COST: Rule(
+        "masks and grammars take the time, of everybody in the batch",
+        ("mask", "wait_grammar"),
+        {S.PREFILL_INTERFERENCE: "co_prefill", S.HEAVY_SAMPLING: "sample"},
+    ),
+    S.SLOW_CLIENT: Rule(
+        "clients read more slowly than the server sends; the server is not late",
+        ("deliver", "gateway_stood"),
+        {S.HOST_STALL: "host"},
+    ),
+    S.CANCELLATION_LEAK: Rule(
+        "the engine goes on for clients that have gone",
+        ("zombie_rows",),
+        {S.QUEUE_OVERLOAD: "requests_per_s", S.KV_EXHAUSTION: "wait_kv"},
+    ),
+    S.UNFAIRNESS: Rule(
+        "one tenant's work delays the others'",
+        ("worst_tenant_growth_share", "others_wait_share", "requests_per_s"),
+        {S.QUEUE_OVERLOAD: "worst_tenant_growth_share"},
+    ),
+    S.HEAVY_SAMPLING: Rule(
+        "choosing tokens takes the time: many choices, log probabilities or penalties",
+        ("sample", "choices_each"),
+        {S.GRAMMAR_COST: "mask", S.OVERSIZED_BATCH: "co_decode"},
+    ),
+    S.BUDGET_TOO_SMALL: Rule(
+        "steps are so small that most of each is its fixed cost",
+        ("extra_chunks", "full_steps_share", "wait_budget"),
+        {S.LONG_PROMPTS: "prompt_tokens_each", S.QUEUE_OVERLOAD: "requests_per_s"},
+    ),
+}  # fmt: skip
+
+
+def findings_of(
+    charged: Blame,
+    onset_ns: int,
+    sufferers: Sequence[Sufferer],
+    culprits: tuple[str, ...],
+) -> list[Finding]:
+    """Causes with a part in the harm, the largest first; none where hardly anybody is held up."""
+    total_ns = charged.held_up_ns
+    if not total_ns or not _hurts(charged):
+        return []
+    found: list[Finding] = []
+    for symptom, harm_ns in charged.harm_ns.ranked():
+        share = harm_ns / total_ns
+        if share < _LEAST_SHARE:
+            break
+        found.append(_finding(charged, symptom, share, onset_ns, sufferers, culprits))
+    return found
+
+
+def _hurts(charged: Blame) -> bool:
+    least_ns = _LEAST_HELD_UP * 1e9 * charged.seconds
+    return any(
+        excess_ns > max(least_ns, _LEAST_HELD_UP_SHARE * charged.usual_ns[stage])
+        for stage, excess_ns in charged.stages_ns.items()
     )
 
 
-def kv_exhaustion(harm: Harm) -> Finding | None:
-    """The cache is too small: waiting bound by blocks, or work thrown away and done again."""
-    waited_ns = _sum(harm, WaitReason.KV, WaitReason.PREEMPTED)
-    lost_ns = waited_ns + harm.recompute_ns
-    thrashes = harm.preempted > 0 and harm.recompute_ns > harm.busy_ns * INTERFERENCE_FLOOR
-    if not _waits(harm, waited_ns) and not thrashes:
-        return None
+def _finding(
+    charged: Blame,
+    symptom: Symptom,
+    share: float,
+    onset_ns: int,
+    sufferers: Sequence[Sufferer],
+    culprits: tuple[str, ...],
+) -> Finding:
+    rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
+    facts = charged.facts
+    others = [one for one in sufferers if one.tenant != charged.tenant]
     return Finding(
-        symptom=Symptom.KV_EXHAUSTION,
-        confidence=_confidence(lost_ns / harm.window_ns, WAIT_FLOOR),
-        claim=(
-            f"requests lost {lost_ns / _MS:.0f} ms because KV cache blocks ran out "
-            f"({harm.preempted} preemptions)"
+        symptom=symptom,
+        confidence=round(share, 3),
+        claim=f"{rule.claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
+        harm_ms=round(harm_ms, 1),
+        evidence=tuple(_evidence(n, facts[n]) for n in rule.evidence if n in facts),
+        culprits=_culprits(charged, symptom, culprits),
+        victims=tuple(one.request_id for one in others[:_NAMED]),
+        exemplars=tuple(one.trace_id for one in others[:3]),
+        excluded=tuple(
+            Exclusion(other, _reason(charged, other, name))
+            for other, name in rule.apart.items()
+            if name in facts and charged.harm_ns[other] < charged.harm_ns[symptom]
         ),
-        harm_ms=lost_ns / _MS,
-        evidence=(
-            _ms("wait_kv", harm.waiting_ns.get(WaitReason.KV, 0)),
-            _ms("wait_preempted", harm.waiting_ns.get(WaitReason.PREEMPTED, 0)),
-            _ms("recompute", harm.recompute_ns),
-            Evidence("recompute_tokens", harm.recompute_tokens, "tokens"),
-            Evidence("preemptions", harm.preempted, "sequences"),
-            _ms("window", harm.window_ns),
-        ),
-        culprits=(),
-        runbook="",
+        share=round(share, 3),
+        onset_ns=onset_ns,
+        runbook=runbook_name(symptom),
     )
 
 
-def prefill_interference(harm: Harm) -> Finding | None:
-    """Long prefill in the steps of others' decodes: tokens come late although all run."""
-    if harm.plain_step_ns is None or harm.steps < _MIN_STEPS or not harm.busy_ns:
-        return None
-    rate = harm.interference_ns / harm.busy_ns
-    stall_floor_ns = max(STALL_FLOOR_MS * _MS, (STALL_RATIO - 1) * harm.plain_step_ns)
-    if rate < INTERFERENCE_FLOOR or harm.worst_excess_ns < stall_floor_ns:
-        return None
-    return Finding(
-        symptom=Symptom.PREFILL_INTERFERENCE,
-        confidence=_confidence(rate, INTERFERENCE_FLOOR),
-        claim=(
-            f"decoding requests lost {harm.interference_ns / _MS:.0f} ms to others' prefill in "
-            f"their steps; the worst token was {harm.worst_excess_ns / _MS:.0f} ms late"
-        ),
-        harm_ms=harm.interference_ns / _MS,
-        evidence=(
-            _ms("co_prefill", harm.interference_ns),
-            _ms("worst_token", harm.worst_excess_ns),
-            _ms("plain_step", harm.plain_step_ns),
-            Evidence("rows_harmed", harm.interference_rows, "rows"),
-            _ms("window", harm.window_ns),
-        ),
-        culprits=harm.culprits,
-        runbook="",
-    )
+def _culprits(charged: Blame, symptom: Symptom, culprits: tuple[str, ...]) -> tuple[str, ...]:
+    if symptom is S.UNFAIRNESS and charged.tenant is not None:
+        return (charged.tenant,)
+    of_prompts = (S.PREFILL_INTERFERENCE, S.LONG_PROMPTS, S.INGEST_BACKLOG)
+    return culprits if symptom in of_prompts else ()
 
 
-RULES = (queue_overload, kv_exhaustion, prefill_interference)
+def _reason(charged: Blame, other: Symptom, name: str) -> str:
+    said = _evidence(name, charged.facts[name])
+    harm_ms = charged.harm_ns[other] / 1e6
+    return f"{said.name} is {said.value:g} {said.unit}, which explains {harm_ms:.0f} ms"
 
 
-def _sum(harm: Harm, *reasons: WaitReason) -> int:
-    return sum(harm.waiting_ns.get(reason, 0) for reason in reasons)
-
-
-def _waits(harm: Harm, waited_ns: int) -> bool:
-    """Whether a wait is worth a finding: by rate, by victim, and by its share of all waiting."""
-    if harm.steps < _MIN_STEPS or harm.window_ns <= 0:
-        return False
-    if waited_ns < WAIT_SHARE_FLOOR * sum(harm.waiting_ns.values()):
-        return False
-    each_ms = waited_ns / max(1, harm.queued) / _MS
-    return waited_ns / harm.window_ns >= WAIT_FLOOR and each_ms >= WAIT_EACH_FLOOR_MS
-
-
-def _confidence(rate: float, floor: float) -> float:
-    """0.5 at the floor, towards 1 as the rate grows past it; not yet calibrated."""
-    return round(rate / (rate + floor), 3)
-
-
-def _ms(name: str, value_ns: int) -> Evidence:
-    return Evidence(name, round(value_ns / _MS, 3), "ms")
+def _evidence(name: str, value: float) -> Evidence:
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "ms")
+    if name in ("slow_decodes", "slow_prompts"):
+        unit = "times"
+    return Evidence(name, round(value, 3), unit)

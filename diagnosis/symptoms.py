@@ -8,11 +8,44 @@ import msgspec
 
 
 class Symptom(StrEnum):
-    """The causes that are told apart today. Healthy is the empty list of findings."""
+    """The causes that are told apart. Healthy is the empty list of findings."""
 
-    QUEUE_OVERLOAD = "queue_overload"
-    PREFILL_INTERFERENCE = "prefill_interference"
-    KV_EXHAUSTION = "kv_exhaustion"
+    QUEUE_OVERLOAD = "queue_overload"  # more work comes than the engine can do
+    PREFILL_INTERFERENCE = "prefill_interference"  # others' prompts make tokens late
+    LONG_PROMPTS = "long_prompts"  # prompts became longer; their own first tokens are late
+    PREFIX_CACHE_COLD = "prefix_cache_cold"  # prompts are computed again that were cached
+    KV_EXHAUSTION = "kv_exhaustion"  # admission waits for blocks
+    KV_THRASH = "kv_thrash"  # running sequences lose their blocks, and start again
+    OVERSIZED_BATCH = "oversized_batch"  # so many decode together that all are slow
+    MEMORY_BANDWIDTH = "memory_bandwidth"  # steps are slow on a CPU that is theirs
+    THROTTLED = "throttled"  # steps are slow because the processor runs less
+    HOST_STALL = "host_stall"  # the loop stands still between steps
+    CPU_STARVATION = "cpu_starvation"  # something else has the CPU
+    INGEST_BACKLOG = "ingest_backlog"  # requests are late before they are queued
+    GRAMMAR_COST = "grammar_cost"  # masks and grammars take the time
+    INVALID_OUTPUT = "invalid_output"  # constrained answers do not obey
+    SLOW_CLIENT = "slow_client"  # readers, not the server, are late
+    CANCELLATION_LEAK = "cancellation_leak"  # work goes on for clients that have gone
+    UNFAIRNESS = "unfairness"  # one tenant's work delays the others'
+    HEAVY_SAMPLING = "heavy_sampling"  # choosing tokens takes the time
+    OUT_OF_MEMORY = "out_of_memory"  # steps fail for want of memory
+    LOAD_FAILURE = "load_failure"  # the model does not load
+    BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small to be worth their fixed cost
+    TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is not whole
+
+
+LATENCY = tuple(
+    symptom
+    for symptom in Symptom
+    if symptom
+    not in (
+        Symptom.INVALID_OUTPUT,
+        Symptom.OUT_OF_MEMORY,
+        Symptom.LOAD_FAILURE,
+        Symptom.TELEMETRY_DEGRADED,
+    )
+)
+"""Those that make requests late; the others are checks of their own."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -23,11 +56,19 @@ class Evidence(msgspec.Struct, frozen=True):
     unit: str
 
 
+class Exclusion(msgspec.Struct, frozen=True):
+    """A near neighbour that looks alike, and the measurement that rules it out."""
+
+    symptom: Symptom
+    reason: str
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of lost time in the window, with its proof and its remedy.
 
-    `harm_ms` is requests' time lost to it; `confidence` is 0 to 1 and grows with the harm
-    and with its share of all harm found. `culprits` are request ids, worst first.
+    `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all that was
+    lost. `confidence` is 0 to 1. `culprits` and `victims` are request ids (or tenants where the
+    cause is one), worst first; `exemplars` are trace ids of victims.
     """
 
     symptom: Symptom
@@ -35,5 +76,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     claim: str
     harm_ms: float
     evidence: tuple[Evidence, ...]
-    culprits: tuple[str, ...]
-    runbook: str
+    culprits: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ()
+    exemplars: tuple[str, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
+    share: float = 1.0
+    onset_ns: int | None = None
+    runbook: str = ""

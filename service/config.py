@@ -195,12 +195,14 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is promised, what it costs, and which metrics go where.
 
     `slo_file` states the SLO classes, None takes the default ones. `price_per_hour` is of this
-    server, in any currency; None leaves costs out. `otlp` also sends metrics to where
+    server, in any currency; None leaves costs out. `baseline` is a file that says what is usual;
+    without one that is learnt. `otlp` also sends metrics to where
     TracingConfig sends spans.
     """
 
     slo_file: str | None = None
     price_per_hour: float | None = None
+    baseline: str | None = None
     vllm_names: bool = False
     otlp: bool = True
 

@@ -8,10 +8,13 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
+from diagnosis.alerts import finding_families
 from diagnosis.classifier import Diagnoser
+from diagnosis.reference import read_baseline
 from service.config import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.bridge import Bridge
@@ -24,6 +27,7 @@ from telemetry.clock import Clock
 from telemetry.drain_rate import DrainRate
 from telemetry.dumps import DumpReason
 from telemetry.flight_recorder import FlightRecorder
+from telemetry.happening import Happenings
 from telemetry.harm import harm_families
 from telemetry.histograms import Histograms
 from telemetry.machine import MachineWatch
@@ -89,7 +93,7 @@ class Telemetry:
     def diagnosis(self) -> bytes:
         with self.pump.lock:
             self.pump.run_once()
-            return msgspec.json.encode(self.diagnoser.diagnosis(self.clock.now_ns()))
+            return msgspec.json.encode(self.diagnoser.diagnosis())
 
     def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
         return self.all_metrics.exposition(accept, full)
@@ -166,12 +170,14 @@ def build_telemetry(
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
     accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
-    exporter = _build_exporter(config, clock, port, policy, accountant.harm.is_culprit)
     machine = _machine(config, clock, bridge, is_busy)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
-    timelines, diagnoser = TimelineStore(), Diagnoser()
+    timelines, baseline = TimelineStore(), config.metrics.baseline
+    diagnoser = Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
+    is_culprit, happenings = accountant.harm.is_culprit, diagnoser.log.between
+    exporter = _build_exporter(config, clock, port, policy, is_culprit, happenings)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     window = WindowFold(
         histograms,
@@ -195,7 +201,11 @@ def build_telemetry(
         histograms,
         slo,
         kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
-        more=lambda: [*machine.families(), *harm_families(accountant.harm)],
+        more=lambda: [
+            *machine.families(),
+            *harm_families(accountant.harm),
+            *finding_families(diagnoser.diagnosis()),
+        ],
     )
     pusher = build_pusher(config, clock, all_metrics)
     listeners: list[Callable[[RequestTimeline], None]] = [
@@ -278,6 +288,7 @@ def _build_exporter(
     port: int,
     slo: SloPolicy,
     is_culprit: Callable[[str], bool],
+    happenings: Happenings,
 ) -> SpanExporterThread | None:
     """What exports spans, if they are to go anywhere. Raises ConfigError."""
 
@@ -297,6 +308,7 @@ def _build_exporter(
             clock,
             TailSampler(policy, is_culprit, missed),
             (address, port),
+            happenings,
         )
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error

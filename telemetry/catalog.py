@@ -162,6 +162,23 @@ HARM_BY_TENANT = Metric(
 HARM_BY_CLASS = Metric(
     "phasescope_harm_by_class_seconds", Kind.COUNTER, "The same, by its class.", ("slo_class",)
 )
+FINDING = Metric(
+    "phasescope_finding",
+    Kind.GAUGE,
+    "1 for each cause of lost time that is found now; absent when all is well.",
+    ("symptom",),
+)
+FINDING_HARM_SECONDS = Metric(
+    "phasescope_finding_harm_seconds",
+    Kind.GAUGE,
+    "Requests' time lost to it since it began.",
+    ("symptom",),
+)
+INDETERMINATE = Metric(
+    "phasescope_diagnosis_indeterminate",
+    Kind.GAUGE,
+    "1 while the record does not say what is wrong.",
+)
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."
 )

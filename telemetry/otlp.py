@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 
 from telemetry.clock import Clock, read_wall_anchor, thread_cpu_ns
+from telemetry.happening import Happenings
 from telemetry.otlp_delivery import Delivered, Delivery, Lost, RetryPolicy
 from telemetry.otlp_wire import Answer, Sender
 from telemetry.phases import RequestTimeline
@@ -57,11 +58,12 @@ class SpanExporterThread:
         target: str,
         retry: RetryPolicy | None = None,
         capacity: int = QUEUE_TIMELINES,
+        happenings: Happenings = lambda begin_ns, end_ns: (),
     ) -> None:
         self.sampler = sampler
         self.target = target
         self.kept = KeptTraces()
-        self._builder = builder
+        self._builder, self._happenings = builder, happenings
         self._clock = clock
         self._capacity = capacity
         self._delivery = Delivery(sender, clock, target, retry or RetryPolicy(), self._note)
@@ -215,7 +217,8 @@ class SpanExporterThread:
             "sampling.reason": verdict.reason.value,
             "sampling.ratio": verdict.ratio,
         }
-        return self._builder.build(timeline, self._anchor, about)
+        lived = self._happenings(timeline.accepted.at_ns, timeline.ended.at_ns)
+        return self._builder.build(timeline, self._anchor, about, lived)
 
     def _send(self, spans: Sequence[ReadableSpan]) -> None:
         """Deliver a chunk and book it; one that was stopped stays in flight, for `_abandon`."""

@@ -19,6 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.re import parse_env_headers
 
 from telemetry.clock import Clock
+from telemetry.happening import Happenings
 from telemetry.otlp import SpanExporterThread
 from telemetry.otlp_delivery import RetryPolicy
 from telemetry.otlp_wire import WireSettings, open_sender
@@ -59,6 +60,7 @@ def exporter_from_config(
     clock: Clock,
     sampler: TailSampler | None = None,
     server: tuple[str, int] | None = None,
+    happenings: Happenings = lambda begin_ns, end_ns: (),
 ) -> SpanExporterThread | None:
     """The exporter that flags and variables ask for; None when they ask for none.
 
@@ -71,7 +73,13 @@ def exporter_from_config(
     sender = open_sender(wire_settings(endpoint, protocol))
     builder = SpanBuilder(service_resource(service_name), new_span_id, server)
     return SpanExporterThread(
-        sender, builder, sampler or TailSampler(), clock, target, retry_policy()
+        sender,
+        builder,
+        sampler or TailSampler(),
+        clock,
+        target,
+        retry_policy(),
+        happenings=happenings,
     )
 
 

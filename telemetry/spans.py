@@ -23,6 +23,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceSt
 from opentelemetry.trace.status import Status, StatusCode
 
 from telemetry.clock import WallAnchor
+from telemetry.happening import Happening
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.reasons import Outcome, Phase, WaitReason
 from telemetry.span_attributes import (
@@ -60,12 +61,16 @@ class SpanBuilder:
             self._server = {"server.address": server[0], "server.port": server[1]}
 
     def build(
-        self, timeline: RequestTimeline, anchor: WallAnchor, about: Attributes | None = None
+        self,
+        timeline: RequestTimeline,
+        anchor: WallAnchor,
+        about: Attributes | None = None,
+        happenings: Sequence[Happening] = (),
     ) -> list[ReadableSpan]:
-        """Root first, then the phases in order, each followed by its children. `about` goes on
-        the root."""
+        """Root first, then the phases in order, each followed by its children. `about` and
+        `happenings` go on the root."""
         tree = _Tree(self._resource, self._new_span_id, timeline, anchor)
-        root = tree.root({**self._server, **(about or {})})
+        root = tree.root({**self._server, **(about or {})}, happenings)
         spans = [root]
         for phase in timeline.phases:
             span = tree.phase(phase, root)
@@ -93,7 +98,7 @@ class _Tree:
         state = accepted.trace_state
         self._state = TraceState.from_header([state]) if state else None
 
-    def root(self, about: Attributes) -> ReadableSpan:
+    def root(self, about: Attributes, happenings: Sequence[Happening] = ()) -> ReadableSpan:
         """The span of the request. A caller that does not sample has no span for it to hang
         from: then the root stands alone and names its parent in an attribute."""
         timeline = self._timeline
@@ -114,6 +119,10 @@ class _Tree:
             accepted.at_ns,
             timeline.ended.at_ns,
             attributes,
+            [
+                Event(one.name, dict(one.attributes), self._anchor.to_unix_ns(one.at_ns))
+                for one in happenings
+            ],
             kind=SpanKind.SERVER,
             status=status,
         )

@@ -12,7 +12,8 @@ import pytest
 from ledger_world import gateway_facts
 
 from diagnosis.counterfactual import NOISE_BAND, Explanation, _shapley, explain
-from diagnosis.interventions import Cause, Edit, Question, Span, interventions
+from diagnosis.interventions import Cause, Edit, interventions
+from diagnosis.question import Question, Span
 from diagnosis.root import REMEDIES
 from service.cli.main import main
 from service.sim.faults import Faults

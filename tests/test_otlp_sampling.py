@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from lives import finished, fresh, now_ms
 from opentelemetry.sdk.trace import ReadableSpan
@@ -11,6 +12,7 @@ from otlp_thread import CHUNKS, TREE, dropped, exporting, offer, stop
 
 from telemetry import prometheus
 from telemetry.clock import WallAnchor
+from telemetry.happening import Happening
 from telemetry.histograms import Histograms
 from telemetry.otlp_config import service_resource
 from telemetry.phases import RequestTimeline
@@ -25,11 +27,15 @@ class Clumsy(SpanBuilder):
     """Cannot build the tree of r1."""
 
     def build(
-        self, timeline: RequestTimeline, anchor: WallAnchor, about: Attributes | None = None
+        self,
+        timeline: RequestTimeline,
+        anchor: WallAnchor,
+        about: Attributes | None = None,
+        happenings: Sequence[Happening] = (),
     ) -> list[ReadableSpan]:
         if timeline.accepted.request_id == "r1":
             raise ValueError("a bug of ours")
-        return super().build(timeline, anchor, about)
+        return super().build(timeline, anchor, about, happenings)
 
 
 def test_a_tree_that_cannot_be_built_is_one_loss_and_no_other() -> None:

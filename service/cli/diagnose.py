@@ -13,6 +13,7 @@ from service.cli.source import add_source
 if TYPE_CHECKING:
     from diagnosis.classifier import Diagnosis
     from diagnosis.root import Ago, RootCause
+    from diagnosis.symptoms import Finding
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,6 +37,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FROM:UNTIL",
         help="with --root: when all was well (default 60:20)",
     )
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="compare with this, which --save-baseline wrote, and not with what came before",
+    )
+    parser.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="FILE",
+        help="write down what is usual here, for a later --baseline",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
 
@@ -44,17 +57,20 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from dashboards.monitor.client import Unreachable
+    from diagnosis.reference import BaselineError
     from service.sim.recorded import NotReplayable
     from telemetry.journal_reader import JournalError
 
     try:
+        if args.save_baseline is not None:
+            return _save_baseline(args)
         if args.root:
             root = _root(args)
             encoded, say = msgspec.json.encode(root), partial(_say_root, root)
         else:
-            diagnosis = _diagnosis(args.source, args.debug_key)
+            diagnosis = _diagnosis(args)
             encoded, say = msgspec.json.encode(diagnosis), partial(_say, diagnosis)
-    except (Unreachable, JournalError, NotReplayable) as error:
+    except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     if args.json:
@@ -78,17 +94,27 @@ def _ago(text: str) -> Ago:
 
 
 def _say(diagnosis: Diagnosis) -> None:
+    seconds = diagnosis.window_ns / 1e9
+    if diagnosis.verdict == "indeterminate":
+        print(f"indeterminate: {diagnosis.why}")
     if not diagnosis.findings:
-        seconds = diagnosis.window_ns / 1e9
         print(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
     for rank, finding in enumerate(diagnosis.findings, 1):
-        print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f})")
-        print(f"   {finding.claim}")
-        for evidence in finding.evidence:
-            print(f"   {evidence.name:>16}: {evidence.value:g} {evidence.unit}")
-        if finding.culprits:
-            print(f"   {'culprits':>16}: {', '.join(finding.culprits)}")
-        print(f"   {'runbook':>16}: {finding.runbook}")
+        _say_finding(rank, finding)
+
+
+def _say_finding(rank: int, finding: Finding) -> None:
+    share = f", {100 * finding.share:.0f} % of the harm" if finding.share else ""
+    print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
+    print(f"   {finding.claim}")
+    for evidence in finding.evidence:
+        print(f"   {evidence.name:>24}: {evidence.value:g} {evidence.unit}")
+    for name, listed in (("culprits", finding.culprits), ("victims", finding.victims[:5])):
+        if listed:
+            print(f"   {name:>24}: {', '.join(listed)}")
+    for other in finding.excluded:
+        print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
+    print(f"   {'runbook':>24}: {finding.runbook}")
 
 
 def _say_root(root: RootCause) -> None:
@@ -130,12 +156,30 @@ def _root(args: argparse.Namespace) -> RootCause:
         )
 
 
-def _diagnosis(source: str, debug_key: str | None) -> Diagnosis:
-    """Raises Unreachable, JournalError."""
+def _diagnosis(args: argparse.Namespace) -> Diagnosis:
+    """Raises Unreachable, JournalError, BaselineError."""
     from dashboards.monitor.client import Client
+    from dashboards.source import journal_of
     from diagnosis.offline import diagnose_journal
-    from telemetry.journal_reader import open_journal
+    from diagnosis.reference import read_baseline
 
-    if Path(source).exists():
-        return diagnose_journal(open_journal(Path(source)))
-    return Client(source, debug_key).diagnosis()
+    if args.baseline is None and not Path(args.source).exists():
+        return Client(args.source, args.debug_key).diagnosis()
+    baseline = None if args.baseline is None else read_baseline(args.baseline)
+    with journal_of(args.source, args.debug_key) as journal:
+        return diagnose_journal(journal, baseline)
+
+
+def _save_baseline(args: argparse.Namespace) -> int:
+    """Raises Unreachable, JournalError, BaselineError."""
+    from dashboards.source import journal_of
+    from diagnosis.offline import baseline_of
+    from diagnosis.reference import save_baseline
+
+    with journal_of(args.source, args.debug_key) as journal:
+        found = baseline_of(journal)
+    save_baseline(found, args.save_baseline)
+    print(
+        f"{args.save_baseline}: {found.seconds:.0f} s, {found.requests_per_s:.1f} requests a second"
+    )
+    return 0

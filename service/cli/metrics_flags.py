@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from service.config import ConfigError, MetricsConfig
 from telemetry.slo_policy import SloFileError, policy_of
@@ -22,6 +23,13 @@ def add_metrics_flags(group: argparse._ArgumentGroup) -> None:
         help="what this server costs an hour; /debug/slo then says what a million tokens cost",
     )
     group.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="compare with this instead of with the server's own last minute: what `phasescope "
+        "diagnose --save-baseline` wrote of a server that was well; a server that was started "
+        "with a wrong configuration cannot know it otherwise",
+    )
+    group.add_argument(
         "--vllm-metrics",
         action="store_true",
         help="give metrics that vLLM has too under its names as well",
@@ -39,6 +47,7 @@ def metrics_config(args: argparse.Namespace) -> MetricsConfig:
     config = MetricsConfig(
         slo_file=args.slo_file,
         price_per_hour=args.price_per_hour,
+        baseline=args.baseline,
         vllm_names=args.vllm_metrics,
         otlp=args.otlp_metrics == "on",
     )
@@ -47,4 +56,15 @@ def metrics_config(args: argparse.Namespace) -> MetricsConfig:
         policy_of(args.slo_file)
     except SloFileError as error:
         raise ConfigError(f"--slo-file {error}") from error
+    if args.baseline is not None:
+        _check_baseline(args.baseline)
     return config
+
+
+def _check_baseline(path: str) -> None:
+    from diagnosis.reference import BaselineError, read_baseline  # brings numpy
+
+    try:
+        read_baseline(Path(path))
+    except BaselineError as error:
+        raise ConfigError(f"--baseline {error}") from error

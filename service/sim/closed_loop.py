@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
+from functools import partial
 
 from service.engine.admission import Limits
-from service.engine.inbox import Inbox, Submit
-from service.engine.loop import EngineLoop
-from service.engine.plan import SamplingParams
+from service.engine.inbox import Submit
+from service.engine.plan import Emission, SamplingParams
 from service.engine.scheduler import Scheduler
 from service.sim.modelled_device import ModelledDevice
 from service.sim.noise import NoNoise
 from service.sim.turn_cost import TurnCost
+from service.sim.virtual_engine import VirtualEngine
 from telemetry.clock import ManualClock
 from telemetry.reasons import EndReason
-from telemetry.recorder import Lane
 from telemetry.records import (
     Fact,
     RequestAccepted,
@@ -42,48 +41,38 @@ class Users:
 def closed_loop(limits: Limits, cost: TurnCost, users: Users, rounds: int = 6) -> list[Fact]:
     """Facts of `rounds` requests a user, in the order of time; the first of each, when all
     come at once, is left out."""
-    return _ClosedLoop(limits, cost, users).run(rounds)
+    return _ClosedLoop(limits, cost, users, rounds).run()
 
 
 class _ClosedLoop:
-    def __init__(self, limits: Limits, cost: TurnCost, users: Users) -> None:
+    def __init__(self, limits: Limits, cost: TurnCost, users: Users, rounds: int) -> None:
         self._users, self._cost = users, cost
         self._clock = ManualClock()
-        self._inbox, self._lane = Inbox(), Lane(1 << 62)
-        self._device = ModelledDevice(limits, cost, NoNoise(), self._clock, lambda seq, index: 0)
-        self._loop = EngineLoop(
-            Scheduler(limits), self._device, self._inbox, self._lane, self._clock
-        )
-        self._due: list[tuple[int, int]] = []
-        self._asked: dict[int, int] = {}
+        device = ModelledDevice(limits, cost, NoNoise(), self._clock, lambda seq, index: 0)
+        self._engine = VirtualEngine(Scheduler(limits), device, self._clock, lambda: device.gap_ns)
+        self._asked, self._left = 0, users.count * rounds
         self._gateway: list[Fact] = []
 
-    def run(self, rounds: int) -> list[Fact]:
-        users, engine = self._users, list[Fact]()
-        left = users.count * rounds
-        for number in range(min(left, users.count)):
-            heapq.heappush(self._due, (number, number))
-        asked = users.count
-        while self._due or self._loop.has_work or len(self._inbox):
-            while self._due and self._due[0][0] <= self._clock.now_ns():
-                self._ask(heapq.heappop(self._due)[1])
-            if not self._loop.has_work and not len(self._inbox):
-                self._clock.advance(max(0, self._due[0][0] - self._clock.now_ns()))
-                continue
-            for emission in self._loop.step():
-                if emission.end is not None:
-                    self._answered(emission.seq_id, emission.end)
-                    if asked < left:
-                        at_ns = self._clock.now_ns() + self._cost.wake_ns
-                        heapq.heappush(self._due, (at_ns, asked))
-                        asked += 1
-            self._clock.advance(self._device.gap_ns)
-            engine += self._lane.drain()
+    def run(self) -> list[Fact]:
+        for number in range(min(self._left, self._users.count)):
+            self._ask_at(number)
+        engine = self._engine.run(self._answer)
         return sorted([*self._gateway, *engine], key=fact_ns)
+
+    def _answer(self, emissions: list[Emission]) -> None:
+        """Who has his answer asks again."""
+        for emission in emissions:
+            if emission.end is not None:
+                self._answered(emission.seq_id, emission.end)
+                if self._asked < self._left:
+                    self._ask_at(self._clock.now_ns() + self._cost.wake_ns)
+
+    def _ask_at(self, at_ns: int) -> None:
+        self._engine.at(at_ns, partial(self._ask, self._asked))
+        self._asked += 1
 
     def _ask(self, number: int) -> None:
         users, now_ns = self._users, self._clock.now_ns()
-        self._asked[number] = now_ns
         name = f"user-{number}"
         if number >= users.count:
             self._gateway += [
@@ -97,7 +86,7 @@ class _ClosedLoop:
                 RequestTokenized(name, now_ns, users.prompt_tokens),
                 SequenceSubmitted(name, now_ns, number, 0),
             ]  # fmt: skip
-        self._inbox.put(
+        self._engine.send(
             Submit(
                 seq_id=number,
                 prompt=[-1 - number] * users.prompt_tokens,

@@ -10,7 +10,6 @@ run works on a run that never was.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,14 +21,12 @@ from service.engine.inbox import (
     Command,
     FlushCache,
     GrammarReady,
-    Inbox,
     Pause,
     Resume,
     SetStepCost,
     Submit,
 )
 from service.engine.limits_record import record_of
-from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.sim.modelled_device import ModelledDevice
 from service.sim.noise import Noise, NoNoise
@@ -37,10 +34,10 @@ from service.sim.recorded import END_TOKEN, RecordedRun, RecordedSequence
 from service.sim.recorded_drafts import RecordedDrafts, accepted_of, drafts_of
 from service.sim.retimed import retimed
 from service.sim.turn_cost import TurnCost
+from service.sim.virtual_engine import VirtualEngine
 from telemetry.clock import ManualClock
 from telemetry.engine_records import EngineStarted
 from telemetry.reasons import EndReason
-from telemetry.recorder import Lane
 from telemetry.records import Fact
 
 _BY_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN, EndReason.STOP_STRING})
@@ -90,39 +87,20 @@ class _Modelled:
     """Runs the loop in virtual time."""
 
     def __init__(self, run: RecordedRun, cost: TurnCost, change: Change) -> None:
-        self._run_recorded, self._cost, self._change = run, cost, change
-        limits = change.limits or run.limits
-        self._limits = limits
-        self._clock = ManualClock(run.started.at_ns)
-        self._inbox, self._lane = Inbox(), Lane(1 << 62)
+        self._run_recorded = run
+        self._limits = limits = change.limits or run.limits
         self._drafts = drafts_of(run)
-        self._device = ModelledDevice(
-            limits, cost, change.noise, self._clock, self._token, accepted_of(run)
-        )
+        clock = ManualClock(run.started.at_ns)
+        device = ModelledDevice(limits, cost, change.noise, clock, self._token, accepted_of(run))
         scheduler = Scheduler(limits, self._lookup)
-        self._loop = EngineLoop(
-            scheduler, self._device, self._inbox, self._lane, self._clock, run.depth
-        )
-        self._events: list[tuple[int, int, Command]] = []
+        self._engine = VirtualEngine(scheduler, device, clock, lambda: device.gap_ns, run.depth)
         for at_ns, command in _commands(run, cost, change):
-            heapq.heappush(self._events, (at_ns, len(self._events), command))
+            self._engine.send_at(at_ns, command)
 
     def run(self) -> list[Fact]:
         """Until nobody is left, or the engine's recorded death."""
-        facts: list[Fact] = [_started(self._run_recorded, self._limits)]
-        died_ns = self._run_recorded.died_ns
-        while died_ns is None or self._clock.now_ns() < died_ns:
-            self._deliver()
-            if self._has_something():
-                self._loop.step()
-                self._clock.advance(self._device.gap_ns)
-                facts += self._lane.drain()
-                continue
-            next_ns = self._next_ns()
-            if next_ns is None:
-                break
-            self._clock.advance(max(0, next_ns - self._clock.now_ns()))
-        return facts
+        run = self._run_recorded
+        return [_started(run, self._limits), *self._engine.run(until_ns=run.died_ns)]
 
     def _lookup(self, submit: Submit) -> RecordedDrafts:
         return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
@@ -134,21 +112,6 @@ class _Modelled:
         if end is not None and end.reason in _BY_TOKEN and index >= end.output_tokens - 1:
             return END_TOKEN
         return sequence.token(sequence.entry.prompt_tokens + index, run.limits.block_tokens)
-
-    def _deliver(self) -> None:
-        while self._events and self._events[0][0] <= self._clock.now_ns():
-            self._inbox.put(heapq.heappop(self._events)[2])
-
-    def _has_something(self) -> bool:
-        wake_ns = self._loop.wake_ns
-        due = wake_ns is not None and wake_ns <= self._clock.now_ns()
-        return self._loop.has_work or len(self._inbox) > 0 or due
-
-    def _next_ns(self) -> int | None:
-        times = [at_ns for at_ns in (self._loop.wake_ns,) if at_ns is not None]
-        if self._events:
-            times.append(self._events[0][0])
-        return min(times, default=None)
 
 
 def _commands(run: RecordedRun, cost: TurnCost, change: Change) -> Iterable[tuple[int, Command]]:

@@ -1,0 +1,170 @@
+"""What was asked for beyond the usual: more requests, longer ones, and work done before.
+
+Chance is ruled out first. Requests come in bursts, lengths vary, a few in a row may miss the
+cache; what is told apart from that is told with so many standard deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from diagnosis.charges import Charges
+from diagnosis.counts import Counts
+from diagnosis.reference import Reference
+from diagnosis.symptoms import Symptom
+from diagnosis.window import Window
+
+S = Symptom
+
+_SIGMAS = 3.0
+_DEMAND_SIGMAS = 5.0
+_LEAST_DEMAND_S = 3.0
+_GROWN_DEMAND = 1.15
+_GROWN_LENGTH = 1.3
+_GROWN_CHOICES = 1.2
+_MISSED_SHARE = 0.1
+# one tenant has most of what demand grew by, and others pay for it
+_ONE_TENANT = 0.6
+_OTHERS_GROWN = 1.5
+_SUFFERERS = 0.3
+
+
+@dataclass(slots=True)
+class Asked:
+    """`prompt_tokens` are those computed beyond the usual, by why; `more_requests` came, `choices`
+    more were wanted of them, and answers were longer by `output_tokens` in all. `demand` is what
+    more requests are to be called: one tenant's doing, if `tenant` is given."""
+
+    demand: Symptom
+    tenant: str | None
+    more_requests: float
+    choices: float
+    output_tokens: float
+    prompt_tokens: Charges
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def asked(window: Window, reference: Reference) -> Asked:
+    """Compare the window's requests with the reference's."""
+    counts = window.counts
+    facts: dict[str, float] = {}
+    more = _surplus(window, reference, lambda c: c.requests, reference.requests_per_s)
+    tenant = _one_tenant(window, reference, facts)
+    choices = 0.0
+    if counts.choices > _GROWN_CHOICES * reference.choices:
+        choices = (counts.choices - reference.choices) * counts.requests
+    longer = 0.0
+    if _are_longer(counts.output_lengths, reference.output_tokens, reference.output_spread):
+        longer = counts.requests * (counts.output_tokens - reference.output_tokens)
+    demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
+    facts |= {
+        "requests_per_s": counts.requests / window.seconds,
+        "usual_requests_per_s": reference.requests_per_s,
+        "output_tokens_each": counts.output_tokens,
+        "usual_output_tokens_each": reference.output_tokens,
+        "choices_each": counts.choices,
+    }
+    return Asked(
+        demand=demand,
+        tenant=tenant,
+        more_requests=more,
+        choices=choices,
+        output_tokens=longer,
+        prompt_tokens=_prompt_tokens(window, reference, demand, more, facts),
+        facts=facts,
+    )
+
+
+def _prompt_tokens(
+    window: Window, reference: Reference, demand: Symptom, more: float, facts: dict[str, float]
+) -> Charges:
+    """Longer prompts are charged to interference; whose they are pays himself, too."""
+    steps, counts = window.steps, window.counts
+    fresh = 1 - reference.hit_share
+    longer = 0.0
+    if _are_longer(counts.prompt_lengths, reference.prompt_tokens, reference.prompt_spread):
+        each = counts.prompt_tokens - reference.prompt_tokens
+        longer = len(counts.prompt_lengths) * each * fresh
+    parts = {
+        S.KV_THRASH: float(steps.recompute_tokens.sum()),
+        S.PREFIX_CACHE_COLD: _missed(counts, reference),
+        S.PREFILL_INTERFERENCE: longer,
+        demand: more * reference.prompt_tokens * fresh,
+    }
+    facts |= {
+        "recompute_tokens": parts[S.KV_THRASH],
+        "avoidable_tokens": parts[S.PREFIX_CACHE_COLD],
+        "ghost_tokens": float(counts.ghost_tokens),
+        "hit_share": counts.hit_share,
+        "usual_hit_share": reference.hit_share,
+        "prompt_tokens_each": counts.prompt_tokens,
+        "usual_prompt_tokens_each": reference.prompt_tokens,
+    }
+    return Charges({symptom: tokens for symptom, tokens in parts.items() if tokens > 0})
+
+
+def _missed(counts: Counts, reference: Reference) -> float:
+    """Prompt tokens that used to be found in the cache."""
+    usual, count = reference.hit_requests_share, counts.admitted
+    by_chance = _SIGMAS * (count * usual * (1 - usual)) ** 0.5
+    missed = (reference.hit_share - counts.hit_share) * counts.known_tokens
+    fewer = usual * count - counts.hit_requests > max(2.0, by_chance)
+    return missed if fewer and missed > _MISSED_SHARE * counts.known_tokens else 0.0
+
+
+def _surplus(
+    window: Window, reference: Reference, came: Callable[[Counts], int], per_s: float
+) -> float:
+    """How many more came than usual. None where chance may have sent them, or where they have
+    come already: a burst that drains is what queues are for."""
+    if window.seconds < _LEAST_DEMAND_S:
+        return 0.0
+    total, later = came(window.counts), came(window.later)
+    expected = per_s * window.seconds
+    goes_on = _is_more(later, expected / 2, reference.dispersion, _DEMAND_SIGMAS / 2)
+    sure = goes_on and _is_more(total, expected, reference.dispersion, _DEMAND_SIGMAS)
+    return total - expected if sure else 0.0
+
+
+def _is_more(count: float, expected: float, dispersion: float, sigmas: float) -> bool:
+    by_chance = sigmas * (dispersion * max(1.0, expected)) ** 0.5
+    return count > _GROWN_DEMAND * expected and count - expected > by_chance
+
+
+def _are_longer(lengths: list[int], usual: float, spread: float) -> bool:
+    """By much, and by more than so many vary."""
+    if not lengths:
+        return False
+    mean = sum(lengths) / len(lengths)
+    return mean > _GROWN_LENGTH * usual and mean - usual > _SIGMAS * spread / len(lengths) ** 0.5
+
+
+def _of_tenant(tenant: str, counts: Counts) -> int:
+    return counts.tenant_requests[tenant]
+
+
+def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -> str | None:
+    """The tenant that demand grew by, if others pay for it."""
+    counts = window.counts
+    usual = {
+        tenant: reference.tenants_per_s.get(tenant, 0.0) * window.seconds
+        for tenant in counts.tenant_requests
+    }
+    growth = {tenant: max(0.0, counts.tenant_requests[tenant] - usual[tenant]) for tenant in usual}
+    total = sum(growth.values())
+    if len(growth) < 2 or not total or not reference.tenants_per_s:
+        return None
+    worst = max(growth, key=lambda tenant: growth[tenant])
+    came = partial(_of_tenant, worst)
+    if not _surplus(window, reference, came, usual[worst] / window.seconds):
+        return None
+    waited_ns = counts.first_ns.total()
+    others_ns = waited_ns - counts.first_ns[worst]
+    facts["worst_tenant_growth_share"] = growth[worst] / total
+    facts["others_wait_share"] = others_ns / max(1, waited_ns)
+    others = counts.requests - counts.tenant_requests[worst]
+    pays = others_ns >= _SUFFERERS * others / max(1, counts.requests) * waited_ns
+    alone = others <= _OTHERS_GROWN * max(1.0, sum(usual.values()) - usual[worst])
+    return worst if growth[worst] >= _ONE_TENANT * total and alone and pays else None

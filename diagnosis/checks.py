@@ -1,0 +1,98 @@
+"""What is wrong without making anybody late: each a check of its own, by counting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diagnosis.counts import Counts
+from diagnosis.symptoms import Evidence, Finding, Symptom
+from diagnosis.tally import Tally
+from telemetry.reasons import EndReason
+
+# Of constrained answers that were judged, so many invalid ones are no accident.
+_LEAST_INVALID = 3
+_INVALID_SHARE = 0.2
+_LEAST_FAILED = 1
+_MEMORY_WORDS = ("memory", "alloc")
+
+Check = Callable[[Counts, Tally], Finding | None]
+
+
+def invalid_output(counts: Counts, tally: Tally) -> Finding | None:
+    """Constrained answers that end, or are cut, without obeying their constraint."""
+    ended = max(counts.judged + counts.cut, counts.constrained)
+    useless = counts.invalid + counts.cut
+    if useless < _LEAST_INVALID or useless < _INVALID_SHARE * ended:
+        return None
+    return _finding(
+        Symptom.INVALID_OUTPUT,
+        f"{useless} of {ended} constrained answers are no use: {counts.cut} were cut at their "
+        f"length, {counts.invalid} do not obey their constraint",
+        useless / ended,
+        (
+            Evidence("invalid", counts.invalid, "requests"),
+            Evidence("cut", counts.cut, "sequences"),
+            Evidence("constrained", ended, "requests"),
+        ),
+    )
+
+
+def out_of_memory(counts: Counts, tally: Tally) -> Finding | None:
+    """Steps that fail, or an engine that dies, with the word in what it says."""
+    failed = counts.sequence_reasons[EndReason.EXECUTOR_ERROR]
+    dead = [detail for detail in counts.deaths if any(w in detail.lower() for w in _MEMORY_WORDS)]
+    if failed < _LEAST_FAILED and not dead:
+        return None
+    said = dead[-1] if dead else f"{failed} sequences ended because a step failed"
+    return _finding(
+        Symptom.OUT_OF_MEMORY,
+        said,
+        0.9,
+        (
+            Evidence("failed_sequences", failed, "sequences"),
+            Evidence("deaths", len(dead), "engines"),
+        ),
+    )
+
+
+def load_failure(counts: Counts, tally: Tally) -> Finding | None:
+    """The engine ends before it is ready."""
+    if tally.ready or not counts.deaths_unready:
+        return None
+    return _finding(
+        Symptom.LOAD_FAILURE,
+        f"the engine did not become ready: {counts.deaths[-1]}",
+        0.95,
+        (Evidence("deaths", len(counts.deaths), "engines"),),
+    )
+
+
+def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
+    """Steps are missing from the record, or are not recorded at all."""
+    if not tally.recording:
+        return _finding(Symptom.TELEMETRY_DEGRADED, "recording is switched off", 0.95, ())
+    if not counts.steps_missing:
+        return None
+    return _finding(
+        Symptom.TELEMETRY_DEGRADED,
+        f"{counts.steps_missing} steps are missing from the record: what is said of others "
+        "rests on the rest",
+        0.95,
+        (Evidence("steps_missing", counts.steps_missing, "steps"),),
+    )
+
+
+CHECKS: tuple[Check, ...] = (telemetry_degraded, load_failure, out_of_memory, invalid_output)
+
+
+def _finding(
+    symptom: Symptom, claim: str, confidence: float, evidence: tuple[Evidence, ...]
+) -> Finding:
+    return Finding(
+        symptom=symptom,
+        confidence=round(confidence, 3),
+        claim=claim,
+        harm_ms=0.0,
+        evidence=evidence,
+        share=0.0,
+    )

@@ -1,0 +1,169 @@
+"""When did it begin to hurt: change detection on harm, not on gauges.
+
+Harm is requests' time that progress does not explain. At the reference's prices each first token
+is worth so much waiting and each further token so much decoding; the number of requests that are
+there, less what they are worth, is how many are held up for no usual reason. It stays at zero
+however busy a server is as long as it is busy as usual, and does not care which gauge moved.
+A cumulative sum of it (Page, 1954) tells the moment at which that ceased to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import pstdev, pvariance
+from typing import NamedTuple
+
+from diagnosis.counts import BUCKET_NS, Counts, Stage
+from diagnosis.reference import Reference
+
+# drift and threshold of each sum, in standard deviations of half a second
+_DRIFT = 0.75
+_THRESHOLD = 8.0
+# requests that come independently of each other vary by about the root of their number; what was
+# seen for a few seconds may have varied less
+_ROOT_SHARE = 0.35
+_LEAST_SPREAD = 0.03
+# the same for each first token, by how many times later it is; those of a burst are late together
+_FIRST_DRIFT = 1.0
+_FIRST_THRESHOLD = 7.0
+_LEAST_LOG_SPREAD = 0.3
+_MOST_LATE = 6.0
+# calm again when the sums are so low, or after so many half seconds without
+_LOW = 0.1
+_CALM = 6
+_TENANTS = 64
+
+
+class Half(NamedTuple):
+    """Of half a second, or of any time: requests' time by stage, and what was done in each."""
+
+    live_ns: tuple[float, ...]
+    done: tuple[float, ...]
+
+
+def half_of(counts: Counts) -> Half:
+    return Half(
+        tuple(float(counts.live_ns[stage]) for stage in Stage),
+        (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered),
+    )
+
+
+def held_up_ns(half: Half, reference: Reference) -> tuple[float, ...]:
+    """Requests' time in each stage beyond what the progress in it is worth."""
+    priced = zip(half.live_ns, reference.stage_ns, half.done, strict=True)
+    return tuple(live_ns - price_ns * done for live_ns, price_ns, done in priced)
+
+
+def held_up(half: Half, reference: Reference) -> tuple[float, ...]:
+    """How many requests in each stage, on average over half a second."""
+    return tuple(spent_ns / BUCKET_NS for spent_ns in held_up_ns(half, reference))
+
+
+def spread_of(halves: Iterable[Half], reference: Reference) -> tuple[float, ...]:
+    """The standard deviation of `held_up` when all is well, by stage."""
+    found = [held_up(half, reference) for half in halves]
+    return tuple(pstdev(column) for column in zip(*found, strict=True)) if found else (0.0,) * 4
+
+
+def dispersion_of(halves: Iterable[Half]) -> float:
+    """Variance over mean of the number of requests that come in two seconds, 1 at least."""
+    came = [half.done[Stage.INGEST] for half in halves]
+    counts = [sum(came[at : at + 4]) for at in range(0, len(came) - 3, 4)]
+    mean = sum(counts) / len(counts) if counts else 0.0
+    return max(1.0, pvariance(counts) / mean) if mean else 1.0
+
+
+class _Sum:
+    """A cumulative sum, and since when it is above zero."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.since_ns = 0
+
+    def take(self, bucket_ns: int, excess: float, most: float) -> None:
+        if self.value == 0.0:
+            self.since_ns = bucket_ns
+        self.value = min(most, max(0.0, self.value + excess))
+
+
+class Watch:
+    """Turns half seconds of harm into an alarm with an onset, and takes it back.
+
+    Each stage is watched for itself, since a few late first tokens are nothing beside the usual
+    ups and downs of decodes; so is their total. Where few requests come, none of these sees that
+    each of them is late, so each tenant's first tokens are watched one by one, too.
+    """
+
+    def __init__(self) -> None:
+        self.onset_ns: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sums = [_Sum() for _ in range(len(Stage) + 1)]
+        self._firsts: dict[str, _Sum] = {}
+        self._calm = 0
+        self._level = 0.0
+
+    def reset(self) -> None:
+        """It was nothing."""
+        self.onset_ns = None
+        self._begin()
+
+    @property
+    def suspects(self) -> bool:
+        """Something may be beginning: what is happening now is no reference."""
+        return self._level > 0.5 or self.onset_ns is not None
+
+    def take(
+        self,
+        bucket_ns: int,
+        requests: tuple[float, ...],
+        first_logs: Sequence[tuple[str, float]],
+        reference: Reference,
+    ) -> None:
+        """Half a second that began at `bucket_ns` had so many requests held up, by stage, and
+        such times to first token."""
+        onsets: list[int] = []
+        self._level, calm = 0.0, True
+        values = (*requests, sum(requests))
+        spreads = spreads_of(reference)
+        for held, spread, one in zip(values, spreads, self._sums, strict=True):
+            one.take(bucket_ns, held / spread - _DRIFT, 2 * _THRESHOLD)
+            self._level = max(self._level, one.value / _THRESHOLD)
+            calm = calm and held < _DRIFT * spread
+            if one.value > _THRESHOLD:
+                onsets.append(one.since_ns)
+        spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
+        for tenant, late in first_logs:
+            z = (late - reference.first_log) / spread
+            one = self._of_tenant(tenant)
+            one.take(bucket_ns, min(z, _MOST_LATE) - _FIRST_DRIFT, 2 * _FIRST_THRESHOLD)
+        for one in self._firsts.values():
+            self._level = max(self._level, one.value / _FIRST_THRESHOLD)
+            if one.value > _FIRST_THRESHOLD:
+                onsets.append(one.since_ns)
+        self._alarm(onsets, calm)
+
+    def _of_tenant(self, tenant: str) -> _Sum:
+        name = tenant if tenant in self._firsts or len(self._firsts) < _TENANTS else ""
+        return self._firsts.setdefault(name, _Sum())
+
+    def _alarm(self, onsets: list[int], calm: bool) -> None:
+        if self.onset_ns is None:
+            self.onset_ns = min(onsets, default=None)
+            return
+        self._calm = self._calm + 1 if calm else 0
+        if self._level < _LOW or (
+            self._calm >= _CALM and not any(one.value for one in self._firsts.values())
+        ):
+            self.reset()
+
+
+def spreads_of(reference: Reference) -> tuple[float, ...]:
+    """Of each stage and of the total, never as small as a short look may find them."""
+    live = (*reference.live, sum(reference.live))
+    spread = (*reference.spread, sum(one**2 for one in reference.spread) ** 0.5)
+    return tuple(
+        max(_LEAST_SPREAD, one, _ROOT_SHARE * number**0.5)
+        for one, number in zip(spread, live, strict=True)
+    )

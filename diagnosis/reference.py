@@ -1,0 +1,263 @@
+"""What is usual: the prices and rates that a window is compared with.
+
+A reference comes from a stretch of the same run in which all was well, or from a file that was
+saved of another run (a *baseline*), which is the only way to see that a configuration is at
+fault. It holds what steps cost, what a request costs in each of its stages, how much was asked
+for, by whom, and how much of all that varies for no reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import msgspec
+import numpy as np
+
+from diagnosis.counts import Counts, Stage
+from diagnosis.steps import Steps
+from telemetry.engine_records import EngineStarted
+from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
+from telemetry.step_cost import fit_relative
+
+_LEAST_STEPS = 30
+_OUTLIER = 1.5
+_ROOM = 1.25
+_PER_TENANT = 64
+
+Columns = tuple[float, ...]
+
+
+class BaselineError(Exception):
+    """The file cannot be used; the message is one line with the remedy."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds of a step: a constant and one for each of `steps.FEATURES`, for the forward
+    pass, for sampling (masks apart) and for all that the host does around them. It holds for
+    steps with no more than `most` of each feature."""
+
+    forward: Columns
+    sample: Columns
+    host: Columns
+    most: Columns
+
+    def forward_ns(self, steps: Steps) -> np.ndarray:
+        return _priced(self.forward, steps)
+
+    def sample_ns(self, steps: Steps) -> np.ndarray:
+        return _priced(self.sample, steps)
+
+    def host_ns(self, steps: Steps) -> np.ndarray:
+        return _priced(self.host, steps)
+
+    def prompt_ns(self, steps: Steps) -> np.ndarray:
+        """What the prompts in each step cost the forward pass."""
+        found: np.ndarray = self.forward[1] * steps.prompt_tokens + self.forward[2] * steps.pairs
+        return found
+
+    def decode_ns(self, steps: Steps) -> np.ndarray:
+        """What all decodes in each step cost the forward pass together."""
+        tokens, context = steps.decode_tokens, steps.context_tokens
+        found: np.ndarray = self.forward[3] * tokens + self.forward[4] * context
+        return found
+
+    def knows(self, steps: Steps) -> np.ndarray:
+        """(steps,) bool: whether each is of a size that was seen."""
+        return np.asarray((steps.features <= _ROOM * np.array(self.most) + 1).all(axis=1))
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates are per second, prices in ns. `seconds` is 0 when nothing was seen and the prices are
+    those that the SLO grants.
+
+    `stage_ns` is requests' time by stage, per request (DECODE: per token after the first).
+    `live` is how many are in each stage, `spread` the standard deviation, over half seconds, of
+    how many are there beyond what these prices explain. `first_log` is the mean logarithm of a
+    time to first token in ns. `budget_tokens` is of a step, on average,
+    `ingest_work_ns` what a request takes to be parsed and tokenised. Spreads are standard
+    deviations. `hit_share` is of known prompt tokens, `hit_requests_share` of
+    admissions that found any.
+    `longest_prompt` and `longest_output` are 99th percentiles in tokens. `parts_ns` are
+    requests' time by part of a step, per token of decodes. `dispersion` is how many times more the
+    number of arrivals varies than if they came independently of each other. `chunks` are rows of
+    prompts per admission. Engine shares are of the time in which its loop had work: ready but
+    without a CPU, and neither running nor ready.
+    """
+
+    seconds: float
+    cost: Cost | None
+    stage_ns: tuple[float, float, float, float]
+    live: tuple[float, float, float, float]
+    spread: tuple[float, ...]
+    first_log: float
+    first_log_spread: float
+    requests_per_s: float
+    dispersion: float
+    tenants_per_s: dict[str, float]
+    choices: float
+    prompt_tokens: float
+    prompt_spread: float
+    output_tokens: float
+    output_spread: float
+    ingest_work_ns: float
+    budget_tokens: float
+    longest_prompt: int
+    longest_output: int
+    chunks: float
+    hit_share: float
+    hit_requests_share: float
+    parts_ns: dict[str, float]
+    running: float
+    most_running: int
+    engine_wait_share: float
+    engine_lost_share: float
+    gateway_busy_share: float
+    started: EngineStarted | None
+
+
+def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
+    """Where nothing is known: what the default class is promised."""
+    target = policy.of("")
+    stages = (target.ttft_ns / 4, target.ttft_ns, float(target.itl_ns), target.ttft_ns / 2)
+    return Reference(
+        seconds=0.0, cost=None, stage_ns=stages, live=(0.0, 1.0, 1.0, 0.0), spread=(0.25,) * 4,
+        first_log=log(target.ttft_ns), first_log_spread=1.0, requests_per_s=0.0, dispersion=1.0,
+        tenants_per_s={}, choices=1.0, prompt_tokens=0.0, prompt_spread=0.0, output_tokens=0.0,
+        output_spread=0.0, ingest_work_ns=0.0, budget_tokens=0.0, longest_prompt=0,
+        longest_output=0, chunks=1.0, hit_share=0.0, hit_requests_share=0.0, parts_ns={},
+        running=0.0, most_running=0,
+        engine_wait_share=0.0, engine_lost_share=0.0, gateway_busy_share=0.0, started=None,
+    )  # fmt: skip
+
+
+def fit_cost(steps: Steps) -> Cost | None:
+    """None for too few steps. Stalled ones teach nothing of what rows cost, but the mean of all
+    is kept: a queue adds small biases up."""
+    if len(steps) < _LEAST_STEPS:
+        return None
+    return Cost(
+        forward=_fit(steps.features, steps.forward_ns),
+        sample=_fit(steps.features[:, 5:], steps.sample_ns, skipped=5),
+        host=_fit(steps.features[:, 5:], steps.host_ns, skipped=5),
+        most=tuple(steps.features.max(axis=0).tolist()),
+    )
+
+
+def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted | None) -> Reference:
+    """The reference of a stretch of `seconds`, whose open stages are counted in already."""
+    cost = fit_cost(steps)
+    per = (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered)
+    lives = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
+    stages = [counts.live_ns[stage] / max(1.0, per[stage]) for stage in Stage]
+    first_logs = [late for _, late in counts.first_logs]
+    busy_ns, lost_ns = engine_lost(seconds, counts, steps)
+    return Reference(
+        seconds=seconds,
+        cost=cost,
+        stage_ns=(stages[0], stages[1], stages[2], stages[3]),
+        live=(lives[0], lives[1], lives[2], lives[3]),
+        spread=(0.0,) * 4,
+        first_log=fmean(first_logs) if first_logs else 0.0,
+        first_log_spread=_spread(first_logs),
+        budget_tokens=float(steps.budget_tokens.mean()) if len(steps) else 0.0,
+        ingest_work_ns=counts.ingest_work_ns / max(1, counts.accepted),
+        requests_per_s=counts.requests / seconds,
+        dispersion=1.0,
+        tenants_per_s={
+            tenant: count / seconds
+            for tenant, count in counts.tenant_requests.most_common(_PER_TENANT)
+        },
+        choices=counts.choices,
+        prompt_tokens=counts.prompt_tokens,
+        prompt_spread=_spread(counts.prompt_lengths),
+        output_tokens=counts.output_tokens,
+        output_spread=_spread(counts.output_lengths),
+        longest_prompt=quantile(counts.prompt_lengths, 0.99),
+        longest_output=quantile(counts.output_lengths, 0.99),
+        chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
+        hit_share=counts.hit_share,
+        hit_requests_share=counts.hit_requests / max(1, counts.admitted),
+        parts_ns=parts_of(steps, cost),
+        running=float(np.average(steps.rows, weights=steps.turn_ns)) if len(steps) else 0.0,
+        most_running=int(steps.rows.max()) if len(steps) else 0,
+        engine_wait_share=counts.engine_wait_ns / max(1.0, busy_ns),
+        engine_lost_share=lost_ns / max(1.0, busy_ns),
+        gateway_busy_share=counts.gateway_run_ns / max(1, counts.host_window_ns),
+        started=started,
+    )
+
+
+def engine_lost(seconds: float, counts: Counts, steps: Steps) -> tuple[float, float]:
+    """Over the time that was sampled, ns in which the engine's loop had work, and of these, ns
+    in which its thread neither ran nor was ready to run."""
+    busy_share = min(1.0, float(steps.turn_ns.sum()) / max(1.0, seconds * 1e9))
+    busy_ns = busy_share * counts.host_window_ns
+    if not counts.engine_run_ns:
+        return busy_ns, 0.0
+    return busy_ns, max(0.0, busy_ns - counts.engine_run_ns - counts.engine_wait_ns)
+
+
+def parts_of(steps: Steps, cost: Cost | None) -> dict[str, float]:
+    """Decoding requests' time by part of the steps, per token that they got."""
+    tokens = float(steps.decode_tokens.sum())
+    if not tokens or cost is None:
+        return {}
+    rows = steps.decode_rows
+    own = cost.forward[3] * steps.decode_tokens / np.maximum(rows, 1)
+    parts = {
+        "co_prefill": cost.prompt_ns(steps) * rows,
+        "co_decode": np.maximum(0, cost.decode_ns(steps) - own) * rows,
+        "mask": steps.mask_ns * rows,
+        "sample": steps.sample_ns * rows,
+        "host": steps.host_ns * rows,
+    }
+    return {name: float(spent.sum()) / tokens for name, spent in parts.items()}
+
+
+def quantile(values: list[int], share: float) -> int:
+    """0 without values."""
+    if not values:
+        return 0
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def _spread(values: Sequence[float]) -> float:
+    return pstdev(values) if values else 0.0
+
+
+def save_baseline(reference: Reference, path: Path) -> None:
+    """As JSON, for people too."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
+
+
+def read_baseline(path: Path) -> Reference:
+    """Raises BaselineError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Reference)
+    except OSError as error:
+        raise BaselineError(f"{path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise BaselineError(f"{path}: no baseline of this version: {error}") from error
+
+
+def _priced(columns: Columns, steps: Steps) -> np.ndarray:
+    found: np.ndarray = columns[0] + steps.features @ np.array(columns[1:])
+    return found
+
+
+def _fit(features: np.ndarray, spans_ns: np.ndarray, skipped: int = 0) -> Columns:
+    spans = np.maximum(spans_ns, 1000.0)
+    found = fit_relative(features, spans)
+    foretold = found[0] + features @ found[1:]
+    usual = (spans <= _OUTLIER * foretold) & (spans * _OUTLIER >= foretold)
+    if usual.sum() >= _LEAST_STEPS:
+        found = fit_relative(features[usual], spans[usual])
+        foretold = found[0] + features @ found[1:]
+    total = float(foretold.sum())
+    if total > 0:
+        found = found * (float(spans.sum()) / total)
+    constant, *rest = found.tolist()
+    return (constant, *(0.0,) * skipped, *rest)

@@ -1,0 +1,265 @@
+"""A fold: what came, what was waited for and what was computed, by half seconds.
+
+Every quantity is filed under the stamp of the fact that says it, so late facts find their
+place, and what is known at a moment depends on the facts so far and not on how they were
+batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diagnosis.counts import BUCKET_NS, Counts
+from diagnosis.requests import Requests
+from diagnosis.steps import StepLog, StepRow, Steps
+from telemetry.engine_records import (
+    EngineIdled,
+    EngineStarted,
+    GrammarCompiled,
+    RecordingSet,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceRefused,
+    SequenceResumed,
+    StepRecorded,
+)
+from telemetry.host_records import HostPaused, HostSampled
+from telemetry.reasons import EndReason, WaitReason
+from telemetry.records import (
+    EngineDied,
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceSubmitted,
+    fact_ns,
+)
+
+KEPT_NS = 180_000_000_000
+_KEPT_REQUESTS = 4_000
+_ZOMBIE_NS = 150_000_000
+
+
+class Tally:
+    """Keeps three minutes. `started` is the engine that runs or ran last, None before the
+    first; `ready` says whether it runs; `recording` whether steps are recorded."""
+
+    def __init__(self) -> None:
+        self.started: EngineStarted | None = None
+        self.ready = False
+        self.recording = True
+        self.first_ns: int | None = None
+        self.last_ns = 0
+        self._buckets: dict[int, Counts] = {}
+        self._steps = StepLog()
+        self.requests = Requests(self._at)
+        self._heads: set[int] = set()
+        self._paused: set[int] = set()
+        self._constrained: set[int] = set()
+        self._commit_ns: int | None = None
+        self._last_step_id: int | None = None
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self.take(fact)
+
+    def take(self, fact: Fact) -> None:
+        at_ns = fact_ns(fact)
+        if self.first_ns is None:
+            self.first_ns = at_ns
+        self.last_ns = max(self.last_ns, at_ns)
+        match fact:
+            case StepRecorded():
+                self._step(fact)
+            case RequestAccepted():
+                self.requests.accepted(fact)
+            case RequestParsed():
+                self.requests.parsed(fact)
+            case RequestTokenized():
+                self.requests.tokenized(fact)
+            case SequenceSubmitted():
+                self.requests.submitted(fact)
+            case RequestEnded():
+                self.requests.ended(fact)
+            case HostSampled():
+                self._at(at_ns).host(fact)
+            case HostPaused():
+                self._host_paused(fact)
+            case _:
+                self._of_engine(fact)
+
+    def counts(self, begin_ns: int, end_ns: int) -> Counts:
+        """The sums of whole half seconds that begin within [begin, end), with the time of those
+        who are still there."""
+        total = self.requests.open_counts(begin_ns, end_ns)
+        for index in range(-(-begin_ns // BUCKET_NS), -(-end_ns // BUCKET_NS)):
+            bucket = self._buckets.get(index)
+            if bucket is not None:
+                total.add(bucket)
+        return total
+
+    def steps(self, begin_ns: int, end_ns: int) -> Steps:
+        """Steps that were committed within [begin, end)."""
+        return self._steps.between(begin_ns, end_ns)
+
+    def forget(self, now_ns: int) -> None:
+        """Let go of what is older than three minutes."""
+        edge = (now_ns - KEPT_NS) // BUCKET_NS
+        for index in [index for index in self._buckets if index < edge]:
+            del self._buckets[index]
+
+    def _at(self, at_ns: int) -> Counts:
+        index = at_ns // BUCKET_NS
+        bucket = self._buckets.get(index)
+        if bucket is None:
+            bucket = self._buckets[index] = Counts()
+        return bucket
+
+    # --- the engine ----------------------------------------------------------------------
+
+    def _of_engine(self, fact: Fact) -> None:
+        match fact:
+            case SequenceQueued():
+                self._heads.add(fact.seq_id)
+                if fact.constrained:
+                    self._constrained.add(fact.seq_id)
+                self._at(fact.at_ns).arrived(fact.prompt_tokens)
+            case SequenceRefused():
+                counts = self._at(fact.at_ns)
+                counts.arrived(fact.prompt_tokens)
+                counts.refused += 1
+            case SequenceAdmitted():
+                counts = self._at(fact.at_ns)
+                counts.admitted += 1
+                counts.known_tokens += fact.known_tokens
+                counts.hit_tokens += fact.hit_tokens
+                counts.hit_requests += fact.hit_tokens > 0
+                counts.ghost_tokens += fact.ghost_tokens
+            case SequenceEnded():
+                self._sequence_ended(fact)
+            case SequencePaused():
+                self._paused.add(fact.seq_id)
+            case SequenceResumed():
+                self._paused.discard(fact.seq_id)
+            case GrammarCompiled():
+                counts = self._at(fact.at_ns)
+                counts.compiled += 1
+                counts.compile_ns += fact.compile_ns
+            case EngineIdled():
+                self._commit_ns = None
+            case EngineStarted() | EngineDied():
+                self._restarted(fact)
+            case RecordingSet():
+                self.recording = fact.enabled
+                self._commit_ns = self._last_step_id = None
+            case _:
+                pass
+
+    def _restarted(self, fact: EngineStarted | EngineDied) -> None:
+        self._commit_ns = self._last_step_id = None
+        self._heads.clear()
+        self._constrained.clear()
+        self._paused.clear()
+        if isinstance(fact, EngineStarted):
+            self.started, self.ready = fact, True
+            return
+        counts = self._at(fact.at_ns)
+        counts.deaths.append(fact.detail)
+        counts.deaths_unready += not self.ready
+        self.ready = False
+
+    def _sequence_ended(self, fact: SequenceEnded) -> None:
+        counts = self._at(fact.at_ns)
+        self._heads.discard(fact.seq_id)
+        self._paused.discard(fact.seq_id)
+        counts.sequences_ended += 1
+        counts.sequence_reasons[fact.reason] += 1
+        counts.output_lengths.append(fact.output_tokens)
+        if fact.seq_id in self._constrained:
+            self._constrained.discard(fact.seq_id)
+            counts.constrained += 1
+            counts.cut += fact.reason in (EndReason.MAX_TOKENS, EndReason.CONTEXT)
+        self.requests.sequence_ended(fact.seq_id, fact.at_ns)
+
+    def _step(self, step: StepRecorded) -> None:
+        since_ns = step.begin_ns if self._commit_ns is None else self._commit_ns
+        turn_ns = max(1, step.committed_ns - min(since_ns, step.begin_ns))
+        self._commit_ns = step.committed_ns
+        counts = self._at(step.committed_ns)
+        if self._last_step_id is not None and step.step_id > self._last_step_id + 1:
+            counts.steps_missing += step.step_id - self._last_step_id - 1
+            turn_ns = max(1, step.committed_ns - step.begin_ns)
+        self._last_step_id = step.step_id
+        row = self._row(step, turn_ns, counts)
+        self._steps.append(row)
+        self._waits(step, turn_ns, counts)
+
+    def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
+        prompt_tokens = decode_tokens = context_tokens = sampled = 0
+        prompt_rows = zombies = recompute = 0
+        pairs = 0.0
+        for row in step.rows:
+            zombies += self.requests.is_gone(row.seq_id, step.begin_ns)
+            if row.is_prefill:
+                prompt_rows += 1
+                prompt_tokens += row.tokens
+                recompute += row.recompute_tokens
+                pairs += row.tokens * (row.context_tokens + row.tokens / 2)
+                counts.prefill_by_sequence[row.seq_id] += row.tokens
+                self._heads.discard(row.seq_id)
+            else:
+                decode_tokens += row.tokens
+                context_tokens += row.context_tokens
+            if row.sampled:
+                sampled += 1
+                self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
+        forward_ns = max(0, step.sample_ns - step.forward_ns)
+        sample_ns = max(0, step.collected_ns - step.sample_ns)
+        mask_ns = min(step.mask_ns, sample_ns)
+        forward_ns = min(forward_ns, turn_ns)
+        return StepRow(
+            end_ns=step.committed_ns,
+            turn_ns=turn_ns,
+            forward_ns=forward_ns,
+            sample_ns=sample_ns - mask_ns,
+            mask_ns=mask_ns,
+            host_ns=max(0, turn_ns - forward_ns - sample_ns),
+            prompt_tokens=prompt_tokens,
+            pairs=pairs,
+            decode_tokens=decode_tokens,
+            context_tokens=context_tokens,
+            crossed=prompt_tokens * decode_tokens,
+            sampled_rows=sampled,
+            prompt_rows=prompt_rows,
+            decode_rows=len(step.rows) - prompt_rows,
+            waiting=step.waiting,
+            running=step.running,
+            paused=len(self._paused),
+            zombie_rows=zombies,
+            recompute_tokens=recompute,
+            masked_rows=step.masked_rows,
+            preempted=len(step.preempted),
+            budget_tokens=step.budget_tokens,
+            blocks_used=step.blocks_used,
+            blocks_total=step.blocks_total,
+        )
+
+    def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
+        """Everybody in the queue waits for what binds its head; running ones for their own."""
+        self._heads.update(step.preempted)
+        head: WaitReason | None = None
+        for skip in step.skips:
+            if skip.seq_id in self._heads:
+                head = head or skip.reason
+            else:
+                counts.skipped_ns[skip.reason] += turn_ns
+        if step.waiting:
+            counts.waited_ns[head or WaitReason.HEAD_OF_LINE] += step.waiting * turn_ns
+
+    def _host_paused(self, fact: HostPaused) -> None:
+        length_ns = fact.end_ns - fact.begin_ns
+        lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
+        self._at(fact.at_ns).pauses[fact.process.value, fact.cause.value] += lost_ns

@@ -1,0 +1,20 @@
+"""A stretch of time as it is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnosis.counts import Counts
+from diagnosis.steps import Steps
+from telemetry.engine_records import EngineStarted
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`seconds` of it, its counts, those of its later half, its steps, and the engine's limits."""
+
+    seconds: float
+    counts: Counts
+    later: Counts
+    steps: Steps
+    started: EngineStarted | None

@@ -1,0 +1,134 @@
+"""Steps that fail, engines that do not start, and records that are not whole."""
+
+from __future__ import annotations
+
+from random import Random
+
+from service.engine.inbox import SetRecording
+from service.engine.plan import Plan
+from service.sim.twins.fault import Fault, Mechanisms
+from service.sim.twins.life import START_NS, Death, Life, Outage, Span
+from service.sim.twins.physics import MS, SECOND
+from service.sim.twins.traffic import Setting
+from telemetry.engine_records import EngineStarted, RecordingSet, StepRecorded
+from telemetry.records import Fact, fact_ns
+
+_CUT_FILE = (
+    "/models/virtual/model.safetensors is not a whole safetensors file "
+    "(header says 269060552 bytes, file has 201326592)"
+)
+_LOST_DISK = "OSError: [Errno 5] Input/output error: '/models/virtual/model.safetensors'"
+
+
+def _large_steps_fail(life: Life, span: Span, draw: Random) -> None:
+    """What a step with many prompt tokens needs for a moment is not there any more."""
+    most = draw.randint(88, 112)
+
+    def fails(plan: Plan, now_ns: int) -> bool:
+        tokens = sum(len(chunk.tokens) for chunk in plan.prefills)
+        return tokens > most and span.has(now_ns)
+
+    life.fails = fails
+
+
+def _memory_grows(life: Life, span: Span, draw: Random) -> None:
+    """The engine's memory grows until steps fail and the kernel ends it; a new one is started."""
+    killed_ns = span.begin_ns + int(draw.uniform(0.45, 0.6) * span.length_ns)
+    failing_ns = killed_ns - int(draw.uniform(3, 5) * SECOND)
+    back_ns = killed_ns + int(draw.uniform(2.5, 4.0) * SECOND)
+    chances = Random(draw.getrandbits(32))
+    usual, most = 900 << 20, int(draw.uniform(2.5, 3.5) * (1 << 30))
+
+    def fails(plan: Plan, now_ns: int) -> bool:
+        return failing_ns <= now_ns < killed_ns and chances.random() < 0.04
+
+    def resident(at_ns: int) -> int:
+        if not span.begin_ns <= at_ns < killed_ns:
+            return usual
+        return usual + (most - usual) * (at_ns - span.begin_ns) // (killed_ns - span.begin_ns)
+
+    life.fails, life.resident = fails, resident
+    life.outage = Outage(killed_ns, back_ns, (Death(killed_ns, -9, "ended by signal 9"),))
+    life.struck = Span(span.begin_ns, back_ns)
+
+
+OUT_OF_MEMORY: Mechanisms = {
+    "activations": Fault(strike=_large_steps_fail),
+    "growth": Fault(strike=_memory_grows),
+}
+
+
+def _never_starts(life: Life, span: Span, draw: Random) -> None:
+    """The first engine cannot read its model; the gateway waits for it and ends."""
+    died_ns = START_NS + int(draw.uniform(2, 5) * SECOND)
+    life.outage = Outage(START_NS, None, (Death(died_ns, 2, _CUT_FILE),))
+    life.span = life.struck = Span(START_NS, died_ns)
+    life.asks = [ask for ask in life.coming(life.span) if draw.random() < 0.2]
+
+
+def _never_comes_back(life: Life, span: Span, draw: Random) -> None:
+    """An engine dies, and none that is to replace it gets through loading."""
+    deaths = [Death(span.begin_ns, -7, "ended by signal 7")]
+    at_ns, pause_s = span.begin_ns, 0.25
+    while at_ns < life.span.end_ns:
+        at_ns += int((pause_s + draw.uniform(1.5, 2.5)) * SECOND)
+        deaths.append(Death(at_ns, 1, _LOST_DISK))
+        pause_s = min(2 * pause_s, 30.0)
+    known = tuple(death for death in deaths if death.at_ns < life.span.end_ns)
+    life.outage = Outage(span.begin_ns, None, known)
+
+
+LOAD_FAILURE: Mechanisms = {
+    "start": Fault(strike=_never_starts),
+    "restart": Fault(strike=_never_comes_back),
+}
+
+
+def _steps_lost(life: Life, span: Span, draw: Random) -> None:
+    """30 % of the steps' records do not arrive."""
+    chances = Random(draw.getrandbits(32))
+
+    def loses(fact: Fact) -> bool:
+        lost = isinstance(fact, StepRecorded) and chances.random() < 0.3
+        return lost and span.has(fact_ns(fact))
+
+    life.loses = loses
+
+
+def _quiet(setting: Setting, draw: Random) -> None:
+    setting.load = draw.uniform(0.25, 0.35)
+
+
+def _switched_off(life: Life, span: Span, draw: Random) -> None:
+    """Recording is switched off for a while, each time when nobody is served."""
+    switches = [(span.begin_ns, False), (span.end_ns, True)]
+    for at_ns, enabled in switches:
+        life.commands.append((at_ns, SetRecording(enabled)))
+        life.asks = [a for a in life.asks if not at_ns - 3 * SECOND <= a.at_ns < at_ns + 100 * MS]
+
+    def loses(fact: Fact) -> bool:
+        return span.has(fact_ns(fact)) and not isinstance(fact, RecordingSet | EngineStarted)
+
+    life.loses = loses
+
+
+def _bursts_lost(life: Life, span: Span, draw: Random) -> None:
+    """A lane overflows again and again: everything is lost for some tenths of a second."""
+    gaps: list[Span] = []
+    at_ns = span.begin_ns
+    while at_ns < span.end_ns:
+        gaps.append(Span(at_ns, at_ns + int(draw.uniform(200, 600) * MS)))
+        at_ns += int(draw.uniform(1.2, 2.0) * SECOND)
+
+    def loses(fact: Fact) -> bool:
+        at_ns = fact_ns(fact)
+        return span.has(at_ns) and any(gap.has(at_ns) for gap in gaps)
+
+    life.loses = loses
+
+
+DEGRADED: Mechanisms = {
+    "steps_lost": Fault(strike=_steps_lost),
+    "switched_off": Fault(prepare=_quiet, strike=_switched_off),
+    "bursts_lost": Fault(strike=_bursts_lost),
+}

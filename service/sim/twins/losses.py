@@ -1,0 +1,132 @@
+"""What takes the CPU from the engine while it has something to do, and what the kernel knows
+of it afterwards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Protocol
+
+
+class Loss(StrEnum):
+    """Where lost time shows: in the waits of the process, in its control group's throttling as
+    well, in what its collector notes, or nowhere."""
+
+    WAITED = "waited"  # runnable, another process ran
+    THROTTLED = "throttled"  # the control group had no time left
+    STOPPED = "stopped"  # not runnable: a signal
+    COLLECTED = "collected"  # it ran, but its garbage collector did
+    BLOCKED = "blocked"  # it slept in a call to the system
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """[begin, end) in which the engine's main thread would have run and did not."""
+
+    begin_ns: int
+    end_ns: int
+    kind: Loss
+
+
+class Thief(Protocol):
+    """`losses` are those so far, in the order of time."""
+
+    losses: list[Lost]
+
+    def stretch(self, begin_ns: int, wall_ns: int) -> int:
+        """How long it takes, by the clock, what would take `wall_ns` from `begin_ns` on."""
+        ...
+
+
+class Starvation:
+    """Other processes on the engine's core: it runs for about `run_ns`, then waits for about
+    `wait_ns`, both drawn anew each time."""
+
+    def __init__(self, begin_ns: int, end_ns: int, run_ns: int, wait_ns: int, draw: Random) -> None:
+        self.losses: list[Lost] = []
+        self._begin_ns, self._end_ns = begin_ns, end_ns
+        self._run_ns, self._wait_ns = run_ns, wait_ns
+        self._draw = draw
+        self._left_ns = run_ns
+
+    def stretch(self, begin_ns: int, wall_ns: int) -> int:
+        if not self._begin_ns <= begin_ns < self._end_ns:
+            return wall_ns
+        at_ns, todo_ns = begin_ns, wall_ns
+        while todo_ns > self._left_ns:
+            at_ns += self._left_ns
+            todo_ns -= self._left_ns
+            wait_ns = int(self._wait_ns * self._draw.uniform(0.5, 1.5))
+            self.losses.append(Lost(at_ns, at_ns + wait_ns, Loss.WAITED))
+            at_ns += wait_ns
+            self._left_ns = int(self._run_ns * self._draw.uniform(0.5, 1.5))
+        self._left_ns -= todo_ns
+        return at_ns + todo_ns - begin_ns
+
+
+class Quota:
+    """A control group that may run for `run_ns` of each `period_ns`, then stands until the next."""
+
+    def __init__(self, begin_ns: int, end_ns: int, period_ns: int, run_ns: int) -> None:
+        self.losses: list[Lost] = []
+        self._begin_ns, self._end_ns = begin_ns, end_ns
+        self._period_ns, self._run_ns = period_ns, run_ns
+        self._period = -1
+        self._used_ns = 0
+
+    def stretch(self, begin_ns: int, wall_ns: int) -> int:
+        at_ns, todo_ns = begin_ns, wall_ns
+        while todo_ns > 0 and self._begin_ns <= at_ns < self._end_ns:
+            period = at_ns // self._period_ns
+            if period != self._period:
+                self._period, self._used_ns = period, 0
+            next_ns = (period + 1) * self._period_ns
+            runs_ns = min(todo_ns, self._run_ns - self._used_ns, next_ns - at_ns)
+            self._used_ns += runs_ns
+            at_ns += runs_ns
+            todo_ns -= runs_ns
+            if todo_ns and self._used_ns >= self._run_ns and at_ns < next_ns:
+                self.losses.append(Lost(at_ns, next_ns, Loss.THROTTLED))
+                at_ns = next_ns
+        return at_ns + todo_ns - begin_ns
+
+
+class Stops:
+    """The process stands still at these times, for so long: wherever it is, or, with `between`,
+    when its loop comes to the end of a turn."""
+
+    def __init__(self, stops: Iterable[tuple[int, int]], kind: Loss, between: bool = False) -> None:
+        self.losses: list[Lost] = []
+        self._kind, self._between = kind, between
+        self._due = deque(sorted(stops))
+
+    @property
+    def due_ns(self) -> list[int]:
+        """When those begin that have not been yet."""
+        return [at_ns for at_ns, _ in self._due]
+
+    def stretch(self, begin_ns: int, wall_ns: int) -> int:
+        if self._between:
+            return wall_ns
+        end_ns = begin_ns + wall_ns
+        while self._due and self._due[0][0] <= end_ns:
+            at_ns, length_ns = self._due.popleft()
+            end_ns += self._hold(max(at_ns, begin_ns), at_ns + length_ns - max(at_ns, begin_ns))
+        return end_ns - begin_ns
+
+    def hold_ns(self, now_ns: int) -> int:
+        """How long a process stands still that is between two turns, or idle."""
+        end_ns = now_ns
+        while self._due and self._due[0][0] <= end_ns:
+            at_ns, length_ns = self._due.popleft()
+            left_ns = length_ns if self._between else at_ns + length_ns - end_ns
+            end_ns += self._hold(end_ns, left_ns)
+        return end_ns - now_ns
+
+    def _hold(self, begin_ns: int, length_ns: int) -> int:
+        if length_ns > 0:
+            self.losses.append(Lost(begin_ns, begin_ns + length_ns, self._kind))
+        return max(0, length_ns)

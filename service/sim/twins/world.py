@@ -1,0 +1,127 @@
+"""Lives a life: the engine in virtual time between its gateway's two halves, on its machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from service.engine.limits_record import record_of
+from service.sim.twins.clients import Clients
+from service.sim.twins.delivery import end_of
+from service.sim.twins.device import Needs, PacedScheduler, TwinDevice
+from service.sim.twins.gateway import EventLoop, Exchange, facts_on_the_way_in, take_in
+from service.sim.twins.host import host_facts
+from service.sim.twins.life import START_NS, Life
+from service.sim.twins.losses import Loss, Stops
+from service.sim.twins.physics import Machine
+from service.sim.virtual_engine import VirtualEngine
+from telemetry.clock import ManualClock
+from telemetry.engine_records import EngineStarted
+from telemetry.reasons import EndReason
+from telemetry.records import EngineDied, Fact, fact_ns
+
+
+def live(life: Life) -> list[Fact]:
+    """All facts of a life, in the order of time."""
+    loop = EventLoop()
+    exchanges = take_in(life, loop)
+    engine: list[Fact] = []
+    ran_ns: Counter[int] = Counter()
+    for begin_ns, end_ns in _lives(life):
+        mine = [one for one in exchanges if _is_served(one, begin_ns, end_ns)]
+        engine += _serve(life, mine, loop, ran_ns, begin_ns, end_ns)
+    for exchange in exchanges:
+        if exchange.submitted_ns is not None and not exchange.is_over:
+            _turn_away(exchange)
+    for thief in life.thieves:
+        for loss in thief.losses:
+            if loss.kind is Loss.THROTTLED:  # both are in the control group
+                loop.take_away(loss.begin_ns, loss.end_ns)
+    draw = Random(f"{life.seed}/delivery")
+    ended = [end_of(exchange, loop, draw) for exchange in exchanges]
+    gateway = [fact for exchange in exchanges for fact in facts_on_the_way_in(exchange)]
+    host = host_facts(life, ran_ns, ended, loop)
+    facts = sorted([*gateway, *_deaths(life), *engine, *ended, *host], key=fact_ns)
+    loses = life.loses
+    return facts if loses is None else [fact for fact in facts if not loses(fact)]
+
+
+def _lives(life: Life) -> list[tuple[int, int | None]]:
+    """Begin and end of each engine that serves; None: it outlives everybody."""
+    outage = life.outage
+    if outage is None:
+        return [(START_NS, None)]
+    found: list[tuple[int, int | None]] = []
+    if outage.begin_ns > START_NS:
+        found.append((START_NS, outage.begin_ns))
+    if outage.end_ns is not None:
+        found.append((outage.end_ns, None))
+    return found
+
+
+def _is_served(exchange: Exchange, begin_ns: int, end_ns: int | None) -> bool:
+    at_ns = exchange.submitted_ns
+    return at_ns is not None and begin_ns <= at_ns and (end_ns is None or at_ns < end_ns)
+
+
+def _turn_away(exchange: Exchange) -> None:
+    """Nobody is there to hand it to: found out before its prompt is encoded."""
+    exchange.tokenized_ns = exchange.submitted_ns = None
+    exchange.seq_ids = []
+    exchange.finish(EndReason.NOT_READY, exchange.parsed_ns)
+
+
+def _serve(
+    life: Life,
+    exchanges: Sequence[Exchange],
+    loop: EventLoop,
+    ran_ns: Counter[int],
+    begin_ns: int,
+    end_ns: int | None,
+) -> list[Fact]:
+    """One engine from its start to its death, or until nothing is left to do."""
+    setting, clock = life.setting, ManualClock(begin_ns)
+    limits, physics = setting.limits, setting.physics
+    machine = Machine(clock, life.thieves, life.slowdowns, ran_ns)
+
+    def rest_ns() -> int:
+        machine.work(physics.gap_ns)
+        return 0
+
+    needs: dict[int, Needs] = {}
+    draw = Random(f"{life.seed}/device/{begin_ns}")
+    device = TwinDevice(limits, physics, machine, needs, draw, life.fails)
+    engine = VirtualEngine(PacedScheduler(limits, machine, physics), device, clock, rest_ns)
+    clients = Clients(engine, exchanges, loop, setting.stream_buffer_tokens, needs, end_ns)
+    for at_ns, command in life.commands:
+        if at_ns >= begin_ns and (end_ns is None or at_ns < end_ns):
+            engine.send_at(at_ns, command)
+    for thief in life.thieves:
+        if isinstance(thief, Stops):
+            for at_ns in thief.due_ns:
+                engine.at(at_ns, machine.stand_still)
+    facts: list[Fact] = [_started(life, begin_ns), *engine.run(clients.take, end_ns)]
+    clients.close()
+    return facts if end_ns is None else [fact for fact in facts if fact_ns(fact) <= end_ns]
+
+
+def _started(life: Life, at_ns: int) -> EngineStarted:
+    return EngineStarted(
+        at_ns=at_ns,
+        pid=4242,
+        model="virtual",
+        backend="virtual",
+        dtype="none",
+        pipeline_depth=1,
+        **record_of(life.setting.limits),
+    )
+
+
+def _deaths(life: Life) -> list[Fact]:
+    if life.outage is None:
+        return []
+    return [
+        EngineDied(death.at_ns, death.exit_code, death.detail, number)
+        for number, death in enumerate(life.outage.deaths)
+    ]

@@ -1,0 +1,171 @@
+"""What the diagnoser says of servers in virtual time, each with one thing wrong, or nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
+
+from diagnosis.alerts import finding_families
+from diagnosis.classifier import Diagnoser
+from diagnosis.offline import diagnose_journal
+from diagnosis.reference import BaselineError, read_baseline, save_baseline
+from diagnosis.rules import RULES
+from diagnosis.symptoms import LATENCY, Symptom
+from service.sim.twins.registry import TWINS
+from telemetry.clock import MonotonicClock
+from telemetry.journal import write_journal
+from telemetry.journal_reader import open_journal
+from telemetry.records import fact_ns
+
+HEALTHY = ("healthy_light", "healthy_busy")
+FAULTY = [name for name in TWINS if name not in HEALTHY]
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_fault_that_was_put_in_is_the_one_that_is_found(name: str) -> None:
+    one = twin(name, TWINS[name][0])
+    said = Counter(top_of(diagnosis) for diagnosis in during(one, verdicts(one)))
+    said.pop("healthy", None)
+
+    assert said.most_common(1)[0][0] == name, said
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
+    said = Counter(top_of(diagnosis) for _, diagnosis in verdicts(twin(name, TWINS[name][0])))
+
+    assert set(said) == {"healthy"}
+
+
+def test_a_finding_carries_its_proof() -> None:
+    """Evidence in units, the neighbours that it is not, who suffered, who did it, where to read."""
+    one = twin("prefill_interference", "unchunked")
+    said = [s for s in during(one, verdicts(one)) if top_of(s) == one.name][-1]
+    finding = said.findings[0]
+    evidence = {entry.name: entry for entry in finding.evidence}
+
+    assert evidence["co_prefill"].unit == "ms"
+    assert evidence["prompt_tokens_each"].value > 1.3 * evidence["usual_prompt_tokens_each"].value
+    assert {other.symptom for other in finding.excluded} >= {Symptom.HOST_STALL}
+    assert set(finding.culprits) <= one.culprits
+    assert finding.culprits
+    assert finding.victims
+    assert all(len(trace_id) == 32 for trace_id in finding.exemplars)
+    assert finding.runbook == "runbooks/prefill_interference.md"
+    assert 0 < finding.share <= 1
+    assert finding.onset_ns is not None
+    assert one.onset_ns is not None
+    assert abs(finding.onset_ns - one.onset_ns) < 5 * SECOND
+
+
+def test_a_flood_names_its_tenant_and_the_others_as_victims() -> None:
+    one = twin("unfairness", "flood")
+    finding = next(s.findings[0] for s in during(one, verdicts(one)) if top_of(s) == one.name)
+    assert set(finding.culprits) <= one.culprits
+    assert not set(finding.victims) & set(finding.culprits)
+
+
+def test_a_record_with_holes_is_no_ground_for_accusations() -> None:
+    """Steps that are missing look like pauses of the engine."""
+    one = twin("telemetry_degraded", "steps_lost")
+    said = [s for s in during(one, verdicts(one)) if s.findings]
+
+    assert {s.verdict for s in said} == {"indeterminate"}
+    assert {f.symptom for s in said for f in s.findings} == {Symptom.TELEMETRY_DEGRADED}
+    assert all(s.why for s in said)
+
+
+def test_a_slow_reader_is_never_a_slow_server() -> None:
+    one = twin("slow_client", "readers")
+    named = {f.symptom for s in during(one, verdicts(one)) for f in s.findings}
+
+    assert not named & {Symptom.MEMORY_BANDWIDTH, Symptom.THROTTLED, Symptom.CPU_STARVATION}
+
+
+@pytest.mark.parametrize("name", ["queue_overload", "host_stall"])
+def test_the_verdict_depends_on_the_facts_and_not_on_how_they_come(
+    name: str, tmp_path: Path
+) -> None:
+    """One by one, in batches, or read back from a journal in the middle of the fault."""
+    one = twin(name, TWINS[name][0])
+    assert one.onset_ns is not None
+    facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 12 * SECOND]
+    live, batched = Diagnoser(), Diagnoser()
+    for fact in facts:
+        live.on_facts([fact])
+    for at in range(0, len(facts), 97):
+        batched.on_facts(facts[at : at + 97])
+    write_journal(tmp_path / "dump.journal", facts, MonotonicClock(), "test")
+
+    assert top_of(live.diagnosis()) == name
+    assert batched.diagnosis() == live.diagnosis()
+    assert diagnose_journal(open_journal(tmp_path / "dump.journal")) == live.diagnosis()
+
+
+def test_what_is_charged_is_no_more_than_what_was_lost() -> None:
+    one = twin("queue_overload", "requests")
+    diagnoser = Diagnoser()
+    assert one.onset_ns is not None
+    diagnoser.on_facts([f for f in one.facts if fact_ns(f) < one.onset_ns + 10 * SECOND])
+    charged = diagnoser.blame()
+
+    assert charged is not None
+    assert 0 < sum(charged.harm_ns.values()) <= charged.held_up_ns * (1 + 1e-9)
+    assert all(spent >= 0 for spent in charged.harm_ns.values())
+
+
+def test_a_baseline_is_saved_and_read_back_as_it_was(tmp_path: Path) -> None:
+    baseline = baseline_of(twin("oversized_batch", "max_seqs"))
+    assert baseline is not None
+    save_baseline(baseline, tmp_path / "baseline.json")
+
+    assert read_baseline(tmp_path / "baseline.json") == baseline
+    (tmp_path / "wrong.json").write_text('{"seconds": 3}')
+    with pytest.raises(BaselineError, match="no baseline of this version"):
+        read_baseline(tmp_path / "wrong.json")
+    with pytest.raises(BaselineError, match="No such file"):
+        read_baseline(tmp_path / "absent.json")
+
+
+def test_without_a_baseline_a_configuration_that_is_bad_from_the_start_passes_for_usual() -> None:
+    """That is why there are baselines: a server does not know how it would have been."""
+    one = twin("oversized_batch", "max_seqs")
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(one.facts)
+
+    assert top_of(diagnoser.diagnosis()) != "oversized_batch"
+
+
+def test_findings_become_metrics_while_they_last() -> None:
+    one = twin("host_stall", "collections")
+    said = during(one, verdicts(one))[-8]
+    families = {metric.name: samples for metric, samples in finding_families(said)}
+
+    assert families["phasescope_finding"] == [({"symptom": "host_stall"}, 1.0)]
+    ((labels, seconds),) = families["phasescope_finding_harm_seconds"]
+    assert labels == {"symptom": "host_stall"}
+    assert seconds > 0.1
+    assert families["phasescope_diagnosis_indeterminate"] == [({}, 0.0)]
+
+
+def test_a_request_that_lived_through_a_finding_says_so() -> None:
+    """The log gives events to the spans of those who were there, and to nobody else's."""
+    one = twin("host_stall", "collections")
+    assert one.onset_ns is not None
+    assert one.end_ns is not None
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(one.facts)
+    (event,) = diagnoser.log.between(one.onset_ns + 5 * SECOND, one.onset_ns + 6 * SECOND)
+
+    assert event.name == "phasescope.finding"
+    assert event.at_ns == one.onset_ns + 5 * SECOND
+    assert event.attributes["phasescope.finding.symptom"] == "host_stall"
+    assert diagnoser.log.between(0, one.onset_ns - 10 * SECOND) == []
+
+
+def test_every_latency_class_has_a_rule_with_neighbours() -> None:
+    assert set(RULES) == set(LATENCY)
+    assert all(rule.apart and rule.evidence for rule in RULES.values())

@@ -1,0 +1,51 @@
+"""Twins that several test files look at, each built once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from diagnosis.classifier import Diagnoser, Diagnosis
+from diagnosis.reference import Reference
+from service.sim.twins.registry import build_twin
+from service.sim.twins.twin import Twin
+from telemetry.records import fact_ns
+
+SEED = 5
+SECOND = 1_000_000_000
+
+
+@cache
+def twin(name: str, mechanism: str) -> Twin:
+    return build_twin(name, SEED, mechanism)
+
+
+def baseline_of(one: Twin) -> Reference | None:
+    """What was usual before a configuration went wrong."""
+    if one.before is None:
+        return None
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(one.before)
+    return diagnoser.baseline()
+
+
+def verdicts(one: Twin) -> list[tuple[int, Diagnosis]]:
+    """Every opinion of a diagnoser that lives through the facts, and since when it holds."""
+    diagnoser = Diagnoser(baseline_of(one))
+    found: list[tuple[int, Diagnosis]] = [(0, diagnoser.diagnosis())]
+    for fact in one.facts:
+        diagnoser.on_facts([fact])
+        said = diagnoser.diagnosis()
+        if said is not found[-1][1]:
+            found.append((fact_ns(fact), said))
+    return found
+
+
+def top_of(said: Diagnosis) -> str:
+    return said.findings[0].symptom.value if said.findings else "healthy"
+
+
+def during(one: Twin, found: list[tuple[int, Diagnosis]]) -> list[Diagnosis]:
+    """Opinions while the fault was there, and for a second after it."""
+    assert one.onset_ns is not None
+    end_ns = (1 << 62) if one.end_ns is None else one.end_ns + SECOND
+    return [said for at_ns, said in found if one.onset_ns <= at_ns <= end_ns]
