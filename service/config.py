@@ -172,7 +172,8 @@ class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The flight recorder. `journal_bytes` 0 turns it off.
 
     `dump_dir` None is a folder below the user's cache. `journal_dir` None keeps the journal in
-    memory only. `stall_s` 0 turns the watchdog off.
+    memory only. `stall_s` 0 turns the watchdog off. `root_cause` replays the record while
+    something is wrong.
     """
 
     journal_bytes: int = 64 * 1024 * 1024
@@ -180,6 +181,7 @@ class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
     dump_dir: str | None = None
     dumps_kept: int = 16
     stall_s: float = 10.0
+    root_cause: bool = True
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""

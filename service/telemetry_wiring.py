@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from diagnosis.alerts import finding_families
-from diagnosis.classifier import Diagnoser
+from diagnosis.classifier import Diagnoser, Diagnosis
 from diagnosis.reference import read_baseline
 from service.config import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.bridge import Bridge
 from service.metrics_wiring import at_once, build_metrics, build_pusher, push_counts
 from service.recording import build_recorder
+from service.root_worker import NOTHING, RootWorker
 from telemetry.accountant import Accountant
 from telemetry.burn_watch import BurnWatch
 from telemetry.classes import ClassBook
@@ -71,6 +72,7 @@ class Telemetry:
     drain_rate: DrainRate
     accountant: Accountant
     recorder: FlightRecorder | None
+    root_worker: RootWorker | None
 
     def current(self) -> Snapshot:
         with self.pump.lock:
@@ -94,6 +96,9 @@ class Telemetry:
         with self.pump.lock:
             self.pump.run_once()
             return msgspec.json.encode(self.diagnoser.diagnosis())
+
+    def root(self) -> bytes:
+        return NOTHING if self.root_worker is None else self.root_worker.answer
 
     def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
         return self.all_metrics.exposition(accept, full)
@@ -146,9 +151,13 @@ class Telemetry:
         self.pump.start()
         if self.recorder is not None:
             self.recorder.start()
+        if self.root_worker is not None:
+            self.root_worker.start()
 
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
+        if self.root_worker is not None:
+            self.root_worker.stop()
         self.pump.stop()
         self.machine.stop()
         with self.pump.lock:
@@ -245,7 +254,27 @@ def build_telemetry(
         drain_rate=drain_rate,
         accountant=accountant,
         recorder=recorder,
+        root_worker=_root_worker(config, clock, pump, diagnoser, recorder),
     )
+
+
+def _root_worker(
+    config: ServeConfig,
+    clock: Clock,
+    pump: Pump,
+    diagnoser: Diagnoser,
+    recorder: FlightRecorder | None,
+) -> RootWorker | None:
+    """None where there is no record to replay, or nobody wants it."""
+    if recorder is None or not config.recorder.root_cause:
+        return None
+
+    def diagnosis() -> Diagnosis:
+        with pump.lock:
+            return diagnoser.diagnosis()
+
+    frames = partial(recorder.frames, "root cause")
+    return RootWorker(clock, diagnosis, frames, config.metrics.baseline)
 
 
 def _machine(

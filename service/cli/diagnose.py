@@ -29,13 +29,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--window",
         type=_ago,
         metavar="FROM:UNTIL",
-        help="with --root: what to explain, in seconds before the journal's end (default 20:0)",
+        help="with --root: what to explain, in seconds before the journal's end; without "
+        "it what diagnose finds fault with",
     )
     parser.add_argument(
         "--reference",
         type=_ago,
         metavar="FROM:UNTIL",
-        help="with --root: when all was well (default 60:20)",
+        help="with --root: when all was well; without it the time before that",
     )
     parser.add_argument(
         "--baseline",
@@ -120,9 +121,15 @@ def _say_finding(rank: int, finding: Finding) -> None:
 def _say_root(root: RootCause) -> None:
     found = root.explanation
     window, reference = root.window, root.reference
+    if root.diagnosis is not None:
+        _say(root.diagnosis)
+        print()
+    before = "the usual configuration"
+    if reference is not None:
+        before = f"{reference.from_s:.1f} to {reference.until_s:.1f} s"
     print(
-        f"{found.requests} requests from {window.from_s:g} to {window.until_s:g} s before the end, "
-        f"against {reference.from_s:g} to {reference.until_s:g} s"
+        f"{found.requests} requests from {window.from_s:.1f} to {window.until_s:.1f} s before the "
+        f"end, against {before}"
     )
     if not found.moved:
         print("nothing moved: they were served as those before them")
@@ -138,20 +145,25 @@ def _say_root(root: RootCause) -> None:
             f"less, {100 * gain.share:.0f} % of what it rose by{share}"
         )
         print(f"   {root.remedies[gain.cause.value]}")
+    for symptom, promise in root.promises.items():
+        print(f"against {symptom}: {promise}")
     if found.interaction is not None:
         print(f"together beyond the sum of each: {100 * found.interaction:+.0f} %")
 
 
 def _root(args: argparse.Namespace) -> RootCause:
-    """Raises Unreachable, JournalError, NotReplayable."""
+    """Raises Unreachable, JournalError, NotReplayable, BaselineError."""
     from dashboards.source import journal_of
-    from diagnosis.root import REFERENCE, WINDOW, root_cause
+    from diagnosis.reference import read_baseline
+    from diagnosis.root import root_cause
 
+    baseline = None if args.baseline is None else read_baseline(args.baseline)
     with journal_of(args.source, args.debug_key) as journal:
         return root_cause(
             journal,
-            args.window or WINDOW,
-            args.reference or REFERENCE,
+            args.window,
+            args.reference,
+            baseline,
             lambda what: print(f"  {what} ...", file=sys.stderr),
         )
 

@@ -83,6 +83,12 @@ def add_recorder_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="dump when an engine with work commits no step for so long; 0: never",
     )
+    group.add_argument(
+        "--no-root-cause",
+        action="store_true",
+        help="while something is wrong, do not replay the record to find what would have helped; "
+        "by default a process of the lowest priority does, with a twentieth of one core",
+    )
 
 
 def tracing_config(args: argparse.Namespace) -> TracingConfig:
@@ -113,6 +119,7 @@ def recorder_config(args: argparse.Namespace) -> RecorderConfig:
         dump_dir=args.dump_dir,
         dumps_kept=args.dumps_kept,
         stall_s=args.stall_seconds,
+        root_cause=not args.no_root_cause,
     )
     config.validate()
     return config

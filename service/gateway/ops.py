@@ -60,6 +60,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/startup", _startup),
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
+        ("/debug/root", _root),
         ("/debug/harm", _harm),
         ("/debug/host", _host),
         ("/debug/roofline", _roofline),
@@ -156,6 +157,11 @@ async def _snapshot(state: GatewayState, request: Request) -> Response:
 
 async def _diagnosis(state: GatewayState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(state.views.diagnosis))
+
+
+async def _root(state: GatewayState, request: Request) -> Response:
+    """What would have helped, replayed; as of the last time that something was wrong."""
+    return json_response(state.views.root())
 
 
 async def _harm(state: GatewayState, request: Request) -> Response:

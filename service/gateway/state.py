@@ -34,6 +34,10 @@ class Views(Protocol):
         """JSON with the ranked findings."""
         ...
 
+    def root(self) -> bytes:
+        """JSON: what would have helped, as of the last time that something was wrong."""
+        ...
+
     def harm(self) -> bytes:
         """JSON: whose work took others' time."""
         ...
