@@ -72,6 +72,7 @@ class Diagnoser:
         self._tick: int | None = None
         self._quiet_from_ns = 0
         self._refresh = self._empty = 0
+        self._standing: list[Finding] = []
         self._halves: deque[tuple[int, Half]] = deque(maxlen=_REFERENCE_NS // BUCKET_NS + 8)
         self._blame: Blame | None = None
         self._held_up = 0.0
@@ -172,16 +173,27 @@ class Diagnoser:
         degraded = any(f.symptom is Symptom.TELEMETRY_DEGRADED for f in found)
         begin_ns = end_ns - _WINDOW_NS
         self._blame = None
-        if onset_ns is not None and not degraded:
+        if onset_ns is None or degraded:
+            self._standing = []
+        else:
             begin_ns = max(onset_ns, begin_ns)
             self._blame, charged = self._charge(begin_ns, end_ns, onset_ns)
-            found = [*charged, *found]
-            self._empty = 0 if charged else self._empty + 1
-            if self._empty >= _EMPTY_TICKS:  # ups and downs; if it goes on it will ring again
-                self._watch.reset()
-                self._empty = 0
+            found = [*self._settled(charged), *found]
         self._diagnosis = self._verdict(begin_ns, end_ns, found, degraded)
         self.log.take(end_ns, found)
+
+    def _settled(self, charged: list[Finding]) -> list[Finding]:
+        """What stands while the alarm is on: a finding is not taken back for one quiet moment.
+        An alarm for which nothing can be found was one of the ups and downs; if it goes on, it
+        will ring again."""
+        if charged:
+            self._empty, self._standing = 0, charged
+            return charged
+        self._empty += 1
+        if self._empty >= _EMPTY_TICKS:
+            self._watch.reset()
+            self._empty, self._standing = 0, []
+        return self._standing
 
     def _charge(self, begin_ns: int, end_ns: int, onset_ns: int) -> tuple[Blame, list[Finding]]:
         window = Window(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,35 +22,42 @@ from telemetry.engine_records import SequenceAdmitted, StepRecorded
 from telemetry.recorder import Lane
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Greedy continuation and, at each place, the distance between the two best logits."""
-
-    tokens: list[int]
-    margins: list[float]
-
-
-def load_reference(path: Path, dtype: torch.dtype) -> Any:
+def load_reference(path: Path) -> Any:
     """transformers' own reading of the GGUF: an implementation that shares nothing with ours."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
     return model.eval()
 
 
-@torch.inference_mode()
-def reference_greedy(model: Any, prompt: list[int], count: int) -> Reference:
-    tokens: list[int] = []
-    margins: list[float] = []
-    feed, cache = torch.tensor([prompt]), None
-    for _ in range(count):
-        out = model(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
-        best = out.logits[0, -1].float().topk(2)
-        tokens.append(int(best.indices[0]))
-        margins.append(float(best.values[0] - best.values[1]))
-        feed = torch.tensor([[tokens[-1]]])
-    return Reference(tokens, margins)
+def rounded_to_bf16(model: Any) -> Any:
+    """The same model as loading it in bf16 gives: weights rounded, buffers as they were."""
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return rounded
+
+
+class Judge:
+    """Asks the reference about each place of a text; the same text of the same prompt once."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._answers: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+
+    @torch.inference_mode()
+    def behind(self, prompt: list[int], text: list[int]) -> list[float]:
+        """By how many logits each token of `text` is worse than the reference's own choice after
+        `prompt` and the tokens before it; 0 where it is that choice."""
+        asked = (tuple(prompt), tuple(text))
+        if asked not in self._answers:
+            feed = torch.tensor([prompt + text[:-1]])
+            logits = self._model(input_ids=feed, logits_to_keep=len(text)).logits[0]
+            own = logits[torch.arange(len(text)), torch.tensor(text)]
+            self._answers[asked] = (logits.amax(dim=-1) - own).tolist()
+        return self._answers[asked]
 
 
 @dataclass(frozen=True)
@@ -127,22 +135,3 @@ def load_ours(path: Path, dtype: str, **settings: Any) -> LoadedEngine:
     model = ModelRef(kind=ModelKind.GGUF, path=str(path), name="default")
     config = EngineConfig(model=model, dtype=dtype, max_model_tokens=2048, **settings)
     return load_executor(config, MonotonicClock(), lambda stage: None)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far two texts were compared: to the end, or to the reference's first near tie."""
-
-    compared: int
-    near_tie: bool
-    equal: bool
-
-
-def compare_texts(ours: list[int], reference: Reference, bar: float) -> Comparison:
-    """Token for token, up to the first place where the reference itself is undecided."""
-    for place, (mine, theirs) in enumerate(zip(ours, reference.tokens, strict=True)):
-        if reference.margins[place] < bar:
-            return Comparison(place, near_tie=True, equal=True)
-        if mine != theirs:
-            return Comparison(place, near_tie=False, equal=False)
-    return Comparison(len(ours), near_tie=False, equal=True)

@@ -168,3 +168,18 @@ class ScriptedServer:
         self.requests.append(body)
         self.arrived_ns.append(time.perf_counter_ns())
         return self._script(len(self.requests) - 1, body)
+
+
+def stalling(server_of: list[ScriptedServer], stall_s: float) -> Script:
+    """From the fifth request on nothing is answered for `stall_s`."""
+    gates: list[asyncio.Event] = []
+
+    def script(number: int, body: dict[str, Any]) -> Pieces:
+        if number < 4:
+            return whole()
+        if not gates:
+            gates.append(asyncio.Event())
+            server_of[0].later(stall_s, gates[0].set)
+        return [gates[0], *whole()]
+
+    return script

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scripted_llm import (
     CLOSE,
     Pieces,
-    Script,
     ScriptedServer,
     event,
+    stalling,
     status,
     text,
     usage,
@@ -54,21 +54,6 @@ def at_least(latency: Latency | None, ms: float) -> int:
         for item in hdr.get_recorded_iterator()
         if item.value_iterated_to >= ms * 1000
     )
-
-
-def stalling(server_of: list[ScriptedServer], stall_s: float) -> Script:
-    """From the fifth request on nothing is answered for `stall_s`."""
-    gates: list[asyncio.Event] = []
-
-    def script(number: int, body: dict[str, Any]) -> Pieces:
-        if number < 4:
-            return whole()
-        if not gates:
-            gates.append(asyncio.Event())
-            server_of[0].later(stall_s, gates[0].set)
-        return [gates[0], *whole()]
-
-    return script
 
 
 def test_a_stall_of_the_server_is_in_every_request_intended_during_it() -> None:

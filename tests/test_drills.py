@@ -159,7 +159,7 @@ def test_a_pool_that_is_too_small_still_holds_one_request() -> None:
     bad_flags = find("kv_exhaustion").bad_flags
     assert bad_flags is not None
     block_bytes = 1000
-    need = Need(blocks_p95=40, blocks_total=(256 << 20) // block_bytes)
+    need = Need(blocks_p75=40, blocks_total=(256 << 20) // block_bytes)
 
     assert int(bad_flags(need, 0.5)[1]) // block_bytes == 20
     assert int(bad_flags(need, 0.01)[1]) // block_bytes == 16

@@ -7,19 +7,22 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from otlp_receiver import OtlpReceiver
-from server import Server, eventually, spawn, sse_events
+from server import Server, eventually, sse_events
+
+from service.cli.main import main
 
 SYSTEM = list(range(1000, 1100))
 
 
 @pytest.fixture(scope="module")
-def contract() -> Any:
+def contract() -> Iterator[Server]:
     """A small server of random weights: the contract is not about the words."""
     with Server(
         "--model", "dummy:tiny", "--max-num-seqs", "4", "--max-batched-tokens", "64",
@@ -27,6 +30,16 @@ def contract() -> Any:
     ) as running:  # fmt: skip
         yield running
         eventually(running.is_empty, "an empty engine after the tests")
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[Server]:
+    """Streams fit their buffers, and a step's budget follows a target that cannot be met."""
+    with Server(
+        "--model", "dummy:tiny", "--stream-buffer", "100000", "--slow-client-timeout", "1",
+        "--max-batched-tokens", "512", "--itl-target-ms", "0.001", "--max-num-seqs", "4",
+    ) as running:  # fmt: skip
+        yield running
 
 
 def ids(server: Server, tokens: list[int], **fields: Any) -> dict[str, Any]:
@@ -150,16 +163,27 @@ def test_a_slow_reader_is_paused_and_dropped_while_others_go_on(contract: Server
     assert facts["output_tokens"] < 1900
 
 
-def test_a_reader_stuck_with_less_than_a_buffer_is_dropped_all_the_same() -> None:
+def test_a_reader_stuck_with_less_than_a_buffer_is_dropped_all_the_same(roomy: Server) -> None:
     """The engine is done, the text fits the buffer, and the client takes nothing of it."""
-    flags = ("--model", "dummy:tiny", "--stream-buffer", "100000", "--slow-client-timeout", "1")
-    with Server(*flags) as server:
-        reader = SlowReader(server, "stuck", max_tokens=1900)
-        facts = server.facts_of("stuck")
-        reader.socket.close()
+    reader = SlowReader(roomy, "stuck", max_tokens=1900)
+    facts = roomy.facts_of("stuck")
+    reader.socket.close()
 
-        assert facts["reason"] == "slow_client"
-        eventually(server.is_empty, "an empty engine")
+    assert facts["reason"] == "slow_client"
+    eventually(roomy.is_empty, "an empty engine")
+
+
+def test_a_step_budget_follows_the_latency_target(roomy: Server) -> None:
+    """With decodes running, a long prompt is cut into smaller pieces than the fixed budget."""
+    ids(roomy, [20, 21], max_tokens=400)
+    stop = threading.Thread(target=ids, args=(roomy, [20, 22]), kwargs={"max_tokens": 1200})
+    stop.start()
+    eventually(lambda: roomy.snapshot()["running"] == 1, "a running request")
+    long = ids(roomy, small(list(range(600))), cache_prefix=False)
+    stop.join(60)
+    chunks = roomy.facts_of(long["id"])["sequences"][0]["chunks"]
+
+    assert max(chunk["tokens"] for chunk in chunks) == 16
 
 
 def test_a_body_that_never_comes_is_a_408() -> None:
@@ -171,23 +195,6 @@ def test_a_body_that_never_comes_is_a_408() -> None:
             )
             assert b" 408 " in half.recv(4096).split(b"\r\n")[0]
         assert server.facts_of("half")["reason"] == "timeout"
-
-
-def test_an_engine_outlives_the_signal_that_tells_the_server_to_drain() -> None:
-    """A service manager signals every process of the service at once."""
-    with Server("--model", "dummy:tiny", "--drain-timeout", "120") as server:
-        engine = server.snapshot()["engine_pid"]
-        results: list[dict[str, Any]] = []
-        work = threading.Thread(
-            target=lambda: results.append(ids(server, [20, 21], max_tokens=300))
-        )
-        work.start()
-        eventually(lambda: server.snapshot()["running"] == 1, "a running request")
-        for pid in (engine, server.process.pid):
-            os.kill(pid, signal.SIGTERM)
-        work.join(120)
-
-        assert results[0]["completion_tokens"] == 300
 
 
 def test_the_policy_may_be_to_drop_a_slow_reader_at_once() -> None:
@@ -204,6 +211,7 @@ def test_the_policy_may_be_to_drop_a_slow_reader_at_once() -> None:
 
 
 def test_a_drain_lets_running_requests_finish_refuses_new_ones_and_exports_everything() -> None:
+    """Even where a service manager signals every process at once: the engine outlives it."""
     with OtlpReceiver(protocol="grpc") as receiver:
         options = ("--model", "dummy:tiny", "--otlp-endpoint", receiver.endpoint)
         with Server(*options, "--drain-timeout", "120") as server:
@@ -215,8 +223,10 @@ def test_a_drain_lets_running_requests_finish_refuses_new_ones_and_exports_every
             worker = threading.Thread(target=run)
             worker.start()
             eventually(lambda: server.snapshot()["running"] == 1, "a running request")
+            engine = server.snapshot()["engine_pid"]
             with httpx.Client(base_url=server.url) as late:
-                server.process.send_signal(signal.SIGTERM)
+                for pid in (engine, server.process.pid):
+                    os.kill(pid, signal.SIGTERM)
                 answer = eventually(lambda: refused(late), "a refusal")
             worker.join(60)
             assert server.process.wait(30) == 0
@@ -295,28 +305,15 @@ def test_keys_name_their_tenants_and_the_header_does_not_override_them(tmp_path:
         (("--tenant-keys", "/dev/null"), "no keys"),
     ],
 )
-def test_policies_that_cannot_work_are_one_clear_line(flags: tuple[str, ...], words: str) -> None:
-    import subprocess
+def test_policies_that_cannot_work_are_one_clear_line(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything else is tried: the port is taken, too."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        code = main(["serve", "--model", "dummy:tiny", "--port", port, *flags])
 
-    process = spawn("serve", "--model", "dummy:tiny", *flags, stderr=subprocess.PIPE)
-    _, stderr = process.communicate(timeout=60)
-
-    assert process.returncode == 2
-    lines = [line for line in stderr.decode().splitlines() if line.startswith("phasescope:")]
-    assert len(lines) == 1
-    assert words in lines[0]
-
-
-def test_a_step_budget_follows_the_latency_target() -> None:
-    """With decodes running, a long prompt is cut into smaller pieces than the fixed budget."""
-    flags = ("--max-batched-tokens", "512", "--itl-target-ms", "0.001", "--max-num-seqs", "4")
-    with Server("--model", "dummy:tiny", *flags) as server:
-        ids(server, [20, 21], max_tokens=400)
-        stop = threading.Thread(target=ids, args=(server, [20, 22]), kwargs={"max_tokens": 1200})
-        stop.start()
-        eventually(lambda: server.snapshot()["running"] == 1, "a running request")
-        long = ids(server, small(list(range(600))), cache_prefix=False)
-        stop.join(60)
-        chunks = server.facts_of(long["id"])["sequences"][0]["chunks"]
-
-    assert max(chunk["tokens"] for chunk in chunks) == 16
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("phasescope: ")
+    assert words in line

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from ledger_world import run_fold, steps_of, world_facts
 
 from telemetry.accountant import Accountant
-from telemetry.engine_records import Skip
+from telemetry.engine_records import Skip, StepRecorded
 from telemetry.host_records import HostPaused
 from telemetry.ledger import Entry, Ledger, Part, State
 from telemetry.phase_fold import PhaseFold
@@ -46,20 +46,54 @@ def ledgers(timelines: list[RequestTimeline]) -> dict[str, Ledger]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(WORLDS)
-def test_the_parts_of_every_request_sum_to_its_time_and_none_is_negative(
+def test_in_any_world_accounts_are_whole_and_name_only_who_was_there(
     world: tuple[str, int],
 ) -> None:
-    timelines, _ = run_fold(world_facts(*world))
+    """Each request's account, what it says of others, and what all accounts say together."""
+    facts = world_facts(*world)
+    timelines, accountant = run_fold(facts)
+    found = ledgers(timelines)
+    steps = steps_of(facts)
     for timeline in timelines:
-        ledger = ledgers([timeline])[timeline.accepted.request_id]
-        assert ledger.e2e_ns == timeline.ended.at_ns - timeline.accepted.at_ns
-        assert ledger.residue_ns == 0
-        assert all(entry.ns > 0 for entry in ledger.entries), ledger
+        ledger = found[timeline.accepted.request_id]
+        parts_sum_to_its_time_and_none_is_negative(timeline, ledger)
+        who_shared_no_step_with_it_takes_none_of_its_time(timeline, ledger, steps)
+    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(found, accountant)
 
 
-@settings(max_examples=40, deadline=None)
+def parts_sum_to_its_time_and_none_is_negative(timeline: RequestTimeline, ledger: Ledger) -> None:
+    assert ledger.e2e_ns == timeline.ended.at_ns - timeline.accepted.at_ns
+    assert ledger.residue_ns == 0
+    assert all(entry.ns > 0 for entry in ledger.entries), ledger
+
+
+def who_shared_no_step_with_it_takes_none_of_its_time(
+    timeline: RequestTimeline, ledger: Ledger, steps: list[StepRecorded]
+) -> None:
+    """The dummy axiom, from the facts themselves."""
+    present = {
+        f"r{row.seq_id}"
+        for one in steps
+        if one.committed_ns > timeline.accepted.at_ns and one.begin_ns < timeline.ended.at_ns
+        for row in one.rows
+    } - {timeline.accepted.request_id}
+    assert set(ledger.by_payer()) <= present
+
+
+def what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(
+    found: dict[str, Ledger], accountant: Accountant
+) -> None:
+    paid = sum(
+        entry.ns for ledger in found.values() for entry in ledger.entries if entry.part in NAMED
+    )
+    report = accountant.harm.report(requests=10_000)
+    assert paid == report.total_ns == sum(report.by_request_ns.values())
+    assert paid == sum(report.by_tenant_ns.values()) == sum(report.by_class_ns.values())
+
+
+@settings(max_examples=25, deadline=None)
 @given(WORLDS, st.lists(st.integers(1, 40), min_size=1, max_size=5))
 def test_an_account_does_not_depend_on_how_the_facts_come_in_batches(
     world: tuple[str, int], batches: list[int]
@@ -71,42 +105,6 @@ def test_an_account_does_not_depend_on_how_the_facts_come_in_batches(
         t.accepted.request_id: t.account for t in cut
     }
     assert harm.harm.report() == harm_cut.harm.report()
-
-
-@settings(max_examples=40, deadline=None)
-@given(WORLDS)
-def test_who_shares_no_step_with_a_request_and_is_not_waited_for_takes_none_of_its_time(
-    world: tuple[str, int],
-) -> None:
-    """The dummy axiom, from the facts themselves."""
-    facts = world_facts(*world)
-    timelines, _ = run_fold(facts)
-    steps = steps_of(facts)
-    for timeline in timelines:
-        present = {
-            f"r{row.seq_id}"
-            for one in steps
-            if one.committed_ns > timeline.accepted.at_ns and one.begin_ns < timeline.ended.at_ns
-            for row in one.rows
-        } - {timeline.accepted.request_id}
-        assert set(ledgers([timeline])[timeline.accepted.request_id].by_payer()) <= present
-
-
-@settings(max_examples=40, deadline=None)
-@given(WORLDS)
-def test_what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(
-    world: tuple[str, int],
-) -> None:
-    timelines, accountant = run_fold(world_facts(*world))
-    paid = sum(
-        entry.ns
-        for ledger in ledgers(timelines).values()
-        for entry in ledger.entries
-        if entry.part in NAMED
-    )
-    report = accountant.harm.report(requests=10_000)
-    assert paid == report.total_ns == sum(report.by_request_ns.values())
-    assert paid == sum(report.by_tenant_ns.values()) == sum(report.by_class_ns.values())
 
 
 def test_a_thousand_requests_of_chaos_leave_hardly_anything_without_an_owner() -> None:

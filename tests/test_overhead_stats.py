@@ -13,11 +13,11 @@ from benchmarks.paired import Block, Pair, costs, run_quad
 def block(state: str, drift: float, slower: float, draw: np.random.Generator) -> Block:
     """A block on a machine that is `drift` times slower than at its best."""
     noise = drift * (1 + draw.normal(0, 0.002))
-    gaps_ms = draw.gamma(20, 1, 800) * noise * (1 + slower)
+    gaps_ms = draw.gamma(80, 1 / 4, 200) * noise * (1 + slower)
     return Block(state, 100 / noise / (1 + slower), gaps_ms)
 
 
-def pairs(slower: float, count: int = 30) -> list[Pair]:
+def pairs(slower: float, count: int = 16) -> list[Pair]:
     """Neighbours share the machine's mood, which changes by tens of percent over the run."""
     draw = np.random.default_rng(5)
     moods = 1 + 0.3 * draw.random(count)

@@ -47,6 +47,8 @@ from telemetry.timelines import TimelineStore
 from telemetry.window_fold import WindowFold
 
 SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
+# some of the gaps between tokens in these worlds are longer, and so are explained
+ITL_TARGET_NS = 26 * MS
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Folds:
         self.phases = PhaseFold(
             [self.timelines.append, self.window.on_timeline],
             [self.histograms.on_measured],
-            Accountant(lambda slo_class: 1),
+            Accountant(lambda slo_class: ITL_TARGET_NS),
         )
         self.diagnoser = Diagnoser()
         self.drain_rate = DrainRate()
@@ -90,7 +92,7 @@ def counts(histograms: Histograms) -> bytes:
     return msgspec.json.encode(report(found, TOTAL, 0))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     name=st.sampled_from(SCENARIOS),
     seed=st.integers(0, 10_000),
@@ -146,7 +148,7 @@ def pumped(arrivals: Sequence[Arrived], generator: random.Random, journal: Journ
     return folds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), pump_seed=st.integers())
 def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, pump_seed: int
@@ -165,7 +167,7 @@ def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
     assert diagnose_journal(open_journal(path)) == live.diagnoser.diagnosis(now_ns)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), seeds=st.tuples(
     st.integers(), st.integers()
 ))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer, load_tokenizer
 
+BYTES = dummy_tokenizer("tiny")
 TEXTS = [
     "Hello, world!",
     "The year 2026 has 365 days; 12345678 seconds.",
@@ -37,11 +39,16 @@ def ours(default_model: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def oracle(default_model: Path) -> Backend:
-    """An independent assembly: the gguf package's reader, Digits and ByteLevel by hand."""
+def fields(default_model: Path) -> dict[str, Any]:
+    """The file's metadata as the gguf package reads them, which takes seconds."""
     from gguf import GGUFReader
 
-    fields = GGUFReader(default_model).fields
+    return dict(GGUFReader(default_model).fields)
+
+
+@pytest.fixture(scope="module")
+def oracle(fields: dict[str, Any]) -> Backend:
+    """An independent assembly: the gguf package's reader, Digits and ByteLevel by hand."""
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"].contents()]
     backend = Backend(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
@@ -80,11 +87,14 @@ def test_chat_markers_are_single_special_tokens(ours: Tokenizer) -> None:
     assert ours.decode(ids) == "user\nHi"
 
 
-def test_chat_rendering_equals_transformers(ours: Tokenizer, default_model: Path) -> None:
+def test_chat_rendering_equals_transformers(
+    ours: Tokenizer, oracle: Backend, fields: dict[str, Any]
+) -> None:
     """Same template, same messages, same text."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    theirs = AutoTokenizer.from_pretrained(default_model.parent, gguf_file=default_model.name)
+    template = fields["tokenizer.chat_template"].contents()
+    theirs = PreTrainedTokenizerFast(tokenizer_object=oracle, chat_template=template)
     messages = [
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "4"},
@@ -111,10 +121,9 @@ def test_a_template_that_refuses_gives_one_line() -> None:
 @given(text=st.text(max_size=60))
 def test_pieces_of_text_are_whole_characters_and_add_up(text: str) -> None:
     """A byte tokenizer spreads each character over tokens; no piece shows half of one."""
-    tokenizer = dummy_tokenizer("tiny")
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(BYTES)
     text = text.encode("utf-8", "ignore").decode()
-    pieces = [detokenizer.push(token_id) for token_id in tokenizer.encode(text)]
+    pieces = [detokenizer.push(token_id) for token_id in BYTES.encode(text)]
 
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
     assert "".join(pieces) + detokenizer.finish() == text
@@ -124,8 +133,7 @@ def test_pieces_of_text_are_whole_characters_and_add_up(text: str) -> None:
 @given(data=st.binary(max_size=40))
 def test_any_bytes_detokenize_to_the_same_text_as_all_at_once(data: bytes) -> None:
     """Invalid UTF-8 becomes U+FFFD exactly as in one piece."""
-    tokenizer = dummy_tokenizer("tiny")
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(BYTES)
     text = "".join(detokenizer.push(byte) for byte in data) + detokenizer.finish()
 
     assert text == data.decode("utf-8", errors="replace")

@@ -46,7 +46,7 @@ def drawn(folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS) -> tuple[
     return checked(folder / "trace.json.gz"), summary
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     name=st.sampled_from(("chaos", "poisson", "overload", "shared_prefix", "sharegpt")),
     seed=st.integers(0, 10_000),

@@ -1,8 +1,9 @@
-"""`phasescope drill`: run the production scheduler through simulated scenarios."""
+"""`phasescope drill`: faults in a real server, or the scheduler in simulated scenarios."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 from service.config import ConfigError
 from telemetry.clock import MonotonicClock
 
-if TYPE_CHECKING:  # the simulator is imported when it is run: every command reads this file
+if TYPE_CHECKING:  # imported when they are run: every command reads this file
+    from service.drill.result import EpisodeResult
     from service.sim.world import Report, Scenario
 
 _PROGRESS_NS = 2_000_000_000
@@ -19,22 +21,130 @@ _PROGRESS_NS = 2_000_000_000
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "drill", help="run the scheduler through simulated scenarios and check its invariants"
+        "drill",
+        help="bring trouble about in a real server, or run the scheduler through simulated "
+        "scenarios",
+        description="With NAME: start a server, serve traffic, bring that trouble about for a "
+        "while, and write down what was done, what clients saw and what the server said. With "
+        "--sim: simulated scenarios, invariants checked.",
     )
-    parser.add_argument(
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the class of trouble; see --list")
+    parser.add_argument("--list", action="store_true", help="show all classes and mechanisms")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals, prompts and lengths, or "
+                        "the first of a simulation (default 0)")  # fmt: skip
+    _add_real_flags(parser.add_argument_group("real server"))
+    _add_sim_flags(parser.add_argument_group("simulation"))
+    parser.set_defaults(run=run)
+
+
+def _add_real_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--mechanism", metavar="M", help="which one; by default the first")
+    group.add_argument(
+        "--intensity", type=float, metavar="X", help="how strong, in the mechanism's unit"
+    )
+    group.add_argument("--model", help="as for `phasescope serve`; by default the default model")
+    group.add_argument(
+        "--weights", default="int8", choices=["auto", "int8"], help="format of the weights"
+    )
+    group.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where episodes, labels and the measured capacity go; by default "
+        "~/.cache/phasescope/drills",
+    )
+    for name, default in (("warm-up", 20), ("reference", 20), ("fault", 25), ("recovery", 15)):
+        group.add_argument(
+            f"--{name}", type=float, default=float(default), metavar="S", help="seconds"
+        )
+
+
+def _add_sim_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--sim",
-        required=True,
         metavar="SCENARIO",
         help="the name of a scenario (a wrong one is answered with the list), or a trace file of "
         "JSON lines (at_ms, prompt_tokens, max_tokens, tenant, priority)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--count", type=int, default=1, help="how many seeds (default 1)")
-    parser.add_argument("--journal", type=Path, help="write the facts of the last run here")
-    parser.set_defaults(run=run)
+    group.add_argument("--count", type=int, default=1, help="how many seeds (default 1)")
+    group.add_argument("--journal", type=Path, help="write the facts of the last run here")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.list:
+        from service.drill.registry import lines
+
+        print("\n".join(lines()))
+        return 0
+    if (args.sim is None) == (args.name is None):
+        raise ConfigError("give the NAME of a drill or --sim SCENARIO; --list shows the drills")
+    return _run_real(args) if args.sim is None else _run_sim(args)
+
+
+# --- a real server -------------------------------------------------------------------------
+
+
+def _run_real(args: argparse.Namespace) -> int:
+    from service.drill.episode import run_episode
+    from service.drill.servers import DidNotStart
+    from service.drill.spec import EpisodeSpec, Phases
+
+    spec = EpisodeSpec(
+        symptom=args.name,
+        mechanism=args.mechanism,
+        intensity=args.intensity,
+        seed=args.seed,
+        model=args.model,
+        weights=args.weights,
+        phases=Phases(
+            warm_up_s=args.warm_up,
+            reference_s=args.reference,
+            fault_s=args.fault,
+            recovery_s=args.recovery,
+        ),
+        out=args.out or _drills_folder(),
+    )
+    try:
+        result = run_episode(spec, lambda line: print(f"phasescope: {line}", file=sys.stderr))
+    except DidNotStart as error:
+        print(f"phasescope: the server did not start: {error}", file=sys.stderr)
+        return 1
+    _say_result(result)
+    print(f"journal, clients and answers: {spec.out / result.name}")
+    return 0
+
+
+def _drills_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "phasescope" / "drills"
+
+
+def _say_result(result: EpisodeResult) -> None:
+    """A line a phase, then what the server said of itself."""
+    measures = ("ttft_p50", "ttft_p95", "itl_p50", "stall_p95", "tpot_p95", "e2e_p50")
+    print(f"{'ms':<11}{'requests':>9}{'good':>6}" + "".join(f"{name:>11}" for name in measures))
+    for phase, seen in result.clients.items():
+        values = (getattr(seen, name) for name in measures)
+        cells = "".join(f"{'-' if value is None else format(value, '.1f'):>11}" for value in values)
+        print(f"{phase:<11}{seen.requests:>9}{seen.good:>6}{cells}")
+    for measure in result.harms:
+        rise = result.rise(measure)
+        print(f"{measure}: {'-' if rise is None else format(rise, '.2f')} times the reference")
+    if result.exit_line is not None:
+        print(f"the server ended ({result.exit_code}): {result.exit_line}")
+    for turn in result.verdicts:
+        named = ", ".join(f"{symptom} {confidence:.2f}" for symptom, confidence in turn.named)
+        print(f"{turn.at_s:7.1f} s  {turn.verdict} {named}")
+    if result.on_s is not None and result.off_s is not None:
+        print(f"the fault was on from {result.on_s:.1f} to {result.off_s:.1f} s")
+    for reason in result.discarded:
+        print(f"not to be counted: {reason}")
+
+
+# --- simulated worlds ----------------------------------------------------------------------
+
+
+def _run_sim(args: argparse.Namespace) -> int:
     from service.sim.invariants import InvariantViolated
     from service.sim.world import World
     from telemetry.journal import write_journal

@@ -1,0 +1,173 @@
+"""Runs the episodes of a series, one after another, and keeps each as a few kilobytes.
+
+A series is classes times seeds times intensities, in rounds: each round has every class once, so
+that whatever part of it has been run is balanced. It may be stopped at any time and goes on where
+it was. Episodes for development and for the test have other seeds, and where a class has a second
+mechanism that one is seen in the test only.
+
+    .venv/bin/python -m benchmarks.diagnosis.episodes --split dev|test|smoke [--classes A,B]
+        [--each 4] [--out FOLDER] [--work FOLDER] [--most N] [--again]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.diagnosis.gauges import Gauges, gauges_of_file
+from benchmarks.machine import machine
+from service.config import ConfigError
+from service.drill.episode import run_episode
+from service.drill.mechanism import DEV, TEST, Mechanism
+from service.drill.registry import mechanisms_of, of_split
+from service.drill.result import EpisodeResult
+from service.drill.servers import DidNotStart
+from service.drill.spec import EpisodeSpec, Phases
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "episodes"
+SMOKE = "smoke"
+FIRST_SEED = {DEV: 100, TEST: 500, SMOKE: 900}
+SMOKE_PHASES = Phases(warm_up_s=5, reference_s=8, fault_s=10, recovery_s=5)
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What is committed of one episode. `usual_gauges` are of the server with the good
+    configuration, where there was one."""
+
+    split: str
+    date: str
+    machine: dict[str, object]
+    episode: EpisodeResult
+    gauges: Gauges | None = None
+    usual_gauges: Gauges | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One episode of a series."""
+
+    mechanism: Mechanism
+    seed: int
+    intensity: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.mechanism.symptom}-{self.mechanism.name}-{self.seed}"
+
+
+def series(split: str, each: int, classes: list[str] | None = None) -> Iterator[Planned]:
+    """Rounds of every class; intensities take turns, the middle one first."""
+    chosen = list(of_split(DEV if split == SMOKE else split))
+    if classes is not None:
+        for one in classes:
+            mechanisms_of(one)  # raises ConfigError with the list
+        chosen = [mechanism for mechanism in chosen if mechanism.symptom in classes]
+    for number in range(each):
+        for mechanism in chosen:
+            levels = mechanism.levels
+            level = levels[(len(levels) // 2 + number) % len(levels)]
+            yield Planned(mechanism, FIRST_SEED[split] + number, level)
+
+
+def read_kept(folder: Path) -> list[Kept]:
+    """All episodes of a folder, by name. Raises msgspec.MsgspecError."""
+    paths = sorted(folder.glob("*.json"))
+    return [msgspec.json.decode(path.read_bytes(), type=Kept) for path in paths]
+
+
+def keep(kept: Kept, path: Path) -> None:
+    """Whole or not at all: a series may be interrupted at any moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+    part.replace(path)
+
+
+def is_done(path: Path, again: bool) -> bool:
+    """There, and with `again` only if it counts."""
+    if not path.exists():
+        return False
+    return not again or not msgspec.json.decode(path.read_bytes(), type=Kept).episode.discarded
+
+
+def run_one(planned: Planned, split: str, work: Path) -> Kept:
+    spec = EpisodeSpec(
+        symptom=planned.mechanism.symptom,
+        mechanism=planned.mechanism.name,
+        intensity=planned.intensity,
+        seed=planned.seed,
+        phases=SMOKE_PHASES if split == SMOKE else Phases(),
+        out=work,
+    )
+    result = run_episode(spec, say)
+    date = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    folder = work / result.name
+    return Kept(
+        split=split,
+        date=date,
+        machine=machine(),
+        episode=result,
+        gauges=_gauges(folder / "journal"),
+        usual_gauges=_gauges(folder / "reference.journal"),
+    )
+
+
+def _gauges(path: Path) -> Gauges | None:
+    """None where there is no record, as of a server that did not start."""
+    return gauges_of_file(path) if path.exists() else None
+
+
+def say(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+def work_folder(split: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "phasescope" / "episodes" / split
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--split", choices=[DEV, TEST, SMOKE], default=SMOKE)
+    parser.add_argument("--classes", help="only these, separated by commas")
+    parser.add_argument("--each", type=int, help="episodes of each class (default 4, smoke 1)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--work", type=Path, help="where journals and labels go, uncommitted")
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many")
+    parser.add_argument("--again", action="store_true", help="run those anew that do not count")
+    args = parser.parse_args()
+    classes = args.classes.split(",") if args.classes else None
+    each = args.each or (1 if args.split == SMOKE else 4)
+    try:
+        planned = list(series(args.split, each, classes))
+    except ConfigError as error:
+        parser.error(str(error))
+    missing = [p for p in planned if not is_done(args.out / f"{p.name}.json", args.again)]
+    say(f"{len(planned)} episodes, {len(missing)} to run")
+    failed = 0
+    for number, one in enumerate(missing[: args.most], 1):
+        print(f"{number}/{len(missing)} {one.name} at {one.intensity:g}", flush=True)
+        try:
+            kept = run_one(one, args.split, args.work or work_folder(args.split))
+        except (DidNotStart, ConfigError, OSError) as error:
+            failed += 1
+            say(f"failed: {error}")
+            continue
+        keep(kept, args.out / f"{one.name}.json")
+        top = [turn.top for turn in kept.episode.verdicts if turn.top]
+        say(f"named: {', '.join(dict.fromkeys(top)) or 'nothing'} {kept.episode.discarded or ''}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Real faults in a running server, from outside: drills, their traffic and their sealed labels."""

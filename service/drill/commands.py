@@ -1,0 +1,43 @@
+"""Other commands of ours that an episode runs, as an operator would."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+_WITHIN_S = 60.0
+
+
+async def save_baseline(url: str, path: Path) -> bool:
+    """What is usual on that server, into a file; False where that cannot be had."""
+    if not await asyncio.to_thread(_knows, "diagnose", "--save-baseline"):
+        return False
+    done = await asyncio.to_thread(_phasescope, "diagnose", url, "--save-baseline", str(path))
+    return done.returncode == 0 and path.exists()
+
+
+async def baseline_flags(path: Path) -> tuple[str, ...]:
+    """Flags that have a server go by it; none where servers cannot."""
+    known = await asyncio.to_thread(_knows, "serve", "--baseline")
+    return ("--baseline", str(path)) if known and path.exists() else ()
+
+
+async def diagnosis_of(journal: Path) -> bytes | None:
+    """What is said of a journal when its server has gone, as JSON; None when nothing is."""
+    if not journal.exists():
+        return None
+    done = await asyncio.to_thread(_phasescope, "diagnose", str(journal), "--json")
+    return done.stdout.encode() if done.returncode == 0 else None
+
+
+@functools.cache
+def _knows(command: str, flag: str) -> bool:
+    return flag in _phasescope(command, "--help").stdout
+
+
+def _phasescope(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)

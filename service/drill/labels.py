@@ -1,0 +1,63 @@
+"""The truth about an episode, sealed: in a folder of its own that no server is told of.
+
+The file is written once, readable by its owner only, and known by its SHA-256 from then on: who
+publishes the hash before any verdict is scored cannot change the label afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+FOLDER = "labels"
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, when, how strongly, to whom and by whom.
+
+    `on_ns` and `off_ns` are None where nothing was done. `victims` and `culprits` are request
+    ids, or tenants where the cause is one.
+    """
+
+    symptom: str
+    mechanism: str
+    intensity: float
+    unit: str
+    seed: int
+    on_ns: int | None
+    off_ns: int | None
+    victims: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """Where a label lies, and what it hashes to."""
+
+    path: str
+    sha256: str
+
+
+def seal(label: Label, out: Path, name: str) -> Sealed:
+    """Write `out/labels/<name>.json`; a label that is there already is replaced."""
+    folder = out / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    data = msgspec.json.format(msgspec.json.encode(label), indent=1) + b"\n"
+    path = folder / f"{name}.json"
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    return Sealed(str(path), hashlib.sha256(data).hexdigest())
+
+
+def unseal(path: Path, sha256: str | None = None) -> Label:
+    """Read a label back. Raises ValueError when it is not the one that was sealed."""
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if sha256 is not None and found != sha256:
+        raise ValueError(f"{path}: the label was changed after it was sealed")
+    return msgspec.json.decode(data, type=Label)

@@ -1,0 +1,85 @@
+"""Trouble that is configured: a server with a wrong limit takes over from a good one."""
+
+from __future__ import annotations
+
+import math
+
+from service.drill.mechanism import DEV, Mechanism, Need
+from service.drill.traffic import Mix
+
+_BLOCK_TOKENS = 16
+_CACHE_MIB = 256
+_CONTEXT_TOKENS = 256
+_CACHE = ("--kv-memory", f"{_CACHE_MIB}MiB", "--max-model-len", str(_CONTEXT_TOKENS))
+_WIDE = Mix(name="wide", prompt=(64, 160), output=(32, 64))
+_GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
+_WRITING = Mix(name="writing", prompt=(8, 16), output=(48, 96))
+_READING = Mix(name="reading", prompt=(100, 300))
+_GOOD_SEQS = 2
+_GOOD_BUDGET = 512
+
+
+def _cache_of(blocks: int, need: Need) -> tuple[str, ...]:
+    """A cache of so many blocks, at least of what one request may need."""
+    least = _CONTEXT_TOKENS // _BLOCK_TOKENS
+    block_bytes = (_CACHE_MIB << 20) / need.blocks_total
+    return "--kv-memory", str(math.ceil(max(blocks, least) * block_bytes))
+
+
+LIMITS = (
+    Mechanism(
+        symptom="kv_exhaustion",
+        name="small_pool",
+        split=DEV,
+        about="the cache holds a part of what the same traffic needed before",
+        unit="of need",
+        levels=(0.6, 0.45, 0.35),
+        harms=("ttft_p50",),
+        flags=_CACHE,
+        mix=_WIDE,
+        load=0.55,
+        bad_flags=lambda need, share: _cache_of(round(share * need.blocks_p75), need),
+    ),
+    Mechanism(
+        symptom="kv_thrash",
+        name="tight_pool",
+        split=DEV,
+        about="the cache is little larger than the largest request, and outputs are long",
+        unit="largest requests",
+        levels=(2.5, 2.0, 1.5),
+        harms=("stall_p95", "e2e_p50"),
+        flags=_CACHE,
+        mix=_GROWING,
+        load=0.6,
+        bad_flags=lambda need, requests: _cache_of(
+            round(requests * (_GROWING.prompt[1] + _GROWING.output[1]) / _BLOCK_TOKENS), need
+        ),
+    ),
+    Mechanism(
+        symptom="oversized_batch",
+        name="many_seqs",
+        split=DEV,
+        about="several times as many sequences may decode together",
+        unit="times as many",
+        levels=(3.0, 4.0, 6.0),
+        harms=("itl_p50",),
+        flags=("--max-num-seqs", str(_GOOD_SEQS)),
+        mix=_WRITING,
+        load=0.7,
+        traffic=lambda scene: scene.usual(burst=8),
+        bad_flags=lambda need, factor: ("--max-num-seqs", str(round(factor * _GOOD_SEQS))),
+    ),
+    Mechanism(
+        symptom="budget_too_small",
+        name="small_budget",
+        split=DEV,
+        about="steps may take few tokens, so that prompts need many of them",
+        unit="tokens a step",
+        levels=(12.0, 10.0, 8.0),
+        harms=("ttft_p50",),
+        flags=("--max-num-seqs", "8", "--max-batched-tokens", str(_GOOD_BUDGET)),
+        mix=_READING,
+        load=0.45,
+        bad_flags=lambda need, tokens: ("--max-batched-tokens", str(round(tokens))),
+    ),
+)

@@ -1,0 +1,160 @@
+"""An episode in a few kilobytes: what clients saw, phase by phase, and what was said of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from service.drill.client import Sent
+from service.drill.conditions import Conditions
+from service.drill.labels import Label
+from service.drill.spec import Capacity, Phase, Phases
+from service.drill.watch import Turn
+
+HARMED = 1.5
+_LEAST_GOOD = 3
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients saw of the requests due in one phase. Times in ms, None where there are none.
+
+    `stall` is the longest gap of a request. `ends` counts statuses, with what did not end well.
+    """
+
+    requests: int
+    good: int
+    tokens: int
+    ends: dict[str, int]
+    ttft_p50: float | None = None
+    ttft_p95: float | None = None
+    itl_p50: float | None = None
+    itl_p99: float | None = None
+    stall_p50: float | None = None
+    stall_p95: float | None = None
+    tpot_p50: float | None = None
+    tpot_p95: float | None = None
+    e2e_p50: float | None = None
+    e2e_p95: float | None = None
+
+
+class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode. `clients` are all of a phase, `others` those that no culprit's request is of.
+
+    `first_harmed_s` is when the first request after the onset was due whose TTFT or E2E is more
+    than half above the reference's median; moments are seconds from the start of the traffic.
+    `exit_line` is the last line of a server that ended. `discarded` says why the episode does
+    not count; empty when it does.
+    """
+
+    name: str
+    symptom: str
+    mechanism: str
+    intensity: float
+    seed: int
+    phases: Phases
+    flags: tuple[str, ...]
+    capacity: Capacity | None
+    load: float
+    begin_ns: int
+    on_s: float | None
+    off_s: float | None
+    first_harmed_s: float | None
+    clients: dict[str, Seen]
+    others: dict[str, Seen]
+    harms: tuple[str, ...]
+    verdicts: list[Turn]
+    conditions: Conditions | None
+    discarded: list[str]
+    label: Label
+    label_sha256: str
+    exit_code: int | None = None
+    exit_line: str | None = None
+    has_baseline: bool = False
+
+    def rise(self, measure: str) -> float | None:
+        """How many times the reference's value it was in the fault: for all clients, or for those
+        who did nothing, whichever is worse."""
+        rises = [_rise(group, measure) for group in (self.clients, self.others)]
+        return max((rise for rise in rises if rise is not None), default=None)
+
+
+def _rise(group: dict[str, Seen], measure: str) -> float | None:
+    before, after = group.get(Phase.REFERENCE.value), group.get(Phase.FAULT.value)
+    if before is None or after is None or after.good < _LEAST_GOOD:
+        return None
+    old, new = getattr(before, measure), getattr(after, measure)
+    return None if not old or new is None else float(new / old)
+
+
+def seen_by_phase(log: Iterable[Sent], phases: Phases, begin_ns: int) -> dict[str, Seen]:
+    """Requests belong to the phase in which they were due."""
+    groups: dict[str, list[Sent]] = {}
+    for one in log:
+        phase = phases.of((one.due_ns - begin_ns) / 1e9)
+        groups.setdefault(phase.value, []).append(one)
+    return {phase.value: seen(groups[phase.value]) for phase in Phase if phase.value in groups}
+
+
+def seen(log: Sequence[Sent]) -> Seen:
+    """Sum up one group of requests."""
+    gaps_ms = [gap / 1e3 for one in log for gap in one.gaps_us]
+    measures = {
+        "ttft": [one.ttft_ns / 1e6 for one in log if one.ttft_ns is not None],
+        "stall": [max(one.gaps_us) / 1e3 for one in log if one.gaps_us],
+        "tpot": [one.tpot_ns / 1e6 for one in log if one.tpot_ns is not None],
+        "e2e": [one.e2e_ns / 1e6 for one in log if one.e2e_ns is not None],
+    }
+    times: dict[str, float | None] = {
+        "itl_p50": _rank(gaps_ms, 0.5),
+        "itl_p99": _rank(gaps_ms, 0.99),
+    }
+    for name, values in measures.items():
+        times |= {f"{name}_p50": _rank(values, 0.5), f"{name}_p95": _rank(values, 0.95)}
+    return Seen(
+        requests=len(log),
+        good=sum(one.is_good for one in log),
+        tokens=sum(one.tokens for one in log),
+        ends=dict(Counter(_end(one) for one in log)),
+        **times,
+    )
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Above these a request counts as harmed."""
+
+    ttft_ns: float
+    e2e_ns: float
+
+    def are_broken_by(self, one: Sent, since_ns: int) -> bool:
+        """Whether it was late for something that came about after `since_ns`."""
+        ended_ns = one.end_ns or one.last_ns
+        if ended_ns is not None and ended_ns <= since_ns:
+            return False
+        late_first = (one.ttft_ns or 0) > self.ttft_ns and (one.first_ns or 0) > since_ns
+        return late_first or (one.e2e_ns or 0) > self.e2e_ns
+
+
+def limits_of(log: Iterable[Sent], phases: Phases, begin_ns: int) -> Limits | None:
+    """Half above the medians of the reference; None when nothing was served in it."""
+    reference = [one for one in log if phases.of((one.due_ns - begin_ns) / 1e9) is Phase.REFERENCE]
+    ttfts = [one.ttft_ns for one in reference if one.ttft_ns is not None]
+    e2es = [one.e2e_ns for one in reference if one.e2e_ns is not None]
+    if not ttfts or not e2es:
+        return None
+    return Limits(HARMED * statistics.median(ttfts), HARMED * statistics.median(e2es))
+
+
+def _end(one: Sent) -> str:
+    if one.left:
+        return "left"
+    return str(one.status) if one.error is None else f"{one.status} {one.error[:40]}"
+
+
+def _rank(values: Sequence[float], share: float) -> float | None:
+    """Nearest rank, to a microsecond; None of nothing."""
+    if not values:
+        return None
+    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 3)

@@ -1,0 +1,140 @@
+"""From what an episode left behind to its label and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from service.drill.client import Sent
+from service.drill.conditions import Conditions
+from service.drill.labels import Label
+from service.drill.mechanism import Mechanism
+from service.drill.result import EpisodeResult, Limits, Seen, limits_of, seen_by_phase
+from service.drill.spec import Phases
+from service.drill.traffic import TENANTS, Scene
+from service.drill.watch import Look, timeline
+
+_MOST_NAMED = 100
+
+
+@dataclass(slots=True)
+class Taken:
+    """Logs with the start of their traffic (one a server), answers, and the fault's time."""
+
+    logs: list[tuple[int, list[Sent]]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    conditions: Conditions | None = None
+    on_ns: int | None = None
+    off_ns: int | None = None
+    exit_code: int | None = None
+    exit_line: str | None = None
+    has_baseline: bool = False
+
+    @property
+    def all_sent(self) -> Iterator[Sent]:
+        for _, log in self.logs:
+            yield from log
+
+
+def label_of(taken: Taken, scene: Scene, mechanism: Mechanism) -> Label:
+    """The truth: who did what is known, who suffered is what the clients saw."""
+    on_ns, off_ns = (taken.on_ns, taken.off_ns) if mechanism.is_fault else (None, None)
+    victims, culprits = list[str](), list[str]()
+    if mechanism.culprit_tenant is not None:
+        culprits = [mechanism.culprit_tenant]
+        victims = [tenant for tenant in TENANTS if tenant not in culprits]
+    elif on_ns is not None and taken.logs:
+        culprits = [one.request_id for one in taken.all_sent if one.is_culprit]
+        victims = _victims(taken, scene.phases, on_ns, off_ns or on_ns)
+    return Label(
+        symptom=mechanism.symptom,
+        mechanism=mechanism.name,
+        intensity=scene.intensity,
+        unit=mechanism.unit,
+        seed=scene.seed,
+        on_ns=on_ns,
+        off_ns=off_ns,
+        victims=tuple(victims[:_MOST_NAMED]),
+        culprits=tuple(culprits[:_MOST_NAMED]),
+    )
+
+
+def result_of(
+    taken: Taken,
+    scene: Scene,
+    mechanism: Mechanism,
+    label: Label,
+    label_sha256: str,
+    name: str,
+    flags: tuple[str, ...],
+) -> EpisodeResult:
+    begin_ns = taken.logs[-1][0] if taken.logs else taken.on_ns or 0
+    limits = _limits(taken, scene.phases)
+    harmed_ns = None
+    if limits is not None and label.on_ns is not None:
+        harmed_ns = _first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
+    objections = [] if taken.conditions is None else taken.conditions.objections()
+
+    def at_s(at_ns: int | None) -> float | None:
+        return None if at_ns is None else round((at_ns - begin_ns) / 1e9, 3)
+
+    return EpisodeResult(
+        name=name,
+        symptom=mechanism.symptom,
+        mechanism=mechanism.name,
+        intensity=scene.intensity,
+        seed=scene.seed,
+        phases=scene.phases,
+        flags=flags,
+        capacity=scene.capacity if taken.logs else None,
+        load=scene.load,
+        begin_ns=begin_ns,
+        on_s=at_s(label.on_ns),
+        off_s=at_s(label.off_ns),
+        first_harmed_s=at_s(harmed_ns),
+        clients=_seen(taken, scene.phases, with_culprits=True),
+        others=_seen(taken, scene.phases, with_culprits=False),
+        harms=mechanism.harms,
+        verdicts=timeline(taken.looks, begin_ns),
+        conditions=taken.conditions,
+        discarded=objections,
+        label=label,
+        label_sha256=label_sha256,
+        exit_code=taken.exit_code,
+        exit_line=taken.exit_line,
+        has_baseline=taken.has_baseline,
+    )
+
+
+def _limits(taken: Taken, phases: Phases) -> Limits | None:
+    """By the first server, which the reference is of."""
+    if not taken.logs:
+        return None
+    begin_ns, log = taken.logs[0]
+    return limits_of(log, phases, begin_ns)
+
+
+def _victims(taken: Taken, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
+    """Requests of the fault's time that are nobody's fault, and late."""
+    limits = _limits(taken, phases)
+    if limits is None:
+        return []
+    return [
+        one.request_id
+        for one in taken.logs[-1][1]
+        if not one.is_culprit and one.due_ns < off_ns and limits.are_broken_by(one, on_ns)
+    ]
+
+
+def _first_harmed_ns(log: Iterable[Sent], limits: Limits, on_ns: int) -> int | None:
+    """When the first request that is late was due, at the earliest the onset."""
+    due = [one.due_ns for one in log if limits.are_broken_by(one, on_ns)]
+    return max(on_ns, min(due)) if due else None
+
+
+def _seen(taken: Taken, phases: Phases, *, with_culprits: bool) -> dict[str, Seen]:
+    found: dict[str, Seen] = {}
+    for begin_ns, log in taken.logs:
+        chosen = [one for one in log if with_culprits or not one.is_culprit]
+        found |= seen_by_phase(chosen, phases, begin_ns)
+    return found
