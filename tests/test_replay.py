@@ -79,7 +79,7 @@ class Folds:
             "histograms": counts(self.histograms),
             "timelines": self.timelines,
             "snapshot": self.window.snapshot(now_ns),
-            "diagnosis": self.diagnoser.diagnosis(now_ns),
+            "diagnosis": self.diagnoser.diagnosis(),
             "retry_after_s": self.drain_rate.retry_after_s,
             "costs": self.costs,
             "live": self.phases.live,
@@ -164,7 +164,7 @@ def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
     assert now_ns is not None
 
     assert again.outcome(now_ns) == live.outcome(now_ns)
-    assert diagnose_journal(open_journal(path)) == live.diagnoser.diagnosis(now_ns)
+    assert diagnose_journal(open_journal(path)) == live.diagnoser.diagnosis()
 
 
 @settings(max_examples=24, deadline=None)

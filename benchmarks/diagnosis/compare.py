@@ -1,0 +1,100 @@
+"""Our diagnosis beside four others, on the same committed episodes.
+
+    .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER] [--split test] [--trees]
+
+Ours is judged by what it said while the episode ran. The others are given the seconds of the
+reference and of the fault, and so are told when it began. Episodes of the dev split train the
+trees, which are left out without `--trees`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.diagnosis.baselines import BASELINES, HEALTHY, Namer, Row, features_of, rows_between
+from benchmarks.diagnosis.baselines import trees as train
+from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
+from benchmarks.diagnosis.score import APART, judge
+from service.drill.mechanism import DEV, TEST
+
+OURS = "phasescope"
+
+
+def truth_of(kept: Kept) -> str:
+    symptom = kept.episode.symptom
+    return HEALTHY if symptom.startswith("healthy") else symptom
+
+
+def seconds_of(kept: Kept) -> tuple[list[Row], list[Row]] | None:
+    """The rows of the reference and of the fault; of a healthy episode its second half stands
+    for the fault. None where a record is missing."""
+    episode, gauges = kept.episode, kept.gauges
+    if gauges is None:
+        return None
+    phases, begin_ns = episode.phases, episode.begin_ns
+
+    def at(seconds: float) -> int:
+        return begin_ns + int(seconds * 1e9)
+
+    if episode.on_s is None or episode.off_s is None:
+        middle_s = (phases.reference_at_s + phases.end_s) / 2
+        before = rows_between(gauges, at(phases.reference_at_s), at(middle_s))
+        return before, rows_between(gauges, at(middle_s), at(phases.end_s))
+    usual = gauges if kept.usual_gauges is None else kept.usual_gauges
+    before = rows_between(usual, at(phases.reference_at_s), at(episode.on_s))
+    return before, rows_between(gauges, at(episode.on_s), at(episode.off_s))
+
+
+def answers(kept: Sequence[Kept], name: Namer) -> list[tuple[str, str]]:
+    """(truth, answer) of every episode that has its gauges."""
+    found: list[tuple[str, str]] = []
+    for one in kept:
+        seconds = seconds_of(one)
+        if seconds is not None and seconds[0] and seconds[1]:
+            found.append((truth_of(one), name(*seconds)))
+    return found
+
+
+def top_1(pairs: Sequence[tuple[str, str]]) -> float:
+    return sum(truth == answer for truth, answer in pairs) / max(1, len(pairs))
+
+
+def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
+    """Over the classes that are there."""
+    classes = {truth for truth, _ in pairs}
+    scores: list[float] = []
+    for one in classes:
+        right = sum(truth == answer == one for truth, answer in pairs)
+        named = sum(answer == one for _, answer in pairs)
+        there = sum(truth == one for truth, _ in pairs)
+        scores.append(2 * right / (named + there) if named + there else 0.0)
+    return sum(scores) / max(1, len(scores))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("--split", choices=[DEV, TEST], default=TEST)
+    parser.add_argument("--trees", action="store_true", help="needs scikit-learn")
+    args = parser.parse_args()
+    counted = [one for one in read_kept(args.folder) if not one.episode.discarded]
+    main_ones = [one for one in counted if truth_of(one) not in APART]
+    chosen = [one for one in main_ones if one.split == args.split]
+    namers: dict[str, Namer] = dict(BASELINES)
+    if args.trees:
+        lessons = [(seconds_of(one), truth_of(one)) for one in main_ones if one.split == DEV]
+        namers["trees"] = train([(features_of(*s), truth) for s, truth in lessons if s is not None])
+    ours = [(truth_of(one), judge(one.episode).answer) for one in chosen]
+    print(f"| {len(chosen)} episodes | top-1 | macro-F1 |\n|---|---|---|")
+    print(f"| {OURS} | {top_1(ours):.2f} | {macro_f1(ours):.2f} |")
+    for name, namer in namers.items():
+        pairs = answers(chosen, namer)
+        print(f"| {name} | {top_1(pairs):.2f} | {macro_f1(pairs):.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""How often the diagnosis is right about servers in virtual time: every class, many seeds.
+
+Each twin is lived through fact by fact. Counted is what was named for most of the second half of
+the fault; of a healthy twin, whether anything was named at all. Mechanisms take turns, so a class
+with two has each of them on every second seed.
+
+    .venv/bin/python -m benchmarks.diagnosis.twins [--seeds 20] [--first 1000] [--classes A,B]
+        [--compounds] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import Pool
+from pathlib import Path
+
+from benchmarks.machine import machine
+from diagnosis.classifier import Diagnoser, Diagnosis
+from service.sim.twins.compounds import COMPOUNDS, build_compound
+from service.sim.twins.registry import TWINS, build_twin
+from service.sim.twins.twin import Twin
+from telemetry.records import fact_ns
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "twins.json"
+HEALTHY = "healthy"
+SECOND = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One twin. `named` are the findings of most of the second half, the first of them first."""
+
+    truth: str
+    mechanism: str
+    seed: int
+    named: list[str]
+    to_detect_s: float | None
+    onset_error_s: float | None
+    alarms_before: int
+    judged_s: float
+
+    @property
+    def is_right(self) -> bool:
+        return bool(self.named) and self.named[0] == self.truth
+
+
+def live_through(one: Twin) -> list[tuple[int, Diagnosis]]:
+    """Every opinion, and since when it holds."""
+    baseline = None
+    if one.before is not None:
+        first = Diagnoser()
+        first.on_facts(one.before)
+        baseline = first.baseline()
+    diagnoser = Diagnoser(baseline)
+    found: list[tuple[int, Diagnosis]] = []
+    for fact in one.facts:
+        diagnoser.on_facts([fact])
+        said = diagnoser.diagnosis()
+        if not found or said is not found[-1][1]:
+            found.append((fact_ns(fact), said))
+    return found
+
+
+def judge(one: Twin, truth: str) -> Judged:
+    begun_s = time.process_time()
+    found = live_through(one)
+    spent_s = time.process_time() - begun_s
+    names = [(at_ns, tuple(f.symptom.value for f in said.findings)) for at_ns, said in found]
+    if one.onset_ns is None:
+        said = Counter(name for _, name in names if name)
+        named = list(said.most_common(1)[0][0]) if said else [HEALTHY]
+        alarms = _alarms([name for _, name in names])
+        return Judged(truth, one.mechanism, one.seed, named, None, None, alarms, spent_s)
+    end_ns = one.end_ns or max(at_ns for at_ns, _ in names)
+    middle_ns = (one.onset_ns + end_ns) // 2
+    said = Counter(name for at_ns, name in names if middle_ns <= at_ns <= end_ns)
+    named = list(said.most_common(1)[0][0]) if said else []
+    right = [
+        (at_ns, s) for at_ns, s in found
+        if at_ns >= one.onset_ns and s.findings and s.findings[0].symptom.value == truth
+    ]  # fmt: skip
+    to_detect_s = (right[0][0] - one.onset_ns) / SECOND if right else None
+    onset_ns = right[0][1].onset_ns if right else None
+    error_s = None if onset_ns is None else abs(onset_ns - one.onset_ns) / SECOND
+    before = [name for at_ns, name in names if at_ns < one.onset_ns]
+    return Judged(
+        truth, one.mechanism, one.seed, named or [HEALTHY], to_detect_s, error_s,
+        _alarms(before), spent_s,
+    )  # fmt: skip
+
+
+def _alarms(names: Sequence[tuple[str, ...]]) -> int:
+    """How often something was named anew."""
+    pairs = zip([(), *names], names, strict=False)
+    return sum(not before and bool(after) for before, after in pairs)
+
+
+def judge_class(task: tuple[str, int]) -> Judged:
+    name, seed = task
+    mechanisms = TWINS[name]
+    twin = build_twin(name, seed, mechanisms[seed % len(mechanisms)])
+    return judge(twin, HEALTHY if name.startswith(HEALTHY) else name)
+
+
+def judge_pair(task: tuple[tuple[str, str], int]) -> tuple[tuple[str, str], list[str]]:
+    """What stood for most of the time in which both faults were there."""
+    names, seed = task
+    one = build_compound(names, seed)
+    begin_ns = max(one.onsets_ns)
+    said = Counter(
+        tuple(f.symptom.value for f in diagnosis.findings)
+        for at_ns, diagnosis in live_through(one)
+        if at_ns >= begin_ns and (one.end_ns is None or at_ns <= one.end_ns)
+    )
+    return names, list(said.most_common(1)[0][0]) if said else []
+
+
+def summary(judged: Sequence[Judged]) -> dict[str, object]:
+    by_class: dict[str, list[Judged]] = defaultdict(list)
+    for one in judged:
+        by_class[one.truth].append(one)
+    detected = sorted(o.to_detect_s for o in judged if o.to_detect_s is not None)
+    return {
+        "twins": len(judged),
+        "top_1": round(sum(one.is_right for one in judged) / len(judged), 4),
+        "to_detect_p50_s": round(statistics.median(detected), 2) if detected else None,
+        "to_detect_p95_s": round(detected[int(0.95 * len(detected))], 2) if detected else None,
+        "false_alarms_before": sum(one.alarms_before for one in judged),
+        "by_class": {
+            name: [sum(one.is_right for one in ones), len(ones)] for name, ones in by_class.items()
+        },
+        "wrong": [asdict(one) for one in judged if not one.is_right],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=1000, help="the first seed")
+    parser.add_argument("--classes", help="only these, separated by commas")
+    parser.add_argument("--compounds", action="store_true", help="pairs of faults, too")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    names = args.classes.split(",") if args.classes else list(TWINS)
+    seeds = range(args.first, args.first + args.seeds)
+    with Pool() as pool:
+        judged: list[Judged] = []
+        tasks = [(name, seed) for seed in seeds for name in names]
+        for number, one in enumerate(pool.imap(judge_class, tasks), 1):
+            judged.append(one)
+            if number % 24 == 0:
+                print(f"  {number} of {len(tasks)}", flush=True)
+        found = {"machine": machine(), **summary(judged)}
+        if args.compounds:
+            pairs = [(names, seed) for seed in seeds for names in COMPOUNDS]
+            told = pool.map(judge_pair, pairs)
+            both = sum(set(names) <= set(said[:3]) for names, said in told)
+            found["compounds"] = {
+                "pairs": len(told),
+                "both_in_top_3": round(both / len(told), 4),
+                "first_is_one_of_them": round(
+                    sum(bool(said) and said[0] in names for names, said in told) / len(told), 4
+                ),
+                "missed": [[*names, said] for names, said in told if not set(names) <= set(said)],
+            }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in found.items() if k not in ("wrong", "machine")}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
