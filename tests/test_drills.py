@@ -12,25 +12,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from server import eventually
 
 from benchmarks.diagnosis.episodes import series
-from benchmarks.diagnosis.score import alarms, cleared_s, judge, macro_f1, named_most, score
 from diagnosis.symptoms import Symptom
 from service.cli.main import main
 from service.config import ConfigError
 from service.drill.client import Sent
 from service.drill.collector import Collector
-from service.drill.conditions import Conditions
 from service.drill.episode import run_episode
 from service.drill.labels import Label, seal, unseal
 from service.drill.mechanism import DEV, TEST, Need
 from service.drill.outside import Helper
 from service.drill.registry import MECHANISMS, find, of_split, symptoms
-from service.drill.result import EpisodeResult, limits_of
 from service.drill.spec import Capacity, EpisodeSpec, Phases
 from service.drill.traffic import Scene
-from service.drill.watch import Look, Turn, timeline
-from tests.server import eventually
 
 MS = 1_000_000
 PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)
@@ -50,19 +46,6 @@ def scene_of(symptom: str, mechanism: str | None = None, seed: int = 3) -> Scene
         intensity=found.level(None),
         load=found.load,
         mix=found.mix,
-    )
-
-
-def sent(number: int, due_ms: int, first_ms: int | None, end_ms: int | None) -> Sent:
-    return Sent(
-        request_id=str(number),
-        tenant="red",
-        is_culprit=False,
-        due_ns=due_ms * MS,
-        first_ns=None if first_ms is None else first_ms * MS,
-        last_ns=None if end_ms is None else end_ms * MS,
-        end_ns=None if end_ms is None else end_ms * MS,
-        status=200,
     )
 
 
@@ -241,112 +224,6 @@ def test_a_hanging_collector_answers_nobody_until_it_is_told_to() -> None:
             writer.close()
 
     asyncio.run(run())
-
-
-# --- results and scores --------------------------------------------------------------------
-
-
-def test_who_is_harmed_is_measured_by_the_reference() -> None:
-    """Half above its medians, of what was not over at the onset."""
-    phases = Phases(warm_up_s=0, reference_s=1, fault_s=1, recovery_s=0)
-    log = [sent(number, 100 * number, 100 * number + 10, 100 * number + 50) for number in range(5)]
-    limits = limits_of(log, phases, 0)
-
-    assert limits is not None
-    assert (limits.ttft_ns, limits.e2e_ns) == (15 * MS, 75 * MS)
-    assert limits.are_broken_by(sent(9, 1000, 1020, 1050), 1000 * MS)
-    assert not limits.are_broken_by(sent(9, 1000, 1014, 1050), 1000 * MS)
-    assert not limits.are_broken_by(sent(9, 900, 990, 999), 1000 * MS)
-
-
-def test_a_machine_that_was_not_ours_is_objected_to() -> None:
-    """By each figure that was measured; what was not measured is no objection."""
-    calm = Conditions(lag_p99_ms=1.0, foreign=0.02, steal=None, pressure=0.3)
-
-    assert calm.objections() == []
-    busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.1)
-    assert len(busy.objections()) == 3
-
-
-def test_a_time_line_keeps_what_changed() -> None:
-    """An answer in the contract's form, and one of an older server without a verdict."""
-    answers: list[dict[str, object]] = [
-        {"findings": []},
-        {"verdict": "healthy", "findings": [], "onset_ns": None},
-        {
-            "verdict": "fault",
-            "findings": [{"symptom": "host_stall", "confidence": 0.9}],
-            "onset_ns": 2_000_000_000,
-        },
-    ]
-    looks = [
-        Look(
-            at_ns=n * 10**9, until_ns=n * 10**9, looks=1, answer=msgspec.Raw(msgspec.json.encode(a))
-        )
-        for n, a in enumerate(answers, 1)
-    ]
-
-    assert timeline(looks, 10**9) == [
-        Turn(at_s=0.0, verdict="healthy"),
-        Turn(at_s=2.0, verdict="fault", named=(("host_stall", 0.9),), onset_s=1.0),
-    ]
-
-
-def episode(symptom: str, turns: list[Turn], first_harmed_s: float | None = 21.0) -> EpisodeResult:
-    is_fault = not symptom.startswith("healthy")
-    return EpisodeResult(
-        name=symptom, symptom=symptom, mechanism="m", intensity=1.0, seed=0, phases=PHASES,
-        flags=(), capacity=None, load=0.5, begin_ns=0, on_s=20.0 if is_fault else None,
-        off_s=30.0 if is_fault else None, first_harmed_s=first_harmed_s, clients={}, others={},
-        harms=(), verdicts=turns, conditions=None, discarded=[], label=LABEL, label_sha256="",
-    )  # fmt: skip
-
-
-def fault(at_s: float, symptom: str, onset_s: float | None = None) -> Turn:
-    return Turn(at_s=at_s, verdict="fault", named=((symptom, 0.9),), onset_s=onset_s)
-
-
-def well(at_s: float) -> Turn:
-    return Turn(at_s=at_s, verdict="healthy")
-
-
-def test_an_episode_is_judged_by_what_stood_in_the_second_half_of_its_fault() -> None:
-    """Detection counts from the first harmed request; clearing from the end of the fault."""
-    turns = [well(0), fault(22, "throttled"), fault(23, "host_stall", 20.5), well(34)]
-    judged = judge(episode("host_stall", turns))
-
-    assert judged.is_right
-    assert judged.to_detect_s == pytest.approx(2.0)
-    assert judged.onset_error_s == pytest.approx(0.5)
-    assert judged.to_clear_s == pytest.approx(4.0)
-    assert judged.alarms == 0
-
-
-def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:
-    """Each time anew; to go from one name to another is still the same alarm."""
-    turns = [well(0), fault(12, "throttled"), fault(13, "host_stall"), well(14), fault(15, "x")]
-
-    assert alarms(turns, 10, 20) == 2
-    assert named_most(turns, 10, 20) == "x"
-    assert cleared_s(turns, 10) is None
-
-
-def test_scores_are_of_the_classes_that_make_requests_late() -> None:
-    """Light and busy health are one class; the exact checks are counted apart."""
-    judged = [
-        judge(episode("host_stall", [well(0), fault(22, "host_stall")])),
-        judge(episode("throttled", [well(0), fault(22, "host_stall")])),
-        judge(episode("healthy_light", [well(0)])),
-        judge(episode("healthy_busy", [well(0)])),
-        judge(episode("load_failure", [])),
-    ]
-    found = score(judged)
-
-    assert found["episodes"] == 4
-    assert found["top_1"] == pytest.approx(0.75)
-    assert macro_f1(judged[:4]) == pytest.approx((2 / 3 + 0 + 1) / 3, abs=1e-3)
-    assert found["apart"] == {"episodes": 1, "top_1": 0.0}
-    assert found["classes"]["healthy"]["recall"] == 1.0
 
 
 # --- a real one ----------------------------------------------------------------------------

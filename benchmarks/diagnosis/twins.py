@@ -1,7 +1,8 @@
 """How often the diagnosis is right about servers in virtual time: every class, many seeds.
 
-Each twin is lived through fact by fact. Counted is what was named for most of the second half of
-the fault; of a healthy twin, whether anything was named at all. Mechanisms take turns, so a class
+Each twin is lived through fact by fact. Counted is what stood longest in the second half of the
+fault (for five seconds more where its record ends with the fault); of a healthy twin, whether
+anything was named at all. Mechanisms take turns, so a class
 with two has each of them on every second seed.
 
     .venv/bin/python -m benchmarks.diagnosis.twins [--seeds 20] [--first 1000] [--classes A,B]
@@ -31,6 +32,7 @@ from telemetry.records import fact_ns
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "twins.json"
 HEALTHY = "healthy"
 SECOND = 1e9
+_AFTER_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,8 @@ def judge(one: Twin, truth: str) -> Judged:
         named = list(said.most_common(1)[0][0]) if said else [HEALTHY]
         alarms = _alarms([name for _, name in names])
         return Judged(truth, one.mechanism, one.seed, named, None, None, alarms, spent_s)
-    end_ns = one.end_ns or max(at_ns for at_ns, _ in names)
-    middle_ns = (one.onset_ns + end_ns) // 2
-    said = Counter(name for at_ns, name in names if middle_ns <= at_ns <= end_ns)
-    named = list(said.most_common(1)[0][0]) if said else []
+    end_ns = one.end_ns or names[-1][0] + _AFTER_NS
+    named = stood_longest(names, (one.onset_ns + end_ns) // 2, end_ns)
     right = [
         (at_ns, s) for at_ns, s in found
         if at_ns >= one.onset_ns and s.findings and s.findings[0].symptom.value == truth
@@ -94,6 +94,17 @@ def judge(one: Twin, truth: str) -> Judged:
         truth, one.mechanism, one.seed, named or [HEALTHY], to_detect_s, error_s,
         _alarms(before), spent_s,
     )  # fmt: skip
+
+
+def stood_longest(
+    names: Sequence[tuple[int, tuple[str, ...]]], begin_ns: int, end_ns: int
+) -> list[str]:
+    """The findings that stood longest within [begin, end)."""
+    times: Counter[tuple[str, ...]] = Counter()
+    ends = [at_ns for at_ns, _ in names[1:]] + [end_ns]
+    for (at_ns, name), until_ns in zip(names, ends, strict=True):
+        times[name] += max(0, min(until_ns, end_ns) - max(at_ns, begin_ns))
+    return list(times.most_common(1)[0][0]) if times else []
 
 
 def _alarms(names: Sequence[tuple[str, ...]]) -> int:
@@ -113,13 +124,10 @@ def judge_pair(task: tuple[tuple[str, str], int]) -> tuple[tuple[str, str], list
     """What stood for most of the time in which both faults were there."""
     names, seed = task
     one = build_compound(names, seed)
-    begin_ns = max(one.onsets_ns)
-    said = Counter(
-        tuple(f.symptom.value for f in diagnosis.findings)
-        for at_ns, diagnosis in live_through(one)
-        if at_ns >= begin_ns and (one.end_ns is None or at_ns <= one.end_ns)
-    )
-    return names, list(said.most_common(1)[0][0]) if said else []
+    found = live_through(one)
+    said = [(at_ns, tuple(f.symptom.value for f in d.findings)) for at_ns, d in found]
+    end_ns = one.end_ns or said[-1][0]
+    return names, stood_longest(said, max(one.onsets_ns), end_ns)
 
 
 def summary(judged: Sequence[Judged]) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -52,12 +52,13 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def read(clock: Clock, pids: Iterable[int]) -> Reading:
-    """`pids` are the processes that are ours beside this one."""
+def read(clock: Clock, pids: Iterable[int], cores: Collection[int]) -> Reading:
+    """`pids` are the processes that are ours beside this one, `cores` those that we use; empty:
+    all of them."""
     steal, pressure = steal_ns(), pressure_ns("cpu")
     found = Reading(
         at_ns=clock.now_ns(),
-        busy_ns=_busy_ns(),
+        busy_ns=_busy_ns(cores),
         own_ns=sum(_process_ns(pid) for pid in {os.getpid(), *pids}),
         steal_ns=_known(steal.read()),
         pressure_ns=_known(pressure.read()),
@@ -89,11 +90,13 @@ def _known(value: int | Unavailable) -> int | None:
     return None if isinstance(value, Unavailable) else value
 
 
-def _busy_ns() -> int | None:
-    """CPU time of all processes together."""
+def _busy_ns(cores: Collection[int]) -> int | None:
+    """CPU time of all processes together on these cores."""
+    names = {f"cpu{core}" for core in cores} or {"cpu"}
     try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        ticks = sum(int(words[column]) for column in _BUSY_COLUMNS)
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        ours = [words for words in lines if words and words[0] in names]
+        ticks = sum(int(words[column]) for words in ours for column in _BUSY_COLUMNS)
     except (OSError, ValueError, IndexError):
         return None
     return _ns(ticks)

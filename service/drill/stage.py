@@ -78,7 +78,8 @@ class Stage:
     async def take_reading(self) -> None:
         """An act: note how the machine is."""
         pids = (self.server.pid, self.server.engine_pid)
-        self._readings.append(read(self.clock, pids))
+        cores = self.cores.engine | self.cores.rest
+        self._readings.append(read(self.clock, pids, cores))
 
     def conditions(self) -> Conditions | None:
         """Between the first two readings; None when there are not two."""

@@ -14,7 +14,7 @@ _CACHE = ("--kv-memory", f"{_CACHE_MIB}MiB", "--max-model-len", str(_CONTEXT_TOK
 _WIDE = Mix(name="wide", prompt=(64, 160), output=(32, 64))
 _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
 _WRITING = Mix(name="writing", prompt=(8, 16), output=(48, 96))
-_READING = Mix(name="reading", prompt=(100, 300))
+_READING = Mix(name="reading", prompt=(80, 200))
 _GOOD_SEQS = 2
 _GOOD_BUDGET = 512
 
@@ -34,10 +34,10 @@ LIMITS = (
         about="the cache holds a part of what the same traffic needed before",
         unit="of need",
         levels=(0.6, 0.45, 0.35),
-        harms=("ttft_p50",),
+        harms=("ttft_p95",),
         flags=_CACHE,
         mix=_WIDE,
-        load=0.55,
+        load=0.65,
         bad_flags=lambda need, share: _cache_of(round(share * need.blocks_p75), need),
     ),
     Mechanism(
@@ -50,7 +50,7 @@ LIMITS = (
         harms=("stall_p95", "e2e_p50"),
         flags=_CACHE,
         mix=_GROWING,
-        load=0.6,
+        load=0.7,
         bad_flags=lambda need, requests: _cache_of(
             round(requests * (_GROWING.prompt[1] + _GROWING.output[1]) / _BLOCK_TOKENS), need
         ),
@@ -79,7 +79,7 @@ LIMITS = (
         harms=("ttft_p50",),
         flags=("--max-num-seqs", "8", "--max-batched-tokens", str(_GOOD_BUDGET)),
         mix=_READING,
-        load=0.45,
+        load=0.55,
         bad_flags=lambda need, tokens: ("--max-batched-tokens", str(round(tokens))),
     ),
 )

@@ -15,10 +15,10 @@ from service.drill.traffic import Ask, Mix, Scene, completion_body, token_ids
 _TEXT_CHARACTERS = 200_000
 _MANY_IDS = 300_000
 _EVERY_S = 2.0
-_DEEP = 4
+_NESTED = ("text", "sentence", "answer")
 _ENOUGH_TOKENS = 200  # for a constrained text to end by itself
 # bounded texts that can be cut up in many ways: each mask follows all of them at once
-_OPEN_TEXT = "^(.{1,30}[ ,.]){1,2}(.{1,30}[ae]){1,2}x%s$"
+_OPEN_TEXT = "^(.{1,30}[ ,.]){1,3}[a-z ]{2,30}x%s$"
 _OPEN_REGEX = "(.{1,30}[ae]){1,2}(.{1,30}[ ,.]){1,2}z%s"
 _HEAVY = Mix(
     name="heavy",
@@ -70,8 +70,7 @@ def _many_ids(scene: Scene) -> list[Ask]:
 def deep_schema(tag: str) -> dict[str, Any]:
     """A JSON schema that no other tag has: nested, with an open text in the midst."""
     schema: dict[str, Any] = {"type": "string", "pattern": _OPEN_TEXT % tag}
-    for depth in range(_DEEP):
-        name = f"k{depth}"
+    for name in _NESTED:
         schema = {
             "type": "object",
             "properties": {name: schema},
