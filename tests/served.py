@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -39,17 +40,22 @@ class Arrived:
 def served(name: str, seed: int, delay_ns: int = 0) -> list[Arrived]:
     """All facts of a scenario in order of arrival; the engine's come up to `delay_ns` late.
 
-    Every sequence is a request of its own. Times begin ten seconds after zero.
+    None comes later than its engine's death: that is told when the last has been read, and
+    before the next engine begins. Every sequence is a request of its own. Times begin ten
+    seconds after zero.
     """
     generator = random.Random(seed)
     found: list[Arrived] = []
     open_ids: dict[int, str] = {}
+    facts = _restarted(World(build_scenario(name, seed)).run().facts)
+    deaths_ns = [fact.at_ns for fact in facts if isinstance(fact, EngineDied)]
     came_ns = EPOCH_NS
-    for fact in (shifted(fact) for fact in World(build_scenario(name, seed)).run().facts):
-        came_ns = max(came_ns, fact_ns(fact) + (generator.randint(0, delay_ns) if delay_ns else 0))
+    for fact in facts:
+        late_ns = generator.randint(0, delay_ns) if delay_ns else 0
+        came_ns = max(came_ns, min([fact_ns(fact) + late_ns, *deaths_ns[:1]]))
         if isinstance(fact, EngineDied):
-            died = msgspec.structs.replace(fact, at_ns=came_ns)
-            found.append(Arrived(came_ns, False, died))
+            deaths_ns.pop(0)
+            found.append(Arrived(came_ns, False, fact))
             for seq_id in list(open_ids):
                 request_id = open_ids.pop(seq_id)
                 found.append(_end(request_id, came_ns + 5 * US, EndReason.ENGINE_DIED))
@@ -77,11 +83,22 @@ def started(at_ns: int = EPOCH_NS - 1_000 * US, pid: int = 77) -> EngineStarted:
     )
 
 
-def shifted(fact: Fact) -> Fact:
-    """The same fact ten seconds later: no stamp is negative."""
+def _restarted(facts: Iterable[Fact]) -> list[Fact]:
+    """Shifted; what follows a death comes a millisecond later still, since nothing is submitted
+    to an engine that has not begun."""
+    found: list[Fact] = []
+    by_ns = EPOCH_NS
+    for fact in facts:
+        found.append(shifted(fact, by_ns))
+        by_ns += 1_000 * US * isinstance(fact, EngineDied)
+    return found
+
+
+def shifted(fact: Fact, by_ns: int = EPOCH_NS) -> Fact:
+    """The same fact later, by default by ten seconds: no stamp is negative."""
     names = [name for name in fact.__struct_fields__ if name.endswith("_ns")]
     moved = {
-        name: value + EPOCH_NS
+        name: value + by_ns
         for name in names
         if isinstance(value := getattr(fact, name), int) and name not in _LENGTHS
     }

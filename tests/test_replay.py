@@ -23,7 +23,7 @@ from facts import (
     submitted,
     tokenized,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from served import Arrived, facts_of, served
 
@@ -171,6 +171,7 @@ def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
 @given(name=st.sampled_from(SCENARIOS), seed=st.integers(0, 10_000), seeds=st.tuples(
     st.integers(), st.integers()
 ))  # fmt: skip
+@example(name="chaos", seed=932, seeds=(0, 1))
 def test_the_moments_at_which_the_pump_runs_change_no_timeline_and_no_histogram(
     name: str, seed: int, seeds: tuple[int, int]
 ) -> None:
