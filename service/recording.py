@@ -17,6 +17,7 @@ from telemetry.flight_recorder import FlightRecorder
 from telemetry.journal import Journal
 from telemetry.journal_files import FolderInUse, JournalFiles
 from telemetry.pump import Pump
+from telemetry.records import EngineDied
 from telemetry.watchdog import StallWatchdog
 
 
@@ -59,6 +60,21 @@ def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRe
     )
     recorder.attach()
     return recorder
+
+
+def record_failed_start(config: RecorderConfig, clock: Clock, detail: str) -> None:
+    """Leave a record of a model that could not be loaded, where `--journal-dir` asks for one:
+    there is no recorder yet, and `phasescope diagnose DIR` is to know. Never raises: the start
+    has failed already, and why is being said."""
+    if config.journal_dir is None or config.journal_bytes == 0:
+        return
+    journal = Journal(clock, config.journal_bytes)
+    journal.on_facts([EngineDied(at_ns=clock.now_ns(), exit_code=None, detail=detail, restart=0)])
+    journal.seal()
+    with contextlib.suppress(OSError, FolderInUse):
+        files = JournalFiles(Path(config.journal_dir), config.journal_bytes)
+        files.write(journal)
+        files.close()
 
 
 def dump_on_signal(recorder: FlightRecorder | None) -> None:

@@ -230,6 +230,8 @@ def build_telemetry(
     phases = PhaseFold(listeners, [histograms.on_measured], accountant)
     for lane in lanes:
         pump.add_lane(lane)
+    if exporter is not None:
+        pump.add_lane(exporter.lane)
     machine.attach(pump)
     pump.add_fold("phases", phases)
     pump.add_fold("window", window)

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from service.config import ANY_ADDRESS, ConfigError, ModelRef, ServeConfig
+from service.config import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.vocabulary import Vocabulary
 from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
@@ -17,7 +17,7 @@ from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
 from service.gateway.vocabulary import vocabulary_of
-from service.recording import dump_on_signal
+from service.recording import dump_on_signal, record_failed_start
 from service.telemetry_wiring import Telemetry, build_telemetry
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
@@ -62,7 +62,7 @@ async def _serve(
     supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first)
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
-        tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config.engine.model)
+        tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         bridge.use_vocabulary(vocabulary)
         live: set[str] = set()
@@ -110,9 +110,14 @@ async def end_engine(supervisor: Supervisor, engine: asyncio.Task[None]) -> None
     engine.cancel()  # nothing when it is done
 
 
-def _read_tokenizer(model: ModelRef) -> tuple[Tokenizer, Vocabulary]:
-    tokenizer = load_tokenizer(model)
-    return tokenizer, vocabulary_of(tokenizer)
+def _read_tokenizer(config: ServeConfig, clock: Clock) -> tuple[Tokenizer, Vocabulary]:
+    """Raises ConfigError."""
+    try:
+        tokenizer = load_tokenizer(config.engine.model)
+        return tokenizer, vocabulary_of(tokenizer)
+    except ConfigError as error:
+        record_failed_start(config.recorder, clock, str(error))
+        raise
 
 
 class Start:

@@ -22,6 +22,8 @@ from telemetry.happening import Happenings
 from telemetry.otlp_delivery import Delivered, Delivery, Lost, RetryPolicy
 from telemetry.otlp_wire import Answer, Sender
 from telemetry.phases import RequestTimeline
+from telemetry.recorder import Lane
+from telemetry.records import ExportFailed
 from telemetry.sampling import KeptTraces, Leave, TailSampler, Verdict
 from telemetry.spans import SpanBuilder
 from telemetry.stall_spans import Attributes
@@ -46,7 +48,7 @@ class SpanExporterThread:
     """A listener of the phase fold that exports the trees of the traces that are kept.
 
     `on_timeline` is called by one thread, everything else by any. `kept` holds the traces that
-    an exemplar may point to.
+    an exemplar may point to. `lane` has the facts of exports that fail.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class SpanExporterThread:
         self.sampler = sampler
         self.target = target
         self.kept = KeptTraces()
+        self.lane = Lane()
         self._builder, self._happenings = builder, happenings
         self._clock = clock
         self._capacity = capacity
@@ -256,6 +259,8 @@ class SpanExporterThread:
             stats.bytes_sent += size_bytes
             stats.busy_ns = thread_cpu_ns()
             stats.last_error = answer.error or stats.last_error
+        if answer.error is not None:
+            self.lane.append(ExportFailed(at_ns=self._clock.now_ns(), error=answer.error))
 
     def _delivered(self, spans: int, outcome: Delivered) -> None:
         stats, now_ns = self._stats, self._clock.now_ns()

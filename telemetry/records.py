@@ -44,6 +44,13 @@ class EngineDied(_Fact, frozen=True):
     restart: int
 
 
+class ExportFailed(_Fact, frozen=True):
+    """Spans were sent, and their receiver did not take them this time; `error` is one line."""
+
+    at_ns: int
+    error: str
+
+
 class StallDetected(_Fact, frozen=True):
     """The engine lives and has `sequences` to work on, but has committed no step since
     `since_ns`. `process_state` is the kernel's letter for its process (T: stopped);
@@ -164,6 +171,7 @@ Fact = (
     | GpuXid
     | StallDetected
     | RecordingSet
+    | ExportFailed
 )
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from server import START_TIMEOUT_S, Server, eventually, free_port, spawn
 
+from diagnosis.offline import diagnose_journal
+from diagnosis.symptoms import Symptom
+from telemetry.journal_reader import open_journal
+
 TOKENIZER = {
     "version": "1.0",
     "added_tokens": [],
@@ -40,6 +44,22 @@ def test_a_truncated_gguf(tmp_path: Path, default_model: Path) -> None:
         broken.write_bytes(whole.read(5_000_000))
 
     assert "half.gguf" in failing_start("--model", str(broken))
+
+
+def test_a_model_that_does_not_load_leaves_a_record(tmp_path: Path, default_model: Path) -> None:
+    """Cut short, or without a vocabulary: `diagnose` on the journal folder knows."""
+    whole = default_model.read_bytes()
+    cut, mute = tmp_path / "cut.gguf", tmp_path / "mute.gguf"
+    cut.write_bytes(whole[:5_000_000])
+    mute.write_bytes(whole.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz", 1))
+    for broken in (cut, mute):
+        folder = tmp_path / f"journal of {broken.stem}"
+        line = failing_start("--model", str(broken), "--journal-dir", str(folder))
+        said = diagnose_journal(open_journal(folder))
+
+        assert said.verdict == "fault"
+        assert said.findings[0].symptom is Symptom.LOAD_FAILURE
+        assert line.removeprefix("phasescope: ") in said.findings[0].claim
 
 
 def test_a_truncated_safetensors(tmp_path: Path) -> None:

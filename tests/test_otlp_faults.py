@@ -16,6 +16,7 @@ from otlp_thread import CHUNKS, HASTY, TREE, both, dropped, exporting, offer, st
 from server import eventually, free_port
 
 from telemetry.otlp_delivery import RetryPolicy
+from telemetry.records import ExportFailed
 
 
 @both
@@ -47,6 +48,9 @@ def test_nobody_listens(protocol: str) -> None:
         assert dropped(thread.view()) == {"export_failed": 7 * TREE}
         assert thread.view().spans_exported == 0
         assert thread.view().last_error
+        facts = thread.lane.drain()
+        assert len(facts) == thread.view().attempts_failed
+        assert all(isinstance(fact, ExportFailed) and fact.error for fact in facts)
 
 
 @both
@@ -192,7 +196,7 @@ def test_an_answer_that_comes_after_the_shutdown_changes_no_count() -> None:
     """The spans were given up, and are not exported as well."""
     with OtlpReceiver("http") as receiver:
         receiver.fault, receiver.delay_s = Fault.SLOW, 5.0
-        with exporting(receiver.endpoint) as thread:
+        with exporting(receiver.endpoint, retry=RetryPolicy(attempt_s=30)) as thread:
             offer(thread, 1)
             eventually(lambda: receiver.requests, "a request")
             stop(thread)

@@ -24,8 +24,10 @@ from service.config import (
     ConfigError,
     EngineConfig,
     GatewayConfig,
+    ModelRef,
     ServeConfig,
 )
+from telemetry.clock import MonotonicClock
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -238,12 +240,11 @@ def read_tenant_keys(path: str | None) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from service.model_store import resolve_model
     from service.startup import run_service
 
     if not 0 <= args.port <= 65_535:
         raise ConfigError(f"--port {args.port}: choose 1 to 65535, or 0 for any free port")
-    model = resolve_model(args.model, _say)
+    model = _model_of(args)
     if args.served_model_name:
         model = msgspec.structs.replace(model, name=args.served_model_name)
     engine = EngineConfig(
@@ -298,6 +299,19 @@ def run(args: argparse.Namespace) -> int:
         metrics=metrics_config(args),
     )
     return run_service(config, _say)
+
+
+def _model_of(args: argparse.Namespace) -> ModelRef:
+    """Raises ConfigError, of which the journal folder then has a record."""
+    from service.model_store import resolve_model
+
+    try:
+        return resolve_model(args.model, _say)
+    except ConfigError as error:
+        from service.recording import record_failed_start
+
+        record_failed_start(recorder_config(args), MonotonicClock(), str(error))
+        raise
 
 
 def _say(line: str) -> None:
