@@ -19,10 +19,12 @@ from diagnosis.window import Window
 S = Symptom
 
 _SIGMAS = 3.0
-_DEMAND_SIGMAS = 5.0
-_LEAST_DEMAND_S = 3.0
+# a burst is looked at in many ways before it is old; what has gone on for long, in few
+_DEMAND_SIGMAS, _LASTING_SIGMAS, _LASTING_S = 5.0, 3.5, 10.0
+_LEAST_DEMAND_S = 1.5
 _GROWN_DEMAND = 1.15
 _GROWN_LENGTH = 1.3
+_LEAST_LONGEST = 3
 _GROWN_CHOICES = 1.2
 _MISSED_SHARE = 0.1
 # one tenant has most of what demand grew by, and others pay for it
@@ -50,8 +52,9 @@ def asked(window: Window, reference: Reference) -> Asked:
     """Compare the window's requests with the reference's."""
     counts = window.counts
     facts: dict[str, float] = {}
-    more = _surplus(window, reference, lambda c: c.requests, reference.requests_per_s)
     tenant = _one_tenant(window, reference, facts)
+    lasting = tenant is None
+    more = _surplus(window, reference, _requests, reference.requests_per_s, lasting=lasting)
     choices = 0.0
     if counts.choices > _GROWN_CHOICES * reference.choices:
         choices = (counts.choices - reference.choices) * counts.requests
@@ -83,10 +86,7 @@ def _prompt_tokens(
     """Longer prompts are charged to interference; whose they are pays himself, too."""
     steps, counts = window.steps, window.counts
     fresh = 1 - reference.hit_share
-    longer = 0.0
-    if _are_longer(counts.prompt_lengths, reference.prompt_tokens, reference.prompt_spread):
-        each = counts.prompt_tokens - reference.prompt_tokens
-        longer = len(counts.prompt_lengths) * each * fresh
+    longer = fresh * _longer_prompts(counts, reference)
     parts = {
         S.KV_THRASH: float(steps.recompute_tokens.sum()),
         S.PREFIX_CACHE_COLD: _missed(counts, reference),
@@ -105,6 +105,18 @@ def _prompt_tokens(
     return Charges({symptom: tokens for symptom, tokens in parts.items() if tokens > 0})
 
 
+def _longer_prompts(counts: Counts, reference: Reference) -> float:
+    """Prompt tokens beyond the usual: of all, if they are longer on average, else of those few
+    that are longer than any was, which many short ones may hide."""
+    lengths, usual = counts.prompt_lengths, reference.prompt_tokens
+    if _are_longer(lengths, usual, reference.prompt_spread):
+        return len(lengths) * (counts.prompt_tokens - usual)
+    limit = _GROWN_LENGTH * reference.longest_prompt
+    longest = [length for length in lengths if length > limit]
+    seen = bool(reference.longest_prompt) and len(longest) >= _LEAST_LONGEST
+    return sum(longest) - len(longest) * usual if seen else 0.0
+
+
 def _missed(counts: Counts, reference: Reference) -> float:
     """Prompt tokens that used to be found in the cache."""
     usual, count = reference.hit_requests_share, counts.admitted
@@ -115,16 +127,23 @@ def _missed(counts: Counts, reference: Reference) -> float:
 
 
 def _surplus(
-    window: Window, reference: Reference, came: Callable[[Counts], int], per_s: float
+    window: Window,
+    reference: Reference,
+    came: Callable[[Counts], int],
+    per_s: float,
+    *,
+    lasting: bool,
 ) -> float:
-    """How many more came than usual. None where chance may have sent them, or where they have
-    come already: a burst that drains is what queues are for."""
+    """How many more came than usual. None where chance may have sent them, or, if it has to be
+    `lasting`, where they have come already: a burst that drains is what queues are for."""
     if window.seconds < _LEAST_DEMAND_S:
         return 0.0
     total, later = came(window.counts), came(window.later)
     expected = per_s * window.seconds
-    goes_on = _is_more(later, expected / 2, reference.dispersion, _DEMAND_SIGMAS / 2)
-    sure = goes_on and _is_more(total, expected, reference.dispersion, _DEMAND_SIGMAS)
+    sigmas = _DEMAND_SIGMAS if window.seconds < _LASTING_S else _LASTING_SIGMAS
+    goes_on = _is_more(later, expected / 2, reference.dispersion, sigmas / 2)
+    goes_on = goes_on or not lasting
+    sure = goes_on and _is_more(total, expected, reference.dispersion, sigmas)
     return total - expected if sure else 0.0
 
 
@@ -141,12 +160,16 @@ def _are_longer(lengths: list[int], usual: float, spread: float) -> bool:
     return mean > _GROWN_LENGTH * usual and mean - usual > _SIGMAS * spread / len(lengths) ** 0.5
 
 
+def _requests(counts: Counts) -> int:
+    return counts.requests
+
+
 def _of_tenant(tenant: str, counts: Counts) -> int:
     return counts.tenant_requests[tenant]
 
 
 def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -> str | None:
-    """The tenant that demand grew by, if others pay for it."""
+    """The tenant that demand grew by, if others pay for it: a burst of his is no burst of all."""
     counts = window.counts
     usual = {
         tenant: reference.tenants_per_s.get(tenant, 0.0) * window.seconds
@@ -158,7 +181,8 @@ def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -
         return None
     worst = max(growth, key=lambda tenant: growth[tenant])
     came = partial(_of_tenant, worst)
-    if not _surplus(window, reference, came, usual[worst] / window.seconds):
+    usual_per_s = usual[worst] / window.seconds
+    if not _surplus(window, reference, came, usual_per_s, lasting=False):
         return None
     waited_ns = counts.first_ns.total()
     others_ns = waited_ns - counts.first_ns[worst]

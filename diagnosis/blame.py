@@ -67,7 +67,7 @@ def blame(window: Window, reference: Reference) -> Blame:
     gateway = _gateway(found, window, reference)
     _ingest(found, gateway)
     _charge(found, _in_decode(found, window), stages[Stage.DECODE])
-    _first(found, window)
+    _first(found, window, reference)
     _deliver(found, window, gateway)
     return found
 
@@ -131,7 +131,7 @@ def _in_decode(found: Blame, window: Window) -> Charges:
     return parts
 
 
-def _first(found: Blame, window: Window) -> None:
+def _first(found: Blame, window: Window, reference: Reference) -> None:
     """Before the first token: in the queue, and in the steps that compute the prompt."""
     waited = window.counts.waited_ns
     waited_ns = float(sum(waited.values()))
@@ -141,12 +141,12 @@ def _first(found: Blame, window: Window) -> None:
         running_ns = found.engine.prompting_total_ns
     share = waited_ns / (waited_ns + running_ns) if waited_ns + running_ns else 1.0
     found.facts["waited"] = waited_ns / 1e6
-    _share(found, _waits(found, window), share * spent_ns)
+    _share(found, _waits(found, window, reference), share * spent_ns)
     if found.engine is not None:
         _charge(found, found.engine.prompting_ns, (1 - share) * spent_ns)
 
 
-def _waits(found: Blame, window: Window) -> Charges:
+def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
     """The queue by what its head waited for."""
     parts = Charges()
     makers = _queue_makers(found)
@@ -156,7 +156,7 @@ def _waits(found: Blame, window: Window) -> Charges:
         if cause is not None:
             parts[cause] += spent_ns
         elif reason is WaitReason.KV:
-            for symptom, share in _block_holders(found, window).items():
+            for symptom, share in _block_holders(found, window, reference).items():
                 parts[symptom] += share * spent_ns
         else:
             takers = _slot_holders(window, makers) if reason is WaitReason.SEQS else makers
@@ -190,8 +190,9 @@ def _slot_holders(window: Window, makers: Charges) -> Charges:
     return parts
 
 
-def _block_holders(found: Blame, window: Window) -> Charges:
-    """Blocks are too few, unless those who hold them have gone; where more is lost to taking them
+def _block_holders(found: Blame, window: Window, reference: Reference) -> Charges:
+    """Blocks are too few, unless those who hold them have gone or more requests than usual want
+    them: of as many blocks as ever, those are all that is new. Where more is lost to taking them
     back than to waiting for them, that is what is wrong."""
     steps, waited = window.steps, window.counts.waited_ns
     rows = float(steps.rows.sum())
@@ -201,4 +202,12 @@ def _block_holders(found: Blame, window: Window) -> Charges:
     found.facts["recompute_share"] = again
     thrashes = waited[WaitReason.PREEMPTED] > waited[WaitReason.KV]
     cause = S.KV_THRASH if thrashes else S.KV_EXHAUSTION
-    return Charges({S.CANCELLATION_LEAK: gone, cause: 1 - gone})
+    parts = Charges({S.CANCELLATION_LEAK: gone, cause: 1 - gone})
+    more = 0.0 if found.engine is None else found.engine.demand_share
+    if found.engine is not None and more > 0:
+        usual, now = reference.started, window.started
+        fewer = usual is not None and now is not None and now.blocks_total < usual.blocks_total
+        part = (more if fewer else 1.0) * parts[cause]
+        parts[cause] -= part
+        parts[found.engine.demand] += part
+    return parts

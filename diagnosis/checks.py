@@ -68,18 +68,32 @@ def load_failure(counts: Counts, tally: Tally) -> Finding | None:
 
 
 def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
-    """Steps are missing from the record, or are not recorded at all."""
+    """Steps are missing from the record, or are not recorded at all; or spans do not arrive,
+    which takes nothing from the record."""
     if not tally.recording:
         return _finding(Symptom.TELEMETRY_DEGRADED, "recording is switched off", 0.95, ())
-    if not counts.steps_missing:
-        return None
-    return _finding(
-        Symptom.TELEMETRY_DEGRADED,
-        f"{counts.steps_missing} steps are missing from the record: what is said of others "
-        "rests on the rest",
-        0.95,
-        (Evidence("steps_missing", counts.steps_missing, "steps"),),
-    )
+    if counts.steps_missing:
+        return _finding(
+            Symptom.TELEMETRY_DEGRADED,
+            f"{counts.steps_missing} steps are missing from the record: what is said of others "
+            "rests on the rest",
+            0.95,
+            (Evidence("steps_missing", counts.steps_missing, "steps"),),
+        )
+    if counts.exports_failed:
+        return _finding(
+            Symptom.TELEMETRY_DEGRADED,
+            "spans do not reach their receiver, which fails or does not answer; serving is not "
+            "held up by it, and the record is whole",
+            0.95,
+            (Evidence("exports_failed", counts.exports_failed, "attempts"),),
+        )
+    return None
+
+
+def is_whole(counts: Counts, tally: Tally) -> bool:
+    """Whether all that happened is in the record."""
+    return tally.recording and not counts.steps_missing
 
 
 CHECKS: tuple[Check, ...] = (telemetry_degraded, load_failure, out_of_memory, invalid_output)

@@ -13,9 +13,18 @@ from collections.abc import Sequence
 import msgspec
 
 from diagnosis.blame import Blame, blame
-from diagnosis.checks import CHECKS
+from diagnosis.checks import CHECKS, is_whole
 from diagnosis.counts import BUCKET_NS, Counts
-from diagnosis.excess import Half, Watch, dispersion_of, half_of, held_up, spread_of
+from diagnosis.excess import (
+    Half,
+    Watch,
+    dispersion_of,
+    half_of,
+    held_up,
+    slowed,
+    slowed_spread,
+    spread_of,
+)
 from diagnosis.history import FindingLog
 from diagnosis.reference import Reference, price, promised
 from diagnosis.rules import findings_of
@@ -118,7 +127,8 @@ class Diagnoser:
         self._halves.append((begin_ns, half))
         held = held_up(half, reference)
         self._held_up = sum(held)
-        self._watch.take(begin_ns, held, counts.first_logs, reference)
+        slow = slowed(self._tally.steps(begin_ns, end_ns), reference)
+        self._watch.take(begin_ns, held, slow, counts.first_logs, reference)
         is_over = was_ill_ns is not None and self._watch.onset_ns is None
         if is_over and end_ns - (was_ill_ns or 0) > _SPELL_NS:
             self._quiet_from_ns = end_ns
@@ -160,7 +170,10 @@ class Diagnoser:
         found = price((end_ns - begin_ns) / 1e9, counts, steps, started)
         halves = [half for at_ns, half in self._halves if begin_ns <= at_ns < end_ns]
         return msgspec.structs.replace(
-            found, spread=spread_of(halves, found), dispersion=dispersion_of(halves)
+            found,
+            spread=spread_of(halves, found),
+            slow_spread=slowed_spread(steps, found.cost),
+            dispersion=dispersion_of(halves),
         )
 
     def baseline(self) -> Reference | None:
@@ -169,8 +182,7 @@ class Diagnoser:
 
     def _judge(self, end_ns: int) -> None:
         onset_ns = self._watch.onset_ns
-        found = self._checked(end_ns)
-        degraded = any(f.symptom is Symptom.TELEMETRY_DEGRADED for f in found)
+        found, degraded = self._checked(end_ns)
         begin_ns = end_ns - _WINDOW_NS
         self._blame = None
         if onset_ns is None or degraded:
@@ -178,7 +190,7 @@ class Diagnoser:
         else:
             begin_ns = max(onset_ns, begin_ns)
             self._blame, charged = self._charge(begin_ns, end_ns, onset_ns)
-            found = [*self._settled(charged), *found]
+            found = sorted([*self._settled(charged), *found], key=_is_no_failure)
         self._diagnosis = self._verdict(begin_ns, end_ns, found, degraded)
         self.log.take(end_ns, found)
 
@@ -218,10 +230,12 @@ class Diagnoser:
                 owners[name] = owners.get(name, 0) + tokens
         return tuple(sorted(owners, key=lambda name: -owners[name]))[:5]
 
-    def _checked(self, end_ns: int) -> list[Finding]:
+    def _checked(self, end_ns: int) -> tuple[list[Finding], bool]:
+        """What is found by counting, and whether the record is too thin for anything else."""
         counts = self._tally.counts(end_ns - _CHECKED_NS, end_ns)
         found = (check(counts, self._tally) for check in CHECKS)
-        return [finding for finding in found if finding is not None]
+        kept = [finding for finding in found if finding is not None]
+        return kept, not is_whole(counts, self._tally)
 
     def _verdict(
         self, begin_ns: int, end_ns: int, found: list[Finding], degraded: bool
@@ -243,6 +257,11 @@ class Diagnoser:
             reference=known if self._reference is not None else "slo",
             held_up=round(self._held_up, 3),
         )
+
+
+def _is_no_failure(finding: Finding) -> bool:
+    """What ends requests is said before what delays them."""
+    return finding.symptom not in (Symptom.OUT_OF_MEMORY, Symptom.LOAD_FAILURE)
 
 
 def _alike(window: Window) -> Reference:

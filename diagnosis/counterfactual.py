@@ -75,7 +75,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(question: Question, progress: Callable[[str], None] = lambda what: None) -> Explanation:
     """Try every intervention that differs. Raises NotReplayable."""
     window = question.window
-    as_was = _timelines(replay_modelled(question.run, question.cost, Edit().change(question)))
+    as_was = timelines_of(replay_modelled(question.run, question.cost, Edit().change(question)))
     edits = interventions(question)
     before, now = _before(question, as_was, edits), symptoms(as_was, window)
     moved = {
@@ -118,7 +118,7 @@ def _before(
     for cause in (Cause.KV, Cause.SLOTS, Cause.BUDGET, Cause.CHUNKS):
         usual = usual | edits.get(cause, Edit())
     facts = replay_modelled(question.run, question.cost, usual.change(question))
-    return symptoms(_timelines(facts), question.window)
+    return symptoms(timelines_of(facts), question.window)
 
 
 class _Judge:
@@ -190,7 +190,7 @@ class _Judge:
         """Symptoms without and with the edit, of requests that are there in both."""
         question = self._question
         facts = replay_modelled(question.run, question.cost, edit.change(question))
-        changed = {t.accepted.request_id: t for t in _timelines(facts)}
+        changed = {t.accepted.request_id: t for t in timelines_of(facts)}
         both = changed.keys() & self._as_was.keys()
         was = [self._as_was[request_id] for request_id in sorted(both)]
         now = [changed[request_id] for request_id in sorted(both)]
@@ -227,7 +227,8 @@ def _worst_gap_ns(timeline: RequestTimeline) -> int | None:
     return max((b - a for s in timeline.sequences for a, b in pairwise(s.token_ns)), default=None)
 
 
-def _timelines(facts: Iterable[Fact]) -> list[RequestTimeline]:
+def timelines_of(facts: Iterable[Fact]) -> list[RequestTimeline]:
+    """Of all requests that ended, as they ended."""
     found: list[RequestTimeline] = []
     fold = PhaseFold([found.append])
     fold.on_facts(list(facts))

@@ -25,21 +25,25 @@ from diagnosis.window import Window
 
 S = Symptom
 
+_LASTING_S = 5.0
 # slower than foretold by less is noise of the fit
-_SLOW = 1.06
+_SLOW = 1.12
 _LEAST_KNOWN_STEPS = 8
 # of a slow spell, the part that one kind of evidence must explain to own all of it
 _MOST = 0.5
 _GROWN_LENGTH = 1.3
 _DEARER = 1.2
+# of what decodes take, so that prompts tell anything
+_LEAST_PROMPTS = 0.1
 # of the engine's time; what takes less is one of its ups and downs
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.08
 
 
 @dataclass(slots=True)
 class EngineTime:
     """`prompting_total_ns` is all of requests' time in steps with their prompts. `slow` is how
-    many times longer than foretold the forward pass of a known step took."""
+    many times longer than foretold the forward pass of a known step took. `demand_share` of the
+    requests came beyond the usual, which is to be called `demand`."""
 
     taken_ns: Charges = field(default_factory=Charges)
     decoding_ns: Charges = field(default_factory=Charges)
@@ -49,6 +53,8 @@ class EngineTime:
     slow: float = 1.0
     facts: dict[str, float] = field(default_factory=dict)
     tenant: str | None = None
+    demand: Symptom = S.QUEUE_OVERLOAD
+    demand_share: float = 0.0
 
 
 def engine_time(window: Window, reference: Reference, cost: Cost) -> EngineTime:
@@ -114,10 +120,16 @@ def _slow_and_paused(
         return
     collected_ns = float(window.counts.pauses["engine", "gc"])
     if collected_ns >= _MOST * total_ns:
-        _spread(found, S.HOST_STALL, steps, residual + around)
-        return
-    _spread(found, S.HOST_STALL if paused_ns > 0.4 * slow_ns else S.THROTTLED, steps, around)
-    _spread(found, _slow_cause(found, window, cost, slow_ns, paused_ns, lost_ns), steps, residual)
+        in_passes = min(1.0, max(0.0, collected_ns - paused_ns) / max(1.0, slow_ns))
+        _spread(found, S.HOST_STALL, steps, in_passes * residual + around)
+        residual, slow_ns = (1 - in_passes) * residual, (1 - in_passes) * slow_ns
+        if slow_ns < _LEAST_SHARE * found.busy_ns:
+            return
+    else:
+        _spread(found, S.HOST_STALL if paused_ns > 0.4 * slow_ns else S.THROTTLED, steps, around)
+    cause = _slow_cause(found, window, cost, slow_ns, paused_ns, lost_ns)
+    if cause is not None:
+        _spread(found, cause, steps, residual)
 
 
 def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
@@ -140,11 +152,14 @@ def _slow_cause(
     slow_ns: float,
     paused_ns: float,
     lost_ns: float,
-) -> Symptom:
+) -> Symptom | None:
     """A processor that runs less, or memory that others use: the first is stopped or slows all
-    terms alike, the second slows what reads memory and hardly what computes."""
+    terms alike, the second slows what reads memory and hardly what computes. Without a witness
+    it must have lasted, since machines have slow spells of their own."""
     if lost_ns - paused_ns > _MOST * slow_ns:
         return S.THROTTLED
+    if window.seconds < _LASTING_S:
+        return None
     decode, prompt = _slow_by_kind(window.steps, cost)
     found.facts |= {"slow_decodes": decode, "slow_prompts": prompt}
     alike = prompt - 1 > 0.6 * (decode - 1)
@@ -152,14 +167,17 @@ def _slow_cause(
 
 
 def _slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
-    """How many times longer than foretold: steps that only decode, and what prompts add."""
+    """How many times longer than foretold: steps that only decode, and what prompts add; 1 where
+    there were too few of these to say."""
     known, foretold = cost.knows(steps), cost.forward_ns(steps)
     plain = known & (steps.prompt_tokens == 0)
     mixed = known & (steps.prompt_tokens > 0)
-    if not plain.any() or not mixed.any():
+    if not plain.any():
         return 1.0, 1.0
     decode = float(steps.forward_ns[plain].sum() / foretold[plain].sum())
     prompts = cost.prompt_ns(steps)[mixed]
+    if prompts.sum() < _LEAST_PROMPTS * foretold[plain].sum():
+        return decode, 1.0
     rest = (steps.forward_ns[mixed] - decode * (foretold[mixed] - prompts)).sum()
     return decode, float(rest / max(1.0, prompts.sum()))
 
@@ -189,7 +207,8 @@ def _work(
     token_ns = float(prompt_ns.sum()) / computed if prompt_ns.any() else cost.forward[1]
     wanted = asked(window, reference)
     prompts = wanted.prompt_tokens
-    found.tenant = wanted.tenant
+    found.tenant, found.demand = wanted.tenant, wanted.demand
+    found.demand_share = wanted.more_requests / max(1, counts.requests)
     found.facts |= wanted.facts
     for symptom, tokens in prompts.items():
         found.taken_ns[symptom] += tokens * token_ns
@@ -213,7 +232,7 @@ def _work(
 
 
 def _has_larger_chunks(steps: Steps, cost: Cost) -> bool:
-    return float(steps.prompt_tokens.max()) > _GROWN_LENGTH * cost.most[0]
+    return float(steps.prompt_tokens.max()) > _GROWN_LENGTH * cost.longest_chunk
 
 
 def _divide(book: Charges, parts: Mapping[Symptom, float], spent_ns: float) -> None:

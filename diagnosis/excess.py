@@ -13,16 +13,26 @@ from collections.abc import Iterable, Sequence
 from statistics import pstdev, pvariance
 from typing import NamedTuple
 
+import numpy as np
+
 from diagnosis.counts import BUCKET_NS, Counts, Stage
-from diagnosis.reference import Reference
+from diagnosis.reference import Cost, Reference
+from diagnosis.steps import Steps
 
 # drift and threshold of each sum, in standard deviations of half a second
 _DRIFT = 0.75
 _THRESHOLD = 8.0
+# machines are slow in spells of a few seconds, by themselves: that takes longer to believe
+_SLOW_THRESHOLD = 14.0
+_MOST_SLOW = 6.0
+# how a server varies is not known after a short look: allowed is as much again after the shortest
+_SURE_SECONDS, _SHORT_SECONDS = 20.0, 12.0
 # requests that come independently of each other vary by about the root of their number; what was
 # seen for a few seconds may have varied less
 _ROOT_SHARE = 0.35
 _LEAST_SPREAD = 0.03
+# a machine's speed varies by so much of what runs
+_SLOW_SHARE = 0.1
 # the same for each first token, by how many times later it is; those of a burst are late together
 _FIRST_DRIFT = 1.0
 _FIRST_THRESHOLD = 7.0
@@ -59,6 +69,30 @@ def held_up(half: Half, reference: Reference) -> tuple[float, ...]:
     return tuple(spent_ns / BUCKET_NS for spent_ns in held_up_ns(half, reference))
 
 
+def slowed(steps: Steps, reference: Reference) -> float:
+    """How many requests on average over half a second are held up by steps that take longer than
+    such steps did. Of the same harm as above a part, which is known much more exactly: how many
+    rows there were makes no noise in it."""
+    return float(_slowed_ns(steps, reference.cost).sum()) / BUCKET_NS
+
+
+def _slowed_ns(steps: Steps, cost: Cost | None) -> np.ndarray:
+    """(steps,) of all rows of each step, nothing for one of a size that was not seen."""
+    if cost is None or not len(steps):
+        return np.zeros(len(steps))
+    foretold = cost.forward_ns(steps) + cost.sample_ns(steps) + cost.host_ns(steps)
+    return np.where(cost.knows(steps), (steps.turn_ns - foretold) * steps.rows, 0.0)
+
+
+def slowed_spread(steps: Steps, cost: Cost | None) -> float:
+    """The standard deviation of `slowed` when all is well."""
+    if not len(steps):
+        return 0.0
+    halves = (steps.end_ns // BUCKET_NS).astype(int)
+    sums = np.bincount(halves - halves[0], weights=_slowed_ns(steps, cost))
+    return float(np.std(sums)) / BUCKET_NS
+
+
 def spread_of(halves: Iterable[Half], reference: Reference) -> tuple[float, ...]:
     """The standard deviation of `held_up` when all is well, by stage."""
     found = [held_up(half, reference) for half in halves]
@@ -90,8 +124,9 @@ class Watch:
     """Turns half seconds of harm into an alarm with an onset, and takes it back.
 
     Each stage is watched for itself, since a few late first tokens are nothing beside the usual
-    ups and downs of decodes; so is their total. Where few requests come, none of these sees that
-    each of them is late, so each tenant's first tokens are watched one by one, too.
+    ups and downs of decodes; so is their total, and what slow steps make of it. Where few requests
+    come, none of these sees that each of them is late, so each tenant's first tokens are watched
+    one by one, too.
     """
 
     def __init__(self) -> None:
@@ -99,7 +134,7 @@ class Watch:
         self._begin()
 
     def _begin(self) -> None:
-        self._sums = [_Sum() for _ in range(len(Stage) + 1)]
+        self._sums = [_Sum() for _ in range(len(Stage) + 2)]
         self._firsts: dict[str, _Sum] = {}
         self._calm = 0
         self._level = 0.0
@@ -118,21 +153,28 @@ class Watch:
         self,
         bucket_ns: int,
         requests: tuple[float, ...],
+        slow: float,
         first_logs: Sequence[tuple[str, float]],
         reference: Reference,
     ) -> None:
-        """Half a second that began at `bucket_ns` had so many requests held up, by stage, and
-        such times to first token."""
+        """Half a second that began at `bucket_ns` had so many requests held up, by stage and by
+        slow steps, and such times to first token."""
         onsets: list[int] = []
         self._level, calm = 0.0, True
-        values = (*requests, sum(requests))
-        spreads = spreads_of(reference)
-        for held, spread, one in zip(values, spreads, self._sums, strict=True):
+        *spreads, slow_spread = spreads_of(reference)
+        *sums, slow_sum = self._sums
+        for held, spread, one in zip((*requests, sum(requests)), spreads, sums, strict=True):
             one.take(bucket_ns, held / spread - _DRIFT, 2 * _THRESHOLD)
             self._level = max(self._level, one.value / _THRESHOLD)
             calm = calm and held < _DRIFT * spread
             if one.value > _THRESHOLD:
                 onsets.append(one.since_ns)
+        calm = calm and slow < _DRIFT * slow_spread
+        excess = min(_MOST_SLOW, slow / slow_spread) - _DRIFT
+        slow_sum.take(bucket_ns, excess, 2 * _SLOW_THRESHOLD)
+        self._level = max(self._level, slow_sum.value / _SLOW_THRESHOLD)
+        if slow_sum.value > _SLOW_THRESHOLD:
+            onsets.append(slow_sum.since_ns)
         spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
         for tenant, late in first_logs:
             z = (late - reference.first_log) / spread
@@ -160,10 +202,15 @@ class Watch:
 
 
 def spreads_of(reference: Reference) -> tuple[float, ...]:
-    """Of each stage and of the total, never as small as a short look may find them."""
+    """Of each stage, of the total and of slow steps, never as small as a short look may find
+    them."""
     live = (*reference.live, sum(reference.live))
     spread = (*reference.spread, sum(one**2 for one in reference.spread) ** 0.5)
-    return tuple(
+    found = [
         max(_LEAST_SPREAD, one, _ROOT_SHARE * number**0.5)
         for one, number in zip(spread, live, strict=True)
-    )
+    ]
+    slow = max(_LEAST_SPREAD, reference.slow_spread, _SLOW_SHARE * reference.running)
+    unsure = (_SURE_SECONDS - reference.seconds) / max(0.1, _SURE_SECONDS - _SHORT_SECONDS)
+    doubt = 1 + min(1.0, max(0.0, unsure)) if reference.seconds else 1.0
+    return tuple(doubt * one for one in (*found, slow))

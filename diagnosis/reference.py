@@ -24,7 +24,11 @@ from telemetry.step_cost import fit_relative
 
 _LEAST_STEPS = 30
 _OUTLIER = 1.5
-_ROOM = 1.25
+# beyond what was seen often, prices hold for so much more of prompts, and for no more rows at all:
+# another row may be one more than the kernels or the caches take in one go
+_ROOM = np.array([1.25, 1.25, 1.0, 1.25, 1.25, 1.0])
+_OFTEN_SHARE, _OFTEN = 0.02, 8
+_STAIRS = (1, 2, 4, 8, 16, 32, 64)
 _PER_TENANT = 64
 
 Columns = tuple[float, ...]
@@ -36,16 +40,22 @@ class BaselineError(Exception):
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of a step: a constant and one for each of `steps.FEATURES`, for the forward
-    pass, for sampling (masks apart) and for all that the host does around them. It holds for
-    steps with no more than `most` of each feature."""
+    pass, for sampling (masks apart) and for all that the host does around them. `stairs` come on
+    top of the forward pass for more than `_STAIRS` rows that decode: kernels take rows by the
+    tile, and the first row of another costs as much as all of it. All of it holds for
+    steps with no more than `most` of each feature, which not only a few had. `longest_chunk` is
+    the most prompt tokens that any had."""
 
     forward: Columns
+    stairs: Columns
     sample: Columns
     host: Columns
     most: Columns
+    longest_chunk: float
 
     def forward_ns(self, steps: Steps) -> np.ndarray:
-        return _priced(self.forward, steps)
+        found: np.ndarray = _priced(self.forward, steps) + self._stairs_ns(steps)
+        return found
 
     def sample_ns(self, steps: Steps) -> np.ndarray:
         return _priced(self.sample, steps)
@@ -62,11 +72,16 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         """What all decodes in each step cost the forward pass together."""
         tokens, context = steps.decode_tokens, steps.context_tokens
         found: np.ndarray = self.forward[3] * tokens + self.forward[4] * context
+        found = found + self._stairs_ns(steps)
+        return found
+
+    def _stairs_ns(self, steps: Steps) -> np.ndarray:
+        found: np.ndarray = _stairs(steps) @ np.array(self.stairs)
         return found
 
     def knows(self, steps: Steps) -> np.ndarray:
         """(steps,) bool: whether each is of a size that was seen."""
-        return np.asarray((steps.features <= _ROOM * np.array(self.most) + 1).all(axis=1))
+        return np.asarray((steps.features <= _ROOM * np.array(self.most)).all(axis=1))
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +90,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     `stage_ns` is requests' time by stage, per request (DECODE: per token after the first).
     `live` is how many are in each stage, `spread` the standard deviation, over half seconds, of
-    how many are there beyond what these prices explain. `first_log` is the mean logarithm of a
+    how many are there beyond what these prices explain, and `slow_spread` that of how many
+    are held up by slow steps. `first_log` is the mean logarithm of a
     time to first token in ns. `budget_tokens` is of a step, on average,
     `ingest_work_ns` what a request takes to be parsed and tokenised. Spreads are standard
     deviations. `hit_share` is of known prompt tokens, `hit_requests_share` of
@@ -116,6 +132,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     engine_lost_share: float
     gateway_busy_share: float
     started: EngineStarted | None
+    slow_spread: float = 0.0
 
 
 def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -138,11 +155,15 @@ def fit_cost(steps: Steps) -> Cost | None:
     is kept: a queue adds small biases up."""
     if len(steps) < _LEAST_STEPS:
         return None
+    columns = _fit(np.hstack([steps.features, _stairs(steps)]), steps.forward_ns)
+    split = len(columns) - len(_STAIRS)
     return Cost(
-        forward=_fit(steps.features, steps.forward_ns),
+        forward=columns[:split],
+        stairs=columns[split:],
         sample=_fit(steps.features[:, 5:], steps.sample_ns, skipped=5),
         host=_fit(steps.features[:, 5:], steps.host_ns, skipped=5),
-        most=tuple(steps.features.max(axis=0).tolist()),
+        most=_often(steps.features),
+        longest_chunk=float(steps.prompt_tokens.max()),
     )
 
 
@@ -241,6 +262,19 @@ def read_baseline(path: Path) -> Reference:
         raise BaselineError(f"{path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise BaselineError(f"{path}: no baseline of this version: {error}") from error
+
+
+def _stairs(steps: Steps) -> np.ndarray:
+    """(steps, stairs), 1 where more rows than that decode."""
+    return (steps.decode_rows[:, None] > np.array(_STAIRS)).astype(np.float64)
+
+
+def _often(features: np.ndarray) -> Columns:
+    """Of each feature the most that a fiftieth of the steps had."""
+    rank = min(len(features), max(_OFTEN, int(_OFTEN_SHARE * len(features))))
+    ordered = np.sort(features, axis=0)
+    found: list[float] = ordered[-rank].tolist()
+    return tuple(found)
 
 
 def _priced(columns: Columns, steps: Steps) -> np.ndarray:

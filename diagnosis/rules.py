@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnosis.blame import Blame
+from diagnosis.confidence import confidence
 from diagnosis.requests import Sufferer
 from diagnosis.runbook import runbook_name
 from diagnosis.symptoms import Evidence, Exclusion, Finding, Symptom
 
 S = Symptom
 
-# a cause that has less of the harm is not named beside a larger one
+# a cause that has less of the harm is not named beside a larger one, and where the largest has
+# less, what is known (of a step that still runs, say) is too little to name anything
 _LEAST_SHARE = 0.1
+_LEAST_LARGEST = 0.2
 # requests held up in a stage, on average and of those usually in it: below that nothing is found
 _LEAST_HELD_UP = 0.05
 _LEAST_HELD_UP_SHARE = 0.25
@@ -149,7 +152,10 @@ def findings_of(
     if not total_ns or not _hurts(charged):
         return []
     found: list[Finding] = []
-    for symptom, harm_ns in charged.harm_ns.ranked():
+    ranked = charged.harm_ns.ranked()
+    if not ranked or ranked[0][1] < _LEAST_LARGEST * total_ns:
+        return []
+    for symptom, harm_ns in ranked:
         share = harm_ns / total_ns
         if share < _LEAST_SHARE:
             break
@@ -178,7 +184,7 @@ def _finding(
     others = [one for one in sufferers if one.tenant != charged.tenant]
     return Finding(
         symptom=symptom,
-        confidence=round(share, 3),
+        confidence=confidence(share, charged.seconds),
         claim=f"{rule.claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
         harm_ms=round(harm_ms, 1),
         evidence=tuple(_evidence(n, facts[n]) for n in rule.evidence if n in facts),

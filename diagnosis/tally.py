@@ -29,6 +29,7 @@ from telemetry.host_records import HostPaused, HostSampled
 from telemetry.reasons import EndReason, WaitReason
 from telemetry.records import (
     EngineDied,
+    ExportFailed,
     Fact,
     RequestAccepted,
     RequestEnded,
@@ -152,6 +153,8 @@ class Tally:
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
                 self._restarted(fact)
+            case ExportFailed():
+                self._at(fact.at_ns).exports_failed += 1
             case RecordingSet():
                 self.recording = fact.enabled
                 self._commit_ns = self._last_step_id = None

@@ -18,7 +18,7 @@ from service.sim.twins.registry import TWINS
 from telemetry.clock import MonotonicClock
 from telemetry.journal import write_journal
 from telemetry.journal_reader import open_journal
-from telemetry.records import fact_ns
+from telemetry.records import ExportFailed, fact_ns
 
 HEALTHY = ("healthy_light", "healthy_busy")
 FAULTY = [name for name in TWINS if name not in HEALTHY]
@@ -76,6 +76,20 @@ def test_a_record_with_holes_is_no_ground_for_accusations() -> None:
     assert {s.verdict for s in said} == {"indeterminate"}
     assert {f.symptom for s in said for f in s.findings} == {Symptom.TELEMETRY_DEGRADED}
     assert all(s.why for s in said)
+
+
+def test_spans_that_do_not_arrive_take_nothing_from_the_record() -> None:
+    """It is said, and what else is wrong is said as well."""
+    one = twin("host_stall", "collections")
+    assert one.onset_ns is not None
+    facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 10 * SECOND]
+    failed = ExportFailed(at_ns=one.onset_ns + 9 * SECOND, error="no answer within 5 s")
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(sorted([*facts, failed], key=fact_ns))
+    said = diagnoser.diagnosis()
+
+    assert said.verdict == "fault"
+    assert [f.symptom for f in said.findings] == [Symptom.HOST_STALL, Symptom.TELEMETRY_DEGRADED]
 
 
 def test_a_slow_reader_is_never_a_slow_server() -> None:

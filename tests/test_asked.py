@@ -1,0 +1,109 @@
+"""What was asked for beyond the usual is told from chance, from bursts, and from each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from diagnosis.asked import asked
+from diagnosis.counts import Counts, Stage
+from diagnosis.excess import slowed
+from diagnosis.reference import Reference, fit_cost, promised
+from diagnosis.steps import StepRow, Steps
+from diagnosis.symptoms import Symptom
+from diagnosis.window import Window
+
+S = Symptom
+SECONDS = 8.0
+
+
+def usual(**more: object) -> Reference:
+    """Ten requests a second of three tenants, prompts of 30 tokens."""
+    return msgspec.structs.replace(
+        promised(),
+        seconds=30.0,
+        requests_per_s=10.0,
+        tenants_per_s={"red": 4.0, "green": 3.0, "blue": 3.0},
+        prompt_tokens=30.0,
+        prompt_spread=10.0,
+        longest_prompt=50,
+        output_tokens=30.0,
+        output_spread=10.0,
+        **more,
+    )
+
+
+def came(requests: dict[str, int], prompts: list[int] | None = None, waits: str = "") -> Counts:
+    """So many requests by tenant; all but the tenants in `waits` waited a second each."""
+    counts = Counts(requests=sum(requests.values()), tenant_requests=Counter(requests))
+    counts.prompt_lengths += prompts or [30] * counts.requests
+    counts.first_ns += Counter({t: n * 10**9 for t, n in requests.items() if t not in waits})
+    counts.live_ns[Stage.FIRST] = counts.first_ns.total()
+    return counts
+
+
+def window(counts: Counts, later: Counts) -> Window:
+    steps = Steps(np.zeros((0, len(StepRow._fields))))
+    return Window(seconds=SECONDS, counts=counts, later=later, steps=steps, started=None)
+
+
+def test_more_requests_are_demand_only_while_they_go_on() -> None:
+    """What came at once and is over was a burst, which a queue is for."""
+    many = came({"red": 70, "green": 60, "blue": 60})
+    lasting, over = came({"red": 35, "green": 30, "blue": 30}), came({"red": 12, "green": 14})
+
+    assert asked(window(many, lasting), usual()).more_requests == 190 - 80
+    assert asked(window(many, over), usual()).more_requests == 0
+
+
+def test_a_burst_of_one_tenant_that_others_wait_for_is_his() -> None:
+    """Though it is over: the others have paid."""
+    counts = came({"red": 150, "green": 25, "blue": 24})
+    found = asked(window(counts, came({"red": 10, "green": 12, "blue": 12})), usual())
+
+    assert (found.demand, found.tenant) == (S.UNFAIRNESS, "red")
+    assert found.more_requests > 100
+
+
+def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:
+    counts = came({"red": 150, "green": 25, "blue": 24}, waits="green blue")
+    found = asked(window(counts, came({"red": 75, "green": 12, "blue": 12})), usual())
+
+    assert found.tenant is None
+
+
+def test_a_few_prompts_longer_than_any_was_are_seen_among_many_short_ones() -> None:
+    """Their mean hides them; two of them may be chance."""
+    lengths = [30] * 300
+    counts = came({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500, 600])
+    few = came({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500])
+
+    found = asked(window(counts, counts), usual())
+    assert found.prompt_tokens[S.PREFILL_INTERFERENCE] == 1500 - 3 * 30
+    assert S.PREFILL_INTERFERENCE not in asked(window(few, few), usual()).prompt_tokens
+
+
+def steps_of(rows: int, forward_ms: float, count: int) -> np.ndarray:
+    """Decodes only."""
+    table = np.zeros((count, len(StepRow._fields)))
+    table[:, StepRow._fields.index("turn_ns")] = forward_ms * 1e6
+    table[:, StepRow._fields.index("forward_ns")] = forward_ms * 1e6
+    for name in ("decode_tokens", "decode_rows", "sampled_rows"):
+        table[:, StepRow._fields.index(name)] = rows
+    table[:, StepRow._fields.index("context_tokens")] = 100 * rows
+    return table
+
+
+def test_prices_hold_for_batches_as_large_as_were_often_seen() -> None:
+    """Five rows were met three times in a thousand: what eight cost is not known from them, and
+    is not called slow."""
+    seen = Steps(np.vstack([steps_of(1, 10, 600), steps_of(2, 10, 400), steps_of(5, 10, 3)]))
+    cost = fit_cost(seen)
+    assert cost is not None
+    reference = usual(cost=cost)
+
+    assert slowed(Steps(steps_of(8, 22, 20)), reference) == 0
+    assert slowed(Steps(steps_of(2, 20, 20)), reference) > 0.5
+    assert abs(slowed(Steps(steps_of(2, 10, 20)), reference)) < 0.05
