@@ -11,6 +11,7 @@ from service.drill.conditions import Conditions
 from service.drill.labels import Label
 from service.drill.result import EpisodeResult, limits_of
 from service.drill.spec import Phases
+from service.drill.truth import objections_of
 from service.drill.watch import Look, Turn, timeline
 
 MS = 1_000_000
@@ -52,8 +53,19 @@ def test_a_machine_that_was_not_ours_is_objected_to() -> None:
     calm = Conditions(lag_p99_ms=1.0, foreign=0.02, steal=None, pressure=0.3)
 
     assert calm.objections() == []
-    busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.1)
+    busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.2)
     assert len(busy.objections()) == 3
+
+
+def test_a_machine_that_is_taken_away_later_is_objected_to() -> None:
+    """During the fault only for what no fault of ours does; in health to the end."""
+    stolen = Conditions(lag_p99_ms=50.0, foreign=0.9, steal=0.2, pressure=0.3)
+    calm = msgspec.structs.replace(stolen, lag_p99_ms=1.0, foreign=0.0, steal=0.0)
+    at = {"reference": calm, "fault": stolen, "recovery": stolen}
+
+    assert objections_of({**at, "fault": calm}, is_fault=True) == []
+    assert objections_of(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
+    assert len(objections_of(at, is_fault=False)) == 2
 
 
 def test_a_time_line_keeps_what_changed() -> None:
@@ -86,7 +98,7 @@ def episode(symptom: str, turns: list[Turn], first_harmed_s: float | None = 21.0
         name=symptom, symptom=symptom, mechanism="m", intensity=1.0, seed=0, phases=PHASES,
         flags=(), capacity=None, load=0.5, begin_ns=0, on_s=20.0 if is_fault else None,
         off_s=30.0 if is_fault else None, first_harmed_s=first_harmed_s, clients={}, others={},
-        harms=(), verdicts=turns, conditions=None, discarded=[], label=LABEL, label_sha256="",
+        harms=(), verdicts=turns, conditions={}, discarded=[], label=LABEL, label_sha256="",
     )  # fmt: skip
 
 

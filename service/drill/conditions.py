@@ -1,4 +1,4 @@
-"""Whether the machine was ours while the reference was taken: else an episode does not count."""
+"""Whether the machine was ours while an episode ran: else it does not count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telemetry.proc import pressure_ns, steal_ns
 from telemetry.unavailable import Unavailable
 
 LAG_LIMIT_MS = 5.0
-STEAL_LIMIT = 0.05
+STEAL_LIMIT = 0.10
 FOREIGN_LIMIT = 0.10
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq of /proc/stat
 
@@ -45,11 +45,16 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         found: list[str] = []
         if self.lag_p99_ms is not None and self.lag_p99_ms > LAG_LIMIT_MS:
             found.append(f"clients were late by {self.lag_p99_ms:.1f} ms at p99")
-        if self.steal is not None and self.steal > STEAL_LIMIT:
-            found.append(f"{100 * self.steal:.1f} % of a core was stolen")
+        found += self.thefts()
         if self.foreign is not None and self.foreign > FOREIGN_LIMIT:
             found.append(f"other processes took {100 * self.foreign:.0f} % of a core")
         return found
+
+    def thefts(self) -> list[str]:
+        """The one that no fault of ours can be the cause of."""
+        if self.steal is None or self.steal <= STEAL_LIMIT:
+            return []
+        return [f"{100 * self.steal:.1f} % of a core was stolen"]
 
 
 def read(clock: Clock, pids: Iterable[int], cores: Collection[int]) -> Reading:

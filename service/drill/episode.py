@@ -14,6 +14,7 @@ import asyncio
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -35,16 +36,15 @@ from service.drill.servers import (
     Say,
     split_cores,
 )
-from service.drill.spec import Capacity, EpisodeSpec
+from service.drill.spec import Capacity, EpisodeSpec, Phase
 from service.drill.stage import Act, Stage
 from service.drill.traffic import Ask, Scene
 from service.drill.truth import Taken, label_of, result_of
-from service.drill.watch import Watch
+from service.drill.watch import Watch, root_of
 from service.model_store import resolve_model
 from telemetry.clock import Clock, MonotonicClock
 
 _JOURNAL_FLAGS = ("--journal-memory", "256MiB")
-_SAMPLE_S = 0.25
 _NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
 
 
@@ -52,6 +52,8 @@ def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
     """All of it, from the server's start to the sealed label. Raises ConfigError, DidNotStart."""
     spec.validate()
     mechanism = find(spec.symptom, spec.mechanism)
+    if spec.clean:
+        mechanism = mechanism.without_fault()
     clock, cores = MonotonicClock(), split_cores()
     with tempfile.TemporaryDirectory(prefix="phasescope-") as folder:
         episode = _Episode(spec, mechanism, Path(folder), clock, cores, say)
@@ -120,40 +122,42 @@ class _Episode:
             stage = self._stage(server, "a")
 
             async def begin() -> None:
-                await stage.take_reading()
+                await stage.take_reading(Phase.FAULT)
                 taken.on_ns = self._clock.now_ns()
                 await injection.begin(live)
 
             async def end() -> None:
+                taken.root = await root_of(server.port)
                 await injection.end(live)
                 taken.off_ns = self._clock.now_ns()
+                await stage.take_reading(Phase.RECOVERY)
 
             acts: list[tuple[float, Act]] = [
-                (phases.reference_at_s, stage.take_reading),
+                (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
                 (phases.fault_at_s, begin),
                 (phases.recovery_at_s, end),
             ]
             await stage.play(asks, 0.0, phases.end_s, acts)
+            await stage.take_reading(Phase.RECOVERY)
             await self._close(stage, "journal")
-        taken.conditions = stage.conditions()
+        taken.conditions |= stage.conditions()
 
     async def _with_bad_server(self, scene: Scene, asks: list[Ask]) -> None:
         phases, taken = scene.phases, self._taken
         baseline = self._server_folder / "baseline.json"
         async with self._server(self._flags) as good:
             stage = self._stage(good, "a")
-            needed = asyncio.create_task(_need_of(good, phases.warm_up_s, phases.reference_s))
             acts: list[tuple[float, Act]] = [
-                (phases.reference_at_s, stage.take_reading),
-                (phases.fault_at_s, stage.take_reading),
+                (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
+                (phases.fault_at_s, partial(stage.take_reading, Phase.FAULT)),
             ]
             await stage.play(asks, 0.0, phases.fault_at_s, acts)
             taken.has_baseline = await save_baseline(good.url, baseline)
             if taken.has_baseline:
                 shutil.copyfile(baseline, self._kept / "baseline.json")
+            need = Need(blocks_total=int((await good.snapshot())["blocks_total"]))
             await self._close(stage, "reference.journal")
-            need = await needed
-        taken.conditions = stage.conditions()
+        taken.conditions |= stage.conditions()
         taken.looks.clear()  # of a server that nothing was wrong with
         assert self._mechanism.bad_flags is not None
         bad = self._mechanism.bad_flags(need, scene.intensity)
@@ -161,7 +165,11 @@ class _Episode:
         self._say(f"a server takes over with {' '.join(bad)}")
         async with self._server(flags) as server:
             stage = self._stage(server, "b")
-            await stage.play(asks, phases.fault_at_s, phases.recovery_at_s, [])
+            acts = [(phases.fault_at_s, partial(stage.take_reading, Phase.FAULT))]
+            await stage.play(asks, phases.fault_at_s, phases.recovery_at_s, acts)
+            await stage.take_reading(Phase.RECOVERY)
+            taken.root = await root_of(server.port)
+            taken.conditions |= stage.conditions()
             taken.on_ns = stage.at_ns(phases.fault_at_s)
             taken.off_ns = stage.at_ns(phases.recovery_at_s)
             await self._close(stage, "journal")
@@ -187,10 +195,10 @@ class _Episode:
             taken.exit_code, taken.exit_line = server.exit_code, server.last_line()
         finally:
             watching.cancel()
-        taken.off_ns = self._clock.now_ns()
         said = await diagnosis_of(written)
         if said is not None:
             watch.take(said)
+        taken.off_ns = self._clock.now_ns()
         taken.looks += watch.looks
         if written.exists():
             await asyncio.to_thread(shutil.copytree, written, kept, dirs_exist_ok=True)
@@ -249,15 +257,3 @@ class _Episode:
         data = msgspec.json.format(msgspec.json.encode(result), indent=1)
         (self._spec.out / FOLDER / f"{name}.result.json").write_bytes(data)
         return result
-
-
-async def _need_of(server: DrillServer, wait_s: float, for_s: float) -> Need:
-    """How much of its cache it uses, from `wait_s` on."""
-    await asyncio.sleep(wait_s)
-    used, total = list[int](), 1
-    for _ in range(max(1, round(for_s / _SAMPLE_S))):
-        snapshot = await server.snapshot()
-        used.append(int(snapshot["blocks_used"]))
-        total = int(snapshot["blocks_total"])
-        await asyncio.sleep(_SAMPLE_S)
-    return Need(sorted(used)[int(0.75 * (len(used) - 1))], total)

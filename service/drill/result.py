@@ -12,7 +12,7 @@ from service.drill.client import Sent
 from service.drill.conditions import Conditions
 from service.drill.labels import Label
 from service.drill.spec import Capacity, Phase, Phases
-from service.drill.watch import Turn
+from service.drill.watch import Root, Turn
 
 HARMED = 1.5
 _LEAST_GOOD = 3
@@ -45,8 +45,9 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `first_harmed_s` is when the first request after the onset was due whose TTFT or E2E is more
     than half above the reference's median; moments are seconds from the start of the traffic.
-    `exit_line` is the last line of a server that ended. `discarded` says why the episode does
-    not count; empty when it does.
+    `root` is what would have helped, as the server said at the end of the fault. `conditions` are
+    the machine's, by phase. `exit_line` is the last line of a server that ended. `discarded` says
+    why the episode does not count; empty when it does.
     """
 
     name: str
@@ -66,10 +67,11 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     others: dict[str, Seen]
     harms: tuple[str, ...]
     verdicts: list[Turn]
-    conditions: Conditions | None
+    conditions: dict[str, Conditions]
     discarded: list[str]
     label: Label
     label_sha256: str
+    root: Root | None = None
     exit_code: int | None = None
     exit_line: str | None = None
     has_baseline: bool = False

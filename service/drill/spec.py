@@ -81,7 +81,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `mechanism` None is the first one of the class, `intensity` None the middle
     of its levels, `model` None the default model; `capacity` None has it measured, or taken from
-    an earlier episode below `out`."""
+    an earlier episode below `out`. `clean` runs its twin: the same requests as far as they are
+    the usual ones, and no fault."""
 
     symptom: str
     mechanism: str | None = None
@@ -93,6 +94,7 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     out: Path = Path("drills")
     capacity: Capacity | None = None
     capacity_s: float = 12.0
+    clean: bool = False
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""

@@ -7,6 +7,7 @@ import contextlib
 import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from service.drill.client import Clients, Sent
 from service.drill.conditions import Conditions, Reading, between, read
@@ -36,7 +37,7 @@ class Stage:
     begin_ns: int = 0
     clients: Clients = field(init=False)
     watch: Watch = field(init=False)
-    _readings: list[Reading] = field(default_factory=list)
+    _readings: list[tuple[Phase, Reading]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clients = Clients(self.server.port, self.clock, self.name)
@@ -75,19 +76,21 @@ class Stage:
         """Close what still runs."""
         await self.clients.hang_up()
 
-    async def take_reading(self) -> None:
-        """An act: note how the machine is."""
+    async def take_reading(self, phase: Phase) -> None:
+        """Note how the machine is when a phase begins."""
         pids = (self.server.pid, self.server.engine_pid)
         cores = self.cores.engine | self.cores.rest
-        self._readings.append(read(self.clock, pids, cores))
+        self._readings.append((phase, read(self.clock, pids, cores)))
 
-    def conditions(self) -> Conditions | None:
-        """Between the first two readings; None when there are not two."""
-        if len(self._readings) < 2:
-            return None
-        first, last = self._readings[:2]
-        late_ms = [one.late_ns / 1e6 for one in self.log if first.at_ns <= one.due_ns < last.at_ns]
-        return between(first, last, late_ms)
+    def conditions(self) -> dict[str, Conditions]:
+        """Of each phase from its reading to the next."""
+        return {
+            phase.value: between(first, last, self._late_ms(first, last))
+            for (phase, first), (_, last) in pairwise(self._readings)
+        }
+
+    def _late_ms(self, first: Reading, last: Reading) -> list[float]:
+        return [one.late_ns / 1e6 for one in self.log if first.at_ns <= one.due_ns < last.at_ns]
 
     def at_ns(self, at_s: float) -> int:
         return self.begin_ns + round(at_s * 1e9)

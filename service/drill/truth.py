@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from service.drill.client import Sent
@@ -10,9 +10,9 @@ from service.drill.conditions import Conditions
 from service.drill.labels import Label
 from service.drill.mechanism import Mechanism
 from service.drill.result import EpisodeResult, Limits, Seen, limits_of, seen_by_phase
-from service.drill.spec import Phases
+from service.drill.spec import Phase, Phases
 from service.drill.traffic import TENANTS, Scene
-from service.drill.watch import Look, timeline
+from service.drill.watch import Look, Root, timeline
 
 _MOST_NAMED = 100
 
@@ -23,9 +23,10 @@ class Taken:
 
     logs: list[tuple[int, list[Sent]]] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
-    conditions: Conditions | None = None
+    conditions: dict[str, Conditions] = field(default_factory=dict)
     on_ns: int | None = None
     off_ns: int | None = None
+    root: Root | None = None
     exit_code: int | None = None
     exit_line: str | None = None
     has_baseline: bool = False
@@ -73,7 +74,7 @@ def result_of(
     harmed_ns = None
     if limits is not None and label.on_ns is not None:
         harmed_ns = _first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
-    objections = [] if taken.conditions is None else taken.conditions.objections()
+    objections = objections_of(taken.conditions, mechanism.is_fault)
 
     def at_s(at_ns: int | None) -> float | None:
         return None if at_ns is None else round((at_ns - begin_ns) / 1e9, 3)
@@ -100,10 +101,23 @@ def result_of(
         discarded=objections,
         label=label,
         label_sha256=label_sha256,
+        root=taken.root,
         exit_code=taken.exit_code,
         exit_line=taken.exit_line,
         has_baseline=taken.has_baseline,
     )
+
+
+def objections_of(conditions: Mapping[str, Conditions], is_fault: bool) -> list[str]:
+    """The machine must be ours in the reference; later, when we may use it up ourselves, nobody
+    may take it away, and least of all when nothing is to be wrong."""
+    found: list[str] = []
+    for name, one in conditions.items():
+        if name == Phase.REFERENCE:
+            found += [f"{name}: {said}" for said in one.objections()]
+        elif name == Phase.FAULT or not is_fault:
+            found += [f"{name}: {said}" for said in one.thefts()]
+    return found
 
 
 def _limits(taken: Taken, phases: Phases) -> Limits | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return self.named[0][0] if self.named else None
 
 
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/debug/root` promised: `gains` are of interventions, `promises` of findings."""
+
+    requests: int
+    moved: dict[str, tuple[float, float]]
+    gains: list[dict[str, Any]]
+    promises: dict[str, str]
+
+
 class Watch:
     """Asks until it is cancelled. An answer that does not come is no answer."""
 
@@ -75,6 +85,22 @@ class Watch:
     def save(self, path: Path) -> None:
         """A line each."""
         path.write_bytes(b"".join(msgspec.json.encode(look) + b"\n" for look in self.looks))
+
+
+async def root_of(port: int) -> Root | None:
+    """Ask once; None while nothing was found."""
+    with contextlib.suppress(OSError):
+        status, body = await call(port, "GET", "/debug/root")
+        said: dict[str, Any] = msgspec.json.decode(body) if status == 200 else {}
+        found = said.get("explanation")
+        if found is not None:
+            return Root(
+                requests=found["requests"],
+                moved=found["moved"],
+                gains=found["gains"],
+                promises=said["promises"],
+            )
+    return None
 
 
 def timeline(looks: Sequence[Look], begin_ns: int) -> list[Turn]:

@@ -109,6 +109,7 @@ DEMAND = (
         levels=(1.5, 2.0, 3.0),
         harms=("ttft_p50", "e2e_p50"),
         traffic=_more_requests,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="queue_overload",
@@ -119,6 +120,7 @@ DEMAND = (
         levels=(1.5, 2.0, 3.0),
         harms=("ttft_p50",),
         traffic=_longer_outputs,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="prefill_interference",
@@ -127,11 +129,12 @@ DEMAND = (
         about="some prompts of 600 to 900 tokens among short ones, on a server that computes each "
         "in one piece",
         unit="of usual requests",
-        levels=(0.06, 0.08, 0.12),
+        levels=(0.03, 0.04, 0.06),
         harms=("stall_p95",),
         flags=("--no-chunked-prefill",),
         load=0.45,
         traffic=_some_long_prompts,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="prefill_interference",
@@ -139,11 +142,12 @@ DEMAND = (
         split=TEST,
         about="the same prompts on a server whose steps may take 2,048 tokens",
         unit="of usual requests",
-        levels=(0.06, 0.08, 0.12),
+        levels=(0.03, 0.04, 0.06),
         harms=("stall_p95",),
         flags=("--max-batched-tokens", "2048"),
         load=0.45,
         traffic=_some_long_prompts,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="long_prompts",
@@ -155,6 +159,7 @@ DEMAND = (
         harms=("ttft_p50",),
         load=0.65,
         traffic=_prompts_grow,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="prefix_cache_cold",
@@ -181,6 +186,7 @@ DEMAND = (
         mix=_SHARED,
         load=0.2,
         traffic=_salting,
+        clean=_primed,
     ),
     Mechanism(
         symptom="unfairness",
@@ -192,6 +198,7 @@ DEMAND = (
         harms=("ttft_p50",),
         flags=("--fairness", "fcfs", "--max-num-seqs", "8"),
         traffic=_flood,
+        clean=Scene.usual,
         culprit_tenant=TENANTS[0],
     ),
 )

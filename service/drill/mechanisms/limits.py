@@ -11,7 +11,8 @@ _BLOCK_TOKENS = 16
 _CACHE_MIB = 256
 _CONTEXT_TOKENS = 256
 _CACHE = ("--kv-memory", f"{_CACHE_MIB}MiB", "--max-model-len", str(_CONTEXT_TOKENS))
-_WIDE = Mix(name="wide", prompt=(64, 160), output=(32, 64))
+# two of these do not fit into the blocks of the largest request: one waits until the other is done
+_WIDE = Mix(name="wide", prompt=(130, 160), output=(40, 80))
 _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
 _WRITING = Mix(name="writing", prompt=(8, 16), output=(48, 96))
 _READING = Mix(name="reading", prompt=(80, 200))
@@ -31,14 +32,16 @@ LIMITS = (
         symptom="kv_exhaustion",
         name="small_pool",
         split=DEV,
-        about="the cache holds a part of what the same traffic needed before",
-        unit="of need",
-        levels=(0.6, 0.45, 0.35),
+        about="the cache holds one request, where the same traffic had room for many",
+        unit="largest requests",
+        levels=(1.0,),
         harms=("ttft_p95",),
         flags=_CACHE,
         mix=_WIDE,
         load=0.65,
-        bad_flags=lambda need, share: _cache_of(round(share * need.blocks_p75), need),
+        bad_flags=lambda need, requests: _cache_of(
+            round(requests * _CONTEXT_TOKENS / _BLOCK_TOKENS), need
+        ),
     ),
     Mechanism(
         symptom="kv_thrash",
@@ -75,11 +78,11 @@ LIMITS = (
         split=DEV,
         about="steps may take few tokens, so that prompts need many of them",
         unit="tokens a step",
-        levels=(12.0, 10.0, 8.0),
+        levels=(4.0, 3.0, 2.0),
         harms=("ttft_p50",),
-        flags=("--max-num-seqs", "8", "--max-batched-tokens", str(_GOOD_BUDGET)),
+        flags=("--max-num-seqs", "2", "--max-batched-tokens", str(_GOOD_BUDGET)),
         mix=_READING,
-        load=0.55,
+        load=0.65,
         bad_flags=lambda need, tokens: ("--max-batched-tokens", str(round(tokens))),
     ),
 )

@@ -9,8 +9,10 @@ from service.drill.traffic import Mix, Scene
 
 _STALL_EVERY_MS = 1000
 _MEMCPY_MIB, _TRIAD_MIB = 64, 256
-# few rows a step: then reading the weights takes longest, and not computing with them
-_READING_WEIGHTS = Mix(name="few rows", prompt=(8, 16), output=(48, 96))
+# few rows a step: then reading the weights takes longest, and not computing with them; prompts
+# compute, so that the two can be told apart
+_READING_WEIGHTS = Mix(name="few rows", prompt=(32, 64), output=(48, 96))
+_READING_LOAD = 0.4
 _LOAD = 0.35  # what slows the server down makes it busier: room is left for that
 _STALLED_LOAD = 0.5
 
@@ -35,7 +37,7 @@ MACHINE = (
         levels=(0.6, 0.8, 1.0),
         harms=("itl_p50", "e2e_p50"),
         mix=_READING_WEIGHTS,
-        load=0.25,
+        load=_READING_LOAD,
         injection=lambda scene: ByHelpers(
             lambda live: [Helper("memcpy", scene.intensity, _MEMCPY_MIB, live.other_core)]
         ),
@@ -49,7 +51,7 @@ MACHINE = (
         levels=(0.6, 0.8, 1.0),
         harms=("itl_p50", "e2e_p50"),
         mix=_READING_WEIGHTS,
-        load=0.25,
+        load=_READING_LOAD,
         injection=lambda scene: ByHelpers(
             lambda live: [Helper("triad", scene.intensity, _TRIAD_MIB, live.other_core)]
         ),

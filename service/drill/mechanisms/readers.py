@@ -33,7 +33,7 @@ def _told(scene: Scene, reader: Reader) -> list[Ask]:
                 body=_TOLD.body(draw),
                 tenant=TENANTS[len(found) % len(TENANTS)],
                 reader=reader if is_slow else STEADY,
-                is_culprit=is_slow,
+                is_culprit=is_slow and reader is not STEADY,
             )
         )
         at_s += _TOLD_EVERY_S
@@ -64,6 +64,7 @@ READERS = (
         flags=("--stream-buffer", "16"),
         load=0.15,
         traffic=lambda scene: _told(scene, _SLOW),
+        clean=lambda scene: _told(scene, STEADY),
     ),
     Mechanism(
         symptom="slow_client",
@@ -76,6 +77,7 @@ READERS = (
         flags=("--stream-buffer", "16"),
         load=0.15,
         traffic=lambda scene: _told(scene, _STOPPED),
+        clean=lambda scene: _told(scene, STEADY),
     ),
     Mechanism(
         symptom="cancellation_leak",

@@ -154,6 +154,7 @@ WORK = (
         harms=("ttft_p95", "stall_p50"),
         load=0.4,
         traffic=_long_texts,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="ingest_backlog",
@@ -166,6 +167,7 @@ WORK = (
         harms=("ttft_p95", "stall_p50"),
         load=0.4,
         traffic=_many_ids,
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="grammar_cost",
@@ -177,6 +179,7 @@ WORK = (
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
         traffic=lambda scene: _constrained(scene, deep_schema),
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="grammar_cost",
@@ -189,6 +192,7 @@ WORK = (
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
         traffic=lambda scene: _constrained(scene, open_regex),
+        clean=Scene.usual,
     ),
     Mechanism(
         symptom="invalid_output",
@@ -210,5 +214,6 @@ WORK = (
         harms=("itl_p50", "e2e_p50"),
         load=0.35,
         traffic=_heavy_samplers,
+        clean=Scene.usual,
     ),
 )

@@ -11,7 +11,7 @@ COMPOUNDS: tuple[tuple[str, str], ...] = (
     ("prefix_cache_cold", "queue_overload"),
     ("host_stall", "prefill_interference"),
     ("memory_bandwidth", "queue_overload"),
-    ("long_prompts", "unfairness"),
+    ("prefill_interference", "unfairness"),
     ("cancellation_leak", "queue_overload"),
     ("grammar_cost", "slow_client"),
     ("memory_bandwidth", "host_stall"),
