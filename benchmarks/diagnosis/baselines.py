@@ -134,12 +134,12 @@ def features_of(reference: Sequence[Row], fault: Sequence[Row]) -> list[float]:
 
 
 def trees(examples: Sequence[tuple[list[float], str]]) -> Namer:
-    """Trained on (features, class) of the dev split. Needs scikit-learn, which is installed with
-    `pip install scikit-learn`; raises SystemExit that says so."""
+    """Trained on (features, class) of the dev split. Needs scikit-learn; raises SystemExit that
+    says how to install it."""
     try:
         from sklearn.ensemble import GradientBoostingClassifier
     except ImportError:
-        raise SystemExit("the trees need scikit-learn: pip install scikit-learn") from None
+        raise SystemExit("the trees need scikit-learn: pip install -e '.[bench]'") from None
     model: Any = GradientBoostingClassifier(random_state=0, n_estimators=150, max_depth=3)
     model.fit([features for features, _ in examples], [truth for _, truth in examples])
 

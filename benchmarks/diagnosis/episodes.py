@@ -3,9 +3,11 @@
 A series is classes times seeds times intensities, in rounds: each round has every class once, so
 that whatever part of it has been run is balanced. It may be stopped at any time and goes on where
 it was. Episodes for development and for the test have other seeds, and where a class has a second
-mechanism that one is seen in the test only.
+mechanism that one is seen in the test only. The series `healthy` is an hour of usual traffic at
+rising loads, and `clean` the twins without a fault of the test's episodes (see `attribution.py`).
 
-    .venv/bin/python -m benchmarks.diagnosis.episodes --split dev|test|smoke [--classes A,B]
+    .venv/bin/python -m benchmarks.diagnosis.episodes
+        --split dev|test|smoke|healthy|clean [--classes A,B]
         [--each 4] [--out FOLDER] [--work FOLDER] [--most N] [--again]
 """
 
@@ -26,20 +28,23 @@ from benchmarks.machine import machine
 from service.config import ConfigError
 from service.drill.episode import run_episode
 from service.drill.mechanism import DEV, TEST, Mechanism
-from service.drill.registry import mechanisms_of, of_split
+from service.drill.registry import find, mechanisms_of, of_split
 from service.drill.result import EpisodeResult
 from service.drill.servers import DidNotStart
 from service.drill.spec import EpisodeSpec, Phases
+from service.drill.watch import Turn
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "episodes"
-SMOKE = "smoke"
-FIRST_SEED = {DEV: 100, TEST: 500, SMOKE: 900}
+SMOKE, HEALTHY, CLEAN = "smoke", "healthy", "clean"
+FIRST_SEED = {DEV: 100, TEST: 500, CLEAN: 500, SMOKE: 900, HEALTHY: 700}
 SMOKE_PHASES = Phases(warm_up_s=5, reference_s=8, fault_s=10, recovery_s=5)
+HEALTHY_PHASES = Phases(warm_up_s=20, reference_s=20, fault_s=565, recovery_s=15)
+HEALTHY_LOADS = (0.2, 0.33, 0.46, 0.59, 0.72, 0.85)
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What is committed of one episode. `usual_gauges` are of the server with the good
-    configuration, where there was one."""
+    configuration, where there was one. `again` is what a later version says of the journal."""
 
     split: str
     date: str
@@ -47,6 +52,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     episode: EpisodeResult
     gauges: Gauges | None = None
     usual_gauges: Gauges | None = None
+    again: list[Turn] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +62,25 @@ class Planned:
     mechanism: Mechanism
     seed: int
     intensity: float
+    clean: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.mechanism.symptom}-{self.mechanism.name}-{self.seed}"
+        """As the episode calls itself."""
+        mechanism = self.mechanism.without_fault() if self.clean else self.mechanism
+        return f"{mechanism.symptom}-{mechanism.name}-{self.seed}"
 
 
 def series(split: str, each: int, classes: list[str] | None = None) -> Iterator[Planned]:
     """Rounds of every class; intensities take turns, the middle one first."""
-    chosen = list(of_split(DEV if split == SMOKE else split))
+    if split == HEALTHY:
+        mechanism = find("healthy_light")
+        for number, load in enumerate(HEALTHY_LOADS):
+            yield Planned(mechanism, FIRST_SEED[split] + number, load)
+        return
+    chosen = list(of_split(TEST if split in (TEST, CLEAN) else DEV))
+    if split == CLEAN:
+        chosen = [mechanism for mechanism in chosen if mechanism.harms]
     if classes is not None:
         for one in classes:
             mechanisms_of(one)  # raises ConfigError with the list
@@ -73,7 +89,7 @@ def series(split: str, each: int, classes: list[str] | None = None) -> Iterator[
         for mechanism in chosen:
             levels = mechanism.levels
             level = levels[(len(levels) // 2 + number) % len(levels)]
-            yield Planned(mechanism, FIRST_SEED[split] + number, level)
+            yield Planned(mechanism, FIRST_SEED[split] + number, level, split == CLEAN)
 
 
 def read_kept(folder: Path) -> list[Kept]:
@@ -103,8 +119,9 @@ def run_one(planned: Planned, split: str, work: Path) -> Kept:
         mechanism=planned.mechanism.name,
         intensity=planned.intensity,
         seed=planned.seed,
-        phases=SMOKE_PHASES if split == SMOKE else Phases(),
+        phases={SMOKE: SMOKE_PHASES, HEALTHY: HEALTHY_PHASES}.get(split, Phases()),
         out=work,
+        clean=planned.clean,
     )
     result = run_episode(spec, say)
     date = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -135,7 +152,7 @@ def work_folder(split: str) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--split", choices=[DEV, TEST, SMOKE], default=SMOKE)
+    parser.add_argument("--split", choices=list(FIRST_SEED), default=SMOKE)
     parser.add_argument("--classes", help="only these, separated by commas")
     parser.add_argument("--each", type=int, help="episodes of each class (default 4, smoke 1)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")

@@ -4,7 +4,8 @@ From the committed episodes alone. Of an episode counts what was named first for
 second half of the fault (of a healthy one: of all that follows the warm-up). Light and busy health
 are one class here: to say of either that all is well is right.
 
-    .venv/bin/python -m benchmarks.diagnosis.score [FOLDER] [--split test] [--discarded] [--out DIR]
+    .venv/bin/python -m benchmarks.diagnosis.score [FOLDER] [--split test] [--discarded] [--again]
+        [--out DIR]
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.diagnosis.episodes import RESULTS, read_kept
+from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
 from service.drill.result import EpisodeResult
 from service.drill.watch import Turn
 
 HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
+THIN = "telemetry_degraded"
 APART = ("invalid_output", "out_of_memory", "load_failure", "telemetry_degraded")
 
 
@@ -43,6 +45,13 @@ class Judged:
     @property
     def is_right(self) -> bool:
         return self.answer == self.truth
+
+
+def present(kept: Kept) -> EpisodeResult:
+    """With the verdicts of the version that judged the journal last."""
+    if kept.again is None:
+        return kept.episode
+    return msgspec.structs.replace(kept.episode, verdicts=kept.again)
 
 
 def judge(episode: EpisodeResult) -> Judged:
@@ -73,8 +82,10 @@ def judge(episode: EpisodeResult) -> Judged:
 
 
 def said(turn: Turn) -> str:
-    """A fault by its first finding; else the verdict."""
-    return turn.top or UNSURE if turn.verdict == "fault" else turn.verdict
+    """A fault by its first finding, and so a record that is too thin; else the verdict."""
+    if turn.verdict == "fault" or turn.top == THIN:
+        return turn.top or UNSURE
+    return turn.verdict
 
 
 def spans(turns: Sequence[Turn], begin_s: float, end_s: float) -> list[tuple[float, str]]:
@@ -218,10 +229,17 @@ def main() -> int:
     parser.add_argument(
         "--discarded", action="store_true", help="count those too that do not count"
     )
+    parser.add_argument(
+        "--again", action="store_true", help="by what `again` says of the journals, where it has"
+    )
     parser.add_argument("--out", type=Path, help="write score.json and score.md here")
     args = parser.parse_args()
     kept = [one for one in read_kept(args.folder) if args.split in (None, one.split)]
-    counted = [one.episode for one in kept if args.discarded or not one.episode.discarded]
+    counted = [
+        present(one) if args.again else one.episode
+        for one in kept
+        if args.discarded or not one.episode.discarded
+    ]
     judged = [judge(episode) for episode in counted]
     if not judged:
         print(f"{args.folder}: no episodes that count, of {len(kept)}")
