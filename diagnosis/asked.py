@@ -27,9 +27,9 @@ _GROWN_LENGTH = 1.3
 _LEAST_LONGEST = 3
 _GROWN_CHOICES = 1.2
 _MISSED_SHARE = 0.1
-# one tenant has most of what demand grew by, and others pay for it
+# one tenant has most of what demand grew by, more than others in proportion, who pay for it
 _ONE_TENANT = 0.6
-_OTHERS_GROWN = 1.5
+_MORE_THAN_OTHERS = 1.7
 _SUFFERERS = 0.3
 
 
@@ -190,5 +190,7 @@ def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -
     facts["others_wait_share"] = others_ns / max(1, waited_ns)
     others = counts.requests - counts.tenant_requests[worst]
     pays = others_ns >= _SUFFERERS * others / max(1, counts.requests) * waited_ns
-    alone = others <= _OTHERS_GROWN * max(1.0, sum(usual.values()) - usual[worst])
+    others_usual = max(1.0, sum(usual.values()) - usual[worst])
+    grown = counts.tenant_requests[worst] / max(1.0, usual[worst])
+    alone = grown >= _MORE_THAN_OTHERS * others / others_usual
     return worst if growth[worst] >= _ONE_TENANT * total and alone and pays else None

@@ -31,6 +31,7 @@ _SLOW = 1.12
 _LEAST_KNOWN_STEPS = 8
 # of a slow spell, the part that one kind of evidence must explain to own all of it
 _MOST = 0.5
+_THROTTLED = 0.2
 _GROWN_LENGTH = 1.3
 _DEARER = 1.2
 # of what decodes take, so that prompts tell anything
@@ -110,9 +111,14 @@ def _slow_and_paused(
         "throttled": window.counts.throttled_ns / 1e6,
     }
     total_ns = slow_ns + paused_ns
+    if waited_ns >= max(total_ns, _LEAST_SHARE * found.busy_ns) and _are_new(steps, cost):
+        by_quota = window.counts.throttled_ns >= _THROTTLED * waited_ns
+        cause = S.THROTTLED if by_quota else S.CPU_STARVATION
+        _spread(found, cause, steps, steps.turn_ns * waited_ns / found.busy_ns)
+        return
     if total_ns < _LEAST_SHARE * found.busy_ns:
         return
-    if window.counts.throttled_ns >= 0.2 * total_ns:
+    if window.counts.throttled_ns >= _THROTTLED * total_ns:
         _spread(found, S.THROTTLED, steps, residual + around)
         return
     if waited_ns >= _MOST * total_ns:
@@ -130,6 +136,13 @@ def _slow_and_paused(
     cause = _slow_cause(found, window, cost, slow_ns, paused_ns, lost_ns)
     if cause is not None:
         _spread(found, cause, steps, residual)
+
+
+def _are_new(steps: Steps, cost: Cost) -> bool:
+    """Whether most of the time went to steps of sizes that were not seen, whose price is not
+    known: then it is for the witness to say how much was lost."""
+    known_ns = float(steps.turn_ns[cost.knows(steps)].sum())
+    return known_ns < _MOST * float(steps.turn_ns.sum())
 
 
 def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
@@ -155,15 +168,26 @@ def _slow_cause(
 ) -> Symptom | None:
     """A processor that runs less, or memory that others use: the first is stopped or slows all
     terms alike, the second slows what reads memory and hardly what computes. Without a witness
-    it must have lasted, since machines have slow spells of their own."""
+    it must have lasted and go on, since machines have slow spells of their own."""
     if lost_ns - paused_ns > _MOST * slow_ns:
         return S.THROTTLED
-    if window.seconds < _LASTING_S:
+    if window.seconds < _LASTING_S or not _goes_on(window, cost):
         return None
     decode, prompt = _slow_by_kind(window.steps, cost)
     found.facts |= {"slow_decodes": decode, "slow_prompts": prompt}
     alike = prompt - 1 > 0.6 * (decode - 1)
     return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
+
+
+def _goes_on(window: Window, cost: Cost) -> bool:
+    """Whether the later half of the window is still slow, as far as that can be told."""
+    steps = window.steps
+    half_ns = window.seconds * 1e9 / 2
+    later = cost.knows(steps) & (steps.end_ns > steps.end_ns.max() - half_ns)
+    if later.sum() < _LEAST_KNOWN_STEPS:
+        return True
+    foretold = float(cost.forward_ns(steps)[later].sum())
+    return float(steps.forward_ns[later].sum()) >= _SLOW * foretold
 
 
 def _slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
@@ -214,10 +238,12 @@ def _work(
         found.taken_ns[symptom] += tokens * token_ns
     _decode_work(found, window, reference, cost, wanted)
     _small_steps(found, window, reference, cost)
-    co_ns = float((prompt_ns * steps.decode_rows).sum())
+    shared_ns = prompt_ns * steps.decode_rows
+    co_ns = float(shared_ns.sum())
     usual_ns = reference.parts_ns.get("co_prefill", 0.0) * float(steps.decode_tokens.sum())
     others = prompts if reference.seconds else Charges({S.PREFILL_INTERFERENCE: 1.0})
-    if not others and co_ns > _DEARER * usual_ns and _has_larger_chunks(steps, cost):
+    larger_ns = float(shared_ns[steps.prompt_tokens > _GROWN_LENGTH * cost.longest_chunk].sum())
+    if not others and co_ns > _DEARER * usual_ns and larger_ns > _MOST * (co_ns - usual_ns):
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
     _divide(found.decoding_ns, others, co_ns - usual_ns)
     own_ns = float((prompt_ns * np.maximum(1, steps.prompt_rows)).sum())
@@ -229,10 +255,6 @@ def _work(
     _divide(found.prompting_ns, own, own_ns - usual_ns)
     found.facts |= {"co_prefill": co_ns / 1e6, "own_prefill": own_ns / 1e6}
     _crowd(found, window, reference, cost, residual)
-
-
-def _has_larger_chunks(steps: Steps, cost: Cost) -> bool:
-    return float(steps.prompt_tokens.max()) > _GROWN_LENGTH * cost.longest_chunk
 
 
 def _divide(book: Charges, parts: Mapping[Symptom, float], spent_ns: float) -> None:

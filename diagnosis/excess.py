@@ -211,6 +211,6 @@ def spreads_of(reference: Reference) -> tuple[float, ...]:
         for one, number in zip(spread, live, strict=True)
     ]
     slow = max(_LEAST_SPREAD, reference.slow_spread, _SLOW_SHARE * reference.running)
-    unsure = (_SURE_SECONDS - reference.seconds) / max(0.1, _SURE_SECONDS - _SHORT_SECONDS)
+    unsure = (_SURE_SECONDS - reference.seconds) / (_SURE_SECONDS - _SHORT_SECONDS)
     doubt = 1 + min(1.0, max(0.0, unsure)) if reference.seconds else 1.0
     return tuple(doubt * one for one in (*found, slow))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.diagnosis.score import alarms, cleared_s, judge, macro_f1, named_most, score
+from benchmarks.diagnosis.score import (
+    alarms,
+    cleared_s,
+    judge,
+    macro_f1,
+    named_most,
+    pairs_of,
+    score,
+)
 from service.drill.client import Sent
 from service.drill.conditions import Conditions
 from service.drill.labels import Label
@@ -126,9 +134,22 @@ def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:
     """Each time anew; to go from one name to another is still the same alarm."""
     turns = [well(0), fault(12, "throttled"), fault(13, "host_stall"), well(14), fault(15, "x")]
 
-    assert alarms(turns, 10, 20) == 2
+    assert alarms(turns, 10, 20) == (2, 0)
     assert named_most(turns, 10, 20) == "x"
     assert cleared_s(turns, 10) is None
+
+
+def test_an_alarm_of_a_slow_machine_is_counted_apart_where_it_was_slow() -> None:
+    """For most of the time from the onset on; other causes are no excuse for any."""
+    slow = frozenset({11, 12, 15, 16, 19})
+    turns = [
+        well(0), fault(12.5, "throttled", 11.0), well(14), fault(16.2, "host_stall", 15.0),
+        well(17), fault(19.5, "memory_bandwidth", 17.5),
+    ]  # fmt: skip
+
+    assert alarms(turns, 10, 20, slow) == (2, 1)
+    assert alarms(turns, 13.5, 20, slow) == (2, 1)
+    assert alarms(turns, 14.5, 20, slow) == (2, 0)
 
 
 def test_scores_are_of_the_classes_that_make_requests_late() -> None:
@@ -144,6 +165,6 @@ def test_scores_are_of_the_classes_that_make_requests_late() -> None:
 
     assert found["episodes"] == 4
     assert found["top_1"] == pytest.approx(0.75)
-    assert macro_f1(judged[:4]) == pytest.approx((2 / 3 + 0 + 1) / 3, abs=1e-3)
+    assert macro_f1(pairs_of(judged[:4])) == pytest.approx((2 / 3 + 0 + 1) / 3, abs=1e-3)
     assert found["apart"] == {"episodes": 1, "top_1": 0.0}
     assert found["classes"]["healthy"]["recall"] == 1.0

@@ -14,18 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.diagnosis.baselines import BASELINES, HEALTHY, Namer, Row, features_of, rows_between
+from benchmarks.diagnosis.baselines import BASELINES, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.baselines import trees as train
 from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
-from benchmarks.diagnosis.score import APART, judge
+from benchmarks.diagnosis.score import APART, Pair, judge, macro_f1, pairs_of, top_1, truth_of
 from service.drill.mechanism import DEV, TEST
 
 OURS = "phasescope"
-
-
-def truth_of(kept: Kept) -> str:
-    symptom = kept.episode.symptom
-    return HEALTHY if symptom.startswith("healthy") else symptom
 
 
 def seconds_of(kept: Kept) -> tuple[list[Row], list[Row]] | None:
@@ -48,30 +43,14 @@ def seconds_of(kept: Kept) -> tuple[list[Row], list[Row]] | None:
     return before, rows_between(gauges, at(episode.on_s), at(episode.off_s))
 
 
-def answers(kept: Sequence[Kept], name: Namer) -> list[tuple[str, str]]:
+def answers(kept: Sequence[Kept], name: Namer) -> list[Pair]:
     """(truth, answer) of every episode that has its gauges."""
-    found: list[tuple[str, str]] = []
+    found: list[Pair] = []
     for one in kept:
         seconds = seconds_of(one)
         if seconds is not None and seconds[0] and seconds[1]:
-            found.append((truth_of(one), name(*seconds)))
+            found.append((truth_of(one.episode), name(*seconds)))
     return found
-
-
-def top_1(pairs: Sequence[tuple[str, str]]) -> float:
-    return sum(truth == answer for truth, answer in pairs) / max(1, len(pairs))
-
-
-def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
-    """Over the classes that are there."""
-    classes = {truth for truth, _ in pairs}
-    scores: list[float] = []
-    for one in classes:
-        right = sum(truth == answer == one for truth, answer in pairs)
-        named = sum(answer == one for _, answer in pairs)
-        there = sum(truth == one for truth, _ in pairs)
-        scores.append(2 * right / (named + there) if named + there else 0.0)
-    return sum(scores) / max(1, len(scores))
 
 
 def main() -> int:
@@ -81,18 +60,19 @@ def main() -> int:
     parser.add_argument("--trees", action="store_true", help="needs scikit-learn")
     args = parser.parse_args()
     counted = [one for one in read_kept(args.folder) if not one.episode.discarded]
-    main_ones = [one for one in counted if truth_of(one) not in APART]
+    main_ones = [one for one in counted if truth_of(one.episode) not in APART]
     chosen = [one for one in main_ones if one.split == args.split]
     namers: dict[str, Namer] = dict(BASELINES)
     if args.trees:
-        lessons = [(seconds_of(one), truth_of(one)) for one in main_ones if one.split == DEV]
+        lessons = [
+            (seconds_of(one), truth_of(one.episode)) for one in main_ones if one.split == DEV
+        ]
         namers["trees"] = train([(features_of(*s), truth) for s, truth in lessons if s is not None])
-    ours = [(truth_of(one), judge(one.episode).answer) for one in chosen]
+    rows = {OURS: pairs_of(judge(one.episode) for one in chosen)}
+    rows |= {name: answers(chosen, namer) for name, namer in namers.items()}
     print(f"| {len(chosen)} episodes | top-1 | macro-F1 |\n|---|---|---|")
-    print(f"| {OURS} | {top_1(ours):.2f} | {macro_f1(ours):.2f} |")
-    for name, namer in namers.items():
-        pairs = answers(chosen, namer)
-        print(f"| {name} | {top_1(pairs):.2f} | {macro_f1(pairs):.2f} |")
+    for name, pairs in rows.items():
+        print(f"| {name} | {top_1(pairs)} | {macro_f1(pairs)} |")
     return 0
 
 

@@ -2,7 +2,9 @@
 
 From the committed episodes alone. Of an episode counts what was named first for most of the
 second half of the fault (of a healthy one: of all that follows the warm-up). Light and busy health
-are one class here: to say of either that all is well is right.
+are one class here: to say of either that all is well is right. An alarm that says that the machine
+is slow is counted apart where it was, by a pacer on the engine's core that the server does not know
+of or by the time that was stolen.
 
     .venv/bin/python -m benchmarks.diagnosis.score [FOLDER] [--split test] [--discarded] [--again]
         [--out DIR]
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +23,24 @@ from typing import Any
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
+from benchmarks.diagnosis.gauges import GAUGES
 from service.drill.result import EpisodeResult
 from service.drill.watch import Turn
 
 HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
 THIN = "telemetry_degraded"
+OF_MACHINE = ("throttled", "memory_bandwidth", "cpu_starvation")
+# how many times its usual time a piece of work takes on a slow machine, and the share of a core
+# that is stolen from one
+_SLOW_PACE, _STOLEN = 1.12, 0.05
+Pair = tuple[str, str]  # what was done, what was named
 APART = ("invalid_output", "out_of_memory", "load_failure", "telemetry_degraded")
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One episode. Seconds; None where there is no such moment."""
+    """One episode. Seconds; None where there is no such moment. `alarms` are false ones,
+    `alarms_of_machine` those of a machine that was slow."""
 
     episode: EpisodeResult
     truth: str
@@ -40,6 +49,7 @@ class Judged:
     onset_error_s: float | None
     to_clear_s: float | None
     alarms: int
+    alarms_of_machine: int
     watched_s: float
 
     @property
@@ -54,15 +64,34 @@ def present(kept: Kept) -> EpisodeResult:
     return msgspec.structs.replace(kept.episode, verdicts=kept.again)
 
 
-def judge(episode: EpisodeResult) -> Judged:
-    truth = HEALTHY if episode.symptom.startswith("healthy") else episode.symptom
+def truth_of(episode: EpisodeResult) -> str:
+    return HEALTHY if episode.symptom.startswith("healthy") else episode.symptom
+
+
+def judge_kept(kept: Kept, again: bool = False) -> Judged:
+    """With what is known of the machine."""
+    return judge(present(kept) if again else kept.episode, slow_seconds(kept))
+
+
+def slow_seconds(kept: Kept) -> frozenset[int]:
+    """Of the traffic, those in which the machine was slow or taken away."""
+    episode, gauges = kept.episode, kept.gauges
+    found = {at for at, pace in enumerate(episode.paces) if max(pace) > _SLOW_PACE}
+    if gauges is not None:
+        stolen, first = GAUGES.index("steal"), (gauges.begin_ns - episode.begin_ns) // 10**9
+        found |= {first + at for at, row in enumerate(gauges.rows) if row[stolen] > _STOLEN}
+    return frozenset(found)
+
+
+def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
+    truth = truth_of(episode)
     phases, turns = episode.phases, episode.verdicts
     on_s, off_s = episode.on_s, episode.off_s
     if on_s is None or off_s is None:
         begin_s, end_s = phases.reference_at_s, phases.end_s
         return Judged(
             episode, truth, named_most(turns, begin_s, end_s), None, None, None,
-            alarms(turns, begin_s, end_s), end_s - begin_s,
+            *alarms(turns, begin_s, end_s, slow), end_s - begin_s,
         )  # fmt: skip
     right = [turn for turn in turns if turn.top == truth and turn.at_s >= on_s]
     first_s = episode.first_harmed_s
@@ -76,7 +105,7 @@ def judge(episode: EpisodeResult) -> Judged:
         max(0.0, right[0].at_s - (on_s if first_s is None else first_s)) if right else None,
         None if onset_s is None else abs(onset_s - on_s),
         cleared_s(turns, off_s),
-        alarms(turns, begin_s, on_s),
+        *alarms(turns, begin_s, on_s, slow),
         on_s - begin_s,
     )
 
@@ -108,12 +137,35 @@ def named_most(turns: Sequence[Turn], begin_s: float, end_s: float) -> str:
     return max(times, key=lambda answer: times[answer]) if times else SILENT
 
 
-def alarms(turns: Sequence[Turn], begin_s: float, end_s: float) -> int:
-    """How often a fault was named anew while there was none."""
-    answers = [answer for _, answer in spans(turns, begin_s, end_s)]
-    calm = (HEALTHY, UNSURE)
-    pairs = zip([HEALTHY, *answers], answers, strict=False)
-    return sum(before in calm and after not in calm for before, after in pairs)
+def alarms(
+    turns: Sequence[Turn], begin_s: float, end_s: float, slow: Collection[int] = ()
+) -> tuple[int, int]:
+    """How often a fault was named anew while there was none; and how often of a machine that was
+    slow for most of the time since its onset."""
+    false = of_machine = 0
+    was_calm = True
+    for turn in turns:
+        is_calm = said(turn) in (HEALTHY, UNSURE)
+        if turn.at_s < end_s and was_calm and not is_calm and _ends_after(turns, turn, begin_s):
+            if said(turn) in OF_MACHINE and _was_slow(turn, slow):
+                of_machine += 1
+            else:
+                false += 1
+        was_calm = is_calm
+    return false, of_machine
+
+
+def _ends_after(turns: Sequence[Turn], alarm: Turn, begin_s: float) -> bool:
+    """Whether the alarm still stood at `begin_s`."""
+    later = (turn for turn in turns if turn.at_s > alarm.at_s)
+    calm = next((turn.at_s for turn in later if said(turn) in (HEALTHY, UNSURE)), None)
+    return calm is None or calm > begin_s
+
+
+def _was_slow(alarm: Turn, slow: Collection[int]) -> bool:
+    onset_s = alarm.at_s if alarm.onset_s is None else alarm.onset_s
+    seconds = range(int(onset_s), int(alarm.at_s) + 1)
+    return sum(second in slow for second in seconds) > len(seconds) / 2
 
 
 def cleared_s(turns: Sequence[Turn], off_s: float) -> float | None:
@@ -140,34 +192,40 @@ def score(judged: Sequence[Judged]) -> dict[str, Any]:
     hours = sum(one.watched_s for one in judged) / 3600
     return {
         "episodes": len(main),
-        "top_1": share(main),
-        "macro_f1": macro_f1(main),
+        "top_1": top_1(pairs_of(main)),
+        "macro_f1": macro_f1(pairs_of(main)),
         "faults_detected": [len(detected), sum(one.truth != HEALTHY for one in main)],
         "to_detect_s": quantiles(detected),
         "onset_error_s": quantiles(onsets),
         "to_clear_s": quantiles(clears),
         "false_alarms": sum(one.alarms for one in judged),
+        "alarms_of_a_slow_machine": sum(one.alarms_of_machine for one in judged),
         "watched_hours": round(hours, 3),
         "false_alarms_per_hour": round(sum(one.alarms for one in judged) / hours, 2)
         if hours
         else None,
         "indeterminate": sum(one.answer == UNSURE for one in main),
-        "apart": {"episodes": len(apart), "top_1": share(apart)},
+        "apart": {"episodes": len(apart), "top_1": top_1(pairs_of(apart))},
         "classes": by_class(judged),
     }
 
 
-def share(judged: Sequence[Judged]) -> float | None:
-    return round(sum(one.is_right for one in judged) / len(judged), 4) if judged else None
+def pairs_of(judged: Iterable[Judged]) -> list[Pair]:
+    return [(one.truth, one.answer) for one in judged]
 
 
-def macro_f1(judged: Sequence[Judged]) -> float | None:
+def top_1(pairs: Sequence[Pair]) -> float | None:
+    right = sum(truth == answer for truth, answer in pairs)
+    return round(right / len(pairs), 4) if pairs else None
+
+
+def macro_f1(pairs: Sequence[Pair]) -> float | None:
     """Unweighted over the classes that occur."""
     scores: list[float] = []
-    for truth in {one.truth for one in judged}:
-        right = sum(one.truth == truth and one.is_right for one in judged)
-        told = sum(one.answer == truth for one in judged)
-        was = sum(one.truth == truth for one in judged)
+    for one in {truth for truth, _ in pairs}:
+        right = sum(truth == answer == one for truth, answer in pairs)
+        told = sum(answer == one for _, answer in pairs)
+        was = sum(truth == one for truth, _ in pairs)
         scores.append(2 * right / (told + was))
     return round(sum(scores) / len(scores), 4) if scores else None
 
@@ -214,7 +272,8 @@ def markdown(found: dict[str, Any], judged: Sequence[Judged]) -> str:
         (name, found[name])
         for name in (
             "episodes", "top_1", "macro_f1", "faults_detected", "to_detect_s", "onset_error_s",
-            "to_clear_s", "false_alarms", "watched_hours", "false_alarms_per_hour", "apart",
+            "to_clear_s", "false_alarms", "alarms_of_a_slow_machine", "watched_hours",
+            "false_alarms_per_hour", "apart",
         )
     ]  # fmt: skip
     lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
@@ -235,12 +294,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write score.json and score.md here")
     args = parser.parse_args()
     kept = [one for one in read_kept(args.folder) if args.split in (None, one.split)]
-    counted = [
-        present(one) if args.again else one.episode
-        for one in kept
-        if args.discarded or not one.episode.discarded
-    ]
-    judged = [judge(episode) for episode in counted]
+    counted = [one for one in kept if args.discarded or not one.episode.discarded]
+    judged = [judge_kept(one, args.again) for one in counted]
     if not judged:
         print(f"{args.folder}: no episodes that count, of {len(kept)}")
         return 1

@@ -53,6 +53,21 @@ class Judged:
         return bool(self.named) and self.named[0] == self.truth
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two faults at once: for which share of their time both were among the first three, and what
+    stood longest."""
+
+    names: tuple[str, str]
+    seed: int
+    share: float
+    said: list[str]
+
+    @property
+    def is_right(self) -> bool:
+        return self.share > 0.5
+
+
 def live_through(one: Twin) -> list[tuple[int, Diagnosis]]:
     """Every opinion, and since when it holds."""
     baseline = None
@@ -100,11 +115,19 @@ def stood_longest(
     names: Sequence[tuple[int, tuple[str, ...]]], begin_ns: int, end_ns: int
 ) -> list[str]:
     """The findings that stood longest within [begin, end)."""
+    times = standing(names, begin_ns, end_ns)
+    return list(times.most_common(1)[0][0]) if times else []
+
+
+def standing(
+    names: Sequence[tuple[int, tuple[str, ...]]], begin_ns: int, end_ns: int
+) -> Counter[tuple[str, ...]]:
+    """For how long each list of findings stood within [begin, end), in ns."""
     times: Counter[tuple[str, ...]] = Counter()
     ends = [at_ns for at_ns, _ in names[1:]] + [end_ns]
     for (at_ns, name), until_ns in zip(names, ends, strict=True):
         times[name] += max(0, min(until_ns, end_ns) - max(at_ns, begin_ns))
-    return list(times.most_common(1)[0][0]) if times else []
+    return times
 
 
 def _alarms(names: Sequence[tuple[str, ...]]) -> int:
@@ -120,14 +143,16 @@ def judge_class(task: tuple[str, int]) -> Judged:
     return judge(twin, HEALTHY if name.startswith(HEALTHY) else name)
 
 
-def judge_pair(task: tuple[tuple[str, str], int]) -> tuple[tuple[str, str], list[str]]:
-    """What stood for most of the time in which both faults were there."""
+def judge_pair(task: tuple[tuple[str, str], int]) -> Pair:
+    """By what stood while both faults were there."""
     names, seed = task
     one = build_compound(names, seed)
-    found = live_through(one)
-    said = [(at_ns, tuple(f.symptom.value for f in d.findings)) for at_ns, d in found]
-    end_ns = one.end_ns or said[-1][0]
-    return names, stood_longest(said, max(one.onsets_ns), end_ns)
+    assert one.together_ns is not None, f"{names} are never there at once"
+    said = [(at_ns, tuple(f.symptom.value for f in d.findings)) for at_ns, d in live_through(one)]
+    times = standing(said, *one.together_ns)
+    total_ns = sum(times.values())
+    both_ns = sum(ns for found, ns in times.items() if set(names) <= set(found[:3]))
+    return Pair(names, seed, both_ns / total_ns, list(times.most_common(1)[0][0]))
 
 
 def summary(judged: Sequence[Judged]) -> dict[str, object]:
@@ -145,6 +170,17 @@ def summary(judged: Sequence[Judged]) -> dict[str, object]:
             name: [sum(one.is_right for one in ones), len(ones)] for name, ones in by_class.items()
         },
         "wrong": [asdict(one) for one in judged if not one.is_right],
+    }
+
+
+def of_pairs(told: Sequence[Pair]) -> dict[str, object]:
+    missed = [one for one in told if not one.is_right]
+    first = sum(bool(one.said) and one.said[0] in one.names for one in told)
+    return {
+        "pairs": len(told),
+        "both_in_top_3": round(1 - len(missed) / len(told), 4),
+        "first_is_one_of_them": round(first / len(told), 4),
+        "missed": [[*one.names, one.seed, round(one.share, 2), one.said] for one in missed],
     }
 
 
@@ -169,15 +205,7 @@ def main() -> int:
         if args.compounds:
             pairs = [(names, seed) for seed in seeds for names in COMPOUNDS]
             told = pool.map(judge_pair, pairs)
-            both = sum(set(names) <= set(said[:3]) for names, said in told)
-            found["compounds"] = {
-                "pairs": len(told),
-                "both_in_top_3": round(both / len(told), 4),
-                "first_is_one_of_them": round(
-                    sum(bool(said) and said[0] in names for names, said in told) / len(told), 4
-                ),
-                "missed": [[*names, said] for names, said in told if not set(names) <= set(said)],
-            }
+            found["compounds"] = of_pairs(told)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({k: v for k, v in found.items() if k not in ("wrong", "machine")}, indent=1))

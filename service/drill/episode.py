@@ -27,6 +27,7 @@ from service.drill.injection import Live
 from service.drill.labels import FOLDER, seal
 from service.drill.mechanism import Mechanism, Need
 from service.drill.outside import Hooks
+from service.drill.pace import Pacer
 from service.drill.registry import find
 from service.drill.result import EpisodeResult
 from service.drill.servers import (
@@ -97,13 +98,22 @@ class _Episode:
         )
         self._say(f"{self.name}: {mechanism.about} ({scene.intensity:g} {mechanism.unit})")
         asks = [] if mechanism.broken_model else mechanism.traffic(scene)
+        pacer = Pacer(self._kept / "pace", min(self._cores.engine, default=-1))
+        pacer.start()
+        try:
+            await self._play(scene, asks)
+        finally:
+            self._taken.beats = await pacer.end()
+        return self._finish(scene)
+
+    async def _play(self, scene: Scene, asks: list[Ask]) -> None:
+        mechanism = self._mechanism
         if mechanism.broken_model is not None:
             await self._with_broken_model(scene)
         elif mechanism.bad_flags is not None:
             await self._with_bad_server(scene, asks)
         else:
             await self._with_one_server(scene, asks)
-        return self._finish(scene)
 
     # The three kinds of an episode
 

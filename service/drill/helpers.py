@@ -4,28 +4,34 @@
     python -m service.drill.helpers memcpy SHARE MIB CORE
     python -m service.drill.helpers triad SHARE MIB CORE
     python -m service.drill.helpers stopper PID SHARE SEED CORE
+    python -m service.drill.helpers pace CORE
 
-CORE -1 is any. A helper begins when a line comes in and ends when its standard input does:
-nothing is left behind by a drill that was killed, and no process stays stopped.
+The last harms nothing: it tells how fast the core is. CORE -1 is any. A helper begins when a line
+comes in and ends when its standard input does: nothing is left behind by a drill that was killed,
+and no process stays stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from telemetry.clock import MonotonicClock, sleep_ns
+from telemetry.clock import MonotonicClock, sleep_ns, thread_cpu_ns
 
 _MS = 1_000_000
 _SLICES_MS = (20, 70)
 _PERIOD_NS = 50 * _MS
+_BEAT_NS = 250 * _MS
+_BEAT_BYTES, _BEAT_PARTS, _TAKES = 2 << 20, 40, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -80,6 +86,25 @@ def stopper(pid: int, share: float, seed: int) -> None:
         sleep_ns(int(stop_ns * (1 - share) / share))
 
 
+def pace() -> None:
+    """Write `at_ns compute_ns memory_ns` again and again, the latter two in CPU time, each the
+    best of a few takes: the first finds the caches as others left them."""
+    clock, target = MonotonicClock(), np.empty(_BEAT_BYTES, np.uint8)
+    parts = itertools.cycle(np.ones((_BEAT_PARTS, _BEAT_BYTES), np.uint8))
+    while True:
+        sleep_ns(_BEAT_NS)
+        compute_ns = min(_cpu_ns(partial(sum, range(2_000))) for _ in range(_TAKES))
+        memory_ns = min(_cpu_ns(partial(np.copyto, target, next(parts))) for _ in range(_TAKES))
+        sys.stdout.write(f"{clock.now_ns()} {compute_ns} {memory_ns}\n")
+        sys.stdout.flush()
+
+
+def _cpu_ns(work: Callable[[], object]) -> int:
+    begin_ns = thread_cpu_ns()
+    work()
+    return thread_cpu_ns() - begin_ns
+
+
 def _renice(by: int) -> None:
     """Beside the priority that the drill has. Where the system groups processes by session, it
     is the group's that counts against other sessions'."""
@@ -123,6 +148,8 @@ def main(words: list[str]) -> None:
                 triad(values[0], int(values[1]))
             case "stopper":
                 stopper(int(values[0]), values[1], int(values[2]))
+            case "pace":
+                pace()
             case _:
                 raise SystemExit(f"{what!r} is no helper")
     except ProcessLookupError:

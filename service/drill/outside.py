@@ -25,14 +25,17 @@ class Helper:
     """A process of `service.drill.helpers`. It loads when it is started, which takes a moment,
     and does nothing until `go`."""
 
-    def __init__(self, what: str, *values: float) -> None:
+    def __init__(self, what: str, *values: float, into: Path | None = None) -> None:
+        """What it writes goes `into` a file."""
+        self._into = into
         self._command = [sys.executable, "-m", "service.drill.helpers", what, *map(str, values)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, start_new_session=True
-        )
+        with open(self._into or os.devnull, "wb") as into:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=into, start_new_session=True
+            )
 
     def go(self) -> None:
         """Have it do what it is for, from now on."""

@@ -46,7 +46,8 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     `first_harmed_s` is when the first request after the onset was due whose TTFT or E2E is more
     than half above the reference's median; moments are seconds from the start of the traffic.
     `root` is what would have helped, as the server said at the end of the fault. `conditions` are
-    the machine's, by phase. `exit_line` is the last line of a server that ended. `discarded` says
+    the machine's, by phase, and `paces` how slow the engine's core was by itself, by second
+    (see `pace.paces`). `exit_line` is the last line of a server that ended. `discarded` says
     why the episode does not count; empty when it does.
     """
 
@@ -75,6 +76,7 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     exit_line: str | None = None
     has_baseline: bool = False
+    paces: tuple[tuple[float, float], ...] = ()
 
     def rise(self, measure: str) -> float | None:
         """How many times the reference's value it was in the fault: for all clients, or for those

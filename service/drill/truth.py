@@ -9,6 +9,7 @@ from service.drill.client import Sent
 from service.drill.conditions import Conditions
 from service.drill.labels import Label
 from service.drill.mechanism import Mechanism
+from service.drill.pace import Beat, paces
 from service.drill.result import EpisodeResult, Limits, Seen, limits_of, seen_by_phase
 from service.drill.spec import Phase, Phases
 from service.drill.traffic import TENANTS, Scene
@@ -26,6 +27,7 @@ class Taken:
     conditions: dict[str, Conditions] = field(default_factory=dict)
     on_ns: int | None = None
     off_ns: int | None = None
+    beats: list[Beat] = field(default_factory=list)
     root: Root | None = None
     exit_code: int | None = None
     exit_line: str | None = None
@@ -98,6 +100,12 @@ def result_of(
         harms=mechanism.harms,
         verdicts=timeline(taken.looks, begin_ns),
         conditions=taken.conditions,
+        paces=paces(
+            taken.beats,
+            begin_ns,
+            (scene.phases.reference_at_s, scene.phases.fault_at_s),
+            scene.phases.end_s,
+        ),
         discarded=objections,
         label=label,
         label_sha256=label_sha256,

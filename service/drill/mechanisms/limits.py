@@ -68,8 +68,8 @@ LIMITS = (
         harms=("itl_p50",),
         flags=("--max-num-seqs", str(_GOOD_SEQS)),
         mix=_WRITING,
-        load=0.7,
-        traffic=lambda scene: scene.usual(burst=8),
+        load=0.8,
+        traffic=lambda scene: scene.usual(burst=4),
         bad_flags=lambda need, factor: ("--max-num-seqs", str(round(factor * _GOOD_SEQS))),
     ),
     Mechanism(

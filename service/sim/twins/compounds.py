@@ -22,15 +22,13 @@ COMPOUNDS: tuple[tuple[str, str], ...] = (
     ("heavy_sampling", "host_stall"),
     ("kv_exhaustion", "queue_overload"),
 )
-"""Pairs of names; the second comes up to five seconds after the first."""
-
-# what one tenant does must leave the other a fault of its own
-_MECHANISMS = {"long_prompts": "one_tenant"}
+"""Pairs of names; the second comes up to five seconds after the first. Long prompts of one tenant
+beside unfairness are no pair: a few of them cost next to nothing where a flood is."""
 
 
 def build_compound(names: tuple[str, str], seed: int) -> Twin:
     """Both faults in one life. Raises KeyError."""
-    mechanisms = [_MECHANISMS.get(name, TWINS[name][0]) for name in names]
+    mechanisms = [TWINS[name][0] for name in names]
     faults = [
         MILD_OVERLOAD if name == "queue_overload" else FAULTS[name][mechanism]
         for name, mechanism in zip(names, mechanisms, strict=True)

@@ -27,7 +27,8 @@ class Twin:
     `facts` are in the order of time, and so are those of `before`: a life of the same kind under
     a good configuration, where a fault is one of configuration. The fault was there in
     [onset, end), None without one, or to the last. `victims` and `culprits` are ids of requests,
-    or tenants, as far as the class has them. With two faults `onsets_ns` has both begins.
+    or tenants, as far as the class has them. With two faults `together_ns` is the time in which
+    both were there.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Twin:
     end_ns: int | None
     victims: frozenset[str]
     culprits: frozenset[str]
-    onsets_ns: tuple[int, ...] = ()
+    together_ns: tuple[int, int] | None = None
 
 
 def lived(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin:
@@ -78,7 +79,7 @@ def lived(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin
         end_ns=None if lasts else max((span.end_ns for span in spans), default=None),
         victims=victims,
         culprits=culprits,
-        onsets_ns=tuple(onsets),
+        together_ns=_together(onsets, spans) if len(faults) > 1 else None,
     )
 
 
@@ -93,6 +94,12 @@ def _strike(life: Life, faults: Iterable[Fault], draw: Random) -> list[Span]:
         fault.strike(life, span, draw)
         spans.append(life.struck or span)
     return spans
+
+
+def _together(onsets_ns: Sequence[int], spans: Sequence[Span]) -> tuple[int, int] | None:
+    """From the last begin to the first end; a bad configuration does not end."""
+    ends_ns = [span.end_ns for span in spans]
+    return (max(onsets_ns), min(ends_ns)) if onsets_ns and ends_ns else None
 
 
 def _names(found: set[int | str]) -> frozenset[str]:
