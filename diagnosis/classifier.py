@@ -21,6 +21,8 @@ from diagnosis.excess import (
     dispersion_of,
     half_of,
     held_up,
+    prompted,
+    prompted_spread,
     slowed,
     slowed_spread,
     spread_of,
@@ -48,6 +50,7 @@ _LEAST_FIRST_TOKENS = 8
 _WINDOW_NS = 30_000_000_000
 # what passes by itself so soon is one of the ups and downs of this server
 _SPELL_NS = 8_000_000_000
+_UNEXPLAINED_NS = 5_000_000_000
 _CHECKED_NS = 10_000_000_000
 
 
@@ -127,8 +130,10 @@ class Diagnoser:
         self._halves.append((begin_ns, half))
         held = held_up(half, reference)
         self._held_up = sum(held)
-        slow = slowed(self._tally.steps(begin_ns, end_ns), reference)
-        self._watch.take(begin_ns, held, slow, counts.first_logs, reference)
+        steps = self._tally.steps(begin_ns, end_ns)
+        slow = slowed(steps, reference)
+        prompts = prompted(steps, counts.first_tokens, reference)
+        self._watch.take(begin_ns, held, slow, prompts, counts.first_logs, reference)
         is_over = was_ill_ns is not None and self._watch.onset_ns is None
         if is_over and end_ns - (was_ill_ns or 0) > _SPELL_NS:
             self._quiet_from_ns = end_ns
@@ -168,11 +173,13 @@ class Diagnoser:
             return None
         steps = self._tally.steps(begin_ns, end_ns)
         found = price((end_ns - begin_ns) / 1e9, counts, steps, started)
-        halves = [half for at_ns, half in self._halves if begin_ns <= at_ns < end_ns]
+        timed = [one for one in self._halves if begin_ns <= one[0] < end_ns]
+        halves = [half for _, half in timed]
         return msgspec.structs.replace(
             found,
             spread=spread_of(halves, found),
             slow_spread=slowed_spread(steps, found.cost),
+            own_prompt_spread=prompted_spread(steps, timed, found),
             dispersion=dispersion_of(halves),
         )
 
@@ -195,10 +202,11 @@ class Diagnoser:
         self.log.take(end_ns, found)
 
     def _settled(self, charged: list[Finding]) -> list[Finding]:
-        """What stands while the alarm is on: a finding is not taken back for one quiet moment.
+        """What stands while the alarm is on: a finding is not taken back for one quiet moment,
+        nor made when what it explains has passed.
         An alarm for which nothing can be found was one of the ups and downs; if it goes on, it
         will ring again."""
-        if charged:
+        if charged and (self._standing or not self._watch.has_eased):
             self._empty, self._standing = 0, charged
             return charged
         self._empty += 1
@@ -237,13 +245,18 @@ class Diagnoser:
         kept = [finding for finding in found if finding is not None]
         return kept, not is_whole(counts, self._tally)
 
+    def _is_unexplained(self, end_ns: int) -> bool:
+        """Requests are held up, and have been for long; a burst that drains is nothing."""
+        onset_ns = self._watch.onset_ns
+        return onset_ns is not None and end_ns - onset_ns > _UNEXPLAINED_NS and self._held_up > 1.0
+
     def _verdict(
         self, begin_ns: int, end_ns: int, found: list[Finding], degraded: bool
     ) -> Diagnosis:
         verdict, why = ("fault" if found else "healthy"), ""
         if degraded:
             verdict, why = "indeterminate", f"the record is not whole: {found[0].claim}"
-        elif self._watch.onset_ns is not None and not found and self._held_up > 1.0:
+        elif not found and self._is_unexplained(end_ns):
             verdict, why = "indeterminate", "requests are held up, by nothing that the record shows"
         known = "history" if self._baseline is None else "baseline"
         return Diagnosis(

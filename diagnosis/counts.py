@@ -36,6 +36,7 @@ class Counts:
 
     accepted: int = 0
     requests: int = 0
+    asked_choices: int = 0
     first_tokens: int = 0
     later_tokens: float = 0.0
     delivered: int = 0
@@ -112,8 +113,8 @@ class Counts:
 
     @property
     def choices(self) -> float:
-        """Sequences of a request, on average."""
-        return len(self.prompt_lengths) / max(1, self.requests)
+        """Of a request, on average, as many as were asked for."""
+        return self.asked_choices / max(1, self.requests)
 
     @property
     def hit_share(self) -> float:

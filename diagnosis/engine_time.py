@@ -113,8 +113,8 @@ def _slow_and_paused(
     total_ns = slow_ns + paused_ns
     if waited_ns >= max(total_ns, _LEAST_SHARE * found.busy_ns) and _are_new(steps, cost):
         by_quota = window.counts.throttled_ns >= _THROTTLED * waited_ns
-        cause = S.THROTTLED if by_quota else S.CPU_STARVATION
-        _spread(found, cause, steps, steps.turn_ns * waited_ns / found.busy_ns)
+        taker = S.THROTTLED if by_quota else S.CPU_STARVATION
+        _spread(found, taker, steps, steps.turn_ns * waited_ns / found.busy_ns)
         return
     if total_ns < _LEAST_SHARE * found.busy_ns:
         return

@@ -9,6 +9,7 @@ A cumulative sum of it (Page, 1954) tells the moment at which that ceased to be 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import pstdev, pvariance
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diagnosis.counts import BUCKET_NS, Counts, Stage
-from diagnosis.reference import Cost, Reference
+from diagnosis.reference import Cost, Reference, own_prompts_ns
 from diagnosis.steps import Steps
 
 # drift and threshold of each sum, in standard deviations of half a second
@@ -24,7 +25,8 @@ _DRIFT = 0.75
 _THRESHOLD = 8.0
 # machines are slow in spells of a few seconds, by themselves: that takes longer to believe
 _SLOW_THRESHOLD = 14.0
-_MOST_SLOW = 6.0
+_PROMPT_THRESHOLD = 10.0
+_MOST_EXACT = 6.0
 # how a server varies is not known after a short look: allowed is as much again after the shortest
 _SURE_SECONDS, _SHORT_SECONDS = 20.0, 12.0
 # requests that come independently of each other vary by about the root of their number; what was
@@ -40,7 +42,7 @@ _LEAST_LOG_SPREAD = 0.3
 _MOST_LATE = 6.0
 # calm again when the sums are so low, or after so many half seconds without
 _LOW = 0.1
-_CALM = 6
+_CALM, _EASED = 6, 2
 _TENANTS = 64
 
 
@@ -74,6 +76,27 @@ def slowed(steps: Steps, reference: Reference) -> float:
     such steps did. Of the same harm as above a part, which is known much more exactly: how many
     rows there were makes no noise in it."""
     return float(_slowed_ns(steps, reference.cost).sum()) / BUCKET_NS
+
+
+def prompted(steps: Steps, first_tokens: float, reference: Reference) -> float:
+    """How many requests on average over half a second compute more of their prompts than so many
+    of the reference's did. Known exactly, too, and hidden in its stage by what queues do."""
+    spent_ns = float(own_prompts_ns(steps, reference.cost).sum())
+    return (spent_ns - first_tokens * reference.own_prompt_ns) / BUCKET_NS
+
+
+def prompted_spread(
+    steps: Steps, halves: Iterable[tuple[int, Half]], reference: Reference
+) -> float:
+    """The standard deviation of `prompted` when all is well; `halves` with their begins."""
+    spent = Counter[int]()
+    for end_ns, own_ns in zip(steps.end_ns, own_prompts_ns(steps, reference.cost), strict=True):
+        spent[int(end_ns // BUCKET_NS)] += own_ns
+    found = [
+        spent[begin_ns // BUCKET_NS] - half.done[Stage.FIRST] * reference.own_prompt_ns
+        for begin_ns, half in halves
+    ]
+    return pstdev(found) / BUCKET_NS if found else 0.0
 
 
 def _slowed_ns(steps: Steps, cost: Cost | None) -> np.ndarray:
@@ -124,7 +147,8 @@ class Watch:
     """Turns half seconds of harm into an alarm with an onset, and takes it back.
 
     Each stage is watched for itself, since a few late first tokens are nothing beside the usual
-    ups and downs of decodes; so is their total, and what slow steps make of it. Where few requests
+    ups and downs of decodes; so is their total, and what slow steps
+    and long prompts make of it. Where few requests
     come, none of these sees that each of them is late, so each tenant's first tokens are watched
     one by one, too.
     """
@@ -134,7 +158,7 @@ class Watch:
         self._begin()
 
     def _begin(self) -> None:
-        self._sums = [_Sum() for _ in range(len(Stage) + 2)]
+        self._sums = [_Sum() for _ in range(len(Stage) + 3)]
         self._firsts: dict[str, _Sum] = {}
         self._calm = 0
         self._level = 0.0
@@ -143,6 +167,15 @@ class Watch:
         """It was nothing."""
         self.onset_ns = None
         self._begin()
+
+    @property
+    def has_eased(self) -> bool:
+        """Nothing was held up in the last half seconds, and no first token was late for long."""
+        return self._calm >= _EASED and not self._late_firsts
+
+    @property
+    def _late_firsts(self) -> bool:
+        return any(one.value for one in self._firsts.values())
 
     @property
     def suspects(self) -> bool:
@@ -154,27 +187,31 @@ class Watch:
         bucket_ns: int,
         requests: tuple[float, ...],
         slow: float,
+        prompts: float,
         first_logs: Sequence[tuple[str, float]],
         reference: Reference,
     ) -> None:
-        """Half a second that began at `bucket_ns` had so many requests held up, by stage and by
-        slow steps, and such times to first token."""
+        """Half a second that began at `bucket_ns` had so many requests held up, by stage, by
+        slow steps and by long prompts, and such times to first token."""
         onsets: list[int] = []
         self._level, calm = 0.0, True
-        *spreads, slow_spread = spreads_of(reference)
-        *sums, slow_sum = self._sums
+        *spreads, slow_spread, prompt_spread = spreads_of(reference)
+        *sums, slow_sum, prompt_sum = self._sums
         for held, spread, one in zip((*requests, sum(requests)), spreads, sums, strict=True):
             one.take(bucket_ns, held / spread - _DRIFT, 2 * _THRESHOLD)
             self._level = max(self._level, one.value / _THRESHOLD)
             calm = calm and held < _DRIFT * spread
             if one.value > _THRESHOLD:
                 onsets.append(one.since_ns)
-        calm = calm and slow < _DRIFT * slow_spread
-        excess = min(_MOST_SLOW, slow / slow_spread) - _DRIFT
-        slow_sum.take(bucket_ns, excess, 2 * _SLOW_THRESHOLD)
-        self._level = max(self._level, slow_sum.value / _SLOW_THRESHOLD)
-        if slow_sum.value > _SLOW_THRESHOLD:
-            onsets.append(slow_sum.since_ns)
+        for much, spread, one, threshold in (
+            (slow, slow_spread, slow_sum, _SLOW_THRESHOLD),
+            (prompts, prompt_spread, prompt_sum, _PROMPT_THRESHOLD),
+        ):
+            calm = calm and much < _DRIFT * spread
+            one.take(bucket_ns, min(_MOST_EXACT, much / spread) - _DRIFT, 2 * threshold)
+            self._level = max(self._level, one.value / threshold)
+            if one.value > threshold:
+                onsets.append(one.since_ns)
         spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
         for tenant, late in first_logs:
             z = (late - reference.first_log) / spread
@@ -195,15 +232,13 @@ class Watch:
             self.onset_ns = min(onsets, default=None)
             return
         self._calm = self._calm + 1 if calm else 0
-        if self._level < _LOW or (
-            self._calm >= _CALM and not any(one.value for one in self._firsts.values())
-        ):
+        if self._level < _LOW or (self._calm >= _CALM and not self._late_firsts):
             self.reset()
 
 
 def spreads_of(reference: Reference) -> tuple[float, ...]:
-    """Of each stage, of the total and of slow steps, never as small as a short look may find
-    them."""
+    """Of each stage, of the total, of slow steps and of long prompts, never as small as a short
+    look may find them."""
     live = (*reference.live, sum(reference.live))
     spread = (*reference.spread, sum(one**2 for one in reference.spread) ** 0.5)
     found = [
@@ -211,6 +246,7 @@ def spreads_of(reference: Reference) -> tuple[float, ...]:
         for one, number in zip(spread, live, strict=True)
     ]
     slow = max(_LEAST_SPREAD, reference.slow_spread, _SLOW_SHARE * reference.running)
+    prompts = max(_LEAST_SPREAD, reference.own_prompt_spread)
     unsure = (_SURE_SECONDS - reference.seconds) / (_SURE_SECONDS - _SHORT_SECONDS)
     doubt = 1 + min(1.0, max(0.0, unsure)) if reference.seconds else 1.0
-    return tuple(doubt * one for one in (*found, slow))
+    return tuple(doubt * one for one in (*found, slow, prompts))

@@ -91,7 +91,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     `stage_ns` is requests' time by stage, per request (DECODE: per token after the first).
     `live` is how many are in each stage, `spread` the standard deviation, over half seconds, of
     how many are there beyond what these prices explain, and `slow_spread` that of how many
-    are held up by slow steps. `first_log` is the mean logarithm of a
+    are held up by slow steps. `own_prompt_ns` is what requests spend on their own prompts in steps,
+    per first token, and `own_prompt_spread` the standard deviation of how many do so.
+    `first_log` is the mean logarithm of a
     time to first token in ns. `budget_tokens` is of a step, on average,
     `ingest_work_ns` what a request takes to be parsed and tokenised. Spreads are standard
     deviations. `hit_share` is of known prompt tokens, `hit_requests_share` of
@@ -133,6 +135,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     gateway_busy_share: float
     started: EngineStarted | None
     slow_spread: float = 0.0
+    own_prompt_ns: float = 0.0
+    own_prompt_spread: float = 0.0
 
 
 def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -208,7 +212,13 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         engine_lost_share=lost_ns / max(1.0, busy_ns),
         gateway_busy_share=counts.gateway_run_ns / max(1, counts.host_window_ns),
         started=started,
+        own_prompt_ns=float(own_prompts_ns(steps, cost).sum()) / max(1, counts.first_tokens),
     )
+
+
+def own_prompts_ns(steps: Steps, cost: Cost | None) -> np.ndarray:
+    """(steps,) of all requests together, what their own prompts in each step cost."""
+    return np.zeros(len(steps)) if cost is None else cost.prompt_ns(steps) * steps.prompt_rows
 
 
 def engine_lost(seconds: float, counts: Counts, steps: Steps) -> tuple[float, float]:

@@ -19,13 +19,13 @@ S = Symptom
 SECONDS = 8.0
 
 
-def usual(**more: object) -> Reference:
+def usual(tenants: dict[str, float] | None = None, **more: object) -> Reference:
     """Ten requests a second of three tenants, prompts of 30 tokens."""
     return msgspec.structs.replace(
         promised(),
         seconds=30.0,
         requests_per_s=10.0,
-        tenants_per_s={"red": 4.0, "green": 3.0, "blue": 3.0},
+        tenants_per_s=tenants or {"red": 4.0, "green": 3.0, "blue": 3.0},
         prompt_tokens=30.0,
         prompt_spread=10.0,
         longest_prompt=50,
@@ -65,6 +65,27 @@ def test_a_burst_of_one_tenant_that_others_wait_for_is_his() -> None:
 
     assert (found.demand, found.tenant) == (S.UNFAIRNESS, "red")
     assert found.more_requests > 100
+
+
+def test_a_tenant_who_grew_as_all_did_is_not_unfair() -> None:
+    """He has most of the growth because he has most of the requests."""
+    tenants = {"red": 8.0, "green": 1.0, "blue": 1.0}
+    counts = came({"red": 150, "green": 18, "blue": 18})
+    found = asked(window(counts, came({"red": 75, "green": 9, "blue": 9})), usual(tenants=tenants))
+
+    assert (found.demand, found.tenant) == (S.QUEUE_OVERLOAD, None)
+
+
+def test_choices_are_those_that_were_asked_for() -> None:
+    """Sequences come to the engine later than their request to the gateway: more of the one than
+    of the other in a short time are no choices."""
+    counts = came({"red": 4}, [30] * 6)
+    counts.asked_choices = 4
+    several = came({"red": 4}, [30] * 12)
+    several.asked_choices = 12
+
+    assert asked(window(counts, counts), usual()).choices == 0
+    assert asked(window(several, several), usual()).choices == 8
 
 
 def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:

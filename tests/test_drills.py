@@ -25,6 +25,7 @@ from service.drill.episode import run_episode
 from service.drill.labels import Label, seal, unseal
 from service.drill.mechanism import DEV, TEST, Mechanism, Need
 from service.drill.outside import Helper
+from service.drill.pace import Beat, Pacer, paces, read_beats
 from service.drill.registry import MECHANISMS, find, of_split, symptoms
 from service.drill.spec import Capacity, EpisodeSpec, Phases
 from service.drill.traffic import Ask, Scene
@@ -224,6 +225,43 @@ def test_a_helper_that_never_was_told_to_go_just_ends() -> None:
     asyncio.run(helper.end())
 
     assert children() == []
+
+
+def test_a_pacer_beats_until_it_is_ended(tmp_path: Path) -> None:
+    """Each beat has its moment and the CPU time of two pieces of work."""
+
+    async def run() -> list[Beat]:
+        pacer = Pacer(tmp_path / "pace", -1)
+        pacer.start()
+        path = tmp_path / "pace"
+        await asyncio.to_thread(eventually, lambda: len(read_beats(path)) >= 3, "three beats")
+        return await pacer.end()
+
+    beats = asyncio.run(run())
+    moments = [beat.at_ns for beat in beats]
+
+    assert moments == sorted(set(moments))
+    assert all(beat.compute_ns > 0 and beat.memory_ns > 0 for beat in beats)
+    assert children() == []
+
+
+def test_paces_are_multiples_of_the_usual_by_second() -> None:
+    """A second without a beat took the usual time; without any beat nothing is known."""
+    second = 1_000_000_000
+    times = {0: (10, 100), 1: (10, 100), 2: (15, 100), 4: (10, 220)}
+    beats = [Beat((5 + at) * second + 7, *pair) for at, pair in times.items()]
+
+    found = paces(beats, 5 * second, (0, 2), 5.0)
+    assert found == ((1.0, 1.0), (1.0, 1.0), (1.5, 1.0), (1.0, 1.0), (1.0, 2.2))
+    assert paces([], 5 * second, (0, 2), 5.0) == ()
+
+
+def test_waves_are_as_regular_as_a_clock() -> None:
+    """So many at once, and the same time between any two waves."""
+    scene = scene_of("oversized_batch")
+    asks = scene.requests("usual", 4.0, (0.0, 10.0), burst=8, regular=True)
+
+    assert [ask.at_s for ask in asks] == [2.0] * 8 + [4.0] * 8 + [6.0] * 8 + [8.0] * 8
 
 
 def test_a_hanging_collector_answers_nobody_until_it_is_told_to() -> None:

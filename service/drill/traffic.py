@@ -122,13 +122,21 @@ class Scene:
         return np.random.default_rng([self.seed, zlib.crc32(kind.encode())])
 
     def moments(
-        self, kind: str, rate_per_s: float, begin_s: float, end_s: float, burst: int = 1
+        self,
+        kind: str,
+        rate_per_s: float,
+        begin_s: float,
+        end_s: float,
+        burst: int = 1,
+        *,
+        regular: bool = False,
     ) -> list[float]:
-        """A Poisson process of bursts, in order."""
+        """A Poisson process of bursts, or one as regular as a clock, in order."""
         draw, found, at_s = self.rng(f"moments of {kind}"), list[float](), begin_s
         if rate_per_s <= 0:
             return found
-        while (at_s := at_s + float(draw.exponential(burst / rate_per_s))) < end_s:
+        mean_s = burst / rate_per_s
+        while (at_s := at_s + (mean_s if regular else float(draw.exponential(mean_s)))) < end_s:
             found += [at_s] * burst
         return found
 
@@ -141,6 +149,7 @@ class Scene:
         *,
         tenant: str | None = None,
         burst: int = 1,
+        regular: bool = False,
         reader: Reader = STEADY,
         is_culprit: bool = False,
     ) -> list[Ask]:
@@ -154,7 +163,7 @@ class Scene:
                 reader=reader,
                 is_culprit=is_culprit,
             )
-            for at_s in self.moments(kind, rate_per_s, *span_s, burst=burst)
+            for at_s in self.moments(kind, rate_per_s, *span_s, burst=burst, regular=regular)
         ]
 
     def usual(self, span_s: tuple[float, float] | None = None, burst: int = 1) -> list[Ask]:

@@ -157,6 +157,7 @@ DEMAND = (
         unit="times as long",
         levels=(4.0, 6.0, 8.0),
         harms=("ttft_p50",),
+        flags=("--max-batched-tokens", "48"),
         load=0.65,
         traffic=_prompts_grow,
         clean=Scene.usual,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from service.drill.mechanism import DEV, Mechanism, Need
-from service.drill.traffic import Mix
+from service.drill.traffic import Ask, Mix, Scene
 
 _BLOCK_TOKENS = 16
 _CACHE_MIB = 256
@@ -16,7 +16,7 @@ _WIDE = Mix(name="wide", prompt=(130, 160), output=(40, 80))
 _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
 _WRITING = Mix(name="writing", prompt=(8, 16), output=(48, 96))
 _READING = Mix(name="reading", prompt=(80, 200))
-_GOOD_SEQS = 2
+_GOOD_SEQS = 4
 _GOOD_BUDGET = 512
 
 
@@ -25,6 +25,13 @@ def _cache_of(blocks: int, need: Need) -> tuple[str, ...]:
     least = _CONTEXT_TOKENS // _BLOCK_TOKENS
     block_bytes = (_CACHE_MIB << 20) / need.blocks_total
     return "--kv-memory", str(math.ceil(max(blocks, least) * block_bytes))
+
+
+def _waves(scene: Scene) -> list[Ask]:
+    """One as soon as the last is nearly done, so that there are always many to decode together."""
+    return scene.requests(
+        "usual", scene.rate_per_s, scene.whole_span_s, burst=3 * _GOOD_SEQS, regular=True
+    )
 
 
 LIMITS = (
@@ -68,8 +75,8 @@ LIMITS = (
         harms=("itl_p50",),
         flags=("--max-num-seqs", str(_GOOD_SEQS)),
         mix=_WRITING,
-        load=0.8,
-        traffic=lambda scene: scene.usual(burst=4),
+        load=0.95,
+        traffic=_waves,
         bad_flags=lambda need, factor: ("--max-num-seqs", str(round(factor * _GOOD_SEQS))),
     ),
     Mechanism(

@@ -1,0 +1,121 @@
+"""The engine's time is charged to what took it, by what is known and by what bears witness."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from diagnosis.charges import Charges
+from diagnosis.counts import Counts
+from diagnosis.engine_time import EngineTime, engine_time
+from diagnosis.reference import Reference, fit_cost, promised
+from diagnosis.steps import StepRow, Steps
+from diagnosis.symptoms import Symptom
+from diagnosis.window import Window
+
+S = Symptom
+MS, SECOND = 1_000_000, 1_000_000_000
+PLACES = {name: place for place, name in enumerate(StepRow._fields)}
+
+
+def decodes(rows: int, forward_ms: float, count: int, *, more_ms: float = 0.0) -> np.ndarray:
+    """Steps in which so many sequences decode, one after another; `more_ms` are around them."""
+    table = np.zeros((count, len(PLACES)))
+    turn_ns = (forward_ms + more_ms) * MS
+    columns = {
+        "end_ns": np.arange(1, count + 1) * turn_ns, "turn_ns": turn_ns,
+        "forward_ns": forward_ms * MS, "host_ns": more_ms * MS, "decode_tokens": rows,
+        "decode_rows": rows, "sampled_rows": rows, "context_tokens": 100 * rows,
+        "running": rows, "budget_tokens": 512,
+    }  # fmt: skip
+    for name, value in columns.items():
+        table[:, PLACES[name]] = value
+    return table
+
+
+def after(table: np.ndarray, begin_ns: float) -> np.ndarray:
+    """The same steps later."""
+    moved = table.copy()
+    moved[:, PLACES["end_ns"]] += begin_ns
+    return moved
+
+
+def usual() -> Reference:
+    """One row or two, ten ms a step."""
+    cost = fit_cost(Steps(np.vstack([decodes(1, 10, 500), decodes(2, 10, 500)])))
+    return msgspec.structs.replace(promised(), seconds=30.0, cost=cost, parts_ns={"co_decode": 0.0})
+
+
+def charged(table: np.ndarray, counts: Counts | None = None) -> EngineTime:
+    seconds = float(table[-1, PLACES["end_ns"]]) / SECOND
+    counts = counts or Counts()
+    window = Window(
+        seconds=seconds, counts=counts, later=Counts(), steps=Steps(table), started=None
+    )
+    reference = usual()
+    assert reference.cost is not None
+    return engine_time(window, reference, reference.cost)
+
+
+def test_a_machine_that_was_slow_and_is_not_any_more_is_nobody_s_trouble() -> None:
+    """Machines have spells; what is named has lasted, and goes on."""
+    lasts = decodes(2, 14, 500)
+    over = np.vstack([decodes(2, 18, 200), after(decodes(2, 10, 340), 3.6 * SECOND)])
+    brief = decodes(2, 14, 200)
+
+    assert (
+        charged(lasts).decoding_ns[S.THROTTLED] + charged(lasts).decoding_ns[S.MEMORY_BANDWIDTH]
+        > 2 * SECOND
+    )
+    for table in (over, brief):
+        found = charged(table)
+        assert found.slow > 1.12
+        assert found.decoding_ns[S.THROTTLED] == found.decoding_ns[S.MEMORY_BANDWIDTH] == 0
+
+
+def starving(seconds: float, throttled: float = 0.0) -> Counts:
+    """For nearly half of the time the engine's thread was ready and did not run."""
+    window_ns = int(seconds * SECOND)
+    return Counts(
+        host_window_ns=window_ns,
+        engine_run_ns=int(0.55 * window_ns),
+        engine_wait_ns=int(0.45 * window_ns),
+        throttled_ns=int(throttled * window_ns),
+    )
+
+
+def test_who_has_no_cpu_is_starved_also_in_batches_that_were_never_seen() -> None:
+    """Nobody knows what they cost, but the system says how long the thread was kept waiting."""
+    table = decodes(8, 30, 200)
+    found = charged(table, starving(6.0))
+
+    assert 0.4 * 6 * SECOND < found.taken_ns[S.CPU_STARVATION] < 0.5 * 6 * SECOND
+    assert charged(table).taken_ns[S.CPU_STARVATION] == 0
+    by_quota = charged(table, starving(6.0, throttled=0.4))
+    assert by_quota.taken_ns[S.CPU_STARVATION] == 0
+    assert by_quota.taken_ns[S.THROTTLED] > 0.4 * 6 * SECOND
+
+
+def test_where_the_price_is_known_and_paid_waiting_cost_nothing() -> None:
+    """The thread was ready now and then, and the steps took as long as ever."""
+    found = charged(decodes(2, 10, 600), starving(6.0))
+
+    assert found.taken_ns[S.CPU_STARVATION] == 0
+
+
+def collecting(collected_ms: float) -> Counts:
+    counts = Counts()
+    counts.pauses["engine", "gc"] += int(collected_ms * MS)
+    return counts
+
+
+def test_a_collection_within_a_pass_is_a_stall_and_the_rest_is_a_slow_machine() -> None:
+    """Pauses in the forward pass look like a slow one; what was collected is known."""
+    table = decodes(2, 20, 300)  # three seconds more than usual
+    all_of_it, half = charged(table, collecting(3000)), charged(table, collecting(1600))
+
+    assert all_of_it.decoding_ns[S.HOST_STALL] > 5 * SECOND
+    assert all_of_it.decoding_ns[S.MEMORY_BANDWIDTH] + all_of_it.decoding_ns[S.THROTTLED] == 0
+    slow = Charges({s: half.decoding_ns[s] for s in (S.MEMORY_BANDWIDTH, S.THROTTLED)})
+    assert sum(slow.values()) > 2 * SECOND
+    assert half.decoding_ns[S.HOST_STALL] > 2 * SECOND
