@@ -8,7 +8,7 @@ from service.drill.injection import Flushing
 from service.drill.mechanism import DEV, TEST, Mechanism
 from service.drill.traffic import DECODE_SHARE, TENANTS, Ask, Mix, Scene, without
 
-_LONG = Mix(name="long", prompt=(600, 900), output=(4, 8))
+_LONG = Mix(name="long", prompt=(300, 450), output=(4, 8))
 _SHARED = Mix(name="shared", prompt=(16, 48), shared_tokens=400)
 _SALTED = Mix(name="salted", prompt=(416, 448))
 _BUSY_FLAGS = ("--max-num-seqs", "6", "--max-model-len", "256")
@@ -30,9 +30,10 @@ def _longer_outputs(scene: Scene) -> list[Ask]:
 
 
 def _some_long_prompts(scene: Scene) -> list[Ask]:
+    """As regularly as a clock: few come, and left to chance it might be one."""
     rate_per_s = scene.intensity * scene.rate_per_s
     return scene.usual() + scene.requests(
-        "long", rate_per_s, scene.fault_span_s, _LONG, is_culprit=True
+        "long", rate_per_s, scene.fault_span_s, _LONG, regular=True, is_culprit=True
     )
 
 
@@ -126,10 +127,10 @@ DEMAND = (
         symptom="prefill_interference",
         name="no_chunking",
         split=DEV,
-        about="some prompts of 600 to 900 tokens among short ones, on a server that computes each "
+        about="some prompts of 300 to 450 tokens among short ones, on a server that computes each "
         "in one piece",
         unit="of usual requests",
-        levels=(0.03, 0.04, 0.06),
+        levels=(0.12, 0.16, 0.24),
         harms=("stall_p95",),
         flags=("--no-chunked-prefill",),
         load=0.45,
@@ -142,7 +143,7 @@ DEMAND = (
         split=TEST,
         about="the same prompts on a server whose steps may take 2,048 tokens",
         unit="of usual requests",
-        levels=(0.03, 0.04, 0.06),
+        levels=(0.12, 0.16, 0.24),
         harms=("stall_p95",),
         flags=("--max-batched-tokens", "2048"),
         load=0.45,
