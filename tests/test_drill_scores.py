@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import tarfile
+from pathlib import Path
+
 import msgspec
 import pytest
+from served import facts_of, served, started
 
+from benchmarks.diagnosis.records import folder_of, pack
 from benchmarks.diagnosis.score import (
     alarms,
     cleared_s,
@@ -21,6 +26,9 @@ from service.drill.result import EpisodeResult, limits_of
 from service.drill.spec import Phases
 from service.drill.truth import objections_of
 from service.drill.watch import Look, Turn, timeline
+from telemetry.clock import MonotonicClock
+from telemetry.journal import write_journal
+from telemetry.journal_reader import open_journal
 
 MS = 1_000_000
 PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)
@@ -168,3 +176,33 @@ def test_scores_are_of_the_classes_that_make_requests_late() -> None:
     assert macro_f1(pairs_of(judged[:4])) == pytest.approx((2 / 3 + 0 + 1) / 3, abs=1e-3)
     assert found["apart"] == {"episodes": 1, "top_1": 0.0}
     assert found["classes"]["healthy"]["recall"] == 1.0
+
+
+def test_a_record_is_packed_and_found_again_where_the_work_folder_is_gone(tmp_path: Path) -> None:
+    """The same facts but for the place of the model; the clients' log; nothing of who packed it."""
+    folder, records = tmp_path / "work" / "one", tmp_path / "records"
+    folder.mkdir(parents=True)
+    begun = msgspec.structs.replace(
+        started(), cache_identity="gguf /home/somebody/a.gguf; own tokenizer; int8"
+    )
+    facts = [begun, *facts_of(served("poisson", 4))]
+    write_journal(folder / "journal", facts, MonotonicClock(), "test")
+    for name in ("clients.jsonl", "server.log"):
+        (folder / name).write_text(f"the {name}")
+    pack(folder, records)
+
+    found = folder_of("one", tmp_path / "elsewhere", records)
+    assert found is not None
+    assert sorted(path.name for path in found.iterdir()) == ["clients.jsonl", "journal"]
+    named = msgspec.structs.replace(begun, cache_identity="gguf a.gguf; own tokenizer; int8")
+    assert list(open_journal(found / "journal").facts()) == [named, *facts[1:]]
+    assert folder_of("one", tmp_path / "work", records) == folder
+    assert folder_of("two", tmp_path / "work", records) is None
+    with tarfile.open(records / "one.tar.xz") as archive:
+        assert {(entry.uid, entry.uname) for entry in archive} == {(0, "")}
+
+
+def test_an_episode_without_a_journal_leaves_no_record(tmp_path: Path) -> None:
+    pack(tmp_path, tmp_path / "records")
+
+    assert not (tmp_path / "records").exists()

@@ -1,7 +1,7 @@
 """What the present version says of episodes that were recorded by an earlier one.
 
 A journal gives the verdict that was given live, so a change of the diagnosis needs no new episodes:
-each journal that is still there is lived through again, and what is said, and since when, is kept
+each journal that was kept is lived through again, and what is said, and since when, is kept
 beside what was said live. An answer counts from half a look later, since that is how often the
 live ones were asked for.
 
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS, Kept, keep, read_kept, work_folder
+from benchmarks.diagnosis.records import folder_of
 from diagnosis.classifier import Diagnoser
 from diagnosis.offline import baseline_of
 from diagnosis.reference import BaselineError, Reference
@@ -66,11 +67,11 @@ def main() -> int:
     tasks: list[tuple[Kept, Path]] = []
     missing = 0
     for one in read_kept(args.folder):
-        folder = (args.work or work_folder(one.split)) / one.episode.name
-        if (folder / "journal").exists():
-            tasks.append((one, folder))
-        else:
+        folder = folder_of(one.episode.name, args.work or work_folder(one.split))
+        if folder is None:
             missing += 1
+        else:
+            tasks.append((one, folder))
     with Pool() as pool:
         for number, kept in enumerate(pool.imap(judged_again, tasks), 1):
             keep(kept, args.folder / f"{kept.episode.name}.json")

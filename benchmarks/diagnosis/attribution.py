@@ -11,7 +11,7 @@ measured and does not count.
     .venv/bin/python -m benchmarks.diagnosis.episodes --split clean
     .venv/bin/python -m benchmarks.diagnosis.attribution
 
-It needs the journals of both series, which are not committed.
+It needs the records of both series (see `records.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.episodes import CLEAN, RESULTS, Kept, read_kept, work_folder
+from benchmarks.diagnosis.records import folder_of
 from benchmarks.diagnosis.score import judge
 from benchmarks.machine import machine
 from diagnosis.counterfactual import Values, explain, symptoms, timelines_of
@@ -111,14 +112,15 @@ def question_of(kept: Kept, folder: Path) -> Question:
     return Question(run, fit_turns([run]), before, window)
 
 
-def compare(faulty: Kept, clean: Kept, work: Path, clean_work: Path) -> Pair:
+def compare(faulty: Kept, clean: Kept, folder: Path | None, twin_folder: Path | None) -> Pair:
     """The blame of one episode beside the truth."""
     episode = faulty.episode
     named = judge(episode).answer
     causes = ACTIONS.get(Symptom(named), ()) if named in set(Symptom) else ()
     if not causes:
         return Pair(name=episode.name, named=named, why_not="no scheduler's decision is to blame")
-    folder, twin_folder = work / episode.name, clean_work / clean.episode.name
+    if folder is None or twin_folder is None:
+        return Pair(name=episode.name, named=named, why_not="its record was not kept")
     try:
         question = question_of(faulty, folder)
         gains = {gain.cause: gain for gain in explain(question).gains}
@@ -202,7 +204,8 @@ def main() -> int:
         twin = kept.get(f"healthy_{name}")
         if twin is None or one.episode.discarded or twin.episode.discarded:
             continue
-        pair = compare(one, twin, args.work, args.clean_work)
+        folder = folder_of(one.episode.name, args.work)
+        pair = compare(one, twin, folder, folder_of(twin.episode.name, args.clean_work))
         pairs.append(pair)
         said = pair.why_not or f"{pair.cause} {pair.measure}: {pair.blamed_ms} of {pair.true_ms} ms"
         print(f"  {name}: {said}", flush=True)

@@ -1,4 +1,5 @@
-"""Runs the episodes of a series, one after another, and keeps each as a few kilobytes.
+"""Runs the episodes of a series, one after another, and keeps the result of each in a few
+kilobytes, and what was recorded in some more.
 
 A series is classes times seeds times intensities, in rounds: each round has every class once, so
 that whatever part of it has been run is balanced. It may be stopped at any time and goes on where
@@ -24,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.gauges import Gauges, gauges_of_file
+from benchmarks.diagnosis.records import RECORDS, pack
 from benchmarks.machine import machine
 from service.config import ConfigError
 from service.drill.episode import run_episode
@@ -178,6 +180,7 @@ def main() -> int:
             say(f"failed: {error}")
             continue
         keep(kept, args.out / f"{one.name}.json")
+        pack((args.work or work_folder(args.split)) / one.name, args.out.parent / RECORDS.name)
         top = [turn.top for turn in kept.episode.verdicts if turn.top]
         say(f"named: {', '.join(dict.fromkeys(top)) or 'nothing'} {kept.episode.discarded or ''}")
     return 1 if failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from service.drill.mechanism import DEV, Mechanism, Need
 from service.drill.traffic import Ask, Mix, Scene
@@ -17,6 +18,7 @@ _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
 _WRITING = Mix(name="writing", prompt=(8, 16), output=(48, 96))
 _READING = Mix(name="reading", prompt=(80, 200))
 _GOOD_SEQS = 4
+_WAVE = 3 * _GOOD_SEQS
 _GOOD_BUDGET = 512
 
 
@@ -28,10 +30,10 @@ def _cache_of(blocks: int, need: Need) -> tuple[str, ...]:
 
 
 def _waves(scene: Scene) -> list[Ask]:
-    """One as soon as the last is nearly done, so that there are always many to decode together."""
-    return scene.requests(
-        "usual", scene.rate_per_s, scene.whole_span_s, burst=3 * _GOOD_SEQS, regular=True
-    )
+    """One as soon as the last is nearly done, so that there are always many to decode together;
+    within a wave one after another, since clients cannot send all of them in the same moment."""
+    waves = scene.requests("usual", scene.rate_per_s, scene.whole_span_s, burst=_WAVE, regular=True)
+    return [replace(ask, at_s=ask.at_s + 0.01 * (n % _WAVE)) for n, ask in enumerate(waves)]
 
 
 LIMITS = (

@@ -1,0 +1,86 @@
+"""What an episode recorded, packed small enough to be committed beside its result.
+
+With it anybody can ask the diagnosis again what it says of the episode, and compare requests with
+those of the clean twin, on another machine and years later. It holds times and sizes; prompts and
+outputs are in neither journals nor clients' logs, and of the model's place on the disk only its
+name is left.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from diagnosis.reference import read_baseline, save_baseline
+from telemetry.clock import MonotonicClock
+from telemetry.engine_records import EngineStarted
+from telemetry.journal import write_journal
+from telemetry.journal_reader import open_journal
+from telemetry.records import Fact
+
+RECORDS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "records"
+_JOURNALS, _BASELINE, _CLIENTS = ("journal", "reference.journal"), "baseline.json", "clients.jsonl"
+_SUFFIX = ".tar.xz"
+
+F = TypeVar("F", bound=Fact)
+
+
+def pack(folder: Path, records: Path = RECORDS) -> None:
+    """Whole or not at all. Does nothing for an episode that left no journal. Raises JournalError,
+    BaselineError."""
+    if not (folder / "journal").is_file():
+        return
+    records.mkdir(parents=True, exist_ok=True)
+    part = records / f"{folder.name}.part"
+    with tempfile.TemporaryDirectory() as name, tarfile.open(part, "w:xz") as archive:
+        for path in _portable(folder, Path(name)):
+            archive.add(path, path.name, filter=_without_owner)
+    part.replace(records / f"{folder.name}{_SUFFIX}")
+
+
+def _portable(folder: Path, into: Path) -> Iterator[Path]:
+    """The episode's files as others may have them."""
+    for name in _JOURNALS:
+        if (folder / name).is_file():
+            facts = (_without_place(fact) for fact in open_journal(folder / name).facts())
+            write_journal(into / name, facts, MonotonicClock(), "packed")
+            yield into / name
+    if (folder / _BASELINE).is_file():
+        usual = read_baseline(folder / _BASELINE)
+        started = None if usual.started is None else _without_place(usual.started)
+        save_baseline(msgspec.structs.replace(usual, started=started), into / _BASELINE)
+        yield into / _BASELINE
+    if (folder / _CLIENTS).is_file():
+        yield Path(shutil.copyfile(folder / _CLIENTS, into / _CLIENTS))
+
+
+def _without_place(fact: F) -> F:
+    if not isinstance(fact, EngineStarted):
+        return fact
+    identity, *more = fact.cache_identity.split("; ")
+    kind, _, path = identity.partition(" ")
+    named = f"{kind} {Path(path).name}" if path else kind
+    return msgspec.structs.replace(fact, cache_identity="; ".join([named, *more]))
+
+
+def folder_of(name: str, work: Path, records: Path = RECORDS) -> Path | None:
+    """Where the episode's files lie, unpacked below `work` if they were not there; None where
+    nothing was kept."""
+    folder, packed = work / name, records / f"{name}{_SUFFIX}"
+    if not (folder / "journal").exists() and packed.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder, filter="data")
+    return folder if (folder / "journal").exists() else None
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
