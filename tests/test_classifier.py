@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
 
+from benchmarks.diagnosis.twins import judge_pair
 from diagnosis.alerts import finding_families
 from diagnosis.classifier import Diagnoser
 from diagnosis.offline import diagnose_journal
@@ -183,3 +184,20 @@ def test_a_request_that_lived_through_a_finding_says_so() -> None:
 def test_every_latency_class_has_a_rule_with_neighbours() -> None:
     assert set(RULES) == set(LATENCY)
     assert all(rule.apart and rule.evidence for rule in RULES.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "seed"),
+    [
+        (("kv_exhaustion", "queue_overload"), 1001),
+        (("kv_exhaustion", "queue_overload"), 1011),
+        (("cpu_starvation", "queue_overload"), 1000),
+        (("prefill_interference", "unfairness"), 1000),
+    ],
+)
+def test_of_two_faults_at_once_neither_hides_the_other(names: tuple[str, str], seed: int) -> None:
+    """Waits for blocks are shared with those who came beyond the usual, a full batch does not
+    hide that its engine starves, and a flood not that long prompts are in it."""
+    found = judge_pair((names, seed))
+
+    assert found.is_right, found
