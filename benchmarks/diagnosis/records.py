@@ -25,8 +25,8 @@ from telemetry.journal_reader import open_journal
 from telemetry.records import Fact
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "records"
-_JOURNALS, _BASELINE, _CLIENTS = ("journal", "reference.journal"), "baseline.json", "clients.jsonl"
-_SUFFIX = ".tar.xz"
+JOURNALS, _BASELINE, _CLIENTS = ("journal", "reference.journal"), "baseline.json", "clients.jsonl"
+SUFFIX = ".tar.xz"
 
 F = TypeVar("F", bound=Fact)
 
@@ -41,12 +41,12 @@ def pack(folder: Path, records: Path = RECORDS) -> None:
     with tempfile.TemporaryDirectory() as name, tarfile.open(part, "w:xz") as archive:
         for path in _portable(folder, Path(name)):
             archive.add(path, path.name, filter=_without_owner)
-    part.replace(records / f"{folder.name}{_SUFFIX}")
+    part.replace(records / f"{folder.name}{SUFFIX}")
 
 
 def _portable(folder: Path, into: Path) -> Iterator[Path]:
     """The episode's files as others may have them."""
-    for name in _JOURNALS:
+    for name in JOURNALS:
         if (folder / name).is_file():
             facts = (_without_place(fact) for fact in open_journal(folder / name).facts())
             write_journal(into / name, facts, MonotonicClock(), "packed")
@@ -72,7 +72,7 @@ def _without_place(fact: F) -> F:
 def folder_of(name: str, work: Path, records: Path = RECORDS) -> Path | None:
     """Where the episode's files lie, unpacked below `work` if they were not there; None where
     nothing was kept."""
-    folder, packed = work / name, records / f"{name}{_SUFFIX}"
+    folder, packed = work / name, records / f"{name}{SUFFIX}"
     if not (folder / "journal").exists() and packed.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(packed) as archive:
