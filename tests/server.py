@@ -53,7 +53,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self._dumps = tempfile.TemporaryDirectory(prefix="phasescope-test-")
         folder = () if "--dump-dir" in args else ("--dump-dir", self._dumps.name)
-        self.args = (*folder, *args)
+        # which one `auto` takes hangs on the machine, and with it tokens and speed
+        executor = () if "--executor" in args else ("--executor", "native")
+        self.args = (*folder, *executor, *args)
         self._env = env
         self._log = tempfile.NamedTemporaryFile(prefix="phasescope-test-", suffix=".log")  # noqa: SIM115
         self.client = httpx.Client(base_url=self.url, timeout=120)

@@ -228,7 +228,9 @@ def test_loadgen_drives_a_server_and_its_percentiles_are_ours(tiny: Server, tmp_
     assert len(requests) == detail["result_query_count"] >= QUERIES
     assert detail["num_errors"] == 0
     assert detail["result_97.00_percentile_latency_ns"] == loadgen_percentile(whole, 0.97)
-    assert all(r.sent_ns <= r.accepted_ns < r.first_ns < r.last_ns for r in requests)
+    # a fast server's first and last token may come in one read
+    assert all(r.sent_ns <= r.accepted_ns < r.first_ns <= r.last_ns for r in requests)
+    assert any(r.first_ns < r.last_ns for r in requests)
     for row in compare(detail, requests)[:4]:
         # what is told to LoadGen is told after it was stamped
         assert (row.metric, row.client_ns <= row.loadgen_ns) == ("ttft", True)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.device import backends
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.kv_cache import KvFormat, PlainKvCache
@@ -216,15 +217,21 @@ def test_page_bytes_are_the_bytes_of_the_storage(kind: NumberKind) -> None:
     assert cache.format is (KvFormat.INT8 if kind is NumberKind.INT8 else KvFormat.PLAIN)
 
 
-def test_auto_takes_the_native_decoder_and_says_so() -> None:
+@pytest.mark.parametrize(("bf16", "name"), [(False, "native-cpu"), (True, "openvino-cpu")])
+def test_auto_takes_what_the_processor_multiplies_best_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, bf16: bool, name: str
+) -> None:
+    """Our own decoder has no use for bf16 matrix instructions, and OpenVINO's has."""
+    monkeypatch.setattr(backends, "cpu_multiplies_bf16", lambda: bf16)
     loaded = load_executor(EngineConfig(model=TINY), MonotonicClock(), quiet)
-    assert loaded.backend.name == "native-cpu"
+    assert loaded.backend.name == name
     assert "bfloat16" in loaded.backend.dtype
 
 
 def test_without_a_compiler_auto_takes_another_executor_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(backends, "cpu_multiplies_bf16", lambda: False)
     monkeypatch.setenv("PATH", "/nonexistent")
     loaded = load_executor(EngineConfig(model=TINY), MonotonicClock(), quiet)
     assert "native" not in loaded.backend.name.split()[0]

@@ -40,7 +40,7 @@ from service.device.openvino_decoder import (
     build_openvino,
 )
 from service.device.openvino_graph import Hold
-from service.device.precision import Precision
+from service.device.precision import Precision, cpu_multiplies_bf16
 from service.device.quantize import Int8Format
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
@@ -237,7 +237,8 @@ def test_the_default_models_quality_is_kept(
     default_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Perplexity of a real text against the torch decoder in float32: equal with weights in
-    bf16, and within the stated bounds with int8 weights or an int8 cache."""
+    bf16 (nearly, where products are of bf16, too), and within the stated bounds with int8 weights
+    or an int8 cache."""
     ref = ModelRef(kind=ModelKind.GGUF, path=str(default_model), name="default")
     source = Read(open_weights(ref))
     ids = load_tokenizer(ref).encode(LICENSE.read_text())[:200]
@@ -256,7 +257,7 @@ def test_the_default_models_quality_is_kept(
         changes[name] = perplexity(openvino_side(source, settings), ids) / wanted - 1
     with capsys.disabled():
         print("\n[openvino] perplexity", {name: f"{100 * c:+.3f} %" for name, c in changes.items()})
-    assert abs(changes["bf16"]) < 0.005
+    assert abs(changes["bf16"]) < (0.01 if cpu_multiplies_bf16() else 0.005)
     assert abs(changes["int8 weights"]) < 0.03
     assert abs(changes["int8 cache"]) < 0.01
 
