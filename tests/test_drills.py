@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -339,6 +341,31 @@ def test_a_stall_of_a_real_engine_is_seen_by_its_clients(tmp_path: Path) -> None
     assert label.symptom.encode() not in (tmp_path / result.name / "server.log").read_bytes()
     assert result.verdicts
     assert (children(), os.sched_getaffinity(0)) == before
+
+
+def test_a_drill_that_is_terminated_leaves_no_server_behind(tmp_path: Path) -> None:
+    """The server is in a session of its own, so that nobody else would end it."""
+    command = [sys.executable, "-m", "service.cli.main", "drill", "queue_overload"]
+    drill = subprocess.Popen([*command, "--model", "dummy:tiny", "--out", str(tmp_path)])
+    try:
+        server = eventually(lambda: servers_of(tmp_path), "the drill's server is there")
+    finally:
+        drill.terminate()
+
+    assert drill.wait(timeout=60) == 128 + signal.SIGTERM
+    assert drill.pid not in server
+    assert servers_of(tmp_path) == []
+
+
+def servers_of(out: Path) -> list[int]:
+    """Processes that serve and write below `out`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = path.read_bytes().decode().split("\0")
+            if "serve" in words and any(word.startswith(str(out)) for word in words):
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_only_a_model_file_can_be_broken(tmp_path: Path) -> None:

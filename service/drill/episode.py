@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -47,10 +48,12 @@ from telemetry.clock import Clock, MonotonicClock
 
 _JOURNAL_FLAGS = ("--journal-memory", "256MiB")
 _NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
-    """All of it, from the server's start to the sealed label. Raises ConfigError, DidNotStart."""
+    """All of it, from the server's start to the sealed label. Raises ConfigError, DidNotStart, and
+    SystemExit on SIGTERM when all that was started has ended."""
     spec.validate()
     mechanism = find(spec.symptom, spec.mechanism)
     if spec.clean:
@@ -58,7 +61,18 @@ def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
     clock, cores = MonotonicClock(), split_cores()
     with tempfile.TemporaryDirectory(prefix="phasescope-") as folder:
         episode = _Episode(spec, mechanism, Path(folder), clock, cores, say)
-        return asyncio.run(episode.run())
+        try:
+            return asyncio.run(episode.run())
+        except asyncio.CancelledError:
+            raise SystemExit(_TERMINATED) from None
+
+
+def _heed_sigterm() -> None:
+    """It ends this task as an interrupt does, so that no server stays behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(RuntimeError, ValueError):  # not in the main thread, where signals come
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 class _Episode:
@@ -82,6 +96,7 @@ class _Episode:
         self._flags = (*spec.base_flags(), *mechanism.flags)
 
     async def run(self) -> EpisodeResult:
+        _heed_sigterm()
         self._kept.mkdir(parents=True, exist_ok=True)
         mechanism, spec = self._mechanism, self._spec
         if mechanism.broken_model is not None:
