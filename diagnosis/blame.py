@@ -203,11 +203,11 @@ def _block_holders(found: Blame, window: Window, reference: Reference) -> Charge
     thrashes = waited[WaitReason.PREEMPTED] > waited[WaitReason.KV]
     cause = S.KV_THRASH if thrashes else S.KV_EXHAUSTION
     parts = Charges({S.CANCELLATION_LEAK: gone, cause: 1 - gone})
-    more = 0.0 if found.engine is None else found.engine.demand_share
-    if found.engine is not None and more > 0:
+    engine = found.engine
+    if engine is not None and engine.demand_share > 0:
         usual, now = reference.started, window.started
         fewer = usual is not None and now is not None and now.blocks_total < usual.blocks_total
-        part = (more if fewer else 1.0) * parts[cause]
+        part = (engine.demand_share if fewer else 1.0) * parts[cause]
         parts[cause] -= part
-        parts[found.engine.demand] += part
+        parts[engine.demand] += part
     return parts

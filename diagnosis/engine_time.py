@@ -18,7 +18,7 @@ import numpy as np
 
 from diagnosis.asked import Asked, asked
 from diagnosis.charges import Charges, shares_of
-from diagnosis.reference import Cost, Reference, engine_lost
+from diagnosis.reference import Cost, Reference, engine_lost, own_prompts_ns
 from diagnosis.steps import Steps
 from diagnosis.symptoms import Symptom
 from diagnosis.window import Window
@@ -246,7 +246,7 @@ def _work(
     if not others and co_ns > _DEARER * usual_ns and larger_ns > _MOST * (co_ns - usual_ns):
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
     _divide(found.decoding_ns, others, co_ns - usual_ns)
-    own_ns = float((prompt_ns * np.maximum(1, steps.prompt_rows)).sum())
+    own_ns = float(own_prompts_ns(steps, cost).sum())
     usual_ns = (
         counts.admitted * reference.prompt_tokens * (1 - reference.hit_share) * cost.forward[1]
     )

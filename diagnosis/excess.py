@@ -9,7 +9,7 @@ A cumulative sum of it (Page, 1954) tells the moment at which that ceased to be 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import pstdev, pvariance
 from typing import NamedTuple
@@ -89,14 +89,21 @@ def prompted_spread(
     steps: Steps, halves: Iterable[tuple[int, Half]], reference: Reference
 ) -> float:
     """The standard deviation of `prompted` when all is well; `halves` with their begins."""
-    spent = Counter[int]()
-    for end_ns, own_ns in zip(steps.end_ns, own_prompts_ns(steps, reference.cost), strict=True):
-        spent[int(end_ns // BUCKET_NS)] += own_ns
+    spent_ns = _by_half(steps, own_prompts_ns(steps, reference.cost))
     found = [
-        spent[begin_ns // BUCKET_NS] - half.done[Stage.FIRST] * reference.own_prompt_ns
+        spent_ns[begin_ns // BUCKET_NS] - half.done[Stage.FIRST] * reference.own_prompt_ns
         for begin_ns, half in halves
     ]
     return pstdev(found) / BUCKET_NS if found else 0.0
+
+
+def _by_half(steps: Steps, spent_ns: np.ndarray) -> defaultdict[int, float]:
+    """Sums by the number of the half second in which a step ended."""
+    found: defaultdict[int, float] = defaultdict(float)
+    numbers = (steps.end_ns // BUCKET_NS).astype(int)
+    for number, ns in zip(numbers.tolist(), spent_ns.tolist(), strict=True):
+        found[number] += ns
+    return found
 
 
 def _slowed_ns(steps: Steps, cost: Cost | None) -> np.ndarray:
@@ -111,9 +118,8 @@ def slowed_spread(steps: Steps, cost: Cost | None) -> float:
     """The standard deviation of `slowed` when all is well."""
     if not len(steps):
         return 0.0
-    halves = (steps.end_ns // BUCKET_NS).astype(int)
-    sums = np.bincount(halves - halves[0], weights=_slowed_ns(steps, cost))
-    return float(np.std(sums)) / BUCKET_NS
+    sums = _by_half(steps, _slowed_ns(steps, cost))
+    return pstdev(sums[number] for number in range(min(sums), max(sums) + 1)) / BUCKET_NS
 
 
 def spread_of(halves: Iterable[Half], reference: Reference) -> tuple[float, ...]:
@@ -147,10 +153,9 @@ class Watch:
     """Turns half seconds of harm into an alarm with an onset, and takes it back.
 
     Each stage is watched for itself, since a few late first tokens are nothing beside the usual
-    ups and downs of decodes; so is their total, and what slow steps
-    and long prompts make of it. Where few requests
-    come, none of these sees that each of them is late, so each tenant's first tokens are watched
-    one by one, too.
+    ups and downs of decodes; so is their total, and what slow steps and long prompts make of it.
+    Where few requests come, none of these sees that each of them is late, so each tenant's first
+    tokens are watched one by one, too.
     """
 
     def __init__(self) -> None:

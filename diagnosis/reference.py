@@ -90,15 +90,13 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     `stage_ns` is requests' time by stage, per request (DECODE: per token after the first).
     `live` is how many are in each stage, `spread` the standard deviation, over half seconds, of
-    how many are there beyond what these prices explain, and `slow_spread` that of how many
-    are held up by slow steps. `own_prompt_ns` is what requests spend on their own prompts in steps,
-    per first token, and `own_prompt_spread` the standard deviation of how many do so.
-    `first_log` is the mean logarithm of a
-    time to first token in ns. `budget_tokens` is of a step, on average,
+    how many are there beyond what these prices explain, and `slow_spread` that of how many are
+    held up by slow steps. `own_prompt_ns` is what requests spend on their own prompts in steps,
+    per first token, and `own_prompt_spread` the standard deviation of how many do so. `first_log`
+    is the mean logarithm of a time to first token in ns. `budget_tokens` is of a step, on average,
     `ingest_work_ns` what a request takes to be parsed and tokenised. Spreads are standard
-    deviations. `hit_share` is of known prompt tokens, `hit_requests_share` of
-    admissions that found any.
-    `longest_prompt` and `longest_output` are 99th percentiles in tokens. `parts_ns` are
+    deviations. `hit_share` is of known prompt tokens, `hit_requests_share` of admissions that
+    found any. `longest_prompt` and `longest_output` are 99th percentiles in tokens. `parts_ns` are
     requests' time by part of a step, per token of decodes. `dispersion` is how many times more the
     number of arrivals varies than if they came independently of each other. `chunks` are rows of
     prompts per admission. Engine shares are of the time in which its loop had work: ready but
