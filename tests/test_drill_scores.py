@@ -22,7 +22,7 @@ from benchmarks.diagnosis.score import (
 from service.drill.client import Sent
 from service.drill.conditions import Conditions
 from service.drill.labels import Label
-from service.drill.result import EpisodeResult, limits_of
+from service.drill.result import EpisodeResult, first_harmed_ns, limits_of
 from service.drill.spec import Phases
 from service.drill.truth import objections_of
 from service.drill.watch import Look, Turn, timeline
@@ -38,7 +38,7 @@ LABEL = Label(
 )  # fmt: skip
 
 
-def sent(number: int, due_ms: int, first_ms: int | None, end_ms: int | None) -> Sent:
+def sent(number: int, due_ms: int, first_ms: int | None, end_ms: int | None, *gaps_ms: int) -> Sent:
     return Sent(
         request_id=str(number),
         tenant="red",
@@ -48,20 +48,50 @@ def sent(number: int, due_ms: int, first_ms: int | None, end_ms: int | None) -> 
         last_ns=None if end_ms is None else end_ms * MS,
         end_ns=None if end_ms is None else end_ms * MS,
         status=200,
+        tokens=1 + len(gaps_ms),
+        gaps_us=[1000 * gap_ms for gap_ms in gaps_ms],
     )
 
 
+USUAL = [
+    sent(number, 100 * number, 100 * number + 10, 100 * number + 50, 10, 20, 10)
+    for number in range(5)
+]
+
+
 def test_who_is_harmed_is_measured_by_the_reference() -> None:
-    """Half above its medians, of what was not over at the onset."""
-    phases = Phases(warm_up_s=0, reference_s=1, fault_s=1, recovery_s=0)
-    log = [sent(number, 100 * number, 100 * number + 10, 100 * number + 50) for number in range(5)]
-    limits = limits_of(log, phases, 0)
+    """Half above what its requests had, for something that came after the onset; a longer answer
+    is no harm."""
+    limits = limits_of(USUAL)
+    onset_ns = 1000 * MS
 
     assert limits is not None
-    assert (limits.ttft_ns, limits.e2e_ns) == (15 * MS, 75 * MS)
-    assert limits.are_broken_by(sent(9, 1000, 1020, 1050), 1000 * MS)
-    assert not limits.are_broken_by(sent(9, 1000, 1014, 1050), 1000 * MS)
-    assert not limits.are_broken_by(sent(9, 900, 990, 999), 1000 * MS)
+    assert (limits.ttft_ns, limits.gap_ns) == (15 * MS, 30 * MS)
+    assert limits.tpot_ns == pytest.approx(20 * MS)
+    late_first, late_before = sent(9, 1000, 1020, 1050), sent(9, 900, 990, 1050)
+    assert limits.are_broken_by(late_first, onset_ns)
+    assert not limits.are_broken_by(late_before, onset_ns)
+    assert not limits.are_broken_by(sent(9, 900, 990, 999), onset_ns)
+    assert not limits.are_broken_by(sent(9, 1000, 1014, 1094, *[10] * 8), onset_ns)
+    assert limits.are_broken_by(sent(9, 1000, 1014, 1035, 21), onset_ns)
+    assert limits.are_broken_by(sent(9, 900, 910, 1065, 50, 50, 45, 5, 5), onset_ns)
+    assert limits.are_broken_by(sent(9, 960, 970, 1031, *[5] * 6, 31), onset_ns)
+    assert not limits.are_broken_by(sent(9, 960, 965, 1026, 31, *[5] * 6), onset_ns)
+    assert limits_of([]) is None
+
+
+def test_the_first_harmed_request_is_nobodys_fault_and_not_of_before_the_onset() -> None:
+    """Requests that were there already count from the onset on; who did it is no victim."""
+    limits = limits_of(USUAL)
+    assert limits is not None
+    culprit = sent(7, 1000, 1100, 1200)
+    culprit.is_culprit = True
+    log = [*USUAL, culprit, sent(8, 1300, 1310, 1350), sent(9, 1400, 1450, 1500)]
+
+    assert first_harmed_ns(log, limits, 1000 * MS) == 1400 * MS
+    log.append(sent(10, 900, 1020, 1050))
+    assert first_harmed_ns(log, limits, 1000 * MS) == 1000 * MS
+    assert first_harmed_ns(USUAL, limits, 1000 * MS) is None
 
 
 def test_a_machine_that_was_not_ours_is_objected_to() -> None:
@@ -127,12 +157,14 @@ def well(at_s: float) -> Turn:
 
 
 def test_an_episode_is_judged_by_what_stood_in_the_second_half_of_its_fault() -> None:
-    """Detection counts from the first harmed request; clearing from the end of the fault."""
+    """Detection counts from the first harmed request, and from the onset, too; clearing from the
+    end of the fault."""
     turns = [well(0), fault(22, "throttled"), fault(23, "host_stall", 20.5), well(34)]
     judged = judge(episode("host_stall", turns))
 
     assert judged.is_right
     assert judged.to_detect_s == pytest.approx(2.0)
+    assert judged.from_onset_s == pytest.approx(3.0)
     assert judged.onset_error_s == pytest.approx(0.5)
     assert judged.to_clear_s == pytest.approx(4.0)
     assert judged.alarms == 0

@@ -3,7 +3,7 @@
 A journal gives the verdict that was given live, so a change of the diagnosis needs no new episodes:
 each journal that was kept is lived through again, and what is said, and since when, is kept
 beside what was said live. An answer counts from half a look later, since that is how often the
-live ones were asked for.
+live ones were asked for. When the first request was harmed is counted again from the clients' log.
 
     .venv/bin/python -m benchmarks.diagnosis.again [FOLDER] [--work DIR]
 """
@@ -18,10 +18,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS, Kept, keep, read_kept, work_folder
-from benchmarks.diagnosis.records import folder_of
+from benchmarks.diagnosis.records import folder_of, read_clients
 from diagnosis.classifier import Diagnoser
 from diagnosis.offline import baseline_of
 from diagnosis.reference import BaselineError, Reference
+from service.drill.result import EpisodeResult, first_harmed_ns, limits_of
 from service.drill.watch import EVERY_S, Look, Turn, timeline
 from telemetry.journal_reader import open_journal
 from telemetry.records import fact_ns
@@ -56,7 +57,24 @@ def _baseline(folder: Path) -> Reference | None:
 
 def judged_again(task: tuple[Kept, Path]) -> Kept:
     kept, folder = task
-    return msgspec.structs.replace(kept, again=turns_of(folder, kept.episode.begin_ns))
+    episode = msgspec.structs.replace(kept.episode, first_harmed_s=harmed_s(kept.episode, folder))
+    return msgspec.structs.replace(kept, episode=episode, again=turns_of(folder, episode.begin_ns))
+
+
+def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
+    """When the first harmed request was due, as `EpisodeResult` has it."""
+    if episode.on_s is None:
+        return None
+    on_ns = episode.begin_ns + int(episode.on_s * 1e9)
+    log = read_clients(folder)
+    before = [one for one in log if one.due_ns < on_ns]
+    last_ns = max((one.due_ns for one in before), default=0)
+    since_ns = last_ns - int(episode.phases.reference_s * 1e9)
+    limits = limits_of(one for one in before if one.due_ns > since_ns)
+    if limits is None:
+        return None
+    harmed_ns = first_harmed_ns(log, limits, on_ns)
+    return None if harmed_ns is None else round((harmed_ns - episode.begin_ns) / 1e9, 3)
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from diagnosis.reference import read_baseline, save_baseline
+from service.drill.client import Sent
 from telemetry.clock import MonotonicClock
 from telemetry.engine_records import EngineStarted
 from telemetry.journal import write_journal
@@ -78,6 +79,12 @@ def folder_of(name: str, work: Path, records: Path = RECORDS) -> Path | None:
         with tarfile.open(packed) as archive:
             archive.extractall(folder, filter="data")
     return folder if (folder / "journal").exists() else None
+
+
+def read_clients(folder: Path) -> list[Sent]:
+    """Every request of an episode as its client saw it. Raises OSError, msgspec.MsgspecError."""
+    lines = (folder / _CLIENTS).read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Sent) for line in lines]
 
 
 def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -39,13 +39,15 @@ APART = ("invalid_output", "out_of_memory", "load_failure", "telemetry_degraded"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One episode. Seconds; None where there is no such moment. `alarms` are false ones,
-    `alarms_of_machine` those of a machine that was slow."""
+    """One episode. Seconds; None where there is no such moment. `to_detect_s` is from the first
+    harmed request to the first right word, `from_onset_s` from when the fault was put in. `alarms`
+    are false ones, `alarms_of_machine` those of a machine that was slow."""
 
     episode: EpisodeResult
     truth: str
     answer: str
     to_detect_s: float | None
+    from_onset_s: float | None
     onset_error_s: float | None
     to_clear_s: float | None
     alarms: int
@@ -90,7 +92,7 @@ def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
     if on_s is None or off_s is None:
         begin_s, end_s = phases.reference_at_s, phases.end_s
         return Judged(
-            episode, truth, named_most(turns, begin_s, end_s), None, None, None,
+            episode, truth, named_most(turns, begin_s, end_s), None, None, None, None,
             *alarms(turns, begin_s, end_s, slow), end_s - begin_s,
         )  # fmt: skip
     right = [turn for turn in turns if turn.top == truth and turn.at_s >= on_s]
@@ -103,6 +105,7 @@ def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
         truth,
         named_most(turns, (on_s + off_s) / 2, off_s),
         max(0.0, right[0].at_s - (on_s if first_s is None else first_s)) if right else None,
+        right[0].at_s - on_s if right else None,
         None if onset_s is None else abs(onset_s - on_s),
         cleared_s(turns, off_s),
         *alarms(turns, begin_s, on_s, slow),
@@ -196,6 +199,7 @@ def score(judged: Sequence[Judged]) -> dict[str, Any]:
         "macro_f1": macro_f1(pairs_of(main)),
         "faults_detected": [len(detected), sum(one.truth != HEALTHY for one in main)],
         "to_detect_s": quantiles(detected),
+        "from_onset_s": quantiles(one.from_onset_s for one in main if one.from_onset_s is not None),
         "onset_error_s": quantiles(onsets),
         "to_clear_s": quantiles(clears),
         "false_alarms": sum(one.alarms for one in judged),
@@ -271,9 +275,9 @@ def markdown(found: dict[str, Any], judged: Sequence[Judged]) -> str:
     rows = [
         (name, found[name])
         for name in (
-            "episodes", "top_1", "macro_f1", "faults_detected", "to_detect_s", "onset_error_s",
-            "to_clear_s", "false_alarms", "alarms_of_a_slow_machine", "watched_hours",
-            "false_alarms_per_hour", "apart",
+            "episodes", "top_1", "macro_f1", "faults_detected", "to_detect_s", "from_onset_s",
+            "onset_error_s", "to_clear_s", "false_alarms", "alarms_of_a_slow_machine",
+            "watched_hours", "false_alarms_per_hour", "apart",
         )
     ]  # fmt: skip
     lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -15,6 +15,7 @@ from service.drill.spec import Capacity, Phase, Phases
 from service.drill.watch import Root, Turn
 
 HARMED = 1.5
+_MOST = 0.95
 _LEAST_GOOD = 3
 
 
@@ -43,8 +44,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `clients` are all of a phase, `others` those that no culprit's request is of.
 
-    `first_harmed_s` is when the first request after the onset was due whose TTFT or E2E is more
-    than half above the reference's median; moments are seconds from the start of the traffic.
+    `first_harmed_s` is when the first request was due that was late after the onset (see `Limits`)
+    and is nobody's fault; moments are seconds from the start of the traffic.
     `root` is what would have helped, as the server said at the end of the fault. `conditions` are
     the machine's, by phase, and `paces` how slow the engine's core was by itself, by second
     (see `pace.paces`). `exit_line` is the last line of a server that ended. `discarded` says
@@ -127,28 +128,45 @@ def seen(log: Sequence[Sent]) -> Seen:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Above these a request counts as harmed."""
+    """Above these a request counts as harmed, however long its prompt and its answer are."""
 
     ttft_ns: float
-    e2e_ns: float
+    tpot_ns: float
+    gap_ns: float
 
     def are_broken_by(self, one: Sent, since_ns: int) -> bool:
         """Whether it was late for something that came about after `since_ns`."""
-        ended_ns = one.end_ns or one.last_ns
-        if ended_ns is not None and ended_ns <= since_ns:
+        if one.first_ns is None or (one.last_ns or one.first_ns) <= since_ns:
             return False
-        late_first = (one.ttft_ns or 0) > self.ttft_ns and (one.first_ns or 0) > since_ns
-        return late_first or (one.e2e_ns or 0) > self.e2e_ns
+        late_first = one.first_ns > since_ns and one.first_ns - one.due_ns > self.ttft_ns
+        return late_first or (one.tpot_ns or 0) > self.tpot_ns or self._has_gap(one, since_ns)
+
+    def _has_gap(self, one: Sent, since_ns: int) -> bool:
+        ends_us = accumulate(one.gaps_us)
+        return any(
+            1000 * gap_us > self.gap_ns and (one.first_ns or 0) + 1000 * end_us > since_ns
+            for gap_us, end_us in zip(one.gaps_us, ends_us, strict=True)
+        )
 
 
-def limits_of(log: Iterable[Sent], phases: Phases, begin_ns: int) -> Limits | None:
-    """Half above the medians of the reference; None when nothing was served in it."""
-    reference = [one for one in log if phases.of((one.due_ns - begin_ns) / 1e9) is Phase.REFERENCE]
-    ttfts = [one.ttft_ns for one in reference if one.ttft_ns is not None]
-    e2es = [one.e2e_ns for one in reference if one.e2e_ns is not None]
-    if not ttfts or not e2es:
+def limits_of(usual: Iterable[Sent]) -> Limits | None:
+    """Half above what all but a twentieth of the reference's requests had, which varies, too; None
+    where too few were served."""
+    served = [one for one in usual if one.is_good]
+    ttfts = [one.ttft_ns for one in served if one.ttft_ns is not None]
+    tpots = [one.tpot_ns for one in served if one.tpot_ns is not None]
+    gaps = [1000 * max(one.gaps_us) for one in served if one.gaps_us]
+    high = [_rank(values, _MOST) for values in (ttfts, tpots, gaps)]
+    if any(one is None for one in high):
         return None
-    return Limits(HARMED * statistics.median(ttfts), HARMED * statistics.median(e2es))
+    ttft_ns, tpot_ns, gap_ns = (HARMED * (one or 0.0) for one in high)
+    return Limits(ttft_ns, tpot_ns, gap_ns)
+
+
+def first_harmed_ns(log: Iterable[Sent], limits: Limits, on_ns: int) -> int | None:
+    """When the first request that is late and nobody's fault was due, at the earliest the onset."""
+    due = [one.due_ns for one in log if not one.is_culprit and limits.are_broken_by(one, on_ns)]
+    return max(on_ns, min(due)) if due else None
 
 
 def _end(one: Sent) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from service.drill.client import Sent
@@ -10,7 +10,14 @@ from service.drill.conditions import Conditions
 from service.drill.labels import Label
 from service.drill.mechanism import Mechanism
 from service.drill.pace import Beat, paces
-from service.drill.result import EpisodeResult, Limits, Seen, limits_of, seen_by_phase
+from service.drill.result import (
+    EpisodeResult,
+    Limits,
+    Seen,
+    first_harmed_ns,
+    limits_of,
+    seen_by_phase,
+)
 from service.drill.spec import Phase, Phases
 from service.drill.traffic import TENANTS, Scene
 from service.drill.watch import Look, Root, timeline
@@ -75,7 +82,7 @@ def result_of(
     limits = _limits(taken, scene.phases)
     harmed_ns = None
     if limits is not None and label.on_ns is not None:
-        harmed_ns = _first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
+        harmed_ns = first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
     objections = objections_of(taken.conditions, mechanism.is_fault)
 
     def at_s(at_ns: int | None) -> float | None:
@@ -133,7 +140,9 @@ def _limits(taken: Taken, phases: Phases) -> Limits | None:
     if not taken.logs:
         return None
     begin_ns, log = taken.logs[0]
-    return limits_of(log, phases, begin_ns)
+    return limits_of(
+        one for one in log if phases.of((one.due_ns - begin_ns) / 1e9) is Phase.REFERENCE
+    )
 
 
 def _victims(taken: Taken, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
@@ -146,12 +155,6 @@ def _victims(taken: Taken, phases: Phases, on_ns: int, off_ns: int) -> list[str]
         for one in taken.logs[-1][1]
         if not one.is_culprit and one.due_ns < off_ns and limits.are_broken_by(one, on_ns)
     ]
-
-
-def _first_harmed_ns(log: Iterable[Sent], limits: Limits, on_ns: int) -> int | None:
-    """When the first request that is late was due, at the earliest the onset."""
-    due = [one.due_ns for one in log if limits.are_broken_by(one, on_ns)]
-    return max(on_ns, min(due)) if due else None
 
 
 def _seen(taken: Taken, phases: Phases, *, with_culprits: bool) -> dict[str, Seen]:
