@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean, pstdev
 
-from diagnosis.question import Question, Span
+from diagnosis.prefixes import found_as_before
+from diagnosis.question import Question, Span, arrivals
 from diagnosis.slowness import (
     Calm,
     without_masks,
@@ -33,6 +35,7 @@ from telemetry.records import RequestEnded, SequenceSubmitted
 # a difference smaller than this is none
 _DEMAND_FLOOR = 1.15
 _LENGTH_FLOOR = 1.5
+_GROWN = 1.2
 _TENANT_FLOOR = 1.5
 _SIGMAS = 2.5
 _OUTLIVED_NS = 200_000_000
@@ -44,7 +47,7 @@ class Cause(StrEnum):
 
     DEMAND = "demand"  # requests a second, beyond the reference
     TENANT = "tenant"  # the same, of the one tenant whose demand grew most
-    PROMPTS = "prompts"  # prompts longer than the reference's 99th percentile
+    PROMPTS = "prompts"  # prompts longer than the reference's
     OUTPUTS = "outputs"  # the same of outputs
     CHUNKS = "chunks"  # prompts computed in one piece
     KV = "kv"  # blocks of the cache are too few
@@ -54,19 +57,21 @@ class Cause(StrEnum):
     RESIDUAL = "residual"  # steps took longer than what they computed costs
     MASKS = "masks"  # masks of constrained rows
     SAMPLES = "samples"  # choosing tokens takes longer
-    PREFIX = "prefix"  # the prefix cache was emptied
+    PREFIX = "prefix"  # the prefix cache was emptied, or prompts begin otherwise
     ZOMBIES = "zombies"  # sequences whose client had gone
     PAUSES = "pauses"  # readers so slow that their sequences were held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What interventions change; edits add up."""
+    """What interventions change; edits add up. `prompts` and `outputs` are the most tokens that
+    sequences have of each, `prefixes` names of blocks with which their prompts begin."""
 
     limits: dict[str, object] = field(default_factory=dict)
     without: frozenset[int] = frozenset()
-    longest_prompt: int | None = None
-    longest_output: int | None = None
+    prompts: Mapping[int, int] = field(default_factory=dict)
+    outputs: Mapping[int, int] = field(default_factory=dict)
+    prefixes: Mapping[int, Sequence[int]] = field(default_factory=dict)
     pauses: bool = True
     flushes: bool = True
     cancels: tuple[tuple[int, int], ...] = ()
@@ -76,8 +81,9 @@ class Edit:
         return Edit(
             limits={**self.limits, **other.limits},
             without=self.without | other.without,
-            longest_prompt=_least(self.longest_prompt, other.longest_prompt),
-            longest_output=_least(self.longest_output, other.longest_output),
+            prompts=_least(self.prompts, other.prompts),
+            outputs=_least(self.outputs, other.outputs),
+            prefixes={**self.prefixes, **other.prefixes},
             pauses=self.pauses and other.pauses,
             flushes=self.flushes and other.flushes,
             cancels=(*self.cancels, *other.cancels),
@@ -93,8 +99,9 @@ class Edit:
         return Change(
             limits=limits,
             without=self.without,
-            longest_prompt=self.longest_prompt,
-            longest_output=self.longest_output,
+            prompts=self.prompts,
+            outputs=self.outputs,
+            prefixes=self.prefixes,
             pauses=self.pauses,
             flushes=self.flushes,
             cancels=self.cancels,
@@ -102,8 +109,8 @@ class Edit:
         )
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((value for value in (one, other) if value is not None), default=None)
+def _least(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    return {**one, **other, **{key: min(one[key], other[key]) for key in one.keys() & other.keys()}}
 
 
 def interventions(question: Question) -> dict[Cause, Edit]:
@@ -126,18 +133,6 @@ def interventions(question: Question) -> dict[Cause, Edit]:
         Cause.PAUSES: _pauses(question),
     }
     return {cause: edit for cause, edit in found.items() if edit is not None}
-
-
-def arrivals(run: RecordedRun, span: Span) -> list[RecordedSequence]:
-    """Sequences that came in a span, in order."""
-    found = [one for one in run.sequences.values() if span.has(came_ns(one))]
-    return sorted(found, key=came_ns)
-
-
-def came_ns(sequence: RecordedSequence) -> int:
-    """When the gateway handed it over, or, unknown, the engine took it."""
-    submitted_ns = sequence.submitted_ns
-    return sequence.entry.at_ns if submitted_ns is None else submitted_ns
 
 
 # Each of them: an Edit, or None where nothing differs
@@ -198,26 +193,48 @@ def _surplus(came: Sequence[RecordedSequence], expected: float) -> frozenset[int
 def _prompts(question: Question) -> Edit | None:
     if question.reference is None:
         return None
-    before = sorted(one.entry.prompt_tokens for one in arrivals(question.run, question.reference))
-    now = [one.entry.prompt_tokens for one in arrivals(question.run, question.window)]
-    if not before or not now:
-        return None
-    longest = before[max(0, math.ceil(0.99 * len(before)) - 1)]
-    return None if max(now) < _LENGTH_FLOOR * longest else Edit(longest_prompt=longest)
+    before = [one.entry.prompt_tokens for one in arrivals(question.run, question.reference)]
+    came = arrivals(question.run, question.window)
+    shorter = _as_before({one.seq_id: one.entry.prompt_tokens for one in came}, before)
+    return Edit(prompts=shorter) if shorter else None
 
 
 def _outputs(question: Question) -> Edit | None:
-    def lengths(span: Span) -> list[int]:
-        ends = (one.end for one in arrivals(question.run, span))
-        return sorted(end.output_tokens for end in ends if end is not None)
-
+    """One that had not ended counts with what was asked for, if others had as much."""
     if question.reference is None:
         return None
-    before, now = lengths(question.reference), lengths(question.window)
+    ends = (one.end for one in arrivals(question.run, question.reference))
+    before = [end.output_tokens for end in ends if end is not None]
+    came = arrivals(question.run, question.window)
+    now = {one.seq_id: one.end.output_tokens for one in came if one.end is not None}
+    longest = max(now.values(), default=0)
+    now |= {one.seq_id: min(one.entry.max_tokens, longest) for one in came if one.end is None}
+    shorter = _as_before(now, before)
+    return Edit(outputs=shorter) if shorter else None
+
+
+def _as_before(now: dict[int, int], before: list[int]) -> dict[int, int]:
+    """Each sequence's length as the one of the same rank had it in the reference, where it has
+    clearly grown; none where neither the longest nor all of them together have."""
     if not before or not now:
-        return None
-    longest = before[max(0, math.ceil(0.99 * len(before)) - 1)]
-    return None if now[-1] < _LENGTH_FLOOR * longest else Edit(longest_output=longest)
+        return {}
+    usual, order = sorted(before), sorted(now, key=lambda seq_id: now[seq_id])
+    if not _has_longer_tail(now[order[-1]], usual) and not _are_longer(now.values(), usual):
+        return {}
+    step = len(usual) / len(order)
+    ranked = {seq_id: usual[int((rank + 0.5) * step)] for rank, seq_id in enumerate(order)}
+    return {seq_id: to for seq_id, to in ranked.items() if now[seq_id] > _GROWN * to}
+
+
+def _has_longer_tail(longest: int, usual: Sequence[int]) -> bool:
+    return longest >= _LENGTH_FLOOR * usual[max(0, math.ceil(0.99 * len(usual)) - 1)]
+
+
+def _are_longer(now: Collection[int], usual: Collection[int]) -> bool:
+    """On average, by enough, and by more than chance makes of as many."""
+    more = fmean(now) - fmean(usual)
+    error = pstdev(usual) * math.sqrt(1 / len(now) + 1 / len(usual))
+    return more > (_DEMAND_FLOOR - 1) * fmean(usual) and more > _SIGMAS * error
 
 
 def _chunks(question: Question) -> Edit | None:
@@ -253,8 +270,10 @@ def _calm(calm: Calm | None) -> Edit | None:
 
 def _prefix(question: Question) -> Edit | None:
     commands = _commands(question.run, question.run.started.at_ns, question.window.end_ns)
-    flushed = any(isinstance(command, FlushCache) for command in commands)
-    return Edit(flushes=False) if flushed else None
+    if any(isinstance(command, FlushCache) for command in commands):
+        return Edit(flushes=False)
+    prefixes = found_as_before(question)
+    return Edit(prefixes=prefixes) if prefixes else None
 
 
 def _zombies(question: Question) -> Edit | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.sim.recorded import RecordedRun
+from service.sim.recorded import RecordedRun, RecordedSequence
 from service.sim.turn_cost import TurnCost
 from telemetry.engine_records import EngineStarted
 
@@ -34,3 +34,15 @@ class Question:
     reference: Span | None
     window: Span
     usual: EngineStarted | None = None
+
+
+def arrivals(run: RecordedRun, span: Span) -> list[RecordedSequence]:
+    """Sequences that came in a span, in order."""
+    found = [one for one in run.sequences.values() if span.has(came_ns(one))]
+    return sorted(found, key=came_ns)
+
+
+def came_ns(sequence: RecordedSequence) -> int:
+    """When the gateway handed it over, or, unknown, the engine took it."""
+    submitted_ns = sequence.submitted_ns
+    return sequence.entry.at_ns if submitted_ns is None else submitted_ns

@@ -173,25 +173,46 @@ def test_the_demand_that_is_left_is_that_of_the_reference() -> None:
     assert len(left) / WINDOW.seconds == pytest.approx(len(before) / REFERENCE.seconds, rel=0.25)
 
 
+def longer(arrival: Arrival) -> Arrival:
+    """Of those in the window, all in the same proportion."""
+    if not WINDOW.has(arrival.at_ns):
+        return arrival
+    return dataclasses.replace(arrival, max_tokens=4 * arrival.max_tokens)
+
+
 def test_longer_answers_are_a_cause_of_their_own() -> None:
     """No more requests than before, but each holds its slot four times as long."""
-
-    def longer(arrival: Arrival) -> Arrival:
-        if not WINDOW.has(arrival.at_ns):
-            return arrival
-        return dataclasses.replace(arrival, max_tokens=4 * arrival.max_tokens)
-
     found = explain(Twin(disturb=longer).question(7))
     assert found.top is Cause.OUTPUTS, found
 
 
+def test_answers_are_put_back_to_what_they_would_have_been() -> None:
+    """Not only the longest: where all grew, all shrink, and the blame is what the same requests
+    with the answers of before do without."""
+    question = Twin(disturb=longer).question(7)
+    edit = interventions(question)[Cause.OUTPUTS]
+    grown = [one for one in question.run.sequences.values() if WINDOW.has(one.entry.at_ns)]
+    asked = sum(one.entry.max_tokens for one in grown)
+    left = sum(edit.outputs.get(one.seq_id, one.entry.max_tokens) for one in grown)
+
+    assert left == pytest.approx(asked / 4, rel=0.2)
+    assert not edit.outputs.keys() - {one.seq_id for one in grown}
+
+
+def test_lengths_that_vary_as_before_are_left_alone() -> None:
+    assert Cause.OUTPUTS not in interventions(Twin().question(3))
+    assert Cause.PROMPTS not in interventions(Twin().question(3))
+
+
 def test_edits_add_up() -> None:
-    one = Edit(limits={"max_seqs": 9}, without=frozenset({1}), longest_prompt=50)
-    two = Edit(limits={"blocks_total": 99}, without=frozenset({2}), longest_prompt=40, pauses=False)
+    one = Edit(limits={"max_seqs": 9}, without=frozenset({1}), prompts={3: 50, 4: 10, 5: 1})
+    two = Edit(
+        limits={"blocks_total": 99}, without=frozenset({2}), prompts={3: 40, 4: 20}, pauses=False
+    )
     both = one | two
     assert both.limits == {"max_seqs": 9, "blocks_total": 99}
     assert both.without == {1, 2}
-    assert (both.longest_prompt, both.pauses, both.flushes) == (40, False, True)
+    assert (both.prompts, both.pauses, both.flushes) == ({3: 40, 4: 10, 5: 1}, False, True)
 
 
 def test_shapley_values_are_efficient_symmetric_and_give_a_dummy_nothing() -> None:

@@ -186,10 +186,18 @@ def test_the_gateway_follows_the_tokens_as_closely_as_it_did(
     assert {name: was[name] for name in now} == now
 
 
-def test_prompts_can_be_cut(run: RecordedRun, cost: TurnCost) -> None:
-    facts = replay_modelled(run, cost, Change(longest_prompt=5))
-    queued = [fact for fact in facts if isinstance(fact, SequenceQueued)]
-    assert max(fact.prompt_tokens for fact in queued) == 5
+def test_prompts_and_outputs_can_be_cut(run: RecordedRun, cost: TurnCost) -> None:
+    """Of those sequences that are named, and never made longer."""
+    one, two, *_ = sorted(run.sequences)
+    was = run.sequences[two].entry
+    facts = replay_modelled(run, cost, Change(prompts={one: 5, two: 9_999}, outputs={one: 2}))
+    queued = {fact.seq_id: fact for fact in facts if isinstance(fact, SequenceQueued)}
+
+    assert (queued[one].prompt_tokens, queued[one].max_tokens) == (5, 2)
+    assert (queued[two].prompt_tokens, queued[two].max_tokens) == (
+        was.prompt_tokens,
+        was.max_tokens,
+    )
 
 
 def disturbed(*ratios: float) -> list[Disturbance]:

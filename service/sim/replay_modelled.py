@@ -10,7 +10,7 @@ run works on a run that never was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -59,16 +59,18 @@ class Change:
 
     `limits` replace the engine's. `without` are sequences that never come. `pauses` false lets
     no slow reader hold its sequence, `flushes` false keeps the prefix cache when it was to be
-    emptied. `longest_prompt` cuts prompts, `longest_output` outputs. `cancels` end sequences at
-    a time. `noise` is what steps take over their cost.
+    emptied. `prompts` and `outputs` are the most tokens of those sequences, `prefixes` names of
+    the blocks with which their prompts begin instead. `cancels` end sequences at a time. `noise`
+    is what steps take over their cost.
     """
 
     limits: Limits | None = None
     without: frozenset[int] = frozenset()
     pauses: bool = True
     flushes: bool = True
-    longest_prompt: int | None = None
-    longest_output: int | None = None
+    prompts: Mapping[int, int] = field(default_factory=dict)
+    outputs: Mapping[int, int] = field(default_factory=dict)
+    prefixes: Mapping[int, Sequence[int]] = field(default_factory=dict)
     cancels: tuple[tuple[int, int], ...] = ()
     noise: Noise = field(default_factory=NoNoise)
 
@@ -147,13 +149,16 @@ def _commands(run: RecordedRun, cost: TurnCost, change: Change) -> Iterable[tupl
 
 
 def _submit(run: RecordedRun, sequence: RecordedSequence, change: Change) -> Submit:
-    submit = sequence.submit(run.limits.block_tokens)
-    prompt, output = change.longest_prompt, change.longest_output
-    if prompt is not None and len(submit.prompt) > prompt:
-        submit = replace(submit, prompt=submit.prompt[:prompt])
-    if output is not None and submit.max_tokens > output:
-        submit = replace(submit, max_tokens=output)
-    return submit
+    seq_id, size = sequence.seq_id, run.limits.block_tokens
+    submit = sequence.submit(size)
+    begin = [name for name in change.prefixes.get(seq_id, ()) for _ in range(size)]
+    prompt = [*begin, *submit.prompt[len(begin) :]][: len(submit.prompt)]
+    output = change.outputs.get(seq_id, submit.max_tokens)
+    return replace(
+        submit,
+        prompt=prompt[: change.prompts.get(seq_id, len(prompt))],
+        max_tokens=min(output, submit.max_tokens),
+    )
 
 
 def _started(run: RecordedRun, limits: Limits) -> EngineStarted:

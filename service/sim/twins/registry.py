@@ -16,7 +16,8 @@ from service.sim.twins.load_faults import (
 )
 from service.sim.twins.output_faults import GRAMMAR, INVALID, SAMPLING
 from service.sim.twins.slow_faults import BANDWIDTH, STALLED, STARVED, THROTTLED
-from service.sim.twins.twin import Twin, lived
+from service.sim.twins.twin import Twin, lived, lived_well
+from telemetry.records import Fact
 
 FAULTS: dict[str, Mechanisms] = {
     "healthy_light": LIGHT,
@@ -52,3 +53,9 @@ def build_twin(name: str, seed: int, mechanism: str | None = None) -> Twin:
     """The twin of that name, by its first mechanism if none is given. Raises KeyError."""
     mechanism = mechanism or TWINS[name][0]
     return lived(name, mechanism, seed, [FAULTS[name][mechanism]])
+
+
+def build_clean(name: str, seed: int, mechanism: str | None = None) -> list[Fact]:
+    """The life that the twin of that name would have had if nothing had gone wrong."""
+    mechanism = mechanism or TWINS[name][0]
+    return lived_well(name, mechanism, seed, [FAULTS[name][mechanism]])

@@ -47,10 +47,7 @@ def lived(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin
     """A life with all of these faults, the second up to five seconds after the first; healthy if
     none strikes and none makes the configuration worse."""
     key = f"{name}/{mechanism}/{seed}"
-    draw = Random(key)
-    setting = Setting.drawn(draw)
-    for fault in faults:
-        fault.prepare(setting, draw)
+    setting, draw = _prepared(key, faults)
     striking = [fault for fault in faults if fault.strike is not None]
     before: list[Fact] | None = None
     for fault in faults:
@@ -81,6 +78,26 @@ def lived(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin
         culprits=culprits,
         together_ns=_together(onsets, spans) if len(faults) > 1 else None,
     )
+
+
+def lived_well(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> list[Fact]:
+    """The facts of the same server under the same traffic, had none of these faults happened."""
+    key = f"{name}/{mechanism}/{seed}"
+    setting, _ = _prepared(key, faults)
+    worsened = any(fault.worsen is not None for fault in faults)
+    struck = any(fault.strike is not None for fault in faults)
+    life = Life.usual(setting, key, _SHORT if worsened and not struck else WHOLE)
+    life.settle()
+    return live(life)
+
+
+def _prepared(key: str, faults: Iterable[Fault]) -> tuple[Setting, Random]:
+    """A server that can suffer from all of them, healthy still."""
+    draw = Random(key)
+    setting = Setting.drawn(draw)
+    for fault in faults:
+        fault.prepare(setting, draw)
+    return setting, draw
 
 
 def _strike(life: Life, faults: Iterable[Fault], draw: Random) -> list[Span]:
