@@ -21,6 +21,8 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS, say, work_folder
+from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.records import read_clients
 from benchmarks.machine import machine
 from diagnosis.root import ACTIONS
 from diagnosis.symptoms import Symptom
@@ -39,25 +41,14 @@ SEED = 800
 WITHIN = 0.2
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One action. `promised` and `kept` are shares of `measure`, whose means among the requests
-    before and after are in ms. `why_not` says why there is nothing to compare."""
+class Taken(Promise, frozen=True, kw_only=True):
+    """One action. The measure's means among the requests before and after are in ms."""
 
     symptom: str
     mechanism: str
     seed: int
-    cause: str = ""
-    measure: str = ""
-    promised: float = 0.0
-    kept: float = 0.0
     before_ms: float = 0.0
     after_ms: float = 0.0
-    why_not: str = ""
-
-    @property
-    def off(self) -> float:
-        """By what part of the promise the truth differs."""
-        return abs(self.kept - self.promised) / self.promised if self.promised else math.inf
 
 
 def measured(log: Sequence[Sent]) -> dict[str, float]:
@@ -116,13 +107,11 @@ def take(symptom: str, seed: int, work: Path) -> Taken:
         symptom=symptom, mechanism=mechanism.name, seed=seed, phases=PHASES, out=work
     )
     result = run_episode(spec, say)
-    lines = (work / result.name / "clients.jsonl").read_bytes().splitlines()
-    log = [msgspec.json.decode(line, type=Sent) for line in lines]
     if result.discarded:
         return Taken(
             symptom=symptom, mechanism=mechanism.name, seed=seed, why_not=result.discarded[0]
         )
-    return compare(result, log)
+    return compare(result, read_clients(work / result.name))
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Our diagnosis beside four others, on the same committed episodes.
 
-    .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER] [--split test] [--trees]
+    .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER] [--split test] [--trees] [--out FILE]
 
 Ours is judged by what it said while the episode ran. The others are given the seconds of the
 reference and of the fault, and so are told when it began. Episodes of the dev split train the
@@ -14,12 +14,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.diagnosis.baselines import BASELINES, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.baselines import trees as train
 from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
 from benchmarks.diagnosis.score import APART, Pair, judge, macro_f1, pairs_of, top_1, truth_of
 from service.drill.mechanism import DEV, TEST
 
+OUT = RESULTS.parent / "compare.json"
 OURS = "phasescope"
 
 
@@ -58,6 +61,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--split", choices=[DEV, TEST], default=TEST)
     parser.add_argument("--trees", action="store_true", help="needs scikit-learn")
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     counted = [one for one in read_kept(args.folder) if not one.episode.discarded]
     main_ones = [one for one in counted if truth_of(one.episode) not in APART]
@@ -70,9 +74,14 @@ def main() -> int:
         namers["trees"] = train([(features_of(*s), truth) for s, truth in lessons if s is not None])
     rows = {OURS: pairs_of(judge(one.episode) for one in chosen)}
     rows |= {name: answers(chosen, namer) for name, namer in namers.items()}
+    figures = {
+        name: {"top_1": top_1(pairs), "macro_f1": macro_f1(pairs)} for name, pairs in rows.items()
+    }
     print(f"| {len(chosen)} episodes | top-1 | macro-F1 |\n|---|---|---|")
-    for name, pairs in rows.items():
-        print(f"| {name} | {top_1(pairs)} | {macro_f1(pairs)} |")
+    for name, of_one in figures.items():
+        print(f"| {name} | {of_one['top_1']} | {of_one['macro_f1']} |")
+    found = {"split": args.split, "episodes": len(chosen), "figures": figures}
+    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return 0
 
 

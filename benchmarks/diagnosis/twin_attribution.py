@@ -1,0 +1,104 @@
+"""Is what the root cause blames what the fault cost? Servers in virtual time, beside their own
+lives without the fault.
+
+The class is taken as known and its first action tried, so this measures the replay and what it
+puts back, and nothing else: the worlds have no noise but their own, and the clean life has the
+same requests at the same moments.
+
+    .venv/bin/python -m benchmarks.diagnosis.twin_attribution [--seeds 5] [--first 2000]
+        [--classes A,B] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from multiprocessing import Pool
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.diagnosis.episodes import RESULTS
+from benchmarks.diagnosis.weighing import Lives, Pair, of, summary, weigh
+from diagnosis.counterfactual import symptoms, timelines_of
+from diagnosis.question import Question, Span
+from diagnosis.root import ACTIONS
+from service.sim.recorded import NotReplayable, read_runs
+from service.sim.turn_cost import fit_turns
+from service.sim.twins.life import REFERENCE
+from service.sim.twins.registry import TWINS, build_clean, build_twin
+from service.sim.twins.twin import Twin
+from telemetry.records import fact_ns
+
+OUT = RESULTS.parent / "twin_attribution.json"
+_LEAST_INNOCENT = 5
+
+
+def question_of(twin: Twin) -> Question:
+    """Raises NotReplayable."""
+    assert twin.onset_ns is not None
+    run = read_runs(twin.facts)[-1]
+    window = Span(twin.onset_ns, twin.end_ns or fact_ns(twin.facts[-1]))
+    if twin.before is not None:
+        usual = read_runs(twin.before)[-1].started
+        return Question(run, fit_turns([run]), None, window, usual)
+    before = Span(REFERENCE.begin_ns, twin.onset_ns)
+    return Question(run, fit_turns([run]), before, window)
+
+
+def compared(task: tuple[str, str, int]) -> Pair:
+    """One twin and its clean life."""
+    symptom, mechanism, seed = task
+    name = f"{symptom}-{mechanism}-{seed}"
+    twin, clean = build_twin(symptom, seed, mechanism), build_clean(symptom, seed, mechanism)
+    try:
+        question = question_of(twin)
+        was, now = timelines_of(twin.facts), timelines_of(clean)
+        innocent = [
+            one for one in was
+            if not {one.accepted.request_id, one.accepted.tenant} & twin.culprits
+        ]  # fmt: skip
+        enough = sum(question.window.has(one.accepted.at_ns) for one in innocent) >= _LEAST_INNOCENT
+        mine = frozenset(one.accepted.request_id for one in (innocent if enough else was))
+        before = question.reference or Span(0, 0)
+        met = Lives(
+            faulty=symptoms(of(mine, was), question.window),
+            clean=symptoms(now, question.window),
+            faulty_before=symptoms(was, before),
+            clean_before=symptoms(now, before),
+        )
+        return weigh(name, symptom, question, mine, met)
+    except NotReplayable as error:
+        return Pair(name=name, named=symptom, why_not=str(error))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5, help="of each mechanism")
+    parser.add_argument("--first", type=int, default=2000, help="the first seed")
+    parser.add_argument("--classes", help="only these, separated by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    names = args.classes.split(",") if args.classes else [symptom.value for symptom in ACTIONS]
+    tasks = [
+        (name, mechanism, seed)
+        for seed in range(args.first, args.first + args.seeds)
+        for name in names
+        for mechanism in TWINS[name]
+    ]
+    pairs: list[Pair] = []
+    with Pool() as pool:
+        for pair in pool.imap(compared, tasks):
+            pairs.append(pair)
+            said = pair.why_not or (
+                f"{pair.cause} {pair.measure}: {pair.blamed_ms} of {pair.true_ms} ms"
+            )
+            print(f"  {pair.name}: {said}", flush=True)
+    found = {**summary(pairs), "pairs": pairs}
+    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    print(msgspec.json.format(msgspec.json.encode(summary(pairs)), indent=1).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

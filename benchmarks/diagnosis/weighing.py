@@ -1,0 +1,109 @@
+"""The blame of a fault beside the truth: what its sufferers waited longer than in a clean twin."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from benchmarks.diagnosis.promise import Promise
+from diagnosis.counterfactual import Values, explain, symptoms, timelines_of
+from diagnosis.interventions import Cause, Edit, interventions
+from diagnosis.question import Question
+from diagnosis.root import ACTIONS
+from diagnosis.symptoms import Symptom
+from service.sim.replay_modelled import replay_modelled
+from telemetry.phases import RequestTimeline
+
+_FLOORS = 3.0
+
+
+class Lives(NamedTuple):
+    """Symptoms that were really met, at the time of the fault and before it; those before are
+    empty where they were not recorded."""
+
+    faulty: Values
+    clean: Values
+    faulty_before: Values
+    clean_before: Values
+
+    def floor_ms(self, measure: str) -> float:
+        """By how much the two differed before anything was wrong."""
+        one, other = self.faulty_before.get(measure), self.clean_before.get(measure)
+        return 0.0 if one is None or other is None else abs(one - other)
+
+
+class Pair(Promise, frozen=True, kw_only=True):
+    """A fault and its clean twin. Times in ms, of `measure`, a mean over the sufferers."""
+
+    name: str
+    named: str
+    blamed_ms: float = 0.0
+    true_ms: float = 0.0
+    floor_ms: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        return not self.why_not and self.true_ms > _FLOORS * self.floor_ms
+
+    @property
+    def error(self) -> float:
+        return abs(self.blamed_ms - self.true_ms) / self.true_ms
+
+
+def weigh(name: str, named: str, question: Question, mine: frozenset[str], met: Lives) -> Pair:
+    """The blame by the first action of what was named, on the symptom that its promise is about.
+    Raises NotReplayable."""
+    causes = ACTIONS.get(Symptom(named), ()) if named in set(Symptom) else ()
+    if not causes:
+        return Pair(name=name, named=named, why_not="no scheduler's decision is to blame")
+    gains = {gain.cause: gain for gain in explain(question).gains}
+    cause = next((cause for cause in causes if cause in gains), None)
+    if cause is None:
+        return Pair(name=name, named=named, why_not="the replay spares nobody anything")
+    measure = gains[cause].symptom
+    was, now = _replayed(question, cause, mine)
+    if any(measure not in one for one in (was, now, met.faulty, met.clean)):
+        return Pair(name=name, named=named, why_not="too few requests to compare")
+    true_ms = met.faulty[measure] - met.clean[measure]
+    return Pair(
+        name=name,
+        named=named,
+        cause=cause.value,
+        measure=measure,
+        blamed_ms=round(was[measure] - now[measure], 2),
+        true_ms=round(true_ms, 2),
+        floor_ms=round(met.floor_ms(measure), 2),
+        promised=round(1 - now[measure] / was[measure], 4),
+        kept=round(true_ms / met.faulty[measure], 4),
+    )
+
+
+def _replayed(question: Question, cause: Cause, mine: frozenset[str]) -> tuple[Values, Values]:
+    """Symptoms of the sufferers as they were, by the replay, and without the cause."""
+
+    def lived(edit: Edit) -> list[RequestTimeline]:
+        facts = replay_modelled(question.run, question.cost, edit.change(question))
+        return of(mine, timelines_of(facts))
+
+    was, now = lived(Edit()), lived(interventions(question)[cause])
+    both = frozenset(one.accepted.request_id for one in now)
+    return symptoms(of(both, was), question.window), symptoms(now, question.window)
+
+
+def of(ids: frozenset[str], timelines: Iterable[RequestTimeline]) -> list[RequestTimeline]:
+    return [one for one in timelines if one.accepted.request_id in ids]
+
+
+def summary(pairs: Sequence[Pair]) -> dict[str, object]:
+    counted = [pair for pair in pairs if pair.counts]
+    errors = [pair.error for pair in counted]
+    off = [pair.off for pair in counted]
+    return {
+        "episodes": len(pairs),
+        "compared": len(counted),
+        "error_median": round(statistics.median(errors), 4) if errors else None,
+        "error_p90": round(sorted(errors)[int(0.9 * len(errors))], 4) if errors else None,
+        "promise_off_median": round(statistics.median(off), 4) if off else None,
+        "promise_within_20_percent": sum(one <= 0.2 for one in off),
+    }
