@@ -131,7 +131,7 @@ class _Judge:
         moved: dict[str, tuple[float, float]],
     ) -> None:
         self._question = question
-        self._as_was = {timeline.accepted.request_id: timeline for timeline in as_was}
+        self._as_was = _finished(as_was)
         self._moved = moved
 
     def gain(self, cause: Cause, edit: Edit) -> Gain | None:
@@ -187,10 +187,11 @@ class _Judge:
         return (was[symptom] - now[symptom]) / was[symptom]
 
     def _spared(self, edit: Edit) -> tuple[Values, Values, int] | None:
-        """Symptoms without and with the edit, of requests that are there in both."""
+        """Symptoms without and with the edit, of requests that finish in both: one that is taken
+        away, or ended, is spared nothing."""
         question = self._question
         facts = replay_modelled(question.run, question.cost, edit.change(question))
-        changed = {t.accepted.request_id: t for t in timelines_of(facts)}
+        changed = _finished(timelines_of(facts))
         both = changed.keys() & self._as_was.keys()
         was = [self._as_was[request_id] for request_id in sorted(both)]
         now = [changed[request_id] for request_id in sorted(both)]
@@ -217,6 +218,10 @@ def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
     if worst and tpot:
         values |= {"worst_gap_mean": fmean(worst), "tpot_mean": fmean(tpot)}
     return {name: value / 1e6 for name, value in values.items()}
+
+
+def _finished(timelines: Iterable[RequestTimeline]) -> dict[str, RequestTimeline]:
+    return {t.accepted.request_id: t for t in timelines if t.outcome is Outcome.FINISHED}
 
 
 def _in(timelines: Iterable[RequestTimeline], span: Span) -> list[RequestTimeline]:

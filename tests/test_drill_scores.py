@@ -92,6 +92,7 @@ def test_the_first_harmed_request_is_nobodys_fault_and_not_of_before_the_onset()
     log.append(sent(10, 900, 1020, 1050))
     assert first_harmed_ns(log, limits, 1000 * MS) == 1000 * MS
     assert first_harmed_ns(USUAL, limits, 1000 * MS) is None
+    assert first_harmed_ns([*USUAL, culprit], limits, 500 * MS) == 1000 * MS
 
 
 def test_a_machine_that_was_not_ours_is_objected_to() -> None:

@@ -14,6 +14,7 @@ from diagnosis.root import ACTIONS
 from diagnosis.symptoms import Symptom
 from service.sim.replay_modelled import replay_modelled
 from telemetry.phases import RequestTimeline
+from telemetry.reasons import Outcome
 
 _FLOORS = 3.0
 
@@ -87,8 +88,12 @@ def _replayed(question: Question, cause: Cause, mine: frozenset[str]) -> tuple[V
         return of(mine, timelines_of(facts))
 
     was, now = lived(Edit()), lived(interventions(question)[cause])
-    both = frozenset(one.accepted.request_id for one in now)
-    return symptoms(of(both, was), question.window), symptoms(now, question.window)
+    both = finished(was) & finished(now)
+    return symptoms(of(both, was), question.window), symptoms(of(both, now), question.window)
+
+
+def finished(timelines: Iterable[RequestTimeline]) -> frozenset[str]:
+    return frozenset(t.accepted.request_id for t in timelines if t.outcome is Outcome.FINISHED)
 
 
 def of(ids: frozenset[str], timelines: Iterable[RequestTimeline]) -> list[RequestTimeline]:

@@ -163,9 +163,12 @@ def limits_of(usual: Iterable[Sent]) -> Limits | None:
     return Limits(ttft_ns, tpot_ns, gap_ns)
 
 
-def first_harmed_ns(log: Iterable[Sent], limits: Limits, on_ns: int) -> int | None:
-    """When the first request that is late and nobody's fault was due, at the earliest the onset."""
-    due = [one.due_ns for one in log if not one.is_culprit and limits.are_broken_by(one, on_ns)]
+def first_harmed_ns(log: Sequence[Sent], limits: Limits, on_ns: int) -> int | None:
+    """When the first request that is late was due, at the earliest the onset. Those whose own
+    doing it is count where nobody else is harmed, as by readers who wait for themselves."""
+    harmed = [one for one in log if limits.are_broken_by(one, on_ns)]
+    innocent = [one for one in harmed if not one.is_culprit]
+    due = [one.due_ns for one in innocent or harmed]
     return max(on_ns, min(due)) if due else None
 
 

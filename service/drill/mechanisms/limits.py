@@ -29,6 +29,11 @@ def _cache_of(blocks: int, need: Need) -> tuple[str, ...]:
     return "--kv-memory", str(math.ceil(max(blocks, least) * block_bytes))
 
 
+def _regularly(scene: Scene) -> list[Ask]:
+    """So that as many are there all the time; left to chance they might all fit for long."""
+    return scene.requests("usual", scene.rate_per_s, scene.whole_span_s, regular=True)
+
+
 def _waves(scene: Scene) -> list[Ask]:
     """One as soon as the last is nearly done, so that there are always many to decode together;
     within a wave one after another, since clients cannot send all of them in the same moment."""
@@ -58,11 +63,12 @@ LIMITS = (
         split=DEV,
         about="the cache is little larger than the largest request, and outputs are long",
         unit="largest requests",
-        levels=(2.5, 2.0, 1.5),
+        levels=(2.0, 1.75, 1.5),
         harms=("stall_p95", "e2e_p50"),
         flags=_CACHE,
         mix=_GROWING,
-        load=0.7,
+        load=0.8,
+        traffic=_regularly,
         bad_flags=lambda need, requests: _cache_of(
             round(requests * (_GROWING.prompt[1] + _GROWING.output[1]) / _BLOCK_TOKENS), need
         ),

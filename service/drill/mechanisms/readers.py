@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from service.drill.injection import ByHook
@@ -21,12 +22,17 @@ _LEAVING = Reader(leave_after_tokens=6)
 
 def _told(scene: Scene, reader: Reader) -> list[Ask]:
     """Streams with log-probabilities at even intervals, all the time, so that only the reading
-    changes; in the fault a share is read by `reader`."""
+    changes; in the fault a share is read by `reader`, the first among them."""
     begin_s, end_s = scene.fault_span_s
     draw, found = scene.rng("told"), list[Ask]()
     at_s = float(draw.uniform(0, _TOLD_EVERY_S))
+    in_fault = 0
     while at_s < scene.phases.end_s:
-        is_slow = begin_s <= at_s < end_s and draw.random() < scene.intensity
+        is_slow = False
+        if begin_s <= at_s < end_s:
+            slow = math.ceil(in_fault * scene.intensity)
+            in_fault += 1
+            is_slow = math.ceil(in_fault * scene.intensity) > slow
         found.append(
             Ask(
                 at_s=at_s,
