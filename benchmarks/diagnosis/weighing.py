@@ -53,15 +53,16 @@ class Pair(Promise, frozen=True, kw_only=True):
 
 
 def weigh(name: str, named: str, question: Question, mine: frozenset[str], met: Lives) -> Pair:
-    """The blame by the first action of what was named, on the symptom that its promise is about.
-    Raises NotReplayable."""
+    """The blame by that cause of what was named that explains most, on the symptom that its promise
+    is about. Raises NotReplayable."""
     causes = ACTIONS.get(Symptom(named), ()) if named in set(Symptom) else ()
     if not causes:
         return Pair(name=name, named=named, why_not="no scheduler's decision is to blame")
     gains = {gain.cause: gain for gain in explain(question).gains}
-    cause = next((cause for cause in causes if cause in gains), None)
-    if cause is None:
+    known = [cause for cause in causes if cause in gains]
+    if not known:
         return Pair(name=name, named=named, why_not="the replay spares nobody anything")
+    cause = max(known, key=lambda one: gains[one].gain)
     measure = gains[cause].symptom
     was, now = _replayed(question, cause, mine)
     if any(measure not in one for one in (was, now, met.faulty, met.clean)):

@@ -42,10 +42,10 @@ class ModelledDevice:
         begin_ns = max(self._clock.now_ns(), self._free_ns)
         cost_ns = self._cost.step_ns(load_of_plan(plan))
         disturbed = self._noise.at(begin_ns, cost_ns)
-        ratio, self.gap_ns = 1.0, self._cost.gap_ns
+        span_ns, self.gap_ns = cost_ns, self._cost.gap_ns
         if disturbed is not None:
-            ratio, self.gap_ns = disturbed.ratio, disturbed.gap_ns
-        self._free_ns = begin_ns + int(cost_ns * ratio)
+            span_ns, self.gap_ns = disturbed.span_ns(cost_ns), disturbed.gap_ns
+        self._free_ns = begin_ns + span_ns
         self._launched.append((plan, begin_ns, self._free_ns))
 
     def collect(self) -> StepOutcome:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 _SPELL_TURNS = 20
 _BINS = 8
+_STALL = 2.0
 
 
 class Disturbance(NamedTuple):
@@ -23,6 +24,12 @@ class Disturbance(NamedTuple):
     cost_ns: int
     ratio: float
     gap_ns: int
+
+    def span_ns(self, cost_ns: int) -> int:
+        """Of a turn of another cost under it. A slow machine slows all in proportion; what takes
+        more than that was a stall, which is as long whatever it interrupts."""
+        slow = min(self.ratio, _STALL)
+        return int(slow * cost_ns + (self.ratio - slow) * self.cost_ns)
 
 
 class Noise(Protocol):

@@ -7,7 +7,8 @@ wherever another row began to matter in what was seen (1, 2, 4, 8, ... rows), be
 batches are read-bound and large ones are not. Fitted is the span from one turn's begin to the
 commit of its step, apart from the span from there to the next turn's begin, by least squares of
 the relative error; then the coefficients are scaled so that the mean error is none, which
-matters more to a replay than any single step: a queue adds biases up.
+matters more to a replay than any single step: a queue adds biases up. What masks took is left out
+of the fit but not of the mean: it depends on whose rows they are and on nothing that a load says.
 
 What the fit leaves, the ratio of each turn to what was foretold and the gap behind it, is kept
 in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,23 +97,24 @@ def fit_turns(
 ) -> TurnCost:
     """Fit to all steps of the runs that were computed and began at a time that `within` likes.
     Raises NotReplayable for too few."""
-    turns = [turn for run in runs for turn in _turns_of(run) if within(turn[0])]
+    turns = [turn for run in runs for turn in _turns_of(run) if within(turn.begin_ns)]
     if len(turns) < _LEAST_TURNS:
         raise NotReplayable(f"{len(turns)} steps were recorded; a cost needs {_LEAST_TURNS}")
-    loads = [load for _, load, _, _ in turns]
-    spans_ns = np.array([span_ns for _, _, span_ns, _ in turns], dtype=np.float64)
+    loads = [turn.load for turn in turns]
+    spans_ns = np.array([turn.span_ns for turn in turns], dtype=np.float64)
+    computed_ns = spans_ns - np.array([turn.mask_ns for turn in turns])
     widest = max(load.decode_rows for load in loads)
     kinks = tuple(kink for kink in _KINKS if kink < widest)
     columns = np.array([_columns(load, kinks) for load in loads])
-    found = _fit(columns, spans_ns)
+    found = _fit(columns, computed_ns)
     foretold = columns @ found
-    usual = np.abs(np.log(spans_ns / foretold.clip(1))) < np.log(_OUTLIER)
+    usual = np.abs(np.log(computed_ns / foretold.clip(1))) < np.log(_OUTLIER)
     if _LEAST_TURNS <= usual.sum() < len(turns):
-        found = _fit(columns[usual], spans_ns[usual])
+        found = _fit(columns[usual], computed_ns[usual])
     found *= spans_ns[usual].sum() / (columns[usual] @ found).sum()
     foretold = (columns @ found).clip(1000)
     ratios = spans_ns / foretold
-    gaps = sorted(gap_ns for _, _, _, gap_ns in turns if gap_ns is not None)
+    gaps = sorted(turn.gap_ns for turn in turns if turn.gap_ns is not None)
     gap_ns = gaps[len(gaps) // 2] if gaps else 0
     return TurnCost(
         coefficients=tuple(found.tolist()),
@@ -121,21 +124,31 @@ def fit_turns(
         turns=len(turns),
         mean_error=float(np.abs(ratios[usual] - 1).mean()),
         disturbances=tuple(
-            Disturbance(begin_ns, int(cost_ns), ratio, gap_ns if gap is None else gap)
-            for (begin_ns, _, _, gap), cost_ns, ratio in zip(
-                turns, foretold.tolist(), ratios.tolist(), strict=True
+            Disturbance(
+                turn.begin_ns, int(cost_ns), ratio, gap_ns if turn.gap_ns is None else turn.gap_ns
             )
+            for turn, cost_ns, ratio in zip(turns, foretold.tolist(), ratios.tolist(), strict=True)
         ),
     )
 
 
-def _turns_of(run: RecordedRun) -> list[tuple[int, Load, int, int | None]]:
-    """Of each step: begin, load, span to its commit, gap to the next begin if that followed.
-    Where steps overlap, a step's span begins with the commit of the one before."""
-    found: list[tuple[int, Load, int, int | None]] = []
+class _Turn(NamedTuple):
+    """A step's begin, load and span to its commit, what of that went to masks, and the gap to the
+    next begin if that followed."""
+
+    begin_ns: int
+    load: Load
+    span_ns: int
+    mask_ns: int
+    gap_ns: int | None
+
+
+def _turns_of(run: RecordedRun) -> list[_Turn]:
+    """Where steps overlap, a step's span begins with the commit of the one before."""
+    found: list[_Turn] = []
     steps = sorted(run.steps.values(), key=lambda step: step.committed_ns)
     for step, following in zip(steps, [*steps[1:], None], strict=True):
-        before_ns = found[-1][0] + found[-1][2] if found and run.depth > 1 else 0
+        before_ns = found[-1].begin_ns + found[-1].span_ns if found and run.depth > 1 else 0
         begin_ns = max(step.begin_ns, before_ns)
         span_ns = step.committed_ns - begin_ns
         if span_ns <= 0 or step.step_id in run.failed:
@@ -143,7 +156,8 @@ def _turns_of(run: RecordedRun) -> list[tuple[int, Load, int, int | None]]:
         gap_ns = None
         if following is not None and step.running and following.begin_ns > step.committed_ns:
             gap_ns = following.begin_ns - step.committed_ns
-        found.append((begin_ns, load_of_step(step), span_ns, gap_ns))
+        mask_ns = min(step.mask_ns, span_ns // 2)
+        found.append(_Turn(begin_ns, load_of_step(step), span_ns, mask_ns, gap_ns))
     return found
 
 

@@ -1,0 +1,86 @@
+"""What is blamed is what the same requests do without, in lives where nothing went wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.twin_attribution import compared, question_of
+from benchmarks.diagnosis.weighing import Lives, Pair, summary
+from diagnosis.interventions import Cause, interventions
+from diagnosis.prefixes import found_as_before
+from service.sim.noise import Disturbance
+from service.sim.twins.registry import build_twin
+
+
+@pytest.mark.parametrize(
+    ("symptom", "mechanism", "cause"),
+    [
+        ("queue_overload", "requests", Cause.DEMAND),
+        ("queue_overload", "outputs", Cause.OUTPUTS),
+        ("prefill_interference", "unchunked", Cause.PROMPTS),
+        ("prefix_cache_cold", "salt", Cause.PREFIX),
+        ("throttled", "stop_signals", Cause.RESIDUAL),
+        ("host_stall", "blocking_write", Cause.STALLS),
+        ("grammar_cost", "dear_masks", Cause.MASKS),
+        ("cancellation_leak", "no_abort", Cause.ZOMBIES),
+        ("kv_exhaustion", "small_pool", Cause.KV),
+        ("oversized_batch", "max_seqs", Cause.SLOTS),
+    ],
+)
+def test_the_blame_is_what_the_clean_life_does_without(
+    symptom: str, mechanism: str, cause: Cause
+) -> None:
+    """The same requests at the same moments, with the fault and without it."""
+    pair = compared((symptom, mechanism, 2001))
+
+    assert pair.why_not == ""
+    assert pair.cause == cause.value
+    assert pair.true_ms > 10
+    assert pair.error < 0.1, pair
+
+
+def test_prompts_that_miss_a_full_cache_begin_as_those_before() -> None:
+    """With what their own tenant's requests found, and only where more miss than used to."""
+    question = question_of(build_twin("prefix_cache_cold", 2001, "salt"))
+    begun = found_as_before(question)
+    sequences = question.run.sequences
+    before = [one for one in sequences.values() if one.entry.at_ns < question.window.begin_ns]
+
+    assert begun
+    for seq_id, names in begun.items():
+        tenant = sequences[seq_id].entry.tenant
+        alike = [one for one in before if tuple(one.block_names[: len(names)]) == names]
+        assert len(alike) > 1
+        assert {one.entry.tenant for one in alike} == {tenant}
+        assert tuple(sequences[seq_id].block_names[: len(names)]) != names
+    assert all(question.window.has(sequences[seq_id].entry.at_ns) for seq_id in begun)
+    healthy = question_of(build_twin("queue_overload", 2001, "requests"))
+    assert found_as_before(healthy) == {}
+    assert Cause.PREFIX not in interventions(healthy)
+
+
+def test_a_slow_turn_is_slow_in_proportion_and_a_stall_is_as_long_as_it_was() -> None:
+    """Whatever the replayed turn costs, it does not make a stall of 90 ns one of 900."""
+    assert Disturbance(0, 10, 1.5, 0).span_ns(100) == 150
+    assert Disturbance(0, 10, 10.0, 0).span_ns(10) == 100
+    assert Disturbance(0, 10, 10.0, 0).span_ns(100) == 280
+
+
+def test_what_is_too_small_to_be_measured_does_not_count() -> None:
+    """The two lives differed by as much before anything was wrong."""
+    met = Lives({}, {}, {"ttft_mean": 50.0}, {"ttft_mean": 46.0})
+    assert met.floor_ms("ttft_mean") == 4.0
+    assert met.floor_ms("tpot_mean") == 0.0
+    small = Pair(name="a", named="throttled", blamed_ms=9.0, true_ms=11.0, floor_ms=4.0)
+    large = Pair(name="b", named="throttled", blamed_ms=9.0, true_ms=13.0, floor_ms=4.0)
+
+    assert [small.counts, large.counts] == [False, True]
+    assert summary([small, large])["compared"] == 1
+    assert summary([small, large])["error_median"] == pytest.approx(4 / 13, abs=1e-4)
+
+
+def test_a_promise_is_off_by_what_part_of_it_the_truth_differs() -> None:
+    assert Promise(promised=0.5, kept=0.4).off == pytest.approx(0.2)
+    assert Promise(promised=0.5, kept=0.6).off == pytest.approx(0.2)
+    assert Promise(promised=0.0, kept=0.6).off == float("inf")
