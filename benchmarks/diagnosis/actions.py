@@ -1,9 +1,10 @@
-"""Is the promise kept? The first action of five runbooks, taken on a running server.
+"""Is the promise kept? The first action of eight runbooks, taken on a running server.
 
 A fault is brought about, the server is asked what would have helped (`/debug/root`, while it
-serves), and then that is done: what flushes, stops, stalls, competes or leaks is ended. Beside
-the share that was promised of the symptom stands what clients saw: requests that came once the
-backlog had drained, against those of the fault.
+serves), and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples or
+constrains is ended. Beside the share that was promised of the symptom stands what clients saw:
+requests that came once the backlog had drained, against those of the fault. Classes that are not
+asked for keep what is in the file.
 
     .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--classes A,B] [--out FILE]
 """
@@ -34,7 +35,10 @@ from service.drill.result import EpisodeResult
 from service.drill.spec import EpisodeSpec, Phases
 
 OUT = RESULTS.parent / "actions.json"
-CLASSES = ("prefix_cache_cold", "throttled", "cpu_starvation", "host_stall", "cancellation_leak")
+CLASSES = (
+    "prefix_cache_cold", "throttled", "cpu_starvation", "host_stall", "cancellation_leak",
+    "unfairness", "heavy_sampling", "grammar_cost",
+)  # fmt: skip
 PHASES = Phases(warm_up_s=20, reference_s=20, fault_s=40, recovery_s=45)
 DRAINED_S = 10.0
 SEED = 800
@@ -49,6 +53,17 @@ class Taken(Promise, frozen=True, kw_only=True):
     seed: int
     before_ms: float = 0.0
     after_ms: float = 0.0
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All actions. `off_median` is by what part promises were off."""
+
+    machine: dict[str, object]
+    actions: int
+    compared: int
+    off_median: float | None
+    kept_within_20_percent: int
+    taken: list[Taken]
 
 
 def measured(log: Sequence[Sent]) -> dict[str, float]:
@@ -114,6 +129,26 @@ def take(symptom: str, seed: int, work: Path) -> Taken:
     return compare(result, read_clients(work / result.name))
 
 
+def others_in(path: Path, redone: Sequence[tuple[str, int]]) -> list[Taken]:
+    """What an earlier run found of other classes or with other seeds."""
+    if not path.exists():
+        return []
+    known = msgspec.json.decode(path.read_bytes(), type=Summary).taken
+    return [one for one in known if (one.symptom, one.seed) not in redone]
+
+
+def summary(taken: list[Taken]) -> Summary:
+    compared = [one for one in taken if not one.why_not]
+    return Summary(
+        machine=machine(),
+        actions=len(taken),
+        compared=len(compared),
+        off_median=statistics.median(one.off for one in compared) if compared else None,
+        kept_within_20_percent=sum(one.off <= WITHIN for one in compared),
+        taken=taken,
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--each", type=int, default=1, help="episodes of each class")
@@ -124,24 +159,16 @@ def main() -> int:
     classes = args.classes.split(",")
     for symptom in classes:
         find(symptom)
-    found: list[Taken] = []
-    for number in range(args.each):
-        for symptom in classes:
-            print(f"{symptom}, seed {SEED + number}", flush=True)
-            found.append(take(symptom, SEED + number, args.work))
-            one = found[-1]
-            say(one.why_not or f"{one.cause}: {one.promised} of {one.measure}, kept {one.kept}")
-    compared = [one for one in found if not one.why_not]
-    summed = {
-        "machine": machine(),
-        "actions": len(found),
-        "compared": len(compared),
-        "off_median": statistics.median(one.off for one in compared) if compared else None,
-        "kept_within_20_percent": sum(one.off <= WITHIN for one in compared),
-        "taken": found,
-    }
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(summed), indent=1) + b"\n")
-    print(msgspec.json.format(msgspec.json.encode(summed), indent=1).decode())
+    todo = [(symptom, SEED + number) for number in range(args.each) for symptom in classes]
+    found = others_in(args.out, todo)
+    for symptom, seed in todo:
+        print(f"{symptom}, seed {seed}", flush=True)
+        one = take(symptom, seed, args.work)
+        found.append(one)
+        say(one.why_not or f"{one.cause}: {one.promised} of {one.measure}, kept {one.kept}")
+    data = msgspec.json.format(msgspec.json.encode(summary(found)), indent=1)
+    args.out.write_bytes(data + b"\n")
+    print(data.decode())
     return 0
 
 
