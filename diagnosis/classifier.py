@@ -51,6 +51,7 @@ _WINDOW_NS = 30_000_000_000
 # what passes by itself so soon is one of the ups and downs of this server
 _SPELL_NS = 8_000_000_000
 _UNEXPLAINED_NS = 5_000_000_000
+_CLEAR_SHARE = 0.6
 _CHECKED_NS = 10_000_000_000
 
 
@@ -86,6 +87,7 @@ class Diagnoser:
         self._refresh = self._empty = 0
         self._standing: list[Finding] = []
         self._halves: deque[tuple[int, Half]] = deque(maxlen=_REFERENCE_NS // BUCKET_NS + 8)
+        self._suspect: Symptom | None = None
         self._blame: Blame | None = None
         self._held_up = 0.0
         self._diagnosis = Diagnosis((), 0, 0, True)
@@ -188,8 +190,10 @@ class Diagnoser:
         return self._price(self._tally.last_ns)
 
     def _judge(self, end_ns: int) -> None:
-        onset_ns = self._watch.onset_ns
         found, degraded = self._checked(end_ns)
+        if not degraded:
+            self._heed_hunch(end_ns)
+        onset_ns = self._watch.onset_ns
         begin_ns = end_ns - _WINDOW_NS
         self._blame = None
         if onset_ns is None or degraded:
@@ -200,6 +204,18 @@ class Diagnoser:
             found = sorted([*self._settled(charged), *found], key=_is_no_failure)
         self._diagnosis = self._verdict(begin_ns, end_ns, found, degraded)
         self.log.take(end_ns, found)
+
+    def _heed_hunch(self, end_ns: int) -> None:
+        """What is not sure yet is believed once it has been clear twice what it would be."""
+        hunch_ns, before = self._watch.hunch_ns, self._suspect
+        self._suspect = None
+        if self._watch.onset_ns is not None or hunch_ns is None or self._reference is None:
+            return
+        _, charged = self._charge(max(hunch_ns, end_ns - _WINDOW_NS), end_ns, hunch_ns)
+        if charged and charged[0].share >= _CLEAR_SHARE:
+            self._suspect = charged[0].symptom
+            if self._suspect is before:
+                self._watch.believe()
 
     def _settled(self, charged: list[Finding]) -> list[Finding]:
         """What stands while the alarm is on: a finding is not taken back for one quiet moment,

@@ -44,6 +44,8 @@ _MOST_LATE = 6.0
 _LOW = 0.1
 _CALM, _EASED = 6, 2
 _TENANTS = 64
+# so far on the way to a threshold, what has begun may be told if it is clear what it is
+_HUNCH = 0.4
 
 
 class Half(NamedTuple):
@@ -160,6 +162,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.onset_ns: int | None = None
+        self.hunch_ns: int | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -198,35 +201,39 @@ class Watch:
     ) -> None:
         """Half a second that began at `bucket_ns` had so many requests held up, by stage, by
         slow steps and by long prompts, and such times to first token."""
-        onsets: list[int] = []
-        self._level, calm = 0.0, True
         *spreads, slow_spread, prompt_spread = spreads_of(reference)
         *sums, slow_sum, prompt_sum = self._sums
+        calm = True
         for held, spread, one in zip((*requests, sum(requests)), spreads, sums, strict=True):
             one.take(bucket_ns, held / spread - _DRIFT, 2 * _THRESHOLD)
-            self._level = max(self._level, one.value / _THRESHOLD)
             calm = calm and held < _DRIFT * spread
-            if one.value > _THRESHOLD:
-                onsets.append(one.since_ns)
         for much, spread, one, threshold in (
             (slow, slow_spread, slow_sum, _SLOW_THRESHOLD),
             (prompts, prompt_spread, prompt_sum, _PROMPT_THRESHOLD),
         ):
-            calm = calm and much < _DRIFT * spread
             one.take(bucket_ns, min(_MOST_EXACT, much / spread) - _DRIFT, 2 * threshold)
-            self._level = max(self._level, one.value / threshold)
-            if one.value > threshold:
-                onsets.append(one.since_ns)
+            calm = calm and much < _DRIFT * spread
         spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
         for tenant, late in first_logs:
             z = (late - reference.first_log) / spread
             one = self._of_tenant(tenant)
             one.take(bucket_ns, min(z, _MOST_LATE) - _FIRST_DRIFT, 2 * _FIRST_THRESHOLD)
-        for one in self._firsts.values():
-            self._level = max(self._level, one.value / _FIRST_THRESHOLD)
-            if one.value > _FIRST_THRESHOLD:
-                onsets.append(one.since_ns)
-        self._alarm(onsets, calm)
+        self._weigh(calm)
+
+    def _weigh(self, calm: bool) -> None:
+        """How near each sum is to its threshold."""
+        limits = (*[_THRESHOLD] * (len(Stage) + 1), _SLOW_THRESHOLD, _PROMPT_THRESHOLD)
+        sums = [*zip(self._sums, limits, strict=True)]
+        sums += [(one, _FIRST_THRESHOLD) for one in self._firsts.values()]
+        levels = [(one.value / limit, one.since_ns) for one, limit in sums]
+        self._level = max(level for level, _ in levels)
+        hunches = [since_ns for level, since_ns in levels if level > _HUNCH]
+        self.hunch_ns = min(hunches, default=None)
+        self._alarm([since_ns for level, since_ns in levels if level > 1], calm)
+
+    def believe(self) -> None:
+        """The hunch is an alarm from now on."""
+        self.onset_ns = self.hunch_ns
 
     def _of_tenant(self, tenant: str) -> _Sum:
         name = tenant if tenant in self._firsts or len(self._firsts) < _TENANTS else ""

@@ -41,6 +41,26 @@ def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
     assert set(said) == {"healthy"}
 
 
+def test_what_is_clear_is_said_before_it_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner in all, later in none, and still the right thing; what is unclear has to wait."""
+    names = ("prefix_cache_cold", "cpu_starvation", "heavy_sampling", "grammar_cost")
+    twins = [twin(name, TWINS[name][0]) for name in names]
+
+    def detected_ns() -> list[int]:
+        return [
+            next(at_ns for at_ns, said in verdicts(one) if said.findings) - (one.onset_ns or 0)
+            for one in twins
+        ]
+
+    with_hunches = detected_ns()
+    monkeypatch.setattr("diagnosis.classifier._CLEAR_SHARE", 1.01)
+    without = detected_ns()
+
+    assert sum(with_hunches) < sum(without)
+    assert all(soon <= late for soon, late in zip(with_hunches, without, strict=True))
+    assert min(with_hunches) > 0
+
+
 def test_a_finding_carries_its_proof() -> None:
     """Evidence in units, the neighbours that it is not, who suffered, who did it, where to read."""
     one = twin("prefill_interference", "unchunked")

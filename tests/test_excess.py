@@ -70,3 +70,14 @@ def test_after_a_short_look_more_is_taken_for_chance() -> None:
     long, short = spreads_of(usual()), spreads_of(msgspec.structs.replace(usual(), seconds=12.0))
 
     assert short == tuple(2 * spread for spread in long)
+
+
+def test_a_hunch_is_no_alarm_until_it_is_believed() -> None:
+    """Half way to its threshold a sum says since when; believed, that is the onset."""
+    held = (0.0, 2.0, 0.0, 0.0)
+    watch = watched([(CALM, 0.0, 0.0)] * 4 + [(held, 0.0, 0.0)])
+
+    assert (watch.onset_ns, watch.hunch_ns) == (None, 4 * BUCKET_NS)
+    watch.believe()
+    assert watch.onset_ns == 4 * BUCKET_NS
+    assert watched([(CALM, 0.0, 0.0)] * 4).hunch_ns is None
