@@ -51,7 +51,7 @@ _WINDOW_NS = 30_000_000_000
 # what passes by itself so soon is one of the ups and downs of this server
 _SPELL_NS = 8_000_000_000
 _UNEXPLAINED_NS = 5_000_000_000
-_CLEAR_SHARE = 0.6
+_CLEAR_SHARE = 0.75
 _CHECKED_NS = 10_000_000_000
 
 

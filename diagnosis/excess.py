@@ -45,7 +45,7 @@ _LOW = 0.1
 _CALM, _EASED = 6, 2
 _TENANTS = 64
 # so far on the way to a threshold, what has begun may be told if it is clear what it is
-_HUNCH = 0.4
+_HUNCH = 0.6
 
 
 class Half(NamedTuple):
