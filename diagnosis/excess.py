@@ -162,10 +162,10 @@ class Watch:
 
     def __init__(self) -> None:
         self.onset_ns: int | None = None
-        self.hunch_ns: int | None = None
         self._begin()
 
     def _begin(self) -> None:
+        self.hunch_ns: int | None = None
         self._sums = [_Sum() for _ in range(len(Stage) + 3)]
         self._firsts: dict[str, _Sum] = {}
         self._calm = 0
