@@ -51,6 +51,7 @@ _WINDOW_NS = 30_000_000_000
 # what passes by itself so soon is one of the ups and downs of this server
 _SPELL_NS = 8_000_000_000
 _UNEXPLAINED_NS = 5_000_000_000
+# of the harm, by one cause: then it is clear what a hunch is about
 _CLEAR_SHARE = 0.75
 _CHECKED_NS = 10_000_000_000
 

@@ -131,7 +131,7 @@ class _Judge:
         moved: dict[str, tuple[float, float]],
     ) -> None:
         self._question = question
-        self._as_was = _finished(as_was)
+        self._as_was = as_was
         self._moved = moved
 
     def gain(self, cause: Cause, edit: Edit) -> Gain | None:
@@ -187,18 +187,28 @@ class _Judge:
         return (was[symptom] - now[symptom]) / was[symptom]
 
     def _spared(self, edit: Edit) -> tuple[Values, Values, int] | None:
-        """Symptoms without and with the edit, of requests that finish in both: one that is taken
-        away, or ended, is spared nothing."""
+        """Symptoms without and with the edit, and of how many requests; None for too few."""
         question = self._question
         facts = replay_modelled(question.run, question.cost, edit.change(question))
-        changed = _finished(timelines_of(facts))
-        both = changed.keys() & self._as_was.keys()
-        was = [self._as_was[request_id] for request_id in sorted(both)]
-        now = [changed[request_id] for request_id in sorted(both)]
+        was, now = finished_in_both(self._as_was, timelines_of(facts))
         count = len(_in(was, question.window))
         if count < _LEAST_REQUESTS:
             return None
         return symptoms(was, question.window), symptoms(now, question.window), count
+
+
+def finished_in_both(
+    was: Iterable[RequestTimeline], now: Iterable[RequestTimeline]
+) -> tuple[list[RequestTimeline], list[RequestTimeline]]:
+    """The same requests of two lives: one that is taken away in either, or ended, is spared
+    nothing."""
+    found = [
+        {t.accepted.request_id: t for t in life if t.outcome is Outcome.FINISHED}
+        for life in (was, now)
+    ]
+    both = sorted(found[0].keys() & found[1].keys())
+    one, other = ([life[request_id] for request_id in both] for life in found)
+    return one, other
 
 
 def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
@@ -218,10 +228,6 @@ def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
     if worst and tpot:
         values |= {"worst_gap_mean": fmean(worst), "tpot_mean": fmean(tpot)}
     return {name: value / 1e6 for name, value in values.items()}
-
-
-def _finished(timelines: Iterable[RequestTimeline]) -> dict[str, RequestTimeline]:
-    return {t.accepted.request_id: t for t in timelines if t.outcome is Outcome.FINISHED}
 
 
 def _in(timelines: Iterable[RequestTimeline], span: Span) -> list[RequestTimeline]:

@@ -22,7 +22,7 @@ from benchmarks.diagnosis.score import (
 from service.drill.client import Sent
 from service.drill.conditions import Conditions
 from service.drill.labels import Label
-from service.drill.result import EpisodeResult, first_harmed_ns, limits_of
+from service.drill.result import EpisodeResult, first_harmed_ns, limits_of, usual_of
 from service.drill.spec import Phases
 from service.drill.truth import objections_of
 from service.drill.watch import Look, Turn, timeline
@@ -62,8 +62,9 @@ USUAL = [
 def test_who_is_harmed_is_measured_by_the_reference() -> None:
     """Half above what its requests had, for something that came after the onset; a longer answer
     is no harm."""
-    limits = limits_of(USUAL)
     onset_ns = 1000 * MS
+    slow_start = sent(8, -700, 5000, 9000, *[500] * 8)
+    limits = limits_of(usual_of([slow_start, *USUAL, sent(9, 1000, 9000, 9999)], onset_ns, 1.0))
 
     assert limits is not None
     assert (limits.ttft_ns, limits.gap_ns) == (15 * MS, 30 * MS)

@@ -22,7 +22,7 @@ from benchmarks.diagnosis.records import folder_of, read_clients
 from diagnosis.classifier import Diagnoser
 from diagnosis.offline import baseline_of
 from diagnosis.reference import BaselineError, Reference
-from service.drill.result import EpisodeResult, first_harmed_ns, limits_of
+from service.drill.result import EpisodeResult, first_harmed_ns, limits_of, usual_of
 from service.drill.watch import EVERY_S, Look, Turn, timeline
 from telemetry.journal_reader import open_journal
 from telemetry.records import fact_ns
@@ -67,10 +67,7 @@ def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
         return None
     on_ns = episode.begin_ns + int(episode.on_s * 1e9)
     log = read_clients(folder)
-    before = [one for one in log if one.due_ns < on_ns]
-    last_ns = max((one.due_ns for one in before), default=0)
-    since_ns = last_ns - int(episode.phases.reference_s * 1e9)
-    limits = limits_of(one for one in before if one.due_ns > since_ns)
+    limits = limits_of(usual_of(log, on_ns, episode.phases.reference_s))
     if limits is None:
         return None
     harmed_ns = first_harmed_ns(log, limits, on_ns)

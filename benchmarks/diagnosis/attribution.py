@@ -26,7 +26,7 @@ import msgspec
 from benchmarks.diagnosis.episodes import CLEAN, RESULTS, Kept, read_kept, work_folder
 from benchmarks.diagnosis.records import folder_of, read_clients
 from benchmarks.diagnosis.score import judge
-from benchmarks.diagnosis.weighing import Lives, Pair, of, summary, weigh
+from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, weigh
 from benchmarks.machine import machine
 from diagnosis.counterfactual import Values, symptoms, timelines_of
 from diagnosis.question import Question, Span
@@ -38,7 +38,6 @@ from telemetry.journal_reader import open_journal
 from telemetry.phases import RequestTimeline
 
 OUT = RESULTS.parent / "attribution.json"
-_LEAST_INNOCENT = 5
 
 
 def phase_span(kept: Kept, begin_s: float, end_s: float) -> Span:
@@ -51,13 +50,11 @@ def served(folder: Path) -> list[RequestTimeline]:
     return timelines_of(open_journal(folder / "journal").facts())
 
 
-def sufferers(kept: Kept, folder: Path) -> frozenset[str]:
-    """Those that are nobody's fault, or all where hardly any came during the fault."""
+def sufferers_of(kept: Kept, folder: Path) -> frozenset[str]:
     window = _fault(kept)
-    log = read_clients(folder)
-    innocent = [one for one in log if not one.is_culprit]
-    enough = sum(window.has(one.due_ns) for one in innocent) >= _LEAST_INNOCENT
-    return frozenset(one.request_id for one in (innocent if enough else log))
+    came = [one for one in read_clients(folder) if window.has(one.due_ns)]
+    innocent = [one.request_id for one in came if not one.is_culprit]
+    return sufferers(innocent, [one.request_id for one in came])
 
 
 def _fault(kept: Kept) -> Span:
@@ -86,7 +83,7 @@ def compare(faulty: Kept, clean: Kept, folder: Path | None, twin_folder: Path | 
     except NotReplayable as error:
         return Pair(name=name, named=named, why_not=str(error))
     met = lives(faulty, clean, folder, twin_folder)
-    return weigh(name, named, question, sufferers(faulty, folder), met)
+    return weigh(name, named, question, sufferers_of(faulty, folder), met)
 
 
 def lives(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> Lives:
@@ -100,7 +97,7 @@ def lives(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> Lives:
 
     reference = phases.reference_at_s, phases.fault_at_s
     return Lives(
-        faulty=symptoms(of(sufferers(faulty, folder), was), _fault(faulty)),
+        faulty=symptoms(of(sufferers_of(faulty, folder), was), _fault(faulty)),
         clean=of_twin(episode.on_s or 0.0, episode.off_s or 0.0),
         faulty_before=symptoms(was, phase_span(faulty, *reference)),
         clean_before=of_twin(*reference),

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.diagnosis.promise import Promise
-from diagnosis.counterfactual import Values, explain, symptoms, timelines_of
+from diagnosis.counterfactual import (
+    Values,
+    explain,
+    finished_in_both,
+    symptoms,
+    timelines_of,
+)
 from diagnosis.interventions import Cause, Edit, interventions
 from diagnosis.question import Question
 from diagnosis.root import ACTIONS
 from diagnosis.symptoms import Symptom
 from service.sim.replay_modelled import replay_modelled
 from telemetry.phases import RequestTimeline
-from telemetry.reasons import Outcome
 
 _FLOORS = 3.0
+_LEAST_INNOCENT = 5
 
 
 class Lives(NamedTuple):
@@ -88,13 +94,14 @@ def _replayed(question: Question, cause: Cause, mine: frozenset[str]) -> tuple[V
         facts = replay_modelled(question.run, question.cost, edit.change(question))
         return of(mine, timelines_of(facts))
 
-    was, now = lived(Edit()), lived(interventions(question)[cause])
-    both = finished(was) & finished(now)
-    return symptoms(of(both, was), question.window), symptoms(of(both, now), question.window)
+    was, now = finished_in_both(lived(Edit()), lived(interventions(question)[cause]))
+    return symptoms(was, question.window), symptoms(now, question.window)
 
 
-def finished(timelines: Iterable[RequestTimeline]) -> frozenset[str]:
-    return frozenset(t.accepted.request_id for t in timelines if t.outcome is Outcome.FINISHED)
+def sufferers(innocent: Collection[str], all_of_them: Collection[str]) -> frozenset[str]:
+    """Of the requests that came during a fault those that are nobody's fault, or all where hardly
+    any of these came."""
+    return frozenset(innocent if len(innocent) >= _LEAST_INNOCENT else all_of_them)
 
 
 def of(ids: frozenset[str], timelines: Iterable[RequestTimeline]) -> list[RequestTimeline]:

@@ -163,6 +163,13 @@ def limits_of(usual: Iterable[Sent]) -> Limits | None:
     return Limits(ttft_ns, tpot_ns, gap_ns)
 
 
+def usual_of(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
+    """The reference's requests: those due in so many seconds up to the last one before a time."""
+    before = [one for one in log if one.due_ns < until_ns]
+    last_ns = max((one.due_ns for one in before), default=0)
+    return [one for one in before if one.due_ns > last_ns - int(seconds * 1e9)]
+
+
 def first_harmed_ns(log: Sequence[Sent], limits: Limits, on_ns: int) -> int | None:
     """When the first request that is late was due, at the earliest the onset. Those whose own
     doing it is count where nobody else is harmed, as by readers who wait for themselves."""

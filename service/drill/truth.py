@@ -17,6 +17,7 @@ from service.drill.result import (
     first_harmed_ns,
     limits_of,
     seen_by_phase,
+    usual_of,
 )
 from service.drill.spec import Phase, Phases
 from service.drill.traffic import TENANTS, Scene
@@ -79,10 +80,11 @@ def result_of(
     flags: tuple[str, ...],
 ) -> EpisodeResult:
     begin_ns = taken.logs[-1][0] if taken.logs else taken.on_ns or 0
-    limits = _limits(taken, scene.phases)
     harmed_ns = None
-    if limits is not None and label.on_ns is not None:
-        harmed_ns = first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
+    if label.on_ns is not None:
+        limits = _limits(taken, scene.phases, label.on_ns)
+        if limits is not None:
+            harmed_ns = first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
     objections = objections_of(taken.conditions, mechanism.is_fault)
 
     def at_s(at_ns: int | None) -> float | None:
@@ -135,19 +137,16 @@ def objections_of(conditions: Mapping[str, Conditions], is_fault: bool) -> list[
     return found
 
 
-def _limits(taken: Taken, phases: Phases) -> Limits | None:
+def _limits(taken: Taken, phases: Phases, on_ns: int) -> Limits | None:
     """By the first server, which the reference is of."""
     if not taken.logs:
         return None
-    begin_ns, log = taken.logs[0]
-    return limits_of(
-        one for one in log if phases.of((one.due_ns - begin_ns) / 1e9) is Phase.REFERENCE
-    )
+    return limits_of(usual_of(taken.logs[0][1], on_ns, phases.reference_s))
 
 
 def _victims(taken: Taken, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
     """Requests of the fault's time that are nobody's fault, and late."""
-    limits = _limits(taken, phases)
+    limits = _limits(taken, phases, on_ns)
     if limits is None:
         return []
     return [

@@ -156,7 +156,7 @@ def _turns_of(run: RecordedRun) -> list[_Turn]:
         gap_ns = None
         if following is not None and step.running and following.begin_ns > step.committed_ns:
             gap_ns = following.begin_ns - step.committed_ns
-        mask_ns = min(step.mask_ns, span_ns // 2)
+        mask_ns = min(step.mask_ns, span_ns // 2)  # where steps overlap it may be of the other's
         found.append(_Turn(begin_ns, load_of_step(step), span_ns, mask_ns, gap_ns))
     return found
 
