@@ -166,9 +166,20 @@ class CacheFlushed(_Fact, frozen=True):
     blocks: int
 
 
+class BlocksFilled(_Fact, frozen=True):
+    """More of a sequence's text is in the cache: `blocks` names its full blocks from block
+    `first_block` on, as `SequenceQueued` names those of its prompt."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    first_block: int
+    blocks: tuple[int, ...]
+
+
 class SequenceEnded(_Fact, frozen=True):
-    """The terminal fact of a sequence inside the engine; its blocks are free. `blocks` names
-    the full blocks of its text after those of `SequenceQueued`, as far as they were cached."""
+    """The terminal fact of a sequence inside the engine; its blocks are free. `blocks` is of
+    older records, without `BlocksFilled`: the names of its full blocks after its prompt's."""
 
     seq_id: int
     at_ns: int

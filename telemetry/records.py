@@ -14,6 +14,7 @@ sequences, tied together by `SequenceSubmitted`.
 from __future__ import annotations
 
 from telemetry.engine_records import (
+    BlocksFilled,
     CacheFlushed,
     EngineIdled,
     EngineStarted,
@@ -172,6 +173,7 @@ Fact = (
     | StallDetected
     | RecordingSet
     | ExportFailed
+    | BlocksFilled
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
@@ -16,6 +18,7 @@ from diagnosis.reference import BaselineError, read_baseline, save_baseline
 from diagnosis.rules import RULES
 from diagnosis.symptoms import LATENCY, Symptom
 from service.sim.twins.registry import TWINS
+from service.sim.twins.twin import Twin
 from telemetry.clock import MonotonicClock
 from telemetry.journal import write_journal
 from telemetry.journal_reader import open_journal
@@ -41,24 +44,41 @@ def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
     assert set(said) == {"healthy"}
 
 
+def first_said_ns(one: Twin) -> int:
+    """How long after its onset the fault was first said."""
+    said_ns = next(at_ns for at_ns, said in verdicts(one) if said.findings)
+    return said_ns - (one.onset_ns or 0)
+
+
 def test_what_is_clear_is_said_before_it_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sooner in all, later in none, and still the right thing; what is unclear has to wait."""
     names = ("prefix_cache_cold", "cpu_starvation", "heavy_sampling", "grammar_cost")
     twins = [twin(name, TWINS[name][0]) for name in names]
 
-    def detected_ns() -> list[int]:
-        return [
-            next(at_ns for at_ns, said in verdicts(one) if said.findings) - (one.onset_ns or 0)
-            for one in twins
-        ]
-
-    with_hunches = detected_ns()
+    with_hunches = [first_said_ns(one) for one in twins]
     monkeypatch.setattr("diagnosis.classifier._CLEAR_SHARE", 1.01)
-    without = detected_ns()
+    without = [first_said_ns(one) for one in twins]
 
     assert sum(with_hunches) < sum(without)
     assert all(soon <= late for soon, late in zip(with_hunches, without, strict=True))
     assert min(with_hunches) > 0
+
+
+def test_what_is_clear_once_and_not_again_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = twin("cpu_starvation", TWINS["cpu_starvation"][0])
+    charge, looks = Diagnoser._charge, count()
+
+    def every_other(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
+        charged, found = charge(self, begin_ns, end_ns, onset_ns)
+        is_hunch = self._watch.onset_ns is None
+        return charged, [] if is_hunch and next(looks) % 2 else found
+
+    soon = first_said_ns(one)
+    monkeypatch.setattr(Diagnoser, "_charge", every_other)
+    wavering = first_said_ns(one)
+    monkeypatch.setattr("diagnosis.classifier._CLEAR_SHARE", 1.01)
+
+    assert soon < wavering == first_said_ns(one)
 
 
 def test_a_finding_carries_its_proof() -> None:

@@ -10,8 +10,16 @@ from random import Random
 
 import pytest
 from ledger_world import gateway_facts
+from msgspec.structs import replace
 
-from diagnosis.counterfactual import NOISE_BAND, Explanation, _shapley, explain
+from diagnosis.counterfactual import (
+    NOISE_BAND,
+    Explanation,
+    _shapley,
+    explain,
+    finished_in_both,
+    timelines_of,
+)
 from diagnosis.interventions import Cause, Edit, interventions
 from diagnosis.question import Question, Span
 from diagnosis.root import REMEDIES
@@ -25,7 +33,8 @@ from service.sim.workload import Arrival
 from service.sim.world import World
 from telemetry.clock import MonotonicClock
 from telemetry.journal import write_journal
-from telemetry.records import Fact, fact_ns
+from telemetry.reasons import EndReason
+from telemetry.records import Fact, RequestEnded, fact_ns
 
 SECOND = 1_000_000_000
 REFERENCE = Span(1 * SECOND, 11 * SECOND)
@@ -202,6 +211,21 @@ def test_answers_are_put_back_to_what_they_would_have_been() -> None:
 def test_lengths_that_vary_as_before_are_left_alone() -> None:
     assert Cause.OUTPUTS not in interventions(Twin().question(3))
     assert Cause.PROMPTS not in interventions(Twin().question(3))
+
+
+def test_only_who_finishes_either_way_is_compared() -> None:
+    """Who is ended before its time is spared nothing by that."""
+    was = TWINS["overload"][0].facts(7)
+    ended = [f for f in was if isinstance(f, RequestEnded) and f.reason is not EndReason.INVALID]
+    gone, cancelled = ended[0], ended[1]
+    cut = replace(cancelled, reason=EndReason.DISCONNECT)
+    now = [cut if fact is cancelled else fact for fact in was if fact is not gone]
+
+    for lives in ((was, now), (now, was)):
+        one, other = finished_in_both(*map(timelines_of, lives))
+        names = [[timeline.accepted.request_id for timeline in life] for life in (one, other)]
+        assert names[0] == names[1]
+        assert set(names[0]) == {fact.request_id for fact in ended[2:]}
 
 
 def test_edits_add_up() -> None:

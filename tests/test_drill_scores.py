@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from served import facts_of, served, started
 
-from benchmarks.diagnosis.records import folder_of, pack
+from benchmarks.diagnosis.records import _without_owner, folder_of, pack
 from benchmarks.diagnosis.score import (
     alarms,
     cleared_s,
@@ -232,8 +232,13 @@ def test_a_record_is_packed_and_found_again_where_the_work_folder_is_gone(tmp_pa
     assert list(open_journal(found / "journal").facts()) == [named, *facts[1:]]
     assert folder_of("one", tmp_path / "work", records) == folder
     assert folder_of("two", tmp_path / "work", records) is None
+    stranger = tarfile.TarInfo("journal")
+    stranger.uid = stranger.gid = 1234
+    stranger.uname = stranger.gname = "somebody"
+    nobody = _without_owner(stranger)
+    assert (nobody.uid, nobody.gid, nobody.uname, nobody.gname) == (0, 0, "", "")
     with tarfile.open(records / "one.tar.xz") as archive:
-        assert {(entry.uid, entry.uname) for entry in archive} == {(0, "")}
+        assert {(entry.uid, entry.gid, entry.uname) for entry in archive} == {(0, 0, "")}
 
 
 def test_an_episode_without_a_journal_leaves_no_record(tmp_path: Path) -> None:

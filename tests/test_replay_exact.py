@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from msgspec.structs import replace
 
 from service.engine.inbox import Cancel
 from service.engine.limits_record import limits_of, record_of
+from service.sim import sim_executor
 from service.sim.recorded import END_TOKEN, NotReplayable, read_runs
 from service.sim.replay_exact import Identity, replay_exactly
-from service.sim.scenarios import SCENARIOS, build_scenario
-from service.sim.world import World
+from service.sim.scenarios import SCENARIOS, build_scenario, small_limits
+from service.sim.workload import Arrival, prefixes
+from service.sim.world import Scenario, World
 from telemetry.clock import MonotonicClock
 from telemetry.engine_records import (
+    BlocksFilled,
     EngineStarted,
     RecordingSet,
     SequenceAdmitted,
@@ -64,8 +68,29 @@ def test_a_journal_that_was_written_and_read_replays_as_well(tmp_path: Path) -> 
     (identity,) = [replay_exactly(run) for run in read_runs(read_journal(path))]
     assert identity.holds
     assert identity.decisions == sum(
-        not isinstance(fact, EngineStarted) and hasattr(fact, "step_id") for fact in facts
+        not isinstance(fact, EngineStarted | BlocksFilled) and hasattr(fact, "step_id")
+        for fact in facts
     )
+
+
+def test_a_record_replays_wherever_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though equal prompts get equal texts, so that a sequence fills blocks that another has
+    filled, before either has ended; some are preempted, too."""
+    monkeypatch.setattr(sim_executor, "sim_token", lambda seq_id, place, vocab: place % vocab)
+    prompts = prefixes(Random(5), 2, 8)
+    arrivals = [Arrival(at_ns=i * 10**7, prompt=prompts[i % 2], max_tokens=24) for i in range(8)]
+    scenario = Scenario(
+        name="twins",
+        seed=0,
+        limits=small_limits(blocks_total=24, max_seqs=4),
+        arrivals=tuple(arrivals),
+    )
+    facts = list(World(scenario).run().facts)
+    cuts = [i for i, fact in enumerate(facts) if isinstance(fact, StepRecorded)]
+    assert any(fact.preempted for fact in facts if isinstance(fact, StepRecorded))
+    for cut in [*cuts[1:], len(facts)]:
+        for identity in identities(facts[:cut]):
+            assert identity.difference is None, f"of {cut} facts: {identity.difference}"
 
 
 def without(kind: type[Fact]) -> Callable[[list[Fact]], list[Fact]]:

@@ -22,6 +22,7 @@ from service.engine.prefix import Match, PrefixCache
 from service.engine.queue import WaitingQueue
 from service.engine.request import Request, Status
 from telemetry.engine_records import (
+    BlocksFilled,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -165,6 +166,7 @@ class Residents:
         for index in range(request.cached_blocks, blocks):
             digest, block = request.digests[index], request.blocks[index]
             self.prefix.register(digest, block, request.submit.tenant)
+        self._tell_filled(request, blocks)
         request.cached_blocks = blocks
 
     # What is to be told
@@ -173,7 +175,6 @@ class Residents:
         self, request: Request, reason: EndReason, emit: bool = True, detail: str | None = None
     ) -> None:
         """The one terminal fact, and the word to whoever waits for the sequence."""
-        submit = request.submit
         self.tell(
             partial(
                 SequenceEnded,
@@ -182,7 +183,6 @@ class Residents:
                 reason=reason,
                 output_tokens=len(request.outputs),
                 preemptions=request.preemptions,
-                blocks=self._names.of(request.digests[self._full_blocks(submit) :]),
             )
         )
         if emit:
@@ -233,9 +233,20 @@ class Residents:
             "constrained": submit.grammar is not None,
         }
 
-    def _full_blocks(self, submit: Submit) -> int:
-        """Blocks that the prompt alone fills."""
-        return len(submit.prompt) // self._limits.block_tokens
+    def _tell_filled(self, request: Request, blocks: int) -> None:
+        """Names of what is newly cached; those that the prompt alone fills are told already."""
+        in_prompt = len(request.submit.prompt) // self._limits.block_tokens
+        first = max(request.cached_blocks, in_prompt)
+        if first < blocks:
+            self.tell(
+                partial(
+                    BlocksFilled,
+                    seq_id=request.seq_id,
+                    step_id=self.next_step_id,
+                    first_block=first,
+                    blocks=self._names.of(request.digests[first:blocks]),
+                )
+            )
 
     def _prompt_blocks(self, request: Request) -> tuple[int, ...] | None:
         if not request.cacheable:

@@ -26,6 +26,7 @@ from service.engine.inbox import (
 from service.engine.limits_record import limits_of
 from service.engine.plan import Grammar, GrammarKind, SamplingParams
 from telemetry.engine_records import (
+    BlocksFilled,
     CacheFlushed,
     EngineStarted,
     GrammarCompiled,
@@ -193,6 +194,8 @@ class _Reader:
             case SequenceRefused():
                 run.sequences[fact.seq_id] = RecordedSequence(fact)
                 self._commands.append((fact.at_ns, fact))
+            case BlocksFilled():
+                self._filled(fact.seq_id, fact.first_block, fact.blocks)
             case SequenceEnded():
                 self._ended(fact)
             case CacheFlushed() if self._is_of_failure(fact):
@@ -231,12 +234,19 @@ class _Reader:
         run.turns = sorted(turns.values(), key=lambda turn: turn.at_ns)
         return run
 
+    def _filled(self, seq_id: int, first: int, names: tuple[int, ...]) -> None:
+        """Blocks that are computed again after a preemption are told again; those of which
+        the beginning was dropped have no place."""
+        sequence = self._run.sequences.get(seq_id)
+        if sequence is not None and first <= len(sequence.block_names):
+            sequence.block_names[first : first + len(names)] = names
+
     def _ended(self, fact: SequenceEnded) -> None:
         sequence = self._run.sequences.get(fact.seq_id)
         if sequence is None:
             return
         sequence.end = fact
-        sequence.block_names += fact.blocks
+        self._filled(fact.seq_id, len(sequence.block_names), fact.blocks)
         refused = isinstance(sequence.entry, SequenceRefused)
         if not refused and fact.reason not in _BY_ITSELF:
             self._commands.append((fact.at_ns, Cancel(fact.seq_id, fact.reason)))
