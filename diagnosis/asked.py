@@ -56,10 +56,11 @@ def asked(window: Window, reference: Reference) -> Asked:
     lasting = tenant is None
     more = _surplus(window, reference, _requests, reference.requests_per_s, lasting=lasting)
     choices = 0.0
-    if counts.choices > _GROWN_CHOICES * reference.choices:
+    if _are_more(counts.choices_asked, reference.choices, reference.choices_spread, _GROWN_CHOICES):
         choices = (counts.choices - reference.choices) * counts.requests
     longer = 0.0
-    if _are_longer(counts.output_lengths, reference.output_tokens, reference.output_spread):
+    lengths = counts.output_lengths
+    if _are_more(lengths, reference.output_tokens, reference.output_spread, _GROWN_LENGTH):
         longer = counts.requests * (counts.output_tokens - reference.output_tokens)
     demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
     facts |= {
@@ -109,7 +110,7 @@ def _longer_prompts(counts: Counts, reference: Reference) -> float:
     """Prompt tokens beyond the usual: of all, if they are longer on average, else of those few
     that are longer than any was, which many short ones may hide."""
     lengths, usual = counts.prompt_lengths, reference.prompt_tokens
-    if _are_longer(lengths, usual, reference.prompt_spread):
+    if _are_more(lengths, usual, reference.prompt_spread, _GROWN_LENGTH):
         return len(lengths) * (counts.prompt_tokens - usual)
     limit = _GROWN_LENGTH * reference.longest_prompt
     longest = [length for length in lengths if length > limit]
@@ -152,12 +153,12 @@ def _is_more(count: float, expected: float, dispersion: float, sigmas: float) ->
     return count > _GROWN_DEMAND * expected and count - expected > by_chance
 
 
-def _are_longer(lengths: list[int], usual: float, spread: float) -> bool:
-    """By much, and by more than so many vary."""
-    if not lengths:
+def _are_more(values: list[int], usual: float, spread: float, times: float) -> bool:
+    """On average, by so many times, and by more than so many vary."""
+    if not values:
         return False
-    mean = sum(lengths) / len(lengths)
-    return mean > _GROWN_LENGTH * usual and mean - usual > _SIGMAS * spread / len(lengths) ** 0.5
+    mean = sum(values) / len(values)
+    return mean > times * usual and mean - usual > _SIGMAS * spread / len(values) ** 0.5
 
 
 def _requests(counts: Counts) -> int:

@@ -28,8 +28,9 @@ S = Symptom
 _OWN_REASONS = {
     WaitReason.GRAMMAR: S.GRAMMAR_COST,
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
-    WaitReason.PREEMPTED: S.KV_THRASH,
 }
+# of the prompt tokens that are computed; below that a cache is too small, and does not thrash
+_COMPUTED_AGAIN = 0.25
 # of the engine's time, beyond the usual; less makes no queue
 _LEAST_TAKEN = 0.03
 
@@ -121,8 +122,8 @@ def _in_decode(found: Blame, window: Window) -> Charges:
     parts = Charges()
     for reason, spent_ns in window.counts.skipped_ns.items():
         cause = _OWN_REASONS.get(reason)
-        if cause is None and reason is WaitReason.KV:
-            cause = S.KV_THRASH  # it ran, and wants one more block
+        if reason in (WaitReason.KV, WaitReason.PREEMPTED):  # it ran, and wants one more block
+            cause = _lost_blocks(window)
         if cause is not None:
             parts[cause] += spent_ns
     if found.engine is not None:
@@ -155,6 +156,8 @@ def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
         found.facts[f"wait_{reason.value}"] = spent_ns / 1e6
         if cause is not None:
             parts[cause] += spent_ns
+        elif reason is WaitReason.PREEMPTED:
+            parts[_lost_blocks(window)] += spent_ns
         elif reason is WaitReason.KV:
             for symptom, share in _block_holders(found, window, reference).items():
                 parts[symptom] += share * spent_ns
@@ -164,6 +167,18 @@ def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
                 parts[symptom] += share * spent_ns
     total_ns = sum(window.counts.waited_ns.values())
     return Charges({symptom: ns / total_ns for symptom, ns in parts.items()})
+
+
+def _lost_blocks(window: Window) -> Symptom:
+    """What it is called that running requests wait for blocks."""
+    again = _computed_again(window) >= _COMPUTED_AGAIN
+    return S.KV_THRASH if again else S.KV_EXHAUSTION
+
+
+def _computed_again(window: Window) -> float:
+    """Of the prompt tokens that were computed, those that had been before."""
+    computed = float(window.steps.prompt_tokens.sum())
+    return float(window.steps.recompute_tokens.sum()) / computed if computed else 0.0
 
 
 def _queue_makers(found: Blame) -> Charges:
@@ -197,11 +212,9 @@ def _block_holders(found: Blame, window: Window, reference: Reference) -> Charge
     steps, waited = window.steps, window.counts.waited_ns
     rows = float(steps.rows.sum())
     gone = float(steps.zombie_rows.sum()) / rows if rows else 0.0
-    computed = float(steps.prompt_tokens.sum())
-    again = float(steps.recompute_tokens.sum()) / computed if computed else 0.0
-    found.facts["recompute_share"] = again
+    found.facts["recompute_share"] = _computed_again(window)
     thrashes = waited[WaitReason.PREEMPTED] > waited[WaitReason.KV]
-    cause = S.KV_THRASH if thrashes else S.KV_EXHAUSTION
+    cause = _lost_blocks(window) if thrashes else S.KV_EXHAUSTION
     parts = Charges({S.CANCELLATION_LEAK: gone, cause: 1 - gone})
     engine = found.engine
     if engine is not None and engine.demand_share > 0:

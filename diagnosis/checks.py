@@ -13,6 +13,8 @@ from telemetry.reasons import EndReason
 _LEAST_INVALID = 3
 _INVALID_SHARE = 0.2
 _LEAST_FAILED = 1
+# an abort takes a step or two; so many sequences that had so many rows were not aborted
+_LEAST_LEAKED, _LEAST_ROWS = 2, 8
 _MEMORY_WORDS = ("memory", "alloc")
 
 Check = Callable[[Counts, Tally], Finding | None]
@@ -34,6 +36,20 @@ def invalid_output(counts: Counts, tally: Tally) -> Finding | None:
             Evidence("cut", counts.cut, "sequences"),
             Evidence("constrained", ended, "requests"),
         ),
+    )
+
+
+def leaked(counts: Counts, tally: Tally) -> Finding | None:
+    """Sequences that go on although their clients have gone, whether or not anybody is late for
+    it yet."""
+    rows = [number for number in counts.gone_rows.values() if number >= _LEAST_ROWS]
+    if len(rows) < _LEAST_LEAKED:
+        return None
+    return _finding(
+        Symptom.CANCELLATION_LEAK,
+        f"{len(rows)} sequences had {sum(rows)} rows after their clients had gone",
+        0.95,
+        (Evidence("leaked", len(rows), "sequences"), Evidence("zombie_rows", sum(rows), "rows")),
     )
 
 
@@ -96,7 +112,13 @@ def is_whole(counts: Counts, tally: Tally) -> bool:
     return tally.recording and not counts.steps_missing
 
 
-CHECKS: tuple[Check, ...] = (telemetry_degraded, load_failure, out_of_memory, invalid_output)
+CHECKS: tuple[Check, ...] = (
+    telemetry_degraded,
+    load_failure,
+    out_of_memory,
+    invalid_output,
+    leaked,
+)
 
 
 def _finding(

@@ -44,6 +44,7 @@ _BEHIND_NS = 2_000_000_000  # what is happening now is not yet usual
 _REFRESH_TICKS = 6
 _STEADY_TICKS = 40
 _EMPTY_TICKS = 8
+_EASED_SHARE = 0.5  # of the most that were held up at once since the alarm
 _STEADY_RATIO = 1.3
 _LONG = 1.5
 _LEAST_FIRST_TOKENS = 8
@@ -90,7 +91,7 @@ class Diagnoser:
         self._halves: deque[tuple[int, Half]] = deque(maxlen=_REFERENCE_NS // BUCKET_NS + 8)
         self._suspect: Symptom | None = None
         self._blame: Blame | None = None
-        self._held_up = 0.0
+        self._held_up = self._peak = 0.0
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
 
@@ -198,11 +199,11 @@ class Diagnoser:
         begin_ns = end_ns - _WINDOW_NS
         self._blame = None
         if onset_ns is None or degraded:
-            self._standing = []
+            self._standing, self._peak = [], 0.0
         else:
             begin_ns = max(onset_ns, begin_ns)
             self._blame, charged = self._charge(begin_ns, end_ns, onset_ns)
-            found = sorted([*self._settled(charged), *found], key=_is_no_failure)
+            found = _together(self._settled(charged), found)
         self._diagnosis = self._verdict(begin_ns, end_ns, found, degraded)
         self.log.take(end_ns, found)
 
@@ -221,15 +222,16 @@ class Diagnoser:
     def _settled(self, charged: list[Finding]) -> list[Finding]:
         """What stands while the alarm is on: a finding is not taken back for one quiet moment,
         nor made when what it explains has passed.
-        An alarm for which nothing can be found was one of the ups and downs; if it goes on, it
-        will ring again."""
+        An alarm for which nothing can be found and that eases was one of the ups and downs; if
+        it comes back, it will ring again."""
+        self._peak = max(self._peak, self._held_up)
         if charged and (self._standing or not self._watch.has_eased):
             self._empty, self._standing = 0, charged
             return charged
         self._empty += 1
-        if self._empty >= _EMPTY_TICKS:
+        if self._empty >= _EMPTY_TICKS and self._held_up < _EASED_SHARE * self._peak:
             self._watch.reset()
-            self._empty, self._standing = 0, []
+            self._empty, self._standing, self._peak = 0, [], 0.0
         return self._standing
 
     def _charge(self, begin_ns: int, end_ns: int, onset_ns: int) -> tuple[Blame, list[Finding]]:
@@ -287,6 +289,13 @@ class Diagnoser:
             reference=known if self._reference is not None else "slo",
             held_up=round(self._held_up, 3),
         )
+
+
+def _together(charged: list[Finding], counted: list[Finding]) -> list[Finding]:
+    """Failures first, then what makes requests late, then what does not yet."""
+    named = {finding.symptom for finding in charged}
+    rest = [finding for finding in counted if finding.symptom not in named]
+    return sorted([*charged, *rest], key=_is_no_failure)
 
 
 def _is_no_failure(finding: Finding) -> bool:

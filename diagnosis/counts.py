@@ -30,13 +30,13 @@ class Counts:
     once. `first_logs` are tenants and natural logarithms of their times to first token in ns.
 
     Of the queue everybody waits for what binds its head (`waited_ns`), running ones that got no
-    row for their own reason (`skipped_ns`). `cut` of the `constrained` sequences that ended did so
-    for their length. Engine and gateway times, and what follows, are sums of samples.
+    row for their own reason (`skipped_ns`). `gone_rows` are rows by sequence whose client had
+    left. `cut` of the `constrained` sequences that ended did so for their length. Engine and
+    gateway times, and what follows, are sums of samples.
     """
 
     accepted: int = 0
     requests: int = 0
-    asked_choices: int = 0
     first_tokens: int = 0
     later_tokens: float = 0.0
     delivered: int = 0
@@ -70,10 +70,12 @@ class Counts:
     skipped_ns: Counter[WaitReason] = field(default_factory=Counter)
     tenant_requests: Counter[str] = field(default_factory=Counter)
     prefill_by_sequence: Counter[int] = field(default_factory=Counter)
+    gone_rows: Counter[int] = field(default_factory=Counter)
     pauses: Counter[tuple[str, str]] = field(default_factory=Counter)
     ended: Counter[EndReason] = field(default_factory=Counter)
     sequence_reasons: Counter[EndReason] = field(default_factory=Counter)
     first_logs: list[tuple[str, float]] = field(default_factory=list)
+    choices_asked: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
@@ -114,7 +116,7 @@ class Counts:
     @property
     def choices(self) -> float:
         """Of a request, on average, as many as were asked for."""
-        return self.asked_choices / max(1, self.requests)
+        return sum(self.choices_asked) / max(1, len(self.choices_asked))
 
     @property
     def hit_share(self) -> float:

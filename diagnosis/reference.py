@@ -43,8 +43,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     pass, for sampling (masks apart) and for all that the host does around them. `stairs` come on
     top of the forward pass for more than `_STAIRS` rows that decode: kernels take rows by the
     tile, and the first row of another costs as much as all of it. All of it holds for
-    steps with no more than `most` of each feature, which not only a few had. `longest_chunk` is
-    the most prompt tokens that any had."""
+    steps with no more than `most` of each feature, and with at least `least_rows` that decode,
+    which not only a few had. `longest_chunk` is the most prompt tokens that any had."""
 
     forward: Columns
     stairs: Columns
@@ -52,6 +52,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     host: Columns
     most: Columns
     longest_chunk: float
+    least_rows: float = 0.0
 
     def forward_ns(self, steps: Steps) -> np.ndarray:
         found: np.ndarray = _priced(self.forward, steps) + self._stairs_ns(steps)
@@ -81,7 +82,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     def knows(self, steps: Steps) -> np.ndarray:
         """(steps,) bool: whether each is of a size that was seen."""
-        return np.asarray((steps.features <= _ROOM * np.array(self.most)).all(axis=1))
+        no_more = (steps.features <= _ROOM * np.array(self.most)).all(axis=1)
+        return np.asarray(no_more & (steps.decode_rows >= self.least_rows))
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +137,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     slow_spread: float = 0.0
     own_prompt_ns: float = 0.0
     own_prompt_spread: float = 0.0
+    choices_spread: float = 0.0
 
 
 def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -166,6 +169,7 @@ def fit_cost(steps: Steps) -> Cost | None:
         host=_fit(steps.features[:, 5:], steps.host_ns, skipped=5),
         most=_often(steps.features),
         longest_chunk=float(steps.prompt_tokens.max()),
+        least_rows=-_often(-steps.decode_rows[:, None])[0],
     )
 
 
@@ -194,6 +198,7 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
             for tenant, count in counts.tenant_requests.most_common(_PER_TENANT)
         },
         choices=counts.choices,
+        choices_spread=_spread(counts.choices_asked),
         prompt_tokens=counts.prompt_tokens,
         prompt_spread=_spread(counts.prompt_lengths),
         output_tokens=counts.output_tokens,

@@ -94,7 +94,7 @@ class Requests:
             self._enter(life, Stage.FIRST, fact.at_ns)
             counts = self._at(fact.at_ns)
             counts.requests += 1
-            counts.asked_choices += life.choices
+            counts.choices_asked.append(life.choices)
             counts.tenant_requests[life.tenant] += 1
 
     def ended(self, fact: RequestEnded) -> None:

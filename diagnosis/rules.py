@@ -21,6 +21,8 @@ S = Symptom
 # less, what is known (of a step that still runs, say) is too little to name anything
 _LEAST_SHARE = 0.1
 _LEAST_LARGEST = 0.2
+# what is less likely to be at work is not said at all
+_LEAST_SURE = 0.4
 # requests held up in a stage, on average and of those usually in it: below that nothing is found
 _LEAST_HELD_UP = 0.05
 _LEAST_HELD_UP_SHARE = 0.25
@@ -153,7 +155,8 @@ def findings_of(
         return []
     found: list[Finding] = []
     ranked = charged.harm_ns.ranked()
-    if not ranked or ranked[0][1] < _LEAST_LARGEST * total_ns:
+    largest = ranked[0][1] / total_ns if ranked else 0.0
+    if largest < _LEAST_LARGEST or confidence(largest, charged.seconds) < _LEAST_SURE:
         return []
     for symptom, harm_ns in ranked:
         share = harm_ns / total_ns

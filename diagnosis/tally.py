@@ -205,7 +205,9 @@ class Tally:
         prompt_rows = zombies = recompute = 0
         pairs = 0.0
         for row in step.rows:
-            zombies += self.requests.is_gone(row.seq_id, step.begin_ns)
+            if self.requests.is_gone(row.seq_id, step.begin_ns):
+                zombies += 1
+                counts.gone_rows[row.seq_id] += 1
             if row.is_prefill:
                 prompt_rows += 1
                 prompt_tokens += row.tokens

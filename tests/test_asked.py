@@ -80,12 +80,21 @@ def test_choices_are_those_that_were_asked_for() -> None:
     """Sequences come to the engine later than their request to the gateway: more of the one than
     of the other in a short time are no choices."""
     counts = came({"red": 4}, [30] * 6)
-    counts.asked_choices = 4
+    counts.choices_asked = [1] * 4
     several = came({"red": 4}, [30] * 12)
-    several.asked_choices = 12
+    several.choices_asked = [3] * 4
 
     assert asked(window(counts, counts), usual()).choices == 0
     assert asked(window(several, several), usual()).choices == 8
+
+
+def test_a_few_requests_with_more_choices_are_chance_where_these_vary() -> None:
+    varying = msgspec.structs.replace(usual(), choices=2.0, choices_spread=1.5)
+    few, many = came({"red": 4}), came({"red": 40})
+    few.choices_asked, many.choices_asked = [4, 4, 2, 4], [4, 4, 2, 4] * 10
+
+    assert asked(window(few, few), varying).choices == 0
+    assert asked(window(many, many), varying).choices == 1.5 * 40
 
 
 def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:

@@ -12,6 +12,7 @@ from served import facts_of, served, started
 from benchmarks.diagnosis.records import _without_owner, folder_of, pack
 from benchmarks.diagnosis.score import (
     alarms,
+    breaks_slo,
     cleared_s,
     judge,
     macro_f1,
@@ -22,7 +23,7 @@ from benchmarks.diagnosis.score import (
 from service.drill.client import Sent
 from service.drill.conditions import Conditions
 from service.drill.labels import Label
-from service.drill.result import EpisodeResult, first_harmed_ns, limits_of, usual_of
+from service.drill.result import EpisodeResult, Seen, first_harmed_ns, limits_of, usual_of
 from service.drill.spec import Phases
 from service.drill.truth import objections_of
 from service.drill.watch import Look, Turn, timeline
@@ -176,7 +177,7 @@ def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:
     """Each time anew; to go from one name to another is still the same alarm."""
     turns = [well(0), fault(12, "throttled"), fault(13, "host_stall"), well(14), fault(15, "x")]
 
-    assert alarms(turns, 10, 20) == (2, 0)
+    assert alarms(turns, 10, 20) == (2, 0, 0)
     assert named_most(turns, 10, 20) == "x"
     assert cleared_s(turns, 10) is None
 
@@ -189,9 +190,23 @@ def test_an_alarm_of_a_slow_machine_is_counted_apart_where_it_was_slow() -> None
         well(17), fault(19.5, "memory_bandwidth", 17.5),
     ]  # fmt: skip
 
-    assert alarms(turns, 10, 20, slow) == (2, 1)
-    assert alarms(turns, 13.5, 20, slow) == (2, 1)
-    assert alarms(turns, 14.5, 20, slow) == (2, 0)
+    assert alarms(turns, 10, 20, slow) == (2, 1, 0)
+    assert alarms(turns, 13.5, 20, slow) == (2, 1, 0)
+    assert alarms(turns, 14.5, 20, slow) == (2, 0, 0)
+
+
+def test_an_alarm_of_a_promise_that_is_broken_from_the_start_is_counted_apart() -> None:
+    """Of the warm-up only: from then on it is known what is usual."""
+    turns = [well(0), fault(5, "queue_overload"), well(12), fault(13, "queue_overload")]
+    late = Seen(requests=9, good=9, tokens=90, ends={}, ttft_p50=501.0)
+
+    assert alarms(turns, 10, 20, broken_until_s=10) == (1, 0, 1)
+    assert alarms(turns, 10, 20) == (2, 0, 0)
+    assert not breaks_slo(episode("host_stall", turns))
+    slow = msgspec.structs.replace(episode("host_stall", turns), clients={"warm-up": late})
+    assert breaks_slo(slow)
+    kept = msgspec.structs.replace(late, ttft_p50=499.0)
+    assert not breaks_slo(msgspec.structs.replace(slow, clients={"warm-up": kept}))
 
 
 def test_scores_are_of_the_classes_that_make_requests_late() -> None:

@@ -2,9 +2,10 @@
 
 From the committed episodes alone. Of an episode counts what was named first for most of the
 second half of the fault (of a healthy one: of all that follows the warm-up). Light and busy health
-are one class here: to say of either that all is well is right. An alarm that says that the machine
-is slow is counted apart where it was, by a pacer on the engine's core that the server does not know
-of or by the time that was stolen.
+are one class here: to say of either that all is well is right. Two kinds of alarm are counted
+apart: one that says that the machine is slow where it was, by a pacer on the engine's core that
+the server does not know of or by the time that was stolen; and one of the warm-up, when nothing is
+known but what the SLO promises, where clients had to wait for longer than that.
 
     .venv/bin/python -m benchmarks.diagnosis.score [FOLDER] [--split test] [--discarded] [--again]
         [--out DIR]
@@ -25,7 +26,9 @@ import msgspec
 from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
 from benchmarks.diagnosis.gauges import GAUGES
 from service.drill.result import EpisodeResult
+from service.drill.spec import Phase
 from service.drill.watch import Turn
+from telemetry.slo_policy import DEFAULT_POLICY
 
 HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
 THIN = "telemetry_degraded"
@@ -41,7 +44,8 @@ APART = ("invalid_output", "out_of_memory", "load_failure", "telemetry_degraded"
 class Judged:
     """One episode. Seconds; None where there is no such moment. `to_detect_s` is from the first
     harmed request to the first right word, `from_onset_s` from when the fault was put in. `alarms`
-    are false ones, `alarms_of_machine` those of a machine that was slow."""
+    are false ones, `alarms_of_machine` those of a machine that was slow, `alarms_of_slo` those of a
+    promise that was broken."""
 
     episode: EpisodeResult
     truth: str
@@ -52,6 +56,7 @@ class Judged:
     to_clear_s: float | None
     alarms: int
     alarms_of_machine: int
+    alarms_of_slo: int
     watched_s: float
 
     @property
@@ -88,12 +93,13 @@ def slow_seconds(kept: Kept) -> frozenset[int]:
 def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
     truth = truth_of(episode)
     phases, turns = episode.phases, episode.verdicts
+    broken_until_s = phases.reference_at_s if breaks_slo(episode) else None
     on_s, off_s = episode.on_s, episode.off_s
     if on_s is None or off_s is None:
         begin_s, end_s = phases.reference_at_s, phases.end_s
         return Judged(
             episode, truth, named_most(turns, begin_s, end_s), None, None, None, None,
-            *alarms(turns, begin_s, end_s, slow), end_s - begin_s,
+            *alarms(turns, begin_s, end_s, slow, broken_until_s), end_s - begin_s,
         )  # fmt: skip
     right = [turn for turn in turns if turn.top == truth and turn.at_s >= on_s]
     first_s = episode.first_harmed_s
@@ -108,7 +114,7 @@ def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
         right[0].at_s - on_s if right else None,
         None if onset_s is None else abs(onset_s - on_s),
         cleared_s(turns, off_s),
-        *alarms(turns, begin_s, on_s, slow),
+        *alarms(turns, begin_s, on_s, slow, broken_until_s),
         on_s - begin_s,
     )
 
@@ -140,22 +146,35 @@ def named_most(turns: Sequence[Turn], begin_s: float, end_s: float) -> str:
     return max(times, key=lambda answer: times[answer]) if times else SILENT
 
 
+def breaks_slo(episode: EpisodeResult) -> bool:
+    """Whether half of the warm-up's requests waited for longer than is promised by default."""
+    warm_up = episode.clients.get(Phase.WARM_UP.value)
+    promised_ms = DEFAULT_POLICY.of("").ttft_ns / 1e6
+    return warm_up is not None and (warm_up.ttft_p50 or 0.0) > promised_ms
+
+
 def alarms(
-    turns: Sequence[Turn], begin_s: float, end_s: float, slow: Collection[int] = ()
-) -> tuple[int, int]:
-    """How often a fault was named anew while there was none; and how often of a machine that was
-    slow for most of the time since its onset."""
-    false = of_machine = 0
+    turns: Sequence[Turn],
+    begin_s: float,
+    end_s: float,
+    slow: Collection[int] = (),
+    broken_until_s: float | None = None,
+) -> tuple[int, int, int]:
+    """How often a fault was named anew while there was none; of a machine that was slow for most
+    of the time since its onset; and while a promise was broken."""
+    false = of_machine = of_slo = 0
     was_calm = True
     for turn in turns:
         is_calm = said(turn) in (HEALTHY, UNSURE)
         if turn.at_s < end_s and was_calm and not is_calm and _ends_after(turns, turn, begin_s):
             if said(turn) in OF_MACHINE and _was_slow(turn, slow):
                 of_machine += 1
+            elif broken_until_s is not None and turn.at_s < broken_until_s:
+                of_slo += 1
             else:
                 false += 1
         was_calm = is_calm
-    return false, of_machine
+    return false, of_machine, of_slo
 
 
 def _ends_after(turns: Sequence[Turn], alarm: Turn, begin_s: float) -> bool:
@@ -204,6 +223,7 @@ def score(judged: Sequence[Judged]) -> dict[str, Any]:
         "to_clear_s": quantiles(clears),
         "false_alarms": sum(one.alarms for one in judged),
         "alarms_of_a_slow_machine": sum(one.alarms_of_machine for one in judged),
+        "alarms_of_a_broken_slo": sum(one.alarms_of_slo for one in judged),
         "watched_hours": round(hours, 3),
         "false_alarms_per_hour": round(sum(one.alarms for one in judged) / hours, 2)
         if hours
@@ -277,7 +297,7 @@ def markdown(found: dict[str, Any], judged: Sequence[Judged]) -> str:
         for name in (
             "episodes", "top_1", "macro_f1", "faults_detected", "to_detect_s", "from_onset_s",
             "onset_error_s", "to_clear_s", "false_alarms", "alarms_of_a_slow_machine",
-            "watched_hours", "false_alarms_per_hour", "apart",
+            "alarms_of_a_broken_slo", "watched_hours", "false_alarms_per_hour", "apart",
         )
     ]  # fmt: skip
     lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]

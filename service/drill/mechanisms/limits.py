@@ -15,10 +15,10 @@ _CACHE = ("--kv-memory", f"{_CACHE_MIB}MiB", "--max-model-len", str(_CONTEXT_TOK
 # two of these do not fit into the blocks of the largest request: one waits until the other is done
 _WIDE = Mix(name="wide", prompt=(130, 160), output=(40, 80))
 _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
-_WRITING = Mix(name="writing", prompt=(8, 16), output=(48, 96))
+_WRITING = Mix(name="writing", prompt=(8, 16), output=(32, 64))
 _READING = Mix(name="reading", prompt=(80, 200))
 _GOOD_SEQS = 4
-_WAVE = 3 * _GOOD_SEQS
+_WAVE = 5 * _GOOD_SEQS
 _GOOD_BUDGET = 512
 
 
@@ -79,7 +79,7 @@ LIMITS = (
         split=DEV,
         about="several times as many sequences may decode together",
         unit="times as many",
-        levels=(3.0, 4.0, 6.0),
+        levels=(4.0, 5.0, 8.0),
         harms=("itl_p50",),
         flags=("--max-num-seqs", str(_GOOD_SEQS)),
         mix=_WRITING,

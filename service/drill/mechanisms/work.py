@@ -17,8 +17,9 @@ _MANY_IDS = 300_000
 _EVERY_S = 2.0
 _NESTED = ("text", "sentence", "answer")
 _ENOUGH_TOKENS = 200  # for a constrained text to end by itself
-# bounded texts that can be cut up in many ways: each mask follows all of them at once
-_OPEN_TEXT = "^(.{1,30}[ ,.]){1,3}[a-z ]{2,30}x%s$"
+# bounded texts that can be cut up in many ways: each mask follows all of them at once; no longer
+# than the usual answers, or there would be more to do as well
+_OPEN_TEXT = "^(.{1,24}[ e]){1,2}[a-z ]{2,8}x%s$"
 _OPEN_REGEX = "(.{1,30}[ae]){1,2}(.{1,30}[ ,.]){1,2}z%s"
 _HEAVY = Mix(
     name="heavy",
