@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from diagnosis.charges import Charges, shares_of
 from diagnosis.counts import Stage
-from diagnosis.engine_time import EngineTime, engine_time
+from diagnosis.engine_time import EngineTime, engine_time, queue_makers
 from diagnosis.excess import half_of, held_up_ns
 from diagnosis.reference import Reference, fit_cost
 from diagnosis.symptoms import Symptom
@@ -31,8 +31,6 @@ _OWN_REASONS = {
 }
 # of the prompt tokens that are computed; below that a cache is too small, and does not thrash
 _COMPUTED_AGAIN = 0.25
-# of the engine's time, beyond the usual; less makes no queue
-_LEAST_TAKEN = 0.03
 
 
 @dataclass(slots=True)
@@ -150,7 +148,7 @@ def _first(found: Blame, window: Window, reference: Reference) -> None:
 def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
     """The queue by what its head waited for."""
     parts = Charges()
-    makers = _queue_makers(found)
+    makers = Charges() if found.engine is None else shares_of(queue_makers(found.engine))
     for reason, spent_ns in window.counts.waited_ns.items():
         cause = _OWN_REASONS.get(reason)
         found.facts[f"wait_{reason.value}"] = spent_ns / 1e6
@@ -179,15 +177,6 @@ def _computed_again(window: Window) -> float:
     """Of the prompt tokens that were computed, those that had been before."""
     computed = float(window.steps.prompt_tokens.sum())
     return float(window.steps.recompute_tokens.sum()) / computed if computed else 0.0
-
-
-def _queue_makers(found: Blame) -> Charges:
-    """Who took the engine's time; nobody, where next to nothing was taken."""
-    if found.engine is None:
-        return Charges()
-    taken = found.engine.taken_ns
-    least_ns = _LEAST_TAKEN * found.engine.busy_ns
-    return shares_of(taken) if sum(taken.values()) > least_ns else Charges()
 
 
 def _slot_holders(window: Window, makers: Charges) -> Charges:

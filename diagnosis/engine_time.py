@@ -38,6 +38,8 @@ _DEARER = 1.2
 _LEAST_PROMPTS = 0.1
 # of the engine's time; what takes less is one of its ups and downs
 _LEAST_SHARE = 0.08
+# the same for all causes together: less makes no queue
+_LEAST_TAKEN = 0.03
 
 
 @dataclass(slots=True)
@@ -79,6 +81,13 @@ def _spread(found: EngineTime, symptom: Symptom, steps: Steps, spent: np.ndarray
         (found.prompting_ns, steps.prompt_rows),
     ):
         book[symptom] += max(0.0, float((spent * weight).sum()))
+
+
+def queue_makers(found: EngineTime) -> Charges:
+    """Who took the engine's time beyond the usual, which keeps all requests longer; nobody, where
+    next to nothing was taken."""
+    makers = Charges({symptom: ns for symptom, ns in found.taken_ns.items() if ns > 0})
+    return makers if sum(makers.values()) > _LEAST_TAKEN * found.busy_ns else Charges()
 
 
 def _residual(found: EngineTime, steps: Steps, cost: Cost) -> np.ndarray:
@@ -324,5 +333,4 @@ def _crowd(
     if larger and usual is not None and float(steps.rows.max()) > usual.max_seqs:
         found.decoding_ns[S.OVERSIZED_BATCH] += (1 - gone) * excess_ns
         return
-    makers = {s: ns for s, ns in found.taken_ns.items() if ns > 0}
-    _divide(found.decoding_ns, makers, (1 - gone) * excess_ns)
+    _divide(found.decoding_ns, queue_makers(found), (1 - gone) * excess_ns)

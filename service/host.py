@@ -37,6 +37,7 @@ from service.engine.inbox import (
 from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
+from service.engine.warm_up import warm_up
 from telemetry.clock import Clock, MonotonicClock
 from telemetry.engine_records import EngineStarted, StageTime
 from telemetry.gc_watch import GcWatch, settle_collector
@@ -283,6 +284,9 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     loaded = load_executor(config, clock, progress, make_compiler, stages.end)
     loaded.own_process()
     limits = _limits(config, loaded)
+    progress("warming up")
+    warm_up(loaded.executor, limits)
+    stages.end(StartStage.WARM_UP)
     scheduler = Scheduler(limits)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=config.pipeline_depth)
     settle_collector()

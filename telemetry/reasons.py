@@ -103,6 +103,7 @@ class StartStage(StrEnum):
     IMPORTS = "imports"  # the engine's libraries, torch above all
     WEIGHTS = "weights"
     CACHE = "cache"
+    WARM_UP = "warm-up"  # the first steps, which are slow
     ENGINE = "engine"  # grammars' vocabulary, scheduler, collector settled
     ANNOUNCE = "announce"  # the gateway hears of it
     GATEWAY_IMPORTS = "gateway imports"

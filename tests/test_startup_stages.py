@@ -19,7 +19,7 @@ from telemetry.clock import ManualClock
 from telemetry.reasons import StartStage
 from telemetry.stages import Stages, start_report
 
-CRITICAL = ["launch", "imports", "weights", "cache", "engine", "announce"]
+CRITICAL = ["launch", "imports", "weights", "cache", "warm-up", "engine", "announce"]
 
 
 def test_stages_tile_their_time() -> None:

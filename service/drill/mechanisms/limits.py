@@ -15,7 +15,7 @@ _CACHE = ("--kv-memory", f"{_CACHE_MIB}MiB", "--max-model-len", str(_CONTEXT_TOK
 # two of these do not fit into the blocks of the largest request: one waits until the other is done
 _WIDE = Mix(name="wide", prompt=(130, 160), output=(40, 80))
 _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
-_WRITING = Mix(name="writing", prompt=(8, 16), output=(32, 64))
+_WRITING = Mix(name="writing", prompt=(8, 16), output=(24, 48))
 _READING = Mix(name="reading", prompt=(80, 200))
 _GOOD_SEQS = 4
 _WAVE = 5 * _GOOD_SEQS
@@ -83,7 +83,7 @@ LIMITS = (
         harms=("itl_p50",),
         flags=("--max-num-seqs", str(_GOOD_SEQS)),
         mix=_WRITING,
-        load=0.95,
+        load=1.1,
         traffic=_waves,
         bad_flags=lambda need, factor: ("--max-num-seqs", str(round(factor * _GOOD_SEQS))),
     ),
