@@ -61,7 +61,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--split", choices=[DEV, TEST], default=TEST)
     parser.add_argument("--trees", action="store_true", help="needs scikit-learn")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument(
+        "--out", type=Path, help="by default the committed file where trees are compared, too"
+    )
     args = parser.parse_args()
     counted = [one for one in read_kept(args.folder) if not one.episode.discarded]
     main_ones = [one for one in counted if truth_of(one.episode) not in APART]
@@ -81,7 +83,9 @@ def main() -> int:
     for name, of_one in figures.items():
         print(f"| {name} | {of_one['top_1']} | {of_one['macro_f1']} |")
     found = {"split": args.split, "episodes": len(chosen), "figures": figures}
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    out = args.out or (OUT if args.trees else None)
+    if out is not None:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return 0
 
 
