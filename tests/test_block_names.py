@@ -86,7 +86,18 @@ def test_who_is_refused_leaves_all_that_a_larger_queue_needs() -> None:
 
 def test_the_book_is_bounded_and_forgets_who_was_named_longest_ago() -> None:
     names = BlockNames(3)
-    assert names.of([b"a", b"b", b"c"]) == (0, 1, 2)
-    assert names.of([b"a"]) == (0,)
+    assert [names.of([one]) for one in (b"a", b"b", b"c", b"a")] == [(0,), (1,), (2,), (0,)]
     assert names.of([b"d"]) == (3,)  # b was named longest ago
-    assert names.of([b"a", b"c", b"d", b"b"]) == (0, 2, 3, 4)
+    assert [names.of([one]) for one in (b"a", b"c", b"d", b"b")] == [(0,), (2,), (3,), (4,)]
+
+
+def test_what_follows_a_forgotten_block_in_a_text_gets_a_new_number_as_well() -> None:
+    """A replay, which makes texts of the numbers, would not find it either."""
+    names = BlockNames(3)
+    assert names.of([b"a", b"b"]) == (0, 1)
+    assert names.of([b"b"], parent=0) == (1,)
+    names.of([b"x"])
+    names.of([b"b"], parent=0)
+    names.of([b"y"])  # a was named longest ago
+
+    assert names.of([b"a", b"b"]) == (4, 5)

@@ -14,27 +14,29 @@ from collections.abc import Sequence
 class BlockNames:
     """The book of numbers; bounded, the digest that was named longest ago is forgotten first.
 
-    One that comes back gets a new number: `kept` must be far beyond what the cache and its
-    ghost can hold, or a replay misses a hit that there was.
+    One that comes back gets a new number, and so does whatever follows it in a text: `kept` must
+    be far beyond what the cache and its ghost can hold, or a replay misses a hit that there was.
     """
 
     def __init__(self, kept: int) -> None:
         assert kept > 0, kept
         self._kept = kept
-        self._names: OrderedDict[bytes, int] = OrderedDict()
+        self._names: OrderedDict[bytes, tuple[int, int | None]] = OrderedDict()
         self._next = 0
 
-    def of(self, digests: Sequence[bytes]) -> tuple[int, ...]:
-        """One number a digest; equal digests, equal numbers."""
+    def of(self, digests: Sequence[bytes], parent: int | None = None) -> tuple[int, ...]:
+        """One number for each digest of a chain that goes on from `parent`'s; equal chains,
+        equal numbers."""
         found: list[int] = []
         for digest in digests:
-            name = self._names.get(digest)
-            if name is None:
-                name = self._names[digest] = self._next
+            name, follows = self._names.get(digest, (None, None))
+            if name is None or follows != parent:
+                name = self._next
                 self._next += 1
-            else:
-                self._names.move_to_end(digest)
+                self._names[digest] = (name, parent)
+            self._names.move_to_end(digest)
             found.append(name)
+            parent = name
         while len(self._names) > self._kept:
             self._names.popitem(last=False)
         return tuple(found)

@@ -8,7 +8,7 @@ A request holds the ids of its blocks and the index of its slot; who owns which 
 the pool's knowledge. Counts are of tokens: `computed_tokens` have their keys and values
 in the cache once every launched step is done; `prefill_tokens` is how many must be there
 before the next token can be sampled from a prefill chunk. The first `cached_blocks` blocks are
-known to the prefix cache by their `digests`.
+known to the prefix cache by their `digests`, and to the record by `told_names`.
 A running request keeps the rank that it was admitted with:
 `admitted_class`, and `admitted_service`, its tenant's service at that moment.
 """
@@ -52,6 +52,7 @@ class Request:
     paused: bool = False
     cache_root: bytes = b""
     digests: list[bytes] = field(default_factory=list)
+    told_names: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     lookup: Lookup | None = None
 

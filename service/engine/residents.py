@@ -234,9 +234,8 @@ class Residents:
         }
 
     def _tell_filled(self, request: Request, blocks: int) -> None:
-        """Names of what is newly cached; those that the prompt alone fills are told already."""
-        in_prompt = len(request.submit.prompt) // self._limits.block_tokens
-        first = max(request.cached_blocks, in_prompt)
+        """Names of what is cached for the first time."""
+        first = len(request.told_names)
         if first < blocks:
             self.tell(
                 partial(
@@ -244,7 +243,7 @@ class Residents:
                     seq_id=request.seq_id,
                     step_id=self.next_step_id,
                     first_block=first,
-                    blocks=self._names.of(request.digests[first:blocks]),
+                    blocks=self._named(request, blocks),
                 )
             )
 
@@ -252,7 +251,14 @@ class Residents:
         if not request.cacheable:
             return None
         self.prefix.extend(request.digests, request.cache_root, request.submit.prompt)
-        return self._names.of(request.digests)
+        return self._named(request, len(request.digests))
+
+    def _named(self, request: Request, blocks: int) -> tuple[int, ...]:
+        """Names of those of the first `blocks` blocks that have none yet."""
+        told = request.told_names
+        fresh = self._names.of(request.digests[len(told) : blocks], told[-1] if told else None)
+        told += fresh
+        return fresh
 
     def _floor(self, request: Request) -> int | None:
         """The service of whoever is served next: of prompts being computed, at the time when

@@ -38,7 +38,8 @@ def _waves(scene: Scene) -> list[Ask]:
     """One as soon as the last is nearly done, so that there are always many to decode together;
     within a wave one after another, since clients cannot send all of them in the same moment."""
     waves = scene.requests("usual", scene.rate_per_s, scene.whole_span_s, burst=_WAVE, regular=True)
-    return [replace(ask, at_s=ask.at_s + 0.01 * (n % _WAVE)) for n, ask in enumerate(waves)]
+    spread = [replace(ask, at_s=ask.at_s + 0.01 * (n % _WAVE)) for n, ask in enumerate(waves)]
+    return [ask for ask in spread if ask.at_s < scene.phases.end_s]
 
 
 LIMITS = (
