@@ -45,6 +45,7 @@ _REFRESH_TICKS = 6
 _STEADY_TICKS = 40
 _EMPTY_TICKS = 8
 _EASED_SHARE = 0.5  # of the most that were held up at once since the alarm
+_GIVEN_UP_TICKS = 60  # that is how things are now
 _STEADY_RATIO = 1.3
 _LONG = 1.5
 _LEAST_FIRST_TOKENS = 8
@@ -229,7 +230,8 @@ class Diagnoser:
             self._empty, self._standing = 0, charged
             return charged
         self._empty += 1
-        if self._empty >= _EMPTY_TICKS and self._held_up < _EASED_SHARE * self._peak:
+        has_eased = self._held_up < _EASED_SHARE * self._peak
+        if self._empty >= (_EMPTY_TICKS if has_eased else _GIVEN_UP_TICKS):
             self._watch.reset()
             self._empty, self._standing, self._peak = 0, [], 0.0
         return self._standing

@@ -137,3 +137,12 @@ def test_prices_hold_for_batches_as_large_as_were_often_seen() -> None:
     assert slowed(Steps(steps_of(8, 22, 20)), reference) == 0
     assert slowed(Steps(steps_of(2, 20, 20)), reference) > 0.5
     assert abs(slowed(Steps(steps_of(2, 10, 20)), reference)) < 0.05
+
+
+def test_prices_hold_for_batches_as_small_as_were_often_seen() -> None:
+    """Where three rows and four were all that was met, what one costs is not known from them."""
+    seen = Steps(np.vstack([steps_of(3, 10, 100), steps_of(4, 11, 400)]))
+    reference = usual(cost=fit_cost(seen))
+
+    assert slowed(Steps(steps_of(1, 20, 20)), reference) == 0
+    assert slowed(Steps(steps_of(3, 20, 20)), reference) > 0.5

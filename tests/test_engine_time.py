@@ -7,7 +7,7 @@ import numpy as np
 
 from diagnosis.charges import Charges
 from diagnosis.counts import Counts
-from diagnosis.engine_time import EngineTime, engine_time
+from diagnosis.engine_time import EngineTime, engine_time, queue_makers
 from diagnosis.reference import Reference, fit_cost, promised
 from diagnosis.steps import StepRow, Steps
 from diagnosis.symptoms import Symptom
@@ -119,3 +119,12 @@ def test_a_collection_within_a_pass_is_a_stall_and_the_rest_is_a_slow_machine() 
     slow = Charges({s: half.decoding_ns[s] for s in (S.MEMORY_BANDWIDTH, S.THROTTLED)})
     assert sum(slow.values()) > 2 * SECOND
     assert half.decoding_ns[S.HOST_STALL] > 2 * SECOND
+
+
+def test_who_took_next_to_nothing_makes_no_queue() -> None:
+    """A quarter of a millisecond of a slow machine once owned all that a full batch costs."""
+    found = EngineTime(busy_ns=100.0, taken_ns=Charges({S.THROTTLED: 2.0, S.HOST_STALL: -5.0}))
+    assert queue_makers(found) == {}
+
+    found.taken_ns[S.QUEUE_OVERLOAD] = 2.0
+    assert queue_makers(found) == {S.THROTTLED: 2.0, S.QUEUE_OVERLOAD: 2.0}

@@ -1,10 +1,10 @@
-"""Is the promise kept? The first action of eight runbooks, taken on a running server.
+"""Is the promise kept? The first action of twelve runbooks, taken on a running server.
 
 A fault is brought about, the server is asked what would have helped (`/debug/root`, while it
-serves), and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples or
-constrains is ended. Beside the share that was promised of the symptom stands what clients saw:
-requests that came once the backlog had drained, against those of the fault. Classes that are not
-asked for keep what is in the file.
+serves), and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples,
+constrains, comes too often, is too long or is not read is ended. Beside the share that was
+promised of the symptom stands what clients saw: requests that came once the backlog had drained,
+against those of the fault. Classes that are not asked for keep what is in the file.
 
     .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--classes A,B] [--out FILE]
 """
@@ -37,11 +37,12 @@ from service.drill.spec import EpisodeSpec, Phases
 OUT = RESULTS.parent / "actions.json"
 CLASSES = (
     "prefix_cache_cold", "throttled", "cpu_starvation", "host_stall", "cancellation_leak",
-    "unfairness", "heavy_sampling", "grammar_cost",
+    "unfairness", "heavy_sampling", "grammar_cost", "queue_overload", "long_prompts",
+    "prefill_interference", "slow_client",
 )  # fmt: skip
-PHASES = Phases(warm_up_s=20, reference_s=20, fault_s=40, recovery_s=45)
-DRAINED_S = 10.0
-SEED = 800
+PHASES = Phases(warm_up_s=20, reference_s=20, fault_s=30, recovery_s=65)
+DRAINED_S = 30.0
+SEED = 850
 WITHIN = 0.2
 
 
