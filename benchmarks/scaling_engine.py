@@ -40,7 +40,7 @@ class Built:
     label: str
     weight_bytes: float
     cell_bytes: int
-    product_dtype: torch.dtype
+    product_dtype: torch.dtype | None = None
 
     @property
     def shape(self) -> ModelShape:
@@ -106,6 +106,10 @@ class Driver:
     @property
     def blocks_used(self) -> int:
         return self._free_block
+
+    @property
+    def tables(self) -> dict[int, range]:
+        return self._tables
 
     def start(self, slot: int, room_tokens: int) -> None:
         """A sequence with room for so many tokens, nothing of it computed."""

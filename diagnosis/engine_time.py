@@ -239,31 +239,40 @@ def _work(
     prompt_ns = cost.prompt_ns(steps)
     token_ns = float(prompt_ns.sum()) / computed if prompt_ns.any() else cost.forward[1]
     wanted = asked(window, reference)
-    prompts = wanted.prompt_tokens
     found.tenant, found.demand = wanted.tenant, wanted.demand
     found.demand_share = wanted.more_requests / max(1, counts.requests)
     found.facts |= wanted.facts
+    shared_ns = prompt_ns * steps.decode_rows
+    co_ns, own_ns = float(shared_ns.sum()), float(own_prompts_ns(steps, cost).sum())
+    found.facts |= {"co_prefill": co_ns / 1e6, "own_prefill": own_ns / 1e6}
+    co_more_ns = co_ns - reference.parts_ns.get("co_prefill", 0.0) * float(
+        steps.decode_tokens.sum()
+    )
+    own_more_ns = own_ns - (
+        counts.admitted * reference.prompt_tokens * (1 - reference.hit_share) * cost.forward[1]
+    )
+    prompts = _by_loser(wanted.prompt_tokens, co_more_ns, own_more_ns)
     for symptom, tokens in prompts.items():
         found.taken_ns[symptom] += tokens * token_ns
     _decode_work(found, window, reference, cost, wanted)
     _small_steps(found, window, reference, cost)
-    shared_ns = prompt_ns * steps.decode_rows
-    co_ns = float(shared_ns.sum())
-    usual_ns = reference.parts_ns.get("co_prefill", 0.0) * float(steps.decode_tokens.sum())
     others = prompts if reference.seconds else Charges({S.PREFILL_INTERFERENCE: 1.0})
     larger_ns = float(shared_ns[steps.prompt_tokens > _GROWN_LENGTH * cost.longest_chunk].sum())
-    if not others and co_ns > _DEARER * usual_ns and larger_ns > _MOST * (co_ns - usual_ns):
+    dearer = co_more_ns > (_DEARER - 1) * (co_ns - co_more_ns)
+    if not others and dearer and larger_ns > _MOST * co_more_ns:
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
-    _divide(found.decoding_ns, others, co_ns - usual_ns)
-    own_ns = float(own_prompts_ns(steps, cost).sum())
-    usual_ns = (
-        counts.admitted * reference.prompt_tokens * (1 - reference.hit_share) * cost.forward[1]
-    )
-    own = Charges(prompts)
-    own[S.LONG_PROMPTS] += own.pop(S.PREFILL_INTERFERENCE, 0.0)
-    _divide(found.prompting_ns, own, own_ns - usual_ns)
-    found.facts |= {"co_prefill": co_ns / 1e6, "own_prefill": own_ns / 1e6}
+    _divide(found.decoding_ns, others, co_more_ns)
+    _divide(found.prompting_ns, prompts, own_more_ns)
     _crowd(found, window, reference, cost, residual)
+
+
+def _by_loser(prompts: Charges, co_more_ns: float, own_more_ns: float) -> Charges:
+    """Longer prompts are one cause, whoever waits for them: it is called by who loses more, those
+    who decode beside them or those whose they are."""
+    named = Charges(prompts)
+    if own_more_ns > co_more_ns and S.PREFILL_INTERFERENCE in named:
+        named[S.LONG_PROMPTS] += named.pop(S.PREFILL_INTERFERENCE)
+    return named
 
 
 def _divide(book: Charges, parts: Mapping[Symptom, float], spent_ns: float) -> None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 EXECUTORS = ("auto", "native", "openvino", "torch")
+ATTENTIONS = ("auto", "triton", "torch")
 TRACING_MODES = ("off", "sampled", "full")
 
 
@@ -55,7 +56,8 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is told at its start.
 
-    `executor` is one of EXECUTORS: what computes. `max_model_tokens` None takes the model's own
+    `executor` is one of EXECUTORS: what computes, and `attention` one of ATTENTIONS: with what,
+    where torch does. `max_model_tokens` None takes the model's own
     context (capped by `default_context_cap` when the model allows more). `kv_bytes` None takes
     what one full batch of `default_kv_tokens` needs. `threads` None takes all cores (native) or
     torch's default. `weights_format` and `kv_dtype` are "int8", or "auto" for what `dtype` says.
@@ -65,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ModelRef
     executor: str = "auto"
+    attention: str = "auto"
     dtype: str = "bfloat16"
     weights_format: str = "auto"
     kv_dtype: str = "auto"
@@ -99,6 +102,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag} {choice}: choose auto or int8")
         if self.executor not in EXECUTORS:
             raise ConfigError(f"--executor {self.executor}: choose one of {', '.join(EXECUTORS)}")
+        if self.attention not in ATTENTIONS:
+            known = ", ".join(ATTENTIONS)
+            raise ConfigError(f"--attention {self.attention}: choose one of {known}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"--device {self.device}: choose auto, cpu or cuda")
         if self.max_model_tokens is not None and self.max_model_tokens < 2:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 
 from diagnosis.charges import Charges
 from diagnosis.counts import Counts
-from diagnosis.engine_time import EngineTime, engine_time, queue_makers
+from diagnosis.engine_time import EngineTime, _by_loser, engine_time, queue_makers
 from diagnosis.reference import Reference, fit_cost, promised
 from diagnosis.steps import StepRow, Steps
 from diagnosis.symptoms import Symptom
@@ -128,3 +129,18 @@ def test_who_took_next_to_nothing_makes_no_queue() -> None:
 
     found.taken_ns[S.QUEUE_OVERLOAD] = 2.0
     assert queue_makers(found) == {S.THROTTLED: 2.0, S.QUEUE_OVERLOAD: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("co_ns", "own_ns", "name"),
+    [(9.0, 5.0, S.PREFILL_INTERFERENCE), (5.0, 9.0, S.LONG_PROMPTS), (-3.0, 1.0, S.LONG_PROMPTS)],
+)
+def test_longer_prompts_are_called_by_who_loses_more(
+    co_ns: float, own_ns: float, name: Symptom
+) -> None:
+    """Those who decode beside them, or those whose they are; what else was computed keeps its
+    name."""
+    wanted = Charges({S.PREFILL_INTERFERENCE: 100.0, S.PREFIX_CACHE_COLD: 7.0})
+
+    assert _by_loser(wanted, co_ns, own_ns) == {name: 100.0, S.PREFIX_CACHE_COLD: 7.0}
+    assert wanted[S.PREFILL_INTERFERENCE] == 100.0

@@ -20,6 +20,7 @@ from service.cli.telemetry_flags import (
     tracing_config,
 )
 from service.config import (
+    ATTENTIONS,
     EXECUTORS,
     ConfigError,
     EngineConfig,
@@ -93,6 +94,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="what computes on a CPU: native is C++ that is compiled once for this machine, "
         "openvino is Intel's runtime, torch is the reference; auto takes the fastest that this "
         "machine has, and the start line says which and why",
+    )
+    group.add_argument(
+        "--attention",
+        default="auto",
+        choices=ATTENTIONS,
+        help="how attention is computed where torch computes: triton is our own kernels for GPUs, "
+        "with decodes as captured graphs, torch is the reference; auto takes triton on a GPU",
     )
     group.add_argument("--threads", type=int, help="compute threads of the engine process")
 
@@ -250,6 +258,7 @@ def run(args: argparse.Namespace) -> int:
     engine = EngineConfig(
         model=model,
         executor=args.executor,
+        attention=args.attention,
         dtype=args.dtype,
         weights_format=args.weights,
         kv_dtype=args.kv_dtype,

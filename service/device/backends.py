@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from service.config import ConfigError, EngineConfig
-from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.attention.choice import choose_attention
+from service.device.host_tier import HostTier
 from service.device.kv_cache import KvFormat, Pages, make_cache, page_bytes
 from service.device.memory import choose_kv_format
 from service.device.model import Decoder
@@ -24,11 +25,14 @@ from service.device.openvino_decoder import OpenVinoSettings, build_openvino
 from service.device.openvino_graph import Hold
 from service.device.precision import choose_precision, cpu_multiplies_bf16
 from service.device.quantize import choose_matrix_format
-from service.device.torch_executor import StepDecoder
+from service.device.sampler import Sampler
+from service.device.torch_executor import DeviceExecutor, StepDecoder
 from service.device.weights.source import WeightSource
+from telemetry.clock import Clock
 
 Progress = Callable[[str], None]
-TORCH_BLOCK_TOKENS = 16
+# of a decoder, its pages, a sampler and a clock, where plans are run by an executor of its own
+MakeExecutor = Callable[[StepDecoder[Any], Pages, Sampler, Clock, HostTier | None], DeviceExecutor]
 _KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
 
 
@@ -46,6 +50,7 @@ class Backend:
     load: Callable[[], StepDecoder[Any]]
     make_pages: Callable[[int], Pages]
     computes_in_torch: bool = False
+    make_executor: MakeExecutor | None = None
 
 
 def choose_backend(
@@ -61,6 +66,10 @@ def choose_backend(
     them our C++ is the fastest that was measured.
     """
     wanted = config.executor
+    if config.attention != "auto" and wanted != "torch" and device.type == "cpu":
+        raise ConfigError(
+            f"--attention {config.attention} is for torch's executor; add --executor torch"
+        )
     if wanted == "torch" or (wanted == "auto" and device.type != "cpu"):
         return torch_backend(config, source, max_tokens, device, progress)
     if device.type != "cpu":
@@ -90,33 +99,56 @@ def torch_backend(
     progress: Progress,
     note: str | None = None,
 ) -> Backend:
-    """The reference: torch's own products and attention. Raises ConfigError."""
+    """Torch's own products, with our kernels where there is a GPU. Raises ConfigError."""
+    spec = source.spec
     precision = choose_precision(config.dtype, device)
-    attention = TorchPagedAttention(TORCH_BLOCK_TOKENS, device)
+    chosen = choose_attention(config, spec, device)
+    attention, page_tokens = chosen.attention, chosen.attention.capabilities.page_tokens
     kv_format = choose_kv_format(config)
     if kv_format not in attention.capabilities.kv_formats:
         raise ConfigError(
             f"--kv-dtype {config.kv_dtype}: the {attention.capabilities.name} attention cannot "
             "read it; use --kv-dtype auto"
         )
-    spec, dtype = source.spec, precision.compute
+    dtype = precision.compute
     matrices = choose_matrix_format(config.weights_format, dtype, device)
+    # padding of captured batches writes to a page of its own
+    spare = 1 if chosen.has_graphs else 0
 
     def load() -> StepDecoder[Any]:
-        return Decoder(source, attention, max_tokens, precision, device, progress, matrices)
+        return Decoder(
+            source, attention, max_tokens, precision, device, progress, matrices, chosen.ops
+        )
+
+    def make_pages(blocks: int) -> Pages:
+        return make_cache(kv_format, spec, blocks + spare, page_tokens, dtype, device)
+
+    def make_executor(
+        decoder: StepDecoder[Any],
+        pages: Pages,
+        sampler: Sampler,
+        clock: Clock,
+        host_tier: HostTier | None,
+    ) -> DeviceExecutor:
+        from service.device.cuda.executor import cuda_executor
+
+        rows = config.max_seqs
+        return cuda_executor(
+            decoder, attention, pages, sampler, clock, host_tier, rows, max_tokens, progress
+        )
 
     name = f"{attention.capabilities.name}-{device.type}"
+    faults = "; ".join(fault for fault in (note, chosen.fault) if fault)
     return Backend(
-        name=name if note is None else f"{name} ({note})",
+        name=f"{name} ({faults})" if faults else name,
         dtype=_labels(precision.label, matrices.label, _KV_LABEL[kv_format]),
         weight_bytes=1 if config.weights_format == "int8" else dtype.itemsize,
-        block_tokens=TORCH_BLOCK_TOKENS,
-        block_bytes=page_bytes(spec, TORCH_BLOCK_TOKENS, dtype, kv_format),
+        block_tokens=page_tokens,
+        block_bytes=page_bytes(spec, page_tokens, dtype, kv_format),
         load=load,
-        make_pages=lambda blocks: make_cache(
-            kv_format, spec, blocks, TORCH_BLOCK_TOKENS, dtype, device
-        ),
+        make_pages=make_pages,
         computes_in_torch=True,
+        make_executor=make_executor if chosen.has_graphs else None,
     )
 
 

@@ -12,6 +12,7 @@ or 128 in bf16. Price: every gather multiplies.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -29,6 +30,15 @@ class KvFormat(StrEnum):
 
     PLAIN = "plain"
     INT8 = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Keys or values of a layer as they are held: [pages, page_tokens, kv_heads, head_dim], with
+    float32 scales [pages, page_tokens, kv_heads, 1] where they are codes."""
+
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 class Pages(Protocol):
@@ -59,6 +69,10 @@ class KvCache(Pages, Protocol):
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
     ) -> None:
         """Put [tokens, kv_heads, head_dim] at the flat cell indices `cells` [tokens] int64."""
+        ...
+
+    def sides(self, layer: int) -> tuple[Side, Side]:
+        """Keys and values of a layer, not copied: for kernels that find their way in pages."""
         ...
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,6 +108,9 @@ class PlainKvCache:
         self.keys[layer].view(-1, *keys.shape[1:]).index_copy_(0, cells, keys)
         self.values[layer].view(-1, *values.shape[1:]).index_copy_(0, cells, values)
 
+    def sides(self, layer: int) -> tuple[Side, Side]:
+        return Side(self.keys[layer]), Side(self.values[layer])
+
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _select(self.keys[layer], pages), _select(self.values[layer], pages)
 
@@ -128,6 +145,13 @@ class Int8KvCache:
             codes, scales = quantise_rows(rows)
             self._codes[layer][side].view(-1, *codes.shape[1:]).index_copy_(0, cells, codes)
             self._scales[layer][side].view(-1, *scales.shape[1:]).index_copy_(0, cells, scales)
+
+    def sides(self, layer: int) -> tuple[Side, Side]:
+        (key_codes, value_codes), (key_scales, value_scales) = (
+            self._codes[layer],
+            self._scales[layer],
+        )
+        return Side(key_codes, key_scales), Side(value_codes, value_scales)
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._gather(layer, 0, pages), self._gather(layer, 1, pages)

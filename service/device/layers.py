@@ -26,6 +26,13 @@ class LayerWeights:
     gate_up: Linear
     down: Linear
 
+    @property
+    def head_norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of queries and of keys, where the model has them."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm, self.k_norm
+
 
 def load_layer(
     source: WeightSource,

@@ -13,9 +13,11 @@ from service.config import ConfigError, EngineConfig
 from service.device.backends import Backend, choose_backend
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
+from service.device.kv_cache import Pages
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
+from service.device.sampler import Sampler
 from service.device.spec import ModelSpec
-from service.device.torch_executor import TorchExecutor
+from service.device.torch_executor import DeviceExecutor, StepDecoder, TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.clock import Clock
 from telemetry.engine_records import ModelShape
@@ -26,7 +28,7 @@ from telemetry.reasons import StartStage
 class LoadedEngine:
     """An executor and what is known about it."""
 
-    executor: TorchExecutor[Any]
+    executor: DeviceExecutor
     spec: ModelSpec
     max_model_tokens: int
     backend: Backend
@@ -75,11 +77,26 @@ def load_executor(
     stage_ended(StartStage.CACHE)
     compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
     return LoadedEngine(
-        executor=TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler),
+        executor=_executor(config, backend, decoder, cache, clock, host_tier, compiler),
         spec=source.spec,
         max_model_tokens=max_model_tokens,
         backend=backend,
     )
+
+
+def _executor(
+    config: EngineConfig,
+    backend: Backend,
+    decoder: StepDecoder[Any],
+    cache: Pages,
+    clock: Clock,
+    host_tier: HostTier | None,
+    compiler: GrammarCompiler | None,
+) -> DeviceExecutor:
+    if backend.make_executor is None:
+        return TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler)
+    sampler = Sampler(decoder.spec.vocab, clock, compiler)
+    return backend.make_executor(decoder, cache, sampler, clock, host_tier)
 
 
 @contextmanager

@@ -6,15 +6,16 @@ Flags in the ModelSpec cover what differs between Llama, Mistral, Qwen2, Qwen3 a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.nn import functional
 
 from service.device.attention.base import AttentionBackend
 from service.device.inputs import StepInputs
 from service.device.kv_cache import KvCache
-from service.device.layers import LayerWeights, RopeTable, load_layer, rotate
+from service.device.layers import LayerWeights, RopeTable, load_layer
 from service.device.linear import FLOATS, MatrixFormat, Table
+from service.device.ops import LayerOps, PlainOps
 from service.device.precision import Precision
 from service.device.weights.source import WeightSource, checked
 
@@ -31,12 +32,14 @@ class Decoder:
         device: torch.device,
         progress: Callable[[str], None] = lambda stage: None,
         matrices: MatrixFormat = FLOATS,
+        ops: LayerOps | None = None,
     ) -> None:
         """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
         spec = source.spec
         self.spec = spec
         self.device = device
         self._attention = attention
+        self._ops = ops or PlainOps(spec)
         self._rope = RopeTable(spec, max_tokens, precision.compute, device)
 
         def get(name: str, *shape: int) -> torch.Tensor:
@@ -60,45 +63,33 @@ class Decoder:
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
         prepared = self._attention.prepare(inputs)
-        cos, sin = self._rope.at(inputs.positions)
-        hidden = self._embedding.rows(inputs.token_ids)
-        for index, layer in enumerate(self._layers):
-            normed = self._rms_norm(hidden, layer.input_norm)
-            query = self._project(index, layer, normed, cos, sin, cache, inputs.cells)
-            mixed = self._attention.run(query, index, cache, prepared)
-            hidden = hidden + layer.out(mixed.flatten(1))
-            hidden = hidden + self._feed_forward(layer, self._rms_norm(hidden, layer.ffn_norm))
-        wanted = self._rms_norm(hidden[inputs.sampled], self._norm)
-        return self._head(wanted).float()
+        return self.compute(
+            inputs.token_ids, inputs.positions, inputs.cells, inputs.sampled, prepared, cache
+        )
 
-    def _project(
+    @torch.inference_mode()
+    def compute(
         self,
-        index: int,
-        layer: LayerWeights,
-        normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        cache: KvCache,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
         cells: torch.Tensor,
+        sampled: torch.Tensor | None,
+        prepared: Any,
+        cache: KvCache,
     ) -> torch.Tensor:
-        """Queries of the layer; keys and values go to the cache."""
-        spec = self.spec
-        qkv = layer.qkv(normed)
-        parts = qkv.view(len(normed), -1, spec.head_dim)
-        if layer.q_norm is None or layer.k_norm is None:
-            turned = rotate(parts[:, : spec.heads + spec.kv_heads], cos, sin)
-            query, key = turned[:, : spec.heads], turned[:, spec.heads :]
-        else:
-            query = self._rms_norm(parts[:, : spec.heads], layer.q_norm)
-            key = parts[:, spec.heads : spec.heads + spec.kv_heads]
-            query = rotate(query, cos, sin)
-            key = rotate(self._rms_norm(key, layer.k_norm), cos, sin)
-        cache.write(index, key, parts[:, spec.heads + spec.kv_heads :], cells)
-        return query
-
-    def _feed_forward(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-        return layer.down(functional.silu(gate) * up)
-
-    def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.spec.norm_eps)
+        """The same of tensors alone, with what the attention wants `prepared`; logits of all
+        rows where `sampled` is None."""
+        attention, ops = self._attention, self._ops
+        angles = self._rope.at(positions)
+        hidden = self._embedding.rows(token_ids)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed = ops.norm(hidden, delta, layer.input_norm)
+            qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
+            query = ops.keep(index, qkv, angles, layer.head_norms, cache, cells)
+            mixed = attention.run(query, index, cache, prepared)
+            normed = ops.norm(hidden, layer.out(mixed.flatten(1)), layer.ffn_norm)
+            delta = layer.down(ops.gated(layer.gate_up(normed)))
+        if sampled is not None:
+            hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
+        return self._head(ops.norm(hidden, delta, self._norm)).float()

@@ -121,6 +121,10 @@ class Sampler:
     def stop(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
+    def all_just_argmax(self, rows: Sequence[DecodeRow | PrefillChunk]) -> bool:
+        """Whether each row's next token is the likeliest, and nothing else is asked for."""
+        return all(self._slots[row.slot].is_just_argmax(row.output_index) for row in rows)
+
     @torch.inference_mode()
     def sample(
         self, rows: Sequence[DecodeRow | PrefillChunk], logits: torch.Tensor

@@ -20,7 +20,7 @@ from service.device.inputs import StepInputs, build_inputs
 from service.device.kv_cache import Pages
 from service.device.sampler import Sampler
 from service.device.spec import ModelSpec
-from service.engine.executor import StepFailed
+from service.engine.executor import Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.clock import Clock
 
@@ -42,8 +42,19 @@ class StepDecoder(Protocol[_PagesIn]):
         ...
 
 
+class DeviceExecutor(Executor, Protocol):
+    """An executor that owns its device until it is closed."""
+
+    @property
+    def host_slots(self) -> int:
+        """Blocks that the host tier holds; 0 when there is none."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class TorchExecutor(Generic[PagesT]):
-    """Implements `service.engine.executor.Executor`."""
+    """Implements `DeviceExecutor`."""
 
     def __init__(
         self,

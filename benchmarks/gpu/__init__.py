@@ -1,0 +1,1 @@
+"""What a GPU makes of our kernels and of the engine."""

@@ -1,0 +1,39 @@
+"""Times work on a device by marks in its stream, best and median of repetitions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
+from telemetry.clock import MonotonicClock
+
+
+def runtime_of(device: torch.device) -> Runtime:
+    """The device's own, or a CPU that stands in."""
+    return CudaRuntime(device) if device.type == "cuda" else StandInRuntime(MonotonicClock())
+
+
+def timed_ms(
+    runtime: Runtime, run: Callable[[], object], rounds: int = 10, each: int = 5
+) -> dict[str, float]:
+    """Of one call, over `rounds` of `each` calls, after a first that does not count."""
+    run()
+    found: list[float] = []
+    for _ in range(rounds):
+        begin, end = runtime.mark(), runtime.mark()
+        begin.record()
+        for _ in range(each):
+            run()
+        end.record()
+        end.wait()
+        found.append(end.after_ns(begin) / each / 1e6)
+    return {"best": min(found), "median": statistics.median(found)}
+
+
+def flushed(device: torch.device, mib: int = 256) -> Callable[[], None]:
+    """Empties the device's caches: what is timed behind it reads memory."""
+    much = torch.empty(mib << 18, dtype=torch.float32, device=device)
+    return lambda: much.zero_() and None

@@ -1,0 +1,65 @@
+"""Which attention computes, and what lies between the matrix products with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+from service.config import ConfigError, EngineConfig
+from service.device.attention.base import AttentionBackend
+from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.ops import LayerOps, PlainOps
+from service.device.spec import ModelSpec
+
+TORCH_PAGE_TOKENS, TRITON_PAGE_TOKENS = 16, 64
+_WIDEST_HEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """`fault` says why a faster one is not used, None where there is none. A decode step of one
+    that `has_graphs` can be captured."""
+
+    attention: AttentionBackend
+    ops: LayerOps
+    fault: str | None = None
+    has_graphs: bool = False
+
+
+def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Chosen:
+    """What was asked for, or the fastest that works. Raises ConfigError."""
+    wanted = config.attention
+    if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
+        return _torch(spec, device)
+    fault = triton_fault(spec, device)
+    if fault is None:
+        return _triton(spec, device)
+    if wanted == "triton":
+        raise ConfigError(f"--attention triton: {fault}; use --attention torch")
+    return _torch(spec, device, f"not triton: {fault}")
+
+
+def triton_fault(spec: ModelSpec, device: torch.device) -> str | None:
+    """Why our Triton kernels cannot compute this model there; None when they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "its kernels need a GPU"
+    if spec.head_dim % 2 or spec.head_dim > _WIDEST_HEAD:
+        return f"heads of {spec.head_dim} are odd or wider than {_WIDEST_HEAD}"
+    return None
+
+
+def _torch(spec: ModelSpec, device: torch.device, fault: str | None = None) -> Chosen:
+    return Chosen(TorchPagedAttention(TORCH_PAGE_TOKENS, device), PlainOps(spec), fault)
+
+
+def _triton(spec: ModelSpec, device: torch.device) -> Chosen:
+    from service.device.attention.triton_paged import TritonPagedAttention
+    from service.device.triton.ops import FusedOps
+
+    attention = TritonPagedAttention(spec, TRITON_PAGE_TOKENS, device)
+    return Chosen(attention, FusedOps(spec), has_graphs=True)

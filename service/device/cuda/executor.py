@@ -1,0 +1,219 @@
+"""Runs plans on a device that is asked and not waited for.
+
+A plan that only decodes is one copy in, one graph, one copy out. Everything else is computed as it
+comes. Tokens stay on the device: the next step takes them from there, so it can be planned and
+asked for before anybody has read them. What has to be read of a step (its tokens, or that it
+failed) is read when it is collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from service.device.attention.triton_paged import TritonPagedAttention
+from service.device.cuda.graphs import DecodeGraphs
+from service.device.cuda.runtime import CudaRuntime, Mark, Runtime, StandInRuntime
+from service.device.cuda.slots import DeviceSlots
+from service.device.host_tier import HostTier
+from service.device.inputs import build_inputs
+from service.device.kv_cache import KvCache
+from service.device.model import Decoder
+from service.device.sampler import Sampler
+from service.engine.executor import StepFailed
+from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
+from telemetry.clock import Clock
+
+Row = DecodeRow | PrefillChunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A step that was asked for. `tokens` are on their way to the host, or `samples` are known
+    already."""
+
+    begun: Mark
+    done: Mark
+    forward_ns: int
+    sample_ns: int
+    tokens: torch.Tensor | None = None
+    samples: tuple[tuple[Sample, ...], ...] = ()
+    mask_ns: int = 0
+    masked_rows: int = 0
+    error: StepFailed | None = None
+
+
+class CudaExecutor:
+    """Implements `service.engine.executor.Executor`. The cache's last page is for padding."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: TritonPagedAttention,
+        cache: KvCache,
+        runtime: Runtime,
+        sampler: Sampler,
+        clock: Clock,
+        max_rows: int,
+        max_tokens: int,
+        host_tier: HostTier | None = None,
+    ) -> None:
+        self._decoder, self._attention, self._cache = decoder, attention, cache
+        self._runtime, self._sampler, self._clock = runtime, sampler, clock
+        self._host_tier = host_tier
+        pages_each = -(-max_tokens // cache.page_tokens)
+        self._slots = DeviceSlots(runtime, max_rows, pages_each, cache.pages - 1)
+        self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
+        self._asked: deque[_Asked] = deque()
+        self.device_ns = 0  # of the step that was collected last
+
+    @property
+    def block_tokens(self) -> int:
+        return self._cache.page_tokens
+
+    @property
+    def blocks_total(self) -> int:
+        return self._cache.pages - 1
+
+    @property
+    def host_slots(self) -> int:
+        return 0 if self._host_tier is None else self._host_tier.slots
+
+    def close(self) -> None:
+        """Nothing to end: all work is the device's."""
+
+    def launch(self, plan: Plan) -> None:
+        for slot in plan.stopped_slots:
+            self._sampler.stop(slot)
+            self._slots.forget(slot)
+        for start in plan.started:
+            self._sampler.start(start)
+            self._slots.forget(start.slot)
+        begun = self._mark()
+        forward_ns = self._clock.now_ns()
+        try:
+            with torch.inference_mode():
+                asked = self._ask(plan, begun, forward_ns)
+        except (RuntimeError, IndexError, ValueError, MemoryError) as error:
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            failed = StepFailed(f"step {plan.step_id}: {first_line}")
+            now_ns = self._clock.now_ns()
+            asked = _Asked(begun, self._mark(), forward_ns, now_ns, error=failed)
+        self._asked.append(asked)
+
+    def collect(self) -> StepOutcome:
+        """The oldest step's outcome. Raises StepFailed."""
+        asked = self._asked.popleft()
+        if asked.error is not None:
+            raise asked.error
+        asked.done.wait()
+        self.device_ns = asked.done.after_ns(asked.begun)
+        samples = asked.samples
+        if asked.tokens is not None:
+            samples = tuple((Sample(token),) for token in asked.tokens.tolist())
+        return StepOutcome(
+            samples, asked.forward_ns, asked.sample_ns, asked.mask_ns, asked.masked_rows
+        )
+
+    # One step
+
+    def _ask(self, plan: Plan, begun: Mark, forward_ns: int) -> _Asked:
+        if plan.copies:
+            assert self._host_tier is not None, "copies without a host tier"
+            self._host_tier.run(plan.copies)
+        self._slots.learn(plan.rows)
+        rows = plan.sampled_rows
+        greedy = self._sampler.all_just_argmax(rows)
+        if not plan.prefills and not any(row.drafts for row in plan.decodes):
+            found = self.graphs.run(
+                [row.slot for row in plan.decodes], [row.start for row in plan.decodes], greedy
+            )
+            logits = found.logits[: len(rows)]
+            tokens = None if found.tokens is None else found.tokens[: len(rows)]
+        else:
+            logits = self._mixed(plan)
+            tokens = logits.argmax(dim=-1) if greedy and len(logits) == len(rows) else None
+            if tokens is not None:
+                self._remember(rows, tokens)
+        sample_ns = self._clock.now_ns()
+        if tokens is None:
+            return self._sampled(rows, logits, begun, forward_ns, sample_ns)
+        host = self._runtime.host_tensor((len(rows),), torch.int64)
+        host.copy_(tokens, non_blocking=True)
+        return _Asked(begun, self._mark(), forward_ns, sample_ns, tokens=host)
+
+    def _sampled(
+        self,
+        rows: Sequence[Row],
+        logits: torch.Tensor,
+        begun: Mark,
+        forward_ns: int,
+        sample_ns: int,
+    ) -> _Asked:
+        """Rows that want more than the likeliest token; the host chooses, and waits for that."""
+        sampler = self._sampler
+        samples = sampler.sample(rows, logits)
+        if rows:
+            last = torch.tensor([sample[-1].token_id for sample in samples])
+            self._remember(rows, last.to(self._runtime.device))
+        return _Asked(
+            begun, self._mark(), forward_ns, sample_ns, None, samples,
+            sampler.last_mask_ns, sampler.last_masked_rows,
+        )  # fmt: skip
+
+    def _mixed(self, plan: Plan) -> torch.Tensor:
+        """Prompts and decodes together, or decodes with drafts."""
+        inputs = build_inputs(plan, self._cache.page_tokens, self._runtime.device)
+        if plan.decodes:
+            device = self._runtime.device
+            places = torch.tensor(inputs.last_tokens, device=device)
+            slots = torch.tensor([row.slot for row in plan.decodes], device=device)
+            inputs.token_ids[places] = self._slots.last_tokens[slots]
+        return self._decoder.forward(inputs, self._cache)
+
+    def _decode(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cells: torch.Tensor,
+        table: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> torch.Tensor:
+        prepared = self._attention.prepared_decodes(table, lengths)
+        return self._decoder.compute(tokens, positions, cells, None, prepared, self._cache)
+
+    def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
+        slots = torch.tensor([row.slot for row in rows], device=self._runtime.device)
+        self._slots.last_tokens.index_copy_(0, slots, tokens)
+
+    def _mark(self) -> Mark:
+        mark = self._runtime.mark()
+        mark.record()
+        return mark
+
+
+def cuda_executor(
+    decoder: Any,
+    attention: Any,
+    cache: Any,
+    sampler: Sampler,
+    clock: Clock,
+    host_tier: HostTier | None,
+    max_rows: int,
+    max_tokens: int,
+    progress: Callable[[str], None] = lambda what: None,
+) -> CudaExecutor:
+    """With all greedy graphs captured on a GPU; without one, for tests, on a CPU that stands in."""
+    device = decoder.device
+    on_gpu = device.type == "cuda"
+    runtime: Runtime = CudaRuntime(device) if on_gpu else StandInRuntime(clock)
+    executor = CudaExecutor(
+        decoder, attention, cache, runtime, sampler, clock, max_rows, max_tokens, host_tier
+    )
+    if on_gpu:
+        executor.graphs.capture_all(progress)
+    return executor

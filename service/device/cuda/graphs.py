@@ -1,0 +1,107 @@
+"""Decode steps as captured graphs: one for each batch size and way to choose tokens.
+
+Within a graph nothing depends on the host but `inputs`, int32 [2, bucket]: each row's slot and the
+position of its next token. Where that lies, what it attends to and which token it goes on from the
+device knows. Rows that pad the batch have the padding slot, see no key, and write where nobody
+reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from service.device.cuda.buckets import bucket_of, buckets_for
+from service.device.cuda.runtime import Graph, Runtime
+from service.device.cuda.slots import DeviceSlots
+
+# (tokens, positions, cells, table, lengths) to float32 logits [rows, vocab]
+Forward = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+
+
+@dataclass(slots=True)
+class Written:
+    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest, None where they
+    are not asked for. Of a graph these are the same memory each time."""
+
+    logits: torch.Tensor
+    tokens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph with its memory: `inputs`, and what it writes."""
+
+    bucket: int
+    graph: Graph
+    inputs: torch.Tensor
+    written: Written
+
+
+class DecodeGraphs:
+    """Captured on first use, or all of them by `capture_all`. A key is (bucket, greedy)."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        slots: DeviceSlots,
+        forward: Forward,
+        page_tokens: int,
+        max_rows: int,
+    ) -> None:
+        self._runtime, self._slots, self._forward = runtime, slots, forward
+        self._page_tokens = page_tokens
+        self.buckets = buckets_for(max_rows)
+        self._captured: dict[tuple[int, bool], Captured] = {}
+
+    def capture_all(self, progress: Callable[[str], None] = lambda what: None) -> None:
+        """Greedy ones, the largest first: the smaller ones then fit into its memory. Others are
+        captured when they are first wanted."""
+        for bucket in reversed(self.buckets):
+            progress(f"capturing decodes of {bucket} rows")
+            self._get(bucket, True)
+
+    def run(self, slots: list[int], positions: list[int], greedy: bool) -> Written:
+        """Decode one token for each row. What comes out is valid until the same key runs again,
+        for whoever reads it in the order of the device's work."""
+        found = self._get(bucket_of(len(slots), self.buckets), greedy)
+        idle = found.bucket - len(slots)
+        host = self._runtime.host_tensor((2, found.bucket), torch.int32)
+        host[0] = torch.tensor([*slots, *[self._slots.padding] * idle], dtype=torch.int32)
+        host[1] = torch.tensor([*positions, *[0] * idle], dtype=torch.int32)
+        found.inputs.copy_(host, non_blocking=True)
+        found.graph.replay()
+        return found.written
+
+    def _get(self, bucket: int, greedy: bool) -> Captured:
+        key = (bucket, greedy)
+        if key not in self._captured:
+            self._captured[key] = self._capture(bucket, greedy)
+        return self._captured[key]
+
+    def _capture(self, bucket: int, greedy: bool) -> Captured:
+        known = self._slots
+        device = self._runtime.device
+        inputs = torch.zeros((2, bucket), dtype=torch.int32, device=device)
+        inputs[0] = known.padding
+        written = Written(torch.empty(0))
+
+        def run() -> None:
+            slots, positions = inputs[0].long(), inputs[1].long()
+            table = known.table[slots]
+            pages = table.gather(1, (positions // self._page_tokens)[:, None])[:, 0].long()
+            cells = pages * self._page_tokens + positions % self._page_tokens
+            lengths = torch.where(slots == known.padding, 0, positions + 1).int()
+            tokens = known.last_tokens[slots]
+            written.logits = self._forward(tokens, positions, cells, table, lengths)
+            if greedy:
+                written.tokens = written.logits.argmax(dim=-1)
+                known.last_tokens.index_copy_(0, slots, written.tokens)
+
+        with torch.inference_mode():
+            graph = self._runtime.capture(run)
+        return Captured(bucket, graph, inputs, written)
