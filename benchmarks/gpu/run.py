@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,77 +58,117 @@ STAND_IN = Sizes(
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
+    """Everything; the kernels are imported here, when it is known whether they are interpreted."""
     import torch
 
-    from benchmarks.gpu.attention import Batch, Bench, random_batches
     from benchmarks.gpu.ceilings import copy_bytes_per_s, matrix_flop_per_s, read_bytes_per_s
-    from benchmarks.gpu.engine import Decodes, lean_workload, load
     from benchmarks.gpu.timing import runtime_of
+
+    device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
+    runtime = runtime_of(device)
+    peaks = Peaks(
+        copy=copy_bytes_per_s(runtime, sizes.copy_mib),
+        read=read_bytes_per_s(runtime, sizes.copy_mib),
+        matrix=matrix_flop_per_s(runtime, sizes.matrix, dtype),
+    )
+    ceilings = {
+        "copy_gb_per_s": peaks.copy / 1e9,
+        "read_gb_per_s": peaks.read / 1e9,
+        "matrix_tflop_per_s": peaks.matrix / 1e12,
+    }
+    say("ceilings", ceilings)
+    checks, times = attention(sizes, runtime, dtype, peaks)
+    engines = {shape: engine(shape, sizes, peaks) for shape in sizes.shapes}
+    return {
+        "machine": gpu_machine(device),
+        "ceilings": ceilings,
+        "checks": checks,
+        "attention": times,
+        "engine": engines,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes and operations a second."""
+
+    copy: float
+    read: float
+    matrix: float
+
+
+def attention(
+    sizes: Sizes, runtime: Any, dtype: Any, peaks: Peaks
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Whether each back end is right, and how long ours takes; nobody waits for the reference."""
+    from benchmarks.gpu.attention import Bench, random_batches
     from service.device.attention.torch_paged import TorchPagedAttention
     from service.device.attention.triton_paged import TritonPagedAttention
     from service.device.spec import DUMMY_SHAPES
 
-    device = torch.device(sizes.device)
-    runtime, dtype = runtime_of(device), getattr(torch, sizes.dtype)
-    found: dict[str, Any] = {"machine": gpu_machine(device)}
-    found["ceilings"] = {
-        "copy_gb_per_s": copy_bytes_per_s(runtime, sizes.copy_mib) / 1e9,
-        "read_gb_per_s": read_bytes_per_s(runtime, sizes.copy_mib) / 1e9,
-        "matrix_tflop_per_s": matrix_flop_per_s(runtime, sizes.matrix, dtype) / 1e12,
-    }
-    say("ceilings", found["ceilings"])
     checks: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     for shape in sizes.shapes:
         spec = DUMMY_SHAPES[shape]
-        for backend in (TritonPagedAttention(spec, 64, device), TorchPagedAttention(16, device)):
+        ours = TritonPagedAttention(spec, 64, runtime.device)
+        for backend in (ours, TorchPagedAttention(16, runtime.device)):
             bench = Bench(backend, spec, dtype, runtime)
             batches = random_batches(sizes.checks, 1, sizes.longest)
-            errors = [bench.relative_error(batch, seed) for seed, batch in enumerate(batches)]
-            name = backend.capabilities.name
+            worst = max(bench.relative_error(batch, seed) for seed, batch in enumerate(batches))
+            about = {"shape": shape, "backend": backend.capabilities.name}
             checks.append(
-                {"shape": shape, "backend": name, "batches": len(errors), "worst": max(errors),
-                 "holds": max(errors) <= sizes.tolerance}
-            )  # fmt: skip
-            say(f"{shape}, {name}: worst relative error", checks[-1]["worst"])
-            if name == "torch":
-                continue  # the reference; nobody waits for it
-            for context in sizes.contexts:
-                for batch in sizes.batches:
-                    one = Batch(((1, context - 1),) * batch)
-                    ms = bench.time_ms(one, 10)["median"]
-                    rate = one.read_bytes(spec, dtype.itemsize) / ms * 1e3
-                    share = rate / (found["ceilings"]["read_gb_per_s"] * 1e9)
-                    times.append(
-                        {"shape": shape, "backend": name, "decode": [batch, context], "ms": ms,
-                         "share": share}
-                    )  # fmt: skip
-            for tokens in sizes.prefills:
-                one = Batch(((tokens, 0),))
-                ms = bench.time_ms(one, 5)["median"]
-                share = one.flop(spec) / ms * 1e3 / (found["ceilings"]["matrix_tflop_per_s"] * 1e12)
-                times.append(
-                    {"shape": shape, "backend": name, "prefill": tokens, "ms": ms, "share": share}
-                )
-    found["checks"], found["attention"] = checks, times
-    engines: dict[str, Any] = {}
-    for shape in sizes.shapes:
-        more = {"attention": "triton", "dtype": sizes.dtype}
-        loaded = load(shape, sizes.device, sizes.rows, sizes.max_tokens, **more)
-        decodes = Decodes(loaded, found["ceilings"]["read_gb_per_s"] * 1e9)
-        one = engines[shape] = {"backend": loaded.backend.name}
-        one["decode"] = [
-            asdict(decodes.at(batch, context, sizes.steps))
-            for context in sizes.contexts
-            for batch in sizes.batches
-            if batch * (context + sizes.steps) < cells_of(loaded)
-        ]
-        peak = found["ceilings"]["matrix_tflop_per_s"] * 1e12
-        one["prefill"] = [decodes.prefill(tokens, peak) for tokens in sizes.prefills]
-        one["lean"] = lean_workload(loaded, sizes.rows, sizes.sequences, sizes.bounds)
-        say(shape, one["lean"])
-        del loaded, decodes
-    found["engine"] = engines
+                {
+                    **about,
+                    "batches": len(batches),
+                    "worst": worst,
+                    "holds": worst <= sizes.tolerance,
+                }
+            )
+            say(f"{shape}, {about['backend']}: worst relative error", worst)
+            if backend is ours:
+                times += [{**about, **row} for row in timed(bench, spec, sizes, dtype, peaks)]
+    return checks, times
+
+
+def timed(
+    bench: Any, spec: Any, sizes: Sizes, dtype: Any, peaks: Peaks
+) -> Iterator[dict[str, Any]]:
+    """One layer's attention beside what reading its keys, or its products, must take."""
+    from benchmarks.gpu.attention import Batch
+
+    for context in sizes.contexts:
+        for size in sizes.batches:
+            batch = Batch(((1, context - 1),) * size)
+            ms = bench.time_ms(batch, 10)["median"]
+            share = batch.read_bytes(spec, dtype.itemsize) / peaks.read / ms * 1e3
+            yield {"decode": [size, context], "ms": ms, "share": share}
+    for tokens in sizes.prefills:
+        batch = Batch(((tokens, 0),))
+        ms = bench.time_ms(batch, 5)["median"]
+        yield {"prefill": tokens, "ms": ms, "share": batch.flop(spec) / peaks.matrix / ms * 1e3}
+
+
+def engine(shape: str, sizes: Sizes, peaks: Peaks) -> dict[str, Any]:
+    """The executor on dummy weights of a shape."""
+    from benchmarks.gpu.engine import Decodes, lean_workload, load
+
+    loaded = load(
+        shape, sizes.device, sizes.rows, sizes.max_tokens, attention="triton", dtype=sizes.dtype
+    )
+    decodes = Decodes(loaded, peaks.read)
+    loads = [
+        (batch, context)
+        for context in sizes.contexts
+        for batch in sizes.batches
+        if batch * (context + sizes.steps) < cells_of(loaded)
+    ]
+    found = {
+        "backend": loaded.backend.name,
+        "decode": [asdict(decodes.at(batch, context, sizes.steps)) for batch, context in loads],
+        "prefill": [decodes.prefill(tokens, peaks.matrix) for tokens in sizes.prefills],
+        "lean": lean_workload(loaded, sizes.rows, sizes.sequences, sizes.bounds),
+    }
+    say(shape, found["lean"])
     return found
 
 
