@@ -32,6 +32,7 @@ from service.device.sampler import Sampler
 from service.device.triton.ops import FusedOps
 from service.device.weights.dummy import DummyWeights
 from service.engine.plan import DecodeRow, SamplingParams
+from service.engine.warm_up import warm_up
 from telemetry.clock import MonotonicClock
 
 CPU = torch.device("cpu")
@@ -115,6 +116,16 @@ def test_graphs_are_captured_the_largest_first_and_once() -> None:
     captured = runtime.captured
     engine_of(executor, 1).greedy(PROMPTS, 5)
     assert runtime.captured == captured == 3
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_warms_up_as_a_server_does(depth: int) -> None:
+    """Which ends with a row that wants no token; texts are what they would have been."""
+    executor, _ = ours()
+    engine = engine_of(executor, depth)
+    warm_up(executor, engine.limits)
+
+    assert engine.greedy(PROMPTS[:2], 4) == engine_of(reference(), 1).greedy(PROMPTS[:2], 4)
 
 
 def test_a_table_is_told_only_what_is_new() -> None:

@@ -123,8 +123,7 @@ class TorchExecutor(Generic[PagesT]):
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
-            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise StepFailed(f"step {plan.step_id}: {first_line}") from error
+            raise StepFailed.of(plan.step_id, error) from error
         for row, sample in zip(plan.sampled_rows, samples, strict=True):
             self._last_tokens[row.slot] = sample[-1].token_id
         sampler = self._sampler

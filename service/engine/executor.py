@@ -18,6 +18,12 @@ class StepFailed(Exception):
     The sequences in the step fail; the engine goes on.
     """
 
+    @classmethod
+    def of(cls, step_id: int, error: Exception) -> StepFailed:
+        """In one line."""
+        lines = str(error).splitlines()
+        return cls(f"step {step_id}: {lines[0] if lines else type(error).__name__}")
+
 
 class Executor(Protocol):
     """Runs plans in the order in which they were launched.

@@ -1,7 +1,7 @@
 """The first steps of an executor, before anybody waits for them.
 
 Kernels are built, buffers taken and pages touched when they are first needed; on some back ends
-that makes the first request twenty times as slow as the second. So a prompt of its own is computed
+that makes the first request many times as slow as the second. So a prompt of its own is computed
 and a token decoded before the server calls itself ready. Nothing is left of it but what the steps
 wrote into cache blocks that nobody knows.
 """

@@ -99,9 +99,7 @@ class CudaExecutor:
             with torch.inference_mode():
                 asked = self._ask(plan, begun, forward_ns)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
-            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            failed = StepFailed(f"step {plan.step_id}: {first_line}")
-            now_ns = self._clock.now_ns()
+            failed, now_ns = StepFailed.of(plan.step_id, error), self._clock.now_ns()
             asked = _Asked(begun, self._mark(), forward_ns, now_ns, error=failed)
         self._asked.append(asked)
 
@@ -137,7 +135,7 @@ class CudaExecutor:
         else:
             logits = self._mixed(plan)
             tokens = logits.argmax(dim=-1) if greedy and len(logits) == len(rows) else None
-            if tokens is not None:
+            if rows and tokens is not None:
                 self._remember(rows, tokens)
         sample_ns = self._clock.now_ns()
         if tokens is None:

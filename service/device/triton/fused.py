@@ -18,6 +18,8 @@ def norm_of_sum(
     """The norm of `hidden` [tokens, width], to which `delta` is added in place before."""
     out = torch.empty_like(hidden)
     tokens, width = hidden.shape
+    if not tokens:  # a chunk in the midst of a prompt wants no logits
+        return out
     add_norm[(tokens,)](
         hidden, delta, weight, out, eps, width,
         ADDS=delta is not None, BLOCK=power_of_2(width),
