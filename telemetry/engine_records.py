@@ -166,20 +166,9 @@ class CacheFlushed(_Fact, frozen=True):
     blocks: int
 
 
-class BlocksFilled(_Fact, frozen=True):
-    """More of a sequence's text is in the cache: `blocks` names its full blocks from block
-    `first_block` on, as `SequenceQueued` names those of its prompt."""
-
-    seq_id: int
-    at_ns: int
-    step_id: int
-    first_block: int
-    blocks: tuple[int, ...]
-
-
 class SequenceEnded(_Fact, frozen=True):
     """The terminal fact of a sequence inside the engine; its blocks are free. `blocks` is of
-    older records, without `BlocksFilled`: the names of its full blocks after its prompt's."""
+    older records, whose steps do not tell it: the names of its full blocks after its prompt's."""
 
     seq_id: int
     at_ns: int
@@ -218,6 +207,15 @@ class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
     holder_seq_id: int | None
 
 
+class Filled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """More of a sequence's text is in the cache: `blocks` names its full blocks from block
+    `first_block` on, as `SequenceQueued` names those of its prompt."""
+
+    seq_id: int
+    first_block: int
+    blocks: tuple[int, ...]
+
+
 class StepRecorded(_Fact, frozen=True):
     """One iteration of the engine loop; the only thing the hot loop writes.
 
@@ -230,7 +228,8 @@ class StepRecorded(_Fact, frozen=True):
     the first waiting sequence of each tenant that is at its limit (POLICY); every other
     sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
     sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
-    into the masks of `masked_rows` constrained rows.
+    into the masks of `masked_rows` constrained rows. `filled` names the blocks that the step
+    made full, of texts and not of prompts.
     """
 
     step_id: int
@@ -254,6 +253,7 @@ class StepRecorded(_Fact, frozen=True):
     mask_ns: int = 0
     masked_rows: int = 0
     copied_blocks: int = 0
+    filled: tuple[Filled, ...] = ()
 
 
 class EngineIdled(_Fact, frozen=True):

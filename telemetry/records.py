@@ -14,7 +14,6 @@ sequences, tied together by `SequenceSubmitted`.
 from __future__ import annotations
 
 from telemetry.engine_records import (
-    BlocksFilled,
     CacheFlushed,
     EngineIdled,
     EngineStarted,
@@ -173,7 +172,6 @@ Fact = (
     | StallDetected
     | RecordingSet
     | ExportFailed
-    | BlocksFilled
 )
 
 

@@ -177,6 +177,7 @@ class EngineLoop:
                 outcome.mask_ns,
                 outcome.masked_rows,
                 len(plan.copies),
+                committed.filled,
             )
         )
         self._record_facts(committed_ns)

@@ -22,7 +22,7 @@ from service.engine.prefix import Match, PrefixCache
 from service.engine.queue import WaitingQueue
 from service.engine.request import Request, Status
 from telemetry.engine_records import (
-    BlocksFilled,
+    Filled,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -60,6 +60,7 @@ class Residents:
         self._stopped_slots: list[int] = []
         self._news: list[News] = []
         self._emissions: list[Emission] = []
+        self._filled: list[Filled] = []
         self._arrivals = 0
 
     # Moves
@@ -166,7 +167,7 @@ class Residents:
         for index in range(request.cached_blocks, blocks):
             digest, block = request.digests[index], request.blocks[index]
             self.prefix.register(digest, block, request.submit.tenant)
-        self._tell_filled(request, blocks)
+        self._note_filled(request, blocks)
         request.cached_blocks = blocks
 
     # What is to be told
@@ -203,6 +204,13 @@ class Residents:
         taken, self._emissions = self._emissions, []
         return taken
 
+    def take_filled(self) -> tuple[Filled, ...]:
+        """Names of blocks that became full since the last call."""
+        if not self._filled:
+            return ()
+        taken, self._filled = tuple(self._filled), []
+        return taken
+
     def take_stopped_slots(self) -> tuple[int, ...]:
         taken, self._stopped_slots = tuple(self._stopped_slots), []
         return taken
@@ -233,19 +241,11 @@ class Residents:
             "constrained": submit.grammar is not None,
         }
 
-    def _tell_filled(self, request: Request, blocks: int) -> None:
+    def _note_filled(self, request: Request, blocks: int) -> None:
         """Names of what is cached for the first time."""
         first = len(request.told_names)
         if first < blocks:
-            self.tell(
-                partial(
-                    BlocksFilled,
-                    seq_id=request.seq_id,
-                    step_id=self.next_step_id,
-                    first_block=first,
-                    blocks=self._named(request, blocks),
-                )
-            )
+            self._filled.append(Filled(request.seq_id, first, self._named(request, blocks)))
 
     def _prompt_blocks(self, request: Request) -> tuple[int, ...] | None:
         if not request.cacheable:

@@ -31,6 +31,7 @@ from service.engine.residents import Residents
 from service.engine.stopping import end_after
 from telemetry.engine_records import (
     CacheFlushed,
+    Filled,
     GrammarCompiled,
     SequencePaused,
     SequenceResumed,
@@ -42,10 +43,11 @@ from telemetry.records import Fact
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a step gave: tokens by sequence, and whose tokens were wasted."""
+    """What a step gave: tokens by sequence, whose tokens were wasted, and blocks made full."""
 
     tokens: dict[int, int]
     wasted: frozenset[int]
+    filled: tuple[Filled, ...] = ()
 
 
 class Scheduler:
@@ -195,7 +197,7 @@ class Scheduler:
                 wasted.add(row.seq_id)
             else:
                 tokens[row.seq_id] = self._commit_row(request, row, samples)
-        return Committed(tokens, frozenset(wasted))
+        return Committed(tokens, frozenset(wasted), self.residents.take_filled())
 
     def fail(self, plan: Plan) -> Committed:
         """The plan could not be computed: its sequences end, the others go on. Blocks that it

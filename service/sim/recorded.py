@@ -26,7 +26,6 @@ from service.engine.inbox import (
 from service.engine.limits_record import limits_of
 from service.engine.plan import Grammar, GrammarKind, SamplingParams
 from telemetry.engine_records import (
-    BlocksFilled,
     CacheFlushed,
     EngineStarted,
     GrammarCompiled,
@@ -188,14 +187,14 @@ class _Reader:
         match fact:
             case StepRecorded():
                 run.steps[fact.step_id] = self._last_step = fact
+                for filled in fact.filled:
+                    self._filled(filled.seq_id, filled.first_block, filled.blocks)
             case SequenceQueued():
                 run.sequences[fact.seq_id] = RecordedSequence(fact, list(fact.blocks or ()))
                 self._commands.append((fact.at_ns, fact))
             case SequenceRefused():
                 run.sequences[fact.seq_id] = RecordedSequence(fact)
                 self._commands.append((fact.at_ns, fact))
-            case BlocksFilled():
-                self._filled(fact.seq_id, fact.first_block, fact.blocks)
             case SequenceEnded():
                 self._ended(fact)
             case CacheFlushed() if self._is_of_failure(fact):

@@ -20,7 +20,6 @@ from service.engine.scheduler import Scheduler
 from service.sim.recorded import END_TOKEN, NotReplayable, RecordedRun
 from service.sim.recorded_drafts import RecordedDrafts, drafts_of
 from telemetry.engine_records import (
-    BlocksFilled,
     EngineIdled,
     SequenceAdmitted,
     SequenceEnded,
@@ -31,10 +30,10 @@ from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import Fact
 
-# told along the way, and no decisions
-_ASIDE = (BlocksFilled, EngineIdled)
-_STAMPS = frozenset(
+# what is no decision: when, and names of texts
+_ASIDE = frozenset(
     {
+        "filled",
         "at_ns",
         "begin_ns",
         "planned_ns",
@@ -217,7 +216,7 @@ class _Exact:
             except (_Diverged, AssertionError) as error:
                 return Difference(self._step_id, "the plan", "another", str(error))
             for fact in self._lane.drain():
-                if not isinstance(fact, _ASIDE) and not self._run.is_beyond(fact):
+                if not isinstance(fact, EngineIdled) and not self._run.is_beyond(fact):
                     found = self._compare(recorded, fact)
                     if found is not None:
                         return found
@@ -239,7 +238,7 @@ class _Exact:
         if type(known) is not type(replayed):
             return Difference(self._step_id, "what happened", str(known), str(replayed))
         for name in known.__struct_fields__:
-            if name in _STAMPS:
+            if name in _ASIDE:
                 continue
             was, is_now = getattr(known, name), getattr(replayed, name)
             if not self._agree(known, name, was, is_now):
