@@ -31,7 +31,7 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.starter import serving
 
@@ -64,7 +64,9 @@ def engine_part(streams: int) -> float:
     from service.engine.loop import EngineLoop
     from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
     from service.engine.scheduler import Scheduler
-    from service.host import EngineHost, GatewayGone, Link
+    from service.host import EngineHost
+    from service.link import GatewayGone, Link
+    from service.profiling import Profiles
     from telemetry.clock import MonotonicClock
     from telemetry.recorder import Lane
 
@@ -110,7 +112,9 @@ def engine_part(streams: int) -> float:
                 sampling=SamplingParams(temperature=0.0),
             )
         )
-    host: Any = EngineHost(Link(ours), inbox, loop, lane, clock, None)  # type: ignore[arg-type]
+    link, nobody = Link(ours), cast(Any, None)  # no grammars, no profiles
+    profiles = Profiles(loop, nobody, lane, clock, link.send)
+    host = EngineHost(link, inbox, loop, lane, clock, nobody, profiles)
     with suppress(GatewayGone):
         host.serve()
     ours.close()

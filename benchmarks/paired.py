@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,16 +147,26 @@ def _steady_gaps_ms(streams: list[list[list[int]]]) -> Floats:
 async def run_quad(
     base: str, other: str, number: int, one: Callable[[str], Awaitable[Block]]
 ) -> list[Pair]:
-    """Four blocks: ABBA, and BAAB with every second number."""
-    order = [base, other, other, base] if number % 2 == 0 else [other, base, base, other]
+    """Four blocks in the order of `quad_order`."""
     blocks: list[Block] = []
-    for state in order:
+    for state in quad_order(base, other, number):
         blocks.append(await one(state))
         shown = blocks[-1].summary()
         say(f"  {shown['state']}: {shown['tokens_per_s']} tokens/s, p99 {shown['itl_p99_ms']} ms")
+    return pairs_of(blocks, number)
+
+
+def quad_order(base: str, other: str, number: int) -> list[str]:
+    """ABBA, and BAAB with every second number."""
+    return [base, other, other, base] if number % 2 == 0 else [other, base, base, other]
+
+
+def pairs_of(quad: Sequence[Block], number: int) -> list[Pair]:
+    """Neighbours of four blocks that were run in that order, the base first."""
+    first, second, third, fourth = quad
     if number % 2 == 0:
-        return [(blocks[0], blocks[1]), (blocks[3], blocks[2])]
-    return [(blocks[1], blocks[0]), (blocks[2], blocks[3])]
+        return [(first, second), (fourth, third)]
+    return [(second, first), (third, fourth)]
 
 
 # --- what pairs say ----------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""What int8 weights and an int8 KV cache cost in quality and bring in speed.
+"""What weights and a KV cache in 8 bits cost in quality and bring in speed.
 
-The native decoder in its formats, and the torch one beside it. Quality: perplexity on
+The native decoder in its formats, and the torch one beside it; fp8 is for GPUs, so here it is its
+quality that counts: the numbers that are multiplied are those of a GPU. Quality: perplexity on
 `data/quality.txt` (public-domain prose) and how often the likeliest token is that of torch
 with bfloat16 weights and a bfloat16 cache, teacher-forced in chunks of 128 tokens, the widest
 step that torch's integer kernel takes. Speed: the executor alone, without scheduler or HTTP,
@@ -25,8 +26,8 @@ import torch
 
 from benchmarks.machine import CORES, machine
 from service.config import ModelKind, ModelRef
+from service.device.attention.choice import TORCH_PAGE_TOKENS as BLOCK_TOKENS
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.backends import TORCH_BLOCK_TOKENS as BLOCK_TOKENS
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.kv_cache import KvFormat, PlainKvCache, make_cache, page_bytes
 from service.device.model import Decoder
@@ -74,7 +75,7 @@ class Speed:
 
 
 class RoundedKvCache(PlainKvCache):
-    """Holds float32 whose values are bfloat16's: what a bfloat16 device would hold."""
+    """Holds values of bfloat16, perhaps in float32: what a bfloat16 device would hold."""
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
@@ -105,15 +106,17 @@ class Variant:
         return torch.cat(parts)
 
 
-def torch_variant(name: str, source: WeightSource, weights: str) -> Variant:
+def torch_variant(
+    name: str, source: WeightSource, weights: str, kv_format: KvFormat = KvFormat.PLAIN
+) -> Variant:
     """The reference's way."""
     precision = choose_precision("bfloat16", CPU)
     matrices = choose_matrix_format(weights, precision.compute, CPU)
     attention = TorchPagedAttention(BLOCK_TOKENS, CPU)
     decoder = Decoder(source, attention, LONGEST_TOKENS, precision, CPU, matrices=matrices)
     spec, compute = source.spec, precision.compute
-    cache = make_cache(KvFormat.PLAIN, spec, PAGES, BLOCK_TOKENS, compute, CPU)
-    return Variant(name, decoder, cache, page_bytes(spec, 1, compute, KvFormat.PLAIN))
+    cache = make_cache(kv_format, spec, PAGES, BLOCK_TOKENS, compute, CPU)
+    return Variant(name, decoder, cache, page_bytes(spec, 1, compute, kv_format))
 
 
 def native_variant(source: WeightSource, weights: str, cache: str, threads: int) -> Variant:
@@ -130,11 +133,14 @@ def variants(model: ModelRef, threads: int) -> list[Variant]:
     """The reference first."""
     source = open_weights(model)
     plain = torch_variant("torch, bfloat16", source, "auto")
-    rounded = RoundedKvCache(source.spec, PAGES, BLOCK_TOKENS, torch.float32, CPU)
+    held = choose_precision("bfloat16", CPU).compute
+    rounded = RoundedKvCache(source.spec, PAGES, BLOCK_TOKENS, held, CPU)
     return [
         replace(plain, name="torch, bfloat16, KV rounded to bfloat16", cache=rounded),
         plain,
         torch_variant("torch, int8 weights", source, "int8"),
+        torch_variant("torch, fp8 weights and activations", source, "fp8"),
+        torch_variant("torch, bfloat16 weights, fp8 KV", source, "auto", KvFormat.FP8),
         *(native_variant(source, w, kv, threads) for w, kv in itertools.product(KINDS, KINDS)),
     ]
 

@@ -11,7 +11,9 @@ from enum import StrEnum
 import msgspec
 
 EXECUTORS = ("auto", "native", "openvino", "torch")
-ATTENTIONS = ("auto", "triton", "torch")
+ATTENTIONS = ("auto", "flash", "triton", "torch")
+# of weights, and of keys and values; "auto" is what `dtype` says
+FORMATS = ("auto", "int8", "fp8")
 TRACING_MODES = ("off", "sampled", "full")
 
 
@@ -57,10 +59,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is told at its start.
 
     `executor` is one of EXECUTORS: what computes, and `attention` one of ATTENTIONS: with what,
-    where torch does. `max_model_tokens` None takes the model's own
+    where torch does, `tensor_parallel` processes sharing each layer of the model.
+    `max_model_tokens` None takes the model's own
     context (capped by `default_context_cap` when the model allows more). `kv_bytes` None takes
     what one full batch of `default_kv_tokens` needs. `threads` None takes all cores (native) or
-    torch's default. `weights_format` and `kv_dtype` are "int8", or "auto" for what `dtype` says.
+    torch's default. `weights_format` and `kv_dtype` are of FORMATS.
     `kv_offload_bytes` is host memory for evicted cache blocks, None for none. `watch_host` off
     leaves pauses of the process, the machine and its GPUs unwatched, in the gateway too.
     """
@@ -68,6 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelRef
     executor: str = "auto"
     attention: str = "auto"
+    tensor_parallel: int = 1
     dtype: str = "bfloat16"
     weights_format: str = "auto"
     kv_dtype: str = "auto"
@@ -98,8 +102,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.dtype not in ("bfloat16", "float32"):
             raise ConfigError(f"--dtype {self.dtype}: choose bfloat16 or float32")
         for flag, choice in (("--weights", self.weights_format), ("--kv-dtype", self.kv_dtype)):
-            if choice not in ("auto", "int8"):
-                raise ConfigError(f"{flag} {choice}: choose auto or int8")
+            if choice not in FORMATS:
+                raise ConfigError(f"{flag} {choice}: choose one of {', '.join(FORMATS)}")
         if self.executor not in EXECUTORS:
             raise ConfigError(f"--executor {self.executor}: choose one of {', '.join(EXECUTORS)}")
         if self.attention not in ATTENTIONS:
@@ -110,6 +114,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_model_tokens is not None and self.max_model_tokens < 2:
             raise ConfigError("--max-model-len must be at least 2: one token in, one out")
         for flag, value in (
+            ("--tensor-parallel", self.tensor_parallel),
             ("--max-num-seqs", self.max_seqs),
             ("--max-batched-tokens", self.max_batched_tokens),
             ("--queue-limit", self.queue_limit_requests),

@@ -2,18 +2,15 @@
 
 It is a process of its own so that nothing the gateway does (SSE, JSON, exporters, its
 garbage collector) can hold the interpreter lock while the device waits. The process has
-one thread of its own; it never blocks on the gateway: what the socket does not take is
-kept, and when too much is kept, facts are dropped and counted, tokens never.
+one thread of its own; it never blocks on the gateway (`service.link`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import socket
-from collections import deque
+import sys
 from typing import TypeVar
 
 from service import wire
@@ -38,7 +35,9 @@ from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
-from telemetry.clock import Clock, MonotonicClock
+from service.link import GatewayGone, Link
+from service.profiling import Profiles
+from telemetry.clock import Clock, MonotonicClock, sleep_ns
 from telemetry.engine_records import EngineStarted, StageTime
 from telemetry.gc_watch import GcWatch, settle_collector
 from telemetry.reasons import HostProcess, StartStage
@@ -46,106 +45,8 @@ from telemetry.recorder import Lane
 from telemetry.records import Fact
 from telemetry.stages import Stages
 
-_RECEIVE_BYTES = 1 << 18
-_BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
 _PAUSES_KEPT = 1024
-
-
-class GatewayGone(Exception):
-    """The other end of the socket is closed: there is nobody left to serve."""
-
-
-class Link:
-    """The engine's end of the socket: never blocks on sending."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._unframer = wire.Unframer()
-        self._backlog: deque[memoryview] = deque()
-        self._backlog_bytes = 0
-        self._dropped_facts = 0
-        self._unread: deque[wire.ToEngine] = deque()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-
-    def wake(self) -> None:
-        """Make a `receive` that waits return; any thread may call it."""
-        with contextlib.suppress(BlockingIOError):  # it is awake already
-            os.write(self._wake_write, b"x")
-
-    def receive(self, wait_s: float | None) -> list[wire.ToEngine]:
-        """Messages that are here. When there are none, waits up to `wait_s` (None: for as
-        long as it takes) for one, or for `wake`. Also sends."""
-        self._flush()
-        messages = self._read()
-        while not messages and wait_s != 0:
-            writable = [self._connection.fileno()] if self._backlog else []
-            readable = [self._connection.fileno(), self._wake_read]
-            ready, sendable, _ = select.select(readable, writable, [], wait_s)
-            self._flush()
-            messages = self._read()
-            woken = self._wake_read in ready
-            if woken:
-                os.read(self._wake_read, 4096)
-            if woken or not (ready or sendable):
-                break
-        return messages
-
-    def receive_one(self) -> wire.ToEngine:
-        """The next message alone, however long it takes; those behind it stay unread."""
-        while not self._unread:
-            self._unread.extend(self.receive(None))
-        return self._unread.popleft()
-
-    def send(self, message: wire.ToGateway) -> None:
-        data = wire.encode(message)
-        self._backlog.append(memoryview(data))
-        self._backlog_bytes += len(data)
-        self._flush()
-
-    def send_frame(self, frame: wire.Frame) -> None:
-        """Send news of a step; sheds its facts when the gateway has stopped reading."""
-        facts, lost = frame.facts, frame.lost_facts
-        if self._backlog_bytes > _BACKLOG_LIMIT_BYTES:
-            self._dropped_facts += len(facts)
-            facts = []
-        self.send(wire.Frame(frame.emissions, facts, lost + self._dropped_facts))
-
-    def send_last(self, message: wire.ToGateway) -> None:
-        """Send and wait until it is out: the process ends after this."""
-        self._connection.setblocking(True)
-        self.send(message)
-
-    def _read(self) -> list[wire.ToEngine]:
-        if self._unread:
-            unread = list(self._unread)
-            self._unread.clear()
-            return unread
-        try:
-            data = self._connection.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return []
-        except ConnectionError as error:
-            raise GatewayGone from error
-        if not data:
-            raise GatewayGone
-        decode = wire.to_engine_decoder.decode
-        return [decode(payload) for payload in self._unframer.feed(data)]
-
-    def _flush(self) -> None:
-        while self._backlog:
-            try:
-                sent = self._connection.send(self._backlog[0])
-            except BlockingIOError:
-                return
-            except ConnectionError as error:
-                raise GatewayGone from error
-            self._backlog_bytes -= sent
-            rest = self._backlog.popleft()[sent:]
-            if rest:
-                self._backlog.appendleft(rest)
+_LAST_WORDS_NS = 1_000_000_000
 
 
 class EngineHost:
@@ -159,11 +60,13 @@ class EngineHost:
         lane: Lane,
         clock: Clock,
         compiler: GrammarCompiler,
+        profiles: Profiles,
         pauses: Lane | None = None,
     ) -> None:
         self._link = link
         self._clock = clock
         self._compiler = compiler
+        self._profiles = profiles
         self._inbox = inbox
         self._loop = loop
         self._lane = lane
@@ -188,6 +91,8 @@ class EngineHost:
                         | SetStepCost()
                     ):
                         self._inbox.put(message)
+                    case wire.StartProfile() | wire.StopProfile():
+                        self._profiles.take(message)
                     case wire.Shutdown():
                         self._loop.apply_commands()
                         self._link.send_frame(wire.Frame([], self._take_facts(), self._lost))
@@ -199,6 +104,8 @@ class EngineHost:
             facts = self._take_facts()
             if emissions or facts:
                 self._link.send_frame(wire.Frame(emissions, facts, self._lost))
+            if self._profiles.open is not None and self._profiles.end_full():
+                self._link.send_frame(wire.Frame([], self._take_facts(), self._lost))
 
     def _take_facts(self) -> list[Fact]:
         facts = self._lane.drain()
@@ -281,7 +188,7 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
         compilers.append(GrammarCompiler(vocabulary, vocab_logits, clock, on_ready, kept))
         return compilers[0]
 
-    loaded = load_executor(config, clock, progress, make_compiler, stages.end)
+    loaded = load_executor(config, clock, progress, make_compiler, stages.end, _end_soon)
     loaded.own_process()
     limits = _limits(config, loaded)
     progress("warming up")
@@ -296,8 +203,22 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done))
     link.send_frame(wire.Frame([], lane.drain(), lane.lost))
-    EngineHost(link, inbox, loop, lane, clock, compilers[0], pauses).serve()
+    profiles = Profiles(loop, loaded, lane, clock, link.send)
+    try:
+        EngineHost(link, inbox, loop, lane, clock, compilers[0], profiles, pauses).serve()
+    finally:
+        profiles.close()
+    loaded.executor.close()
     return 0
+
+
+def _end_soon(what: str) -> None:
+    """What the model is computed with is not whole any more. A step says so itself and ends the
+    process, unless there is none or it waits for a GPU that waits for another."""
+    sleep_ns(_LAST_WORDS_NS)
+    sys.stderr.write(f"phasescope: {what}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:

@@ -4,7 +4,8 @@ Each message is MessagePack behind a 4-byte little-endian length, over one local
 socket. From gateway to engine: one `Launch`, one `UseVocabulary`, then commands. From
 engine to gateway: `LoadProgress` while it loads, then one `Frame` a step: the emitted tokens
 and the step's facts are the same message, so no view can run ahead of another.
-`EngineFailed` is the engine's last word when it cannot go on.
+`ProfileEnded` answers a `StartProfile`. `EngineFailed` is the engine's last word when it cannot
+go on.
 """
 
 from __future__ import annotations
@@ -76,6 +77,29 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_config: bool
 
 
+class StartProfile(msgspec.Struct, frozen=True, tag=True):
+    """Record the next `steps` steps with torch's profiler into a new file at `path`. The answer is
+    one ProfileEnded; until then there must not be another."""
+
+    steps: int
+    path: str
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag=True):
+    """End the profile with what it has, and write its file if `keep`. Nothing if none goes on."""
+
+    keep: bool
+
+
+class ProfileEnded(msgspec.Struct, frozen=True, tag=True):
+    """A profile holds `steps` steps; its file is there if that was wanted and `error`, one line,
+    is None. `contents` says in words what was recorded of a step."""
+
+    steps: int
+    contents: str
+    error: str | None = None
+
+
 ToEngine = (
     Launch
     | UseVocabulary
@@ -86,9 +110,11 @@ ToEngine = (
     | FlushCache
     | SetRecording
     | SetStepCost
+    | StartProfile
+    | StopProfile
     | Shutdown
 )
-ToGateway = LoadProgress | Frame | EngineFailed
+ToGateway = LoadProgress | Frame | ProfileEnded | EngineFailed
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -182,6 +182,27 @@ INDETERMINATE = Metric(
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."
 )
+DEVICE_BUSY = Metric(
+    "phasescope_device_busy_seconds",
+    Kind.COUNTER,
+    "Time in which the device computed steps, by its own clock; only where it has one.",
+)
+DEVICE_BUBBLE = Metric(
+    "phasescope_device_bubble_seconds",
+    Kind.COUNTER,
+    "Time in which the device waited for the next step although there was work.",
+)
+DEVICE_PHASE = Metric(
+    "phasescope_device_phase_seconds",
+    Kind.COUNTER,
+    "Device time of sampled decode steps, by what it went into.",
+    ("phase",),
+)
+RANK_SKEW = Metric(
+    "phasescope_rank_skew_seconds",
+    Kind.COUNTER,
+    "Time that the first rank of each sum waited for the last; only with several ranks.",
+)
 TOTALS = {
     name: Metric(f"phasescope_{exposed}", Kind.COUNTER, text)
     for name, exposed, text in (

@@ -216,6 +216,20 @@ class Filled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks: tuple[int, ...]
 
 
+class DeviceTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the device's own clock says of a step: `busy_ns` from its first operation to its last,
+    and `bubble_ns` before that in which it had nothing to do since the step before; None for
+    the first step and for one after idling. One step in some also says what its time went
+    into: `attention_ns`, `matrices_ns` (and what lies between them) and `sampling_ns`; the
+    others have None."""
+
+    busy_ns: int
+    bubble_ns: int | None = None
+    attention_ns: int | None = None
+    matrices_ns: int | None = None
+    sampling_ns: int | None = None
+
+
 class StepRecorded(_Fact, frozen=True):
     """One iteration of the engine loop; the only thing the hot loop writes.
 
@@ -229,7 +243,9 @@ class StepRecorded(_Fact, frozen=True):
     sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
     sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
     into the masks of `masked_rows` constrained rows. `filled` names the blocks that the step
-    made full, of texts and not of prompts.
+    made full, of texts and not of prompts. `device` is None where the device has no clock.
+    `rank_skew_ns` adds up, over the sums in which the ranks of the model meet, how long the first
+    rank waited for the last one; None where one computes alone.
     """
 
     step_id: int
@@ -254,6 +270,8 @@ class StepRecorded(_Fact, frozen=True):
     masked_rows: int = 0
     copied_blocks: int = 0
     filled: tuple[Filled, ...] = ()
+    device: DeviceTimes | None = None
+    rank_skew_ns: int | None = None
 
 
 class EngineIdled(_Fact, frozen=True):
@@ -276,3 +294,13 @@ class RecordingSet(_Fact, frozen=True):
 
     at_ns: int
     enabled: bool
+
+
+class ProfileTaken(_Fact, frozen=True):
+    """In [begin_ns, end_ns) torch's profiler recorded `steps` steps, which it made slower; the
+    engine stood still to start it, and to write its file. `at_ns` is `end_ns`."""
+
+    at_ns: int
+    begin_ns: int
+    end_ns: int
+    steps: int

@@ -16,6 +16,7 @@ from telemetry.metric import Metric
 from telemetry.pump import FoldCost
 from telemetry.recorder_stats import RecorderStats
 from telemetry.slo_report import SloReport
+from telemetry.totals import Totals
 from telemetry.tracing_metrics import tracing_samples
 from telemetry.window import Snapshot
 
@@ -87,6 +88,9 @@ def _scalars(
     for name, metric in catalog.TOTALS.items():
         yield metric, one(getattr(snapshot.totals, name))
     yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
+    yield from _device(snapshot.totals)
+    ranked = snapshot.totals.rank_steps
+    yield catalog.RANK_SKEW, one(snapshot.totals.rank_skew_ns / 1e9) if ranked else []
     yield catalog.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
     yield catalog.CLASS_OVERFLOW, one(snapshot.class_overflow_values)
     yield (
@@ -96,6 +100,22 @@ def _scalars(
     yield catalog.METRIC_POINTS_REJECTED, one(snapshot.metric_points_rejected)
     if snapshot.recorder is not None:
         yield from _recorder(snapshot.recorder)
+
+
+def _device(totals: Totals) -> Iterable[tuple[Metric, list[Sample]]]:
+    """Named, and without a value where no device has a clock."""
+    phases = {
+        "attention": totals.device_attention_ns,
+        "matrices": totals.device_matrices_ns,
+        "sampling": totals.device_sampling_ns,
+    }
+    found: list[tuple[Metric, list[Sample]]] = [
+        (catalog.DEVICE_BUSY, [({}, totals.device_busy_ns / 1e9)]),
+        (catalog.DEVICE_BUBBLE, [({}, totals.device_bubble_ns / 1e9)]),
+        (catalog.DEVICE_PHASE, [({"phase": p}, ns / 1e9) for p, ns in phases.items()]),
+    ]
+    for metric, samples in found:
+        yield metric, samples if totals.device_steps else []
 
 
 def _recorder(stats: RecorderStats) -> Iterable[tuple[Metric, list[Sample]]]:

@@ -18,6 +18,7 @@ from telemetry.engine_records import (
     EngineIdled,
     EngineStarted,
     GrammarCompiled,
+    ProfileTaken,
     RecordingSet,
     SequenceAdmitted,
     SequenceEnded,
@@ -172,6 +173,7 @@ Fact = (
     | StallDetected
     | RecordingSet
     | ExportFailed
+    | ProfileTaken
 )
 
 

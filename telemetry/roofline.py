@@ -92,7 +92,8 @@ class StepFloor:
         self._sampled_flop = step_flop(shape, 0, 0, 1)
 
     def work_of(self, step: StepRecorded, since_ns: int) -> tuple[StepKind, Work]:
-        """Of a step that began at `since_ns` at the earliest, where the one before ended."""
+        """Of a step that began at `since_ns` at the earliest, where the one before ended. Where
+        the device has a clock, that says how long the model ran: the host only asked for it."""
         new_tokens = read_tokens = read_cells = sampled_rows = decodes = 0
         for row in step.rows:
             tokens, context = row.tokens, row.context_tokens
@@ -111,12 +112,18 @@ class StepFloor:
         return kind, Work(
             1,
             max(0, step.committed_ns - max(step.begin_ns, since_ns)),
-            max(0, step.sample_ns - step.forward_ns),
+            _forward_ns(step),
             self._base_bytes + self._cell_bytes * read_cells,
             self._token_flop * new_tokens
             + self._read_flop * read_tokens
             + self._sampled_flop * sampled_rows,
         )
+
+
+def _forward_ns(step: StepRecorded) -> int:
+    if step.device is not None:
+        return step.device.busy_ns
+    return max(0, step.sample_ns - step.forward_ns)
 
 
 @dataclass(frozen=True, slots=True)

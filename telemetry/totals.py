@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.engine_records import GrammarCompiled, SequenceAdmitted, SequencePaused, StepRecorded
+from telemetry.engine_records import (
+    DeviceTimes,
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequencePaused,
+    StepRecorded,
+)
 from telemetry.records import Fact, RequestEnded
 
 
@@ -15,7 +21,9 @@ class Totals(msgspec.Struct):
     computed (`host_hit_tokens` of them came back from the host tier), and
     `ghost_hit_tokens` more would have been found in a larger cache. `drafted_tokens` were
     guessed, `accepted_tokens` of them rightly. `mask_ns` went into the masks of
-    `masked_tokens` constrained tokens.
+    `masked_tokens` constrained tokens. `device_*` are of the `device_steps` whose device has a
+    clock of its own, its phases of those steps that tell them. `rank_skew_ns` is of the
+    `rank_steps` that several ranks computed.
     """
 
     admitted_tokens: int = 0
@@ -33,6 +41,14 @@ class Totals(msgspec.Struct):
     outputs_invalid: int = 0
     pauses: int = 0
     blocks_copied: int = 0
+    device_steps: int = 0
+    device_busy_ns: int = 0
+    device_bubble_ns: int = 0
+    device_attention_ns: int = 0
+    device_matrices_ns: int = 0
+    device_sampling_ns: int = 0
+    rank_steps: int = 0
+    rank_skew_ns: int = 0
 
     def take(self, fact: Fact) -> None:
         """Count one fact."""
@@ -61,7 +77,20 @@ class Totals(msgspec.Struct):
         self.mask_ns += step.mask_ns
         self.masked_tokens += step.masked_rows
         self.blocks_copied += step.copied_blocks
+        if step.device is not None:
+            self._device(step.device)
+        if step.rank_skew_ns is not None:
+            self.rank_steps += 1
+            self.rank_skew_ns += step.rank_skew_ns
         for row in step.rows:
             if not row.is_prefill and row.tokens > 1:
                 self.drafted_tokens += row.tokens - 1
                 self.accepted_tokens += row.sampled - 1
+
+    def _device(self, times: DeviceTimes) -> None:
+        self.device_steps += 1
+        self.device_busy_ns += times.busy_ns
+        self.device_bubble_ns += times.bubble_ns or 0
+        self.device_attention_ns += times.attention_ns or 0
+        self.device_matrices_ns += times.matrices_ns or 0
+        self.device_sampling_ns += times.sampling_ns or 0

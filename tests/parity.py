@@ -11,7 +11,7 @@ import torch
 
 from service.config import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
-from service.device.torch_executor import TorchExecutor
+from service.device.torch_executor import DeviceExecutor
 from service.engine.admission import Limits
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
@@ -64,7 +64,7 @@ class Judge:
 class Built:
     """An executor that a test made itself."""
 
-    executor: TorchExecutor[Any]
+    executor: DeviceExecutor
     max_model_tokens: int
 
 
@@ -97,6 +97,7 @@ class Engine:
         self.accepted = self.hit_tokens = self.host_tokens = 0
         self.chunks = 0
         self.largest_batch = 0
+        self.steps: list[StepRecorded] = []
 
     def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         """All prompts at once; outputs in their order."""
@@ -119,6 +120,7 @@ class Engine:
                     outputs[emission.seq_id - first].append(emission.sample.token_id)
             for fact in self._lane.drain():
                 if isinstance(fact, StepRecorded):
+                    self.steps.append(fact)
                     self.preemptions += len(fact.preempted)
                     self.chunks += sum(row.is_prefill for row in fact.rows)
                     self.largest_batch = max(self.largest_batch, len(fact.rows))

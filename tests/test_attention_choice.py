@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import msgspec
 import pytest
@@ -41,7 +44,9 @@ def test_what_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = choose_attention(config(), TINY, GPU)
 
     assert chosen.attention.capabilities.name == "torch"
-    assert chosen.fault == "not triton: Triton is not installed"
+    assert chosen.fault is not None
+    assert chosen.fault.startswith("not flash: ")
+    assert chosen.fault.endswith("; not triton: Triton is not installed")
     with pytest.raises(ConfigError, match="not installed; use --attention torch"):
         choose_attention(config("triton"), TINY, GPU)
 
@@ -50,6 +55,20 @@ def test_it_is_not_ignored_where_torch_does_not_compute() -> None:
     elsewhere = msgspec.structs.replace(config("torch"), executor="auto")
     with pytest.raises(ConfigError, match="add --executor torch"):
         load_executor(elsewhere, MonotonicClock(), lambda stage: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, "it computes in 16 bits; use --dtype bfloat16"),
+        ({"dtype": "bfloat16", "kv_dtype": "int8"}, "it cannot read --kv-dtype int8"),
+        ({"dtype": "bfloat16"}, "flash_attn: No module named"),
+    ],
+)
+def test_flash_attention_is_refused_with_the_reason(change: dict[str, str], why: str) -> None:
+    asked = msgspec.structs.replace(config("flash"), **change)
+    with pytest.raises(ConfigError, match=why):
+        choose_attention(asked, TINY, GPU)
 
 
 @needs_triton

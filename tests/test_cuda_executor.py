@@ -16,21 +16,21 @@ pytest.importorskip("triton")
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lively import LivelyWeights
 from parity import Built, Engine
 
-from service.config import EngineConfig, ModelKind, ModelRef
+from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
 from service.device.cuda.buckets import bucket_of, buckets_for
 from service.device.cuda.executor import CudaExecutor
 from service.device.cuda.runtime import StandInRuntime
 from service.device.cuda.slots import DeviceSlots
 from service.device.kv_cache import KvFormat, make_cache
-from service.device.loader import load_executor
 from service.device.model import Decoder
 from service.device.precision import Precision
 from service.device.sampler import Sampler
+from service.device.torch_executor import TorchExecutor
 from service.device.triton.ops import FusedOps
-from service.device.weights.dummy import DummyWeights
 from service.engine.plan import DecodeRow, SamplingParams
 from service.engine.warm_up import warm_up
 from telemetry.clock import MonotonicClock
@@ -38,11 +38,10 @@ from telemetry.clock import MonotonicClock
 CPU = torch.device("cpu")
 PAGE, PAGES, MAX_TOKENS, MAX_ROWS = 16, 64, 128, 4
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 17]
-DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 
 
 def ours() -> tuple[CudaExecutor, StandInRuntime]:
-    weights, clock = DummyWeights("tiny"), MonotonicClock()
+    weights, clock = LivelyWeights(), MonotonicClock()
     spec = weights.spec
     attention = TritonPagedAttention(spec, PAGE, CPU)
     precision = Precision(torch.float32, torch.float32)
@@ -61,8 +60,11 @@ def engine_of(executor: Any, depth: int, **limits: Any) -> Engine:
 
 
 def reference() -> Any:
-    config = EngineConfig(model=DUMMY, dtype="float32")
-    return load_executor(config, MonotonicClock(), lambda stage: None).executor
+    weights = LivelyWeights()
+    precision = Precision(torch.float32, torch.float32)
+    decoder = Decoder(weights, TorchPagedAttention(PAGE, CPU), MAX_TOKENS, precision, CPU)
+    cache = make_cache(KvFormat.PLAIN, weights.spec, PAGES, PAGE, torch.float32, CPU)
+    return TorchExecutor(decoder, cache, MonotonicClock())
 
 
 @given(st.integers(1, 600))
@@ -83,6 +85,7 @@ def test_greedy_texts_are_those_of_the_torch_executor(depth: int) -> None:
     executor, runtime = ours()
     wanted = engine_of(reference(), 1).greedy(PROMPTS, 10)
 
+    assert all(len(set(text)) > 3 for text in wanted), "texts that repeat themselves prove little"
     assert engine_of(executor, depth, budget_tokens=24).greedy(PROMPTS, 10) == wanted
     assert runtime.replays > 5
     assert runtime.captured <= 2 * len(executor.graphs.buckets)
@@ -98,13 +101,51 @@ def test_texts_survive_preemption(depth: int) -> None:
     assert short.preemptions > 0
 
 
-def test_drawn_tokens_are_those_of_the_torch_executor() -> None:
-    """Rows that want more than the likeliest token go through the same sampler."""
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drawn_tokens_are_those_of_the_torch_executor(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the host is not asked, so that nobody waits for it."""
     executor, _ = ours()
     hot = SamplingParams(temperature=0.9, top_p=0.9, seed=5)
     wanted = engine_of(reference(), 1).generate(PROMPTS, 8, hot)
+    monkeypatch.setattr(Sampler, "sample", None)
 
-    assert engine_of(executor, 2).generate(PROMPTS, 8, hot) == wanted
+    assert engine_of(executor, depth).generate(PROMPTS, 8, hot) == wanted
+
+
+def test_what_only_the_host_can_choose_it_chooses() -> None:
+    executor, _ = ours()
+    fussy = SamplingParams(temperature=0.9, seed=5, frequency_penalty=0.7)
+    wanted = engine_of(reference(), 1).generate(PROMPTS, 8, fussy)
+
+    assert engine_of(executor, 2).generate(PROMPTS, 8, fussy) == wanted
+
+
+def test_the_devices_own_time_is_in_each_steps_record() -> None:
+    """What it was busy for, how long it had nothing to do, and in one step of some what for."""
+    executor, _ = ours()
+    executor.graphs._mark_every = 3
+    engine = engine_of(executor, 1)
+    engine.greedy(PROMPTS, 8)
+    engine.greedy(PROMPTS[:1], 2)
+    times = [step.device for step in engine.steps]
+
+    assert all(one is not None and one.busy_ns > 0 for one in times)
+    first_of_second = next(
+        index for index, step in enumerate(engine.steps) if step.rows[0].seq_id == len(PROMPTS)
+    )
+    waited = {index for index, one in enumerate(times) if one is not None and one.bubble_ns is None}
+    assert waited == {0, first_of_second}, "idling is no bubble"
+    graphs = executor.graphs._captured.values()
+    phases = [found.written.phases for found in graphs if found.written.phases is not None]
+    assert {len(one.marks) for one in phases} == {2 * LivelyWeights().spec.layers + 3}
+    marked = [one for one in times if one is not None and one.attention_ns is not None]
+    assert 0 < len(marked) < len(times) / 2
+    for one in marked:
+        parts = (one.attention_ns, one.matrices_ns, one.sampling_ns)
+        assert all(part is not None and part > 0 for part in parts)
+        assert sum(part or 0 for part in parts) <= one.busy_ns
 
 
 def test_graphs_are_captured_the_largest_first_and_once() -> None:
@@ -115,7 +156,7 @@ def test_graphs_are_captured_the_largest_first_and_once() -> None:
     assert told == [f"capturing decodes of {rows} rows" for rows in (4, 2, 1)]
     captured = runtime.captured
     engine_of(executor, 1).greedy(PROMPTS, 5)
-    assert runtime.captured == captured == 3
+    assert runtime.captured == captured == 6, "each with marks within, and without"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -147,7 +188,8 @@ def test_a_table_is_told_only_what_is_new() -> None:
 def test_a_step_that_fails_fails_when_it_is_collected_and_the_next_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    executor, _ = ours()
+    """Memory that ran out is given back, so that the next step finds it in one piece."""
+    executor, runtime = ours()
     forward, calls = executor._decoder.forward, 0
 
     def sometimes(*args: Any) -> torch.Tensor:
@@ -163,4 +205,5 @@ def test_a_step_that_fails_fails_when_it_is_collected_and_the_next_is_computed(
     texts = engine.greedy(PROMPTS, 4)
     assert len([text for text in texts if len(text) < 4]) >= 1, "nobody was in the step that failed"
     monkeypatch.undo()
+    assert runtime.released == 1
     assert engine.greedy(PROMPTS, 4) == wanted

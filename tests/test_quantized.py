@@ -14,6 +14,7 @@ from parity import Engine, load_ours
 
 from service.cli.main import main
 from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.device.coded_matrix import quantise_outputs
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.kv_cache import (
     KvFormat,
@@ -28,7 +29,6 @@ from service.device.quantize import (
     Int8Format,
     choose_matrix_format,
     fbgemm_fault,
-    quantise_outputs,
     split_digits,
 )
 from service.device.spec import DUMMY_SHAPES
@@ -143,7 +143,7 @@ def test_the_way_of_computing_is_named_with_the_reason_for_a_fallback() -> None:
     """What EngineStarted and /v1/models say; floats need no words."""
     on_cuda = choose_matrix_format("int8", torch.bfloat16, torch.device("cuda"))
 
-    assert on_cuda.label == "int8 weights, dequantised (fallback: no int8 kernel for cuda)"
+    assert on_cuda.label == "int8 weights, our Triton kernel (dequantised for many tokens)"
     assert choose_matrix_format("auto", torch.float32, CPU).label is None
 
 
@@ -231,10 +231,12 @@ def plain_reading(default_model: Path, ids: list[int]) -> Reading:
         ({"kv_dtype": "int8"}, "int8 KV cache", 0.01, 0.95),
         ({"weights_format": "int8"}, "int8 weights", 0.03, 0.92),
         ({"weights_format": "int8", "kv_dtype": "int8"}, "int8 weights", 0.03, 0.90),
+        ({"executor": "torch", "kv_dtype": "fp8"}, "fp8 KV cache", 0.08, 0.85),
+        ({"executor": "torch", "weights_format": "fp8"}, "fp8 weights", 0.10, 0.75),
     ],
-    ids=["kv", "weights", "both"],
+    ids=["int8-kv", "int8-weights", "int8-both", "fp8-kv", "fp8-weights"],
 )
-def test_int8_keeps_the_models_quality(
+def test_eight_bits_keep_the_models_quality(
     default_model: Path,
     ids: list[int],
     plain_reading: Reading,
@@ -279,7 +281,7 @@ def test_an_unknown_format_is_refused_by_the_command_line(
 
 @pytest.mark.parametrize(
     ("field", "match"),
-    [({"weights_format": "int3"}, "--weights int3"), ({"kv_dtype": "fp8"}, "--kv-dtype fp8")],
+    [({"weights_format": "int3"}, "--weights int3"), ({"kv_dtype": "fp4"}, "--kv-dtype fp4")],
 )
 def test_an_unknown_format_is_refused_by_the_engine(field: dict[str, str], match: str) -> None:
     """The engine process validates what it is told."""

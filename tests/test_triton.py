@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lively import LivelyWeights
 from torch.nn import functional
 
 from service.device.attention.torch_paged import TorchPagedAttention
@@ -39,13 +40,13 @@ from service.device.triton.attention import (
 )
 from service.device.triton.fused import gated, norm_of_sum, rotated
 from service.device.triton.ops import FusedOps
-from service.device.weights.dummy import DummyWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)
 PAGES = 40
 POISON = float("nan")
+KINDS = [None, torch.int8, torch.float8_e4m3fn]  # what keys and values are held as
 shapes = st.builds(
     lambda kv_heads, group, dim: Heads(kv_heads * group, kv_heads, dim),
     st.integers(1, 3), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([8, 16, 64, 80]),
@@ -67,10 +68,10 @@ class World:
         self.plain = [torch.randn(size, generator=self.source) for _ in range(2)]
         self.sides = [Side(one) for one in self.plain]
 
-    def coded(self) -> None:
+    def coded(self, kind: torch.dtype) -> None:
         """Both sides as codes; the reference reads what they stand for."""
         for index, one in enumerate(self.plain):
-            codes, scales = quantise_rows(one)
+            codes, scales = quantise_rows(one, kind)
             self.sides[index] = Side(codes, scales)
             self.plain[index] = codes.float() * scales
 
@@ -110,15 +111,15 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.booleans(),
+    shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.sampled_from(KINDS),
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=3),
 )  # fmt: skip
 def test_sequences_of_any_length_attend_as_torch_does(
-    shape: Heads, page: int, seed: int, coded: bool, rows: list[tuple[int, int]]
+    shape: Heads, page: int, seed: int, kind: torch.dtype | None, rows: list[tuple[int, int]]
 ) -> None:
     world = World(shape, page, seed)
-    if coded:
-        world.coded()
+    if kind is not None:
+        world.coded(kind)
     counts, contexts = [count for count, _ in rows], [context for _, context in rows]
     gap = 2  # rows of others lie between
     begins = [sum(counts[:index]) + gap * index for index in range(len(rows))]
@@ -145,15 +146,15 @@ def test_sequences_of_any_length_attend_as_torch_does(
 
 @settings(max_examples=25, deadline=None)
 @given(
-    shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.booleans(),
+    shapes, st.sampled_from([4, 16]), st.integers(0, 10**6), st.sampled_from(KINDS),
     st.lists(st.integers(1, 100), min_size=1, max_size=4), st.sampled_from([1, 2, 4, 8]),
 )  # fmt: skip
 def test_single_queries_in_any_number_of_parts_attend_as_torch_does(
-    shape: Heads, page: int, seed: int, coded: bool, lengths: list[int], parts: int
+    shape: Heads, page: int, seed: int, kind: torch.dtype | None, lengths: list[int], parts: int
 ) -> None:
     world = World(shape, page, seed)
-    if coded:
-        world.coded()
+    if kind is not None:
+        world.coded(kind)
     flat = world.draw.sample(range(2 * len(lengths) + 1), len(lengths) + 1)
     query = world.query(2 * len(lengths) + 1)
     pages = [world.pages_of(length) for length in lengths]
@@ -198,16 +199,19 @@ def test_the_gate_is_torchs(tokens: int, width: int, seed: int) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(shapes, st.booleans(), st.booleans(), st.integers(0, 10**6))
+@given(
+    shapes, st.booleans(), st.sampled_from(KINDS),
+    st.integers(0, 10**6),
+)  # fmt: skip
 def test_heads_are_turned_and_kept_as_torch_does(
-    shape: Heads, norms: bool, coded: bool, seed: int
+    shape: Heads, norms: bool, kind: torch.dtype | None, seed: int
 ) -> None:
     world = World(shape, 4, seed)
     tokens, dim = 5, shape.head_dim
     size = (PAGES, 4, shape.kv_heads)
     sides = [
-        Side(torch.zeros(*size, dim, dtype=torch.int8), torch.zeros(*size, 1))
-        if coded
+        Side(torch.zeros(*size, dim, dtype=kind), torch.zeros(*size, 1))
+        if kind is not None
         else Side(torch.full((*size, dim), POISON))
         for _ in range(2)
     ]
@@ -226,7 +230,7 @@ def test_heads_are_turned_and_kept_as_torch_does(
         parts[index] = rotate(parts[index], angles.cos()[:, None], angles.sin()[:, None])
     close(query, parts[0])
     for side, wanted in zip(sides, parts[1:], strict=True):
-        held = side.data.flatten(0, 1)[cells].float()
+        held = side.data.float().flatten(0, 1)[cells]
         if side.scales is None:
             close(held, wanted)
             untouched = torch.ones(PAGES * 4, dtype=torch.bool)
@@ -234,7 +238,8 @@ def test_heads_are_turned_and_kept_as_torch_does(
             assert side.data.flatten(0, 1)[untouched].isnan().all()
         else:
             scales = side.scales.flatten(0, 1)[cells]
-            assert ((held * scales - wanted).abs() <= 0.51 * scales + 1e-6).all()
+            bound = 0.51 * scales if kind is torch.int8 else wanted.abs() / 16 + 1e-3 * scales
+            assert ((held * scales - wanted).abs() <= bound + 1e-6).all()
 
 
 # --- a whole decoder -----------------------------------------------------------------------
@@ -282,7 +287,7 @@ def row(place: int, position: int, blocks: list[int], drafts: tuple[int, ...] = 
 @pytest.mark.parametrize("kv_format", list(KvFormat))
 def test_a_decoder_gives_the_same_logits_with_our_kernels(kv_format: KvFormat) -> None:
     """Chunked prompts beside decodes, with drafts, over scrambled pages."""
-    theirs, ours = sides_of(DummyWeights("tiny"), kv_format, 16)
+    theirs, ours = sides_of(LivelyWeights(qk_norm=True), kv_format, 16)
     ids = [int(one) for one in torch.randint(3, 500, (200,), generator=seeded(1))]
     blocks = [[7, 2, 30, 11], [5, 19, 1, 8], [14, 3, 9, 21]]
     for plan, last in (
@@ -299,7 +304,7 @@ def test_a_decoder_gives_the_same_logits_with_our_kernels(kv_format: KvFormat) -
     ):
         wanted, found = theirs.step(plan, last), ours.step(plan, last)
         scale = float(wanted.std())
-        tolerance = 1e-4 if kv_format is KvFormat.PLAIN else 0.02
+        tolerance = 1e-4 if kv_format is KvFormat.PLAIN else 0.03
         assert float((found - wanted).abs().max()) < tolerance * max(1.0, scale)
 
 

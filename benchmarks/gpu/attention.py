@@ -3,7 +3,9 @@ long it takes over batch and context."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -13,10 +15,34 @@ from torch.nn import functional
 
 from benchmarks.gpu.timing import timed_ms
 from service.device.attention.base import AttentionBackend
+from service.device.attention.flash_paged import FlashPagedAttention
+from service.device.attention.flash_providers import find_provider
+from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.attention.triton_paged import TritonPagedAttention
 from service.device.cuda.runtime import Runtime
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import PlainKvCache
+from service.device.kv_cache import KvCache, KvFormat, make_cache
 from service.device.spec import ModelSpec
+
+_TRITON_PAGE_TOKENS, _TORCH_PAGE_TOKENS = 64, 16
+
+
+def backends(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype
+) -> tuple[list[AttentionBackend], dict[str, str]]:
+    """All that can compute here, the fastest first, and why others cannot."""
+    found: list[AttentionBackend] = []
+    faults: dict[str, str] = {}
+    provider, fault = find_provider()
+    if device.type != "cuda" or dtype is torch.float32:
+        faults["flash"] = "its kernels need a GPU, and 16 bits"
+    elif provider is None:
+        faults["flash"] = fault
+    else:
+        found.append(FlashPagedAttention(provider, device))
+    found.append(TritonPagedAttention(spec, _TRITON_PAGE_TOKENS, device))
+    found.append(TorchPagedAttention(_TORCH_PAGE_TOKENS, device))
+    return found, faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,60 +70,67 @@ class Batch:
 
 
 class Bench:
-    """One back end on one shape of a model, of which there is one layer."""
+    """One back end on one shape of a model, of which there is one layer, and one format of keys
+    and values."""
 
     def __init__(
-        self, backend: AttentionBackend, spec: ModelSpec, dtype: torch.dtype, runtime: Runtime
+        self,
+        backend: AttentionBackend,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        runtime: Runtime,
+        kv_format: KvFormat = KvFormat.PLAIN,
     ) -> None:
         self._backend, self._spec, self._dtype, self._runtime = backend, spec, dtype, runtime
+        self._kv_format = kv_format
 
     def relative_error(self, batch: Batch, seed: int) -> float:
         """The largest difference over the largest value; infinite where nothing was written."""
         query, cache, spans = self._inputs(batch, seed)
         prepared = self._backend.prepare(_inputs_of(spans))
-        torch.full_like(query, float("nan"))  # what is not written may show this
-        found = self._backend.run(query, 0, cache, prepared).float()
+        with _poisoned():
+            found = self._backend.run(query, 0, cache, prepared).float()
         wanted = torch.cat([self._reference(query, cache, span) for span in spans])
         if not bool(torch.isfinite(found).all()):
             return float("inf")
         return float((found - wanted).abs().max() / wanted.abs().max())
 
-    def time_ms(self, batch: Batch, rounds: int) -> dict[str, float]:
+    def time_ms(self, batch: Batch, rounds: int, before: Any = None) -> dict[str, float]:
         query, cache, spans = self._inputs(batch, 0)
         prepared = self._backend.prepare(_inputs_of(spans))
-        return timed_ms(self._runtime, lambda: self._backend.run(query, 0, cache, prepared), rounds)
 
-    def _inputs(
-        self, batch: Batch, seed: int
-    ) -> tuple[torch.Tensor, PlainKvCache, list[SequenceSpan]]:
+        def run() -> torch.Tensor:
+            return self._backend.run(query, 0, cache, prepared)
+
+        return timed_ms(self._runtime, run, rounds, before=before)
+
+    def _inputs(self, batch: Batch, seed: int) -> tuple[torch.Tensor, KvCache, list[SequenceSpan]]:
         page = self._backend.capabilities.page_tokens
-        draw, device = Random(seed), self._runtime.device
-        source = torch.Generator().manual_seed(seed)
+        device, spec = self._runtime.device, self._spec
+        source = torch.Generator(device).manual_seed(seed)
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=source, device=device).to(self._dtype)
+
         pages = batch.pages(page) + 3
-        cache = PlainKvCache(replace(self._spec, layers=1), pages, page, self._dtype, device)
-        for side in (cache.keys[0], cache.values[0]):
-            side.copy_(torch.randn(side.shape, generator=source))
-        free = draw.sample(range(pages), pages)
+        layer = replace(spec, layers=1)
+        cache = make_cache(self._kv_format, layer, pages, page, self._dtype, device)
+        keys, values = (drawn(pages * page, spec.kv_heads, spec.head_dim) for _ in range(2))
+        cache.write(0, keys, values, torch.arange(pages * page, device=device))
+        free = Random(seed).sample(range(pages), pages)
         spans, begin = list[SequenceSpan](), 0
         for count, context in batch.rows:
             blocks = tuple(free.pop() for _ in range(-(-(count + context) // page)))
             spans.append(SequenceSpan(begin, count, context, blocks))
             begin += count
-        shape = (begin, self._spec.heads, self._spec.head_dim)
-        query = torch.randn(shape, generator=source).to(device, self._dtype)
-        return query, cache, spans
+        return drawn(begin, spec.heads, spec.head_dim), cache, spans
 
-    def _reference(
-        self, query: torch.Tensor, cache: PlainKvCache, span: SequenceSpan
-    ) -> torch.Tensor:
-        end = span.begin + span.query_tokens
+    def _reference(self, query: torch.Tensor, cache: KvCache, span: SequenceSpan) -> torch.Tensor:
+        """Over what the cache gives back, so that its own rounding counts for nothing."""
+        end, tokens = span.begin + span.query_tokens, span.context_tokens + span.query_tokens
         pages = torch.tensor(span.blocks, device=query.device)
-        key, value = (
-            side[pages].flatten(0, 1)[: span.context_tokens + span.query_tokens].float()
-            for side in (cache.keys[0], cache.values[0])
-        )
-        shape = (span.query_tokens, span.context_tokens + span.query_tokens)
-        mask = torch.ones(shape, dtype=torch.bool, device=query.device)
+        key, value = (side.flatten(0, 1)[:tokens].float() for side in cache.gather(0, pages))
+        mask = torch.ones((span.query_tokens, tokens), dtype=torch.bool, device=query.device)
         found = functional.scaled_dot_product_attention(
             query[span.begin : end].float().transpose(0, 1)[None],
             key.transpose(0, 1)[None],
@@ -121,6 +154,18 @@ def random_batches(count: int, seed: int, longest: int) -> list[Batch]:
         kinds: Sequence[Any] = (singles, prompts, chunks, [*singles, *prompts, *chunks])
         found.append(Batch(tuple(kinds[number % len(kinds)])))
     return found
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """What torch allocates is NaN until it is written: what nobody writes shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _inputs_of(spans: Sequence[SequenceSpan]) -> StepInputs:

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from benchmarks.gpu.timing import timed_ms
 from service.device.cuda.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes and operations a second. A copy both reads and writes, and both count; `read` is of
+    reading alone."""
+
+    copy: float
+    read: float
+    matrix: float
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "copy_gb_per_s": self.copy / 1e9,
+            "read_gb_per_s": self.read / 1e9,
+            "matrix_tflop_per_s": self.matrix / 1e12,
+        }
+
+
+def measured_peaks(runtime: Runtime, copy_mib: int, matrix: int, dtype: torch.dtype) -> Peaks:
+    return Peaks(
+        copy=copy_bytes_per_s(runtime, copy_mib),
+        read=read_bytes_per_s(runtime, copy_mib),
+        matrix=matrix_flop_per_s(runtime, matrix, dtype),
+    )
 
 
 def copy_bytes_per_s(runtime: Runtime, mib: int) -> float:

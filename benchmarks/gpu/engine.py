@@ -1,153 +1,217 @@
-"""The executor on dummy shapes: decode over batch and context, prefill, and the workload that lean
-engines are compared by (256 sequences, 100 to 1,024 tokens in and out, seed 0)."""
+"""The executor on dummy shapes: decode over batch and context, prefill, and the workload of lean
+engines through the engine process's own loop."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
+from benchmarks.gpu.ceilings import Peaks
+from benchmarks.gpu.counters import counted_bytes_per_s
+from benchmarks.gpu.hosted import Hosted, Played, Script, busy_ns_of, limits_of
+from benchmarks.gpu.workload import Asked
 from benchmarks.scaling_engine import Built, Driver
 from service.config import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
-from service.engine.admission import Limits
-from service.engine.inbox import Inbox, Submit
-from service.engine.loop import EngineLoop
-from service.engine.plan import DecodeRow, Plan, SamplingParams
-from service.engine.scheduler import Scheduler
+from service.engine.blocks import blocks_for
+from service.engine.inbox import Submit
+from service.engine.plan import DecodeRow, Plan, SamplingParams, StepOutcome
 from telemetry.clock import MonotonicClock
-from telemetry.recorder import Lane
 from telemetry.roofline import prefill_flop, step_bytes
+from telemetry.unavailable import Unavailable
 
 GREEDY = SamplingParams(temperature=0.0)
+_WARM_STEPS = 3
+_WARM_SEQUENCES, _WARM_TOKENS = 8, 8
+
+Load = tuple[int, int]  # rows, and tokens that each has behind it
 
 
-def load(shape: str, device: str, max_rows: int, max_tokens: int, **more: Any) -> LoadedEngine:
-    """Raises ConfigError."""
-    config = EngineConfig(
-        model=ModelRef(kind=ModelKind.DUMMY, path=shape, name=f"dummy:{shape}"),
-        executor="torch",
-        device=device,
-        max_seqs=max_rows,
-        max_batched_tokens=max(512, max_rows),
-        max_model_tokens=max_tokens,
-        **more,
-    )
-    return load_executor(config, MonotonicClock(), lambda stage: print(f"  {stage}", flush=True))
+def load(shape: str, progress: Callable[[str], None], **settings: Any) -> LoadedEngine:
+    """With the settings of an EngineConfig. Raises ConfigError."""
+    model = ModelRef(kind=ModelKind.DUMMY, path=shape, name=f"dummy:{shape}")
+    config = EngineConfig(model=model, executor="torch", **settings)
+    return load_executor(config, MonotonicClock(), progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One load. `share` is of the time that reading the step's bytes at the device's measured rate
-    takes; `busy` is the device's time over the wall's."""
+    """One load. `share` is of the time that the step's bytes take at the rate of a copy, and
+    `read_share` at that of reading alone; `busy` is the device's time over the wall's, None where
+    the device has no clock."""
 
     batch: int
     context: int
     step_ms: float
     tokens_per_s: float
     share: float
+    read_share: float
     busy: float | None
 
 
 class Decodes:
-    """Sequences filled to a context, decoded step after step with one in flight."""
+    """Sequences filled once, decoded with one step in flight. A load with fewer tokens behind it
+    reads the beginning of the same pages."""
 
-    def __init__(self, loaded: LoadedEngine, read_bytes_per_s: float) -> None:
-        self._loaded, self._rate = loaded, read_bytes_per_s
-        backend = loaded.backend
-        self._built = Built(
-            executor=loaded.executor,
-            spec=loaded.spec,
-            label=backend.name,
-            weight_bytes=float(backend.weight_bytes),
-            cell_bytes=backend.block_bytes // backend.block_tokens,
-        )
+    def __init__(self, loaded: LoadedEngine, loads: Sequence[Load], steps: int) -> None:
+        self._executor, self._shape = loaded.executor, loaded.shape
+        self._steps = steps
+        self.loads = self._fitting(loads)
+        self._driver = Driver(built_of(loaded))
+        for slot in range(max(batch for batch, _ in self.loads)):
+            self._driver.start(slot, self._room(slot, self.loads))
+            self._driver.fill(slot, self._context(slot, self.loads), lambda tokens: None)
 
-    def at(self, batch: int, context: int, steps: int) -> Decoded:
-        driver = Driver(self._built)
-        for slot in range(batch):
-            driver.start(slot, context + steps + 1)
-            driver.fill(slot, context, lambda tokens: None)
-        tables = driver.tables
-        executor = self._loaded.executor
-
-        def plan(number: int) -> Plan:
-            rows = tuple(
-                DecodeRow(slot, slot, context + number, tables[slot], number + 1)
-                for slot in range(batch)
-            )
-            return Plan(number, rows, (), (), (), (), (), batch)
-
-        warm, device_ns = min(3, steps // 2), 0
-        executor.launch(plan(0))
-        begin_s = time.perf_counter()
-        for number in range(1, steps):
-            if number == warm:
-                begin_s, device_ns = time.perf_counter(), 0
-            executor.launch(plan(number))
-            executor.collect()
-            device_ns += getattr(executor, "device_ns", 0)
-        executor.collect()
-        wall_s = time.perf_counter() - begin_s
-        step_s = wall_s / (steps - warm)
-        least_s = step_bytes(self._built.shape, batch * (context + steps // 2)) / self._rate
+    def at(self, load: Load, peaks: Peaks) -> Decoded:
+        batch, context = load
+        with contextlib.closing(self._outcomes(load)) as outcomes:
+            for _ in range(_WARM_STEPS):
+                next(outcomes)
+            begin_s = time.perf_counter()
+            busy_ns = sum(busy_ns_of(next(outcomes)) for _ in range(self._steps))
+            wall_s = time.perf_counter() - begin_s
+        step_s = wall_s / self._steps
+        read_bytes = self._read_bytes(load)
         return Decoded(
             batch=batch,
             context=context,
             step_ms=1e3 * step_s,
             tokens_per_s=batch / step_s,
-            share=least_s / step_s,
-            busy=device_ns / 1e9 / wall_s if device_ns else None,
+            share=read_bytes / peaks.copy / step_s,
+            read_share=read_bytes / peaks.read / step_s,
+            busy=busy_ns / 1e9 / wall_s if busy_ns else None,
         )
 
-    def prefill(self, tokens: int, matrix_flop_per_s: float, rounds: int = 3) -> dict[str, float]:
-        """One prompt in one piece, the best of some."""
-        driver = Driver(self._built)
-        driver.start(0, tokens)
-        best_s = min(driver.prefill_s(0, 0, tokens) for _ in range(rounds))
-        flop = prefill_flop(self._built.shape, tokens)
+    def counted(self, load: Load, wanted_s: float) -> dict[str, Any]:
+        """Memory traffic of the model's steps beside what the GPU's counters say of it."""
+        steps, wall_s = 0, 0.0
+
+        def run() -> None:
+            nonlocal steps, wall_s
+            begin_s = time.perf_counter()
+            while wall_s < wanted_s:
+                next(outcomes)
+                steps, wall_s = steps + 1, time.perf_counter() - begin_s
+
+        with contextlib.closing(self._outcomes(load)) as outcomes:
+            next(outcomes)
+            measured = counted_bytes_per_s(run, MonotonicClock())
+        found: dict[str, Any] = {"batch": load[0], "context": load[1]}
+        if isinstance(measured, Unavailable):
+            return {**found, "measured_over_modelled": None, "why": measured.why}
+        modelled = steps * self._read_bytes(load) / wall_s
         return {
-            "tokens": tokens,
-            "ms": 1e3 * best_s,
-            "tokens_per_s": tokens / best_s,
-            "share": flop / best_s / matrix_flop_per_s,
+            **found,
+            "measured_gb_per_s": measured / 1e9,
+            "modelled_gb_per_s": modelled / 1e9,
+            "measured_over_modelled": measured / modelled,
         }
 
+    def _outcomes(self, load: Load) -> Generator[StepOutcome, None, None]:
+        """Step after step, without end; what is in flight is collected at the close."""
+        number = 0
+        self._executor.launch(self._plan(load, number))
+        try:
+            while True:
+                number += 1
+                self._executor.launch(self._plan(load, number))
+                yield self._executor.collect()
+        finally:
+            self._executor.collect()
 
-def lean_workload(
-    loaded: LoadedEngine, max_rows: int, sequences: int = 256, bounds: tuple[int, int] = (100, 1024)
-) -> dict[str, float]:
-    """All at once, through the production scheduler and loop."""
-    draw = Random(0)
-    vocab = loaded.spec.vocab
-    inbox, clock = Inbox(), MonotonicClock()
-    limits = Limits(
-        block_tokens=loaded.executor.block_tokens,
-        blocks_total=loaded.executor.blocks_total,
-        max_model_tokens=loaded.max_model_tokens,
-        max_seqs=max_rows,
-        budget_tokens=max(512, max_rows) if bounds[1] < 512 else 16_384,
-        chunked_prefill=True,
-        queue_limit_requests=sequences,
-        queue_limit_tokens=1 << 40,
+    def _plan(self, load: Load, number: int) -> Plan:
+        batch, context = load
+        place, tables = number % self._steps, self._driver.tables
+        rows = tuple(
+            DecodeRow(slot, slot, context + place, tables[slot], place + 1) for slot in range(batch)
+        )
+        return Plan(number, rows, (), (), (), (), (), batch)
+
+    def _read_bytes(self, load: Load) -> float:
+        """Of a step in the middle."""
+        batch, context = load
+        return step_bytes(self._shape, batch * (context + self._steps // 2))
+
+    def _fitting(self, loads: Sequence[Load]) -> list[Load]:
+        """As many as the cache holds together, the first before the later ones."""
+        kept: list[Load] = []
+        for load in loads:
+            if self._blocks([*kept, load]) <= self._executor.blocks_total:
+                kept.append(load)
+        return kept
+
+    def _blocks(self, loads: Sequence[Load]) -> int:
+        block_tokens = self._executor.block_tokens
+        rows = range(max(batch for batch, _ in loads))
+        return sum(blocks_for(self._room(slot, loads), block_tokens) for slot in rows)
+
+    def _room(self, slot: int, loads: Sequence[Load]) -> int:
+        return self._context(slot, loads) + self._steps + 1
+
+    def _context(self, slot: int, loads: Sequence[Load]) -> int:
+        return max(context for batch, context in loads if batch > slot)
+
+
+def built_of(loaded: LoadedEngine) -> Built:
+    backend = loaded.backend
+    return Built(
+        executor=loaded.executor,
+        spec=loaded.spec,
+        label=backend.name,
+        weight_bytes=float(backend.weight_bytes),
+        cell_bytes=backend.block_bytes // backend.block_tokens,
     )
-    loop = EngineLoop(Scheduler(limits), loaded.executor, inbox, Lane(), clock, depth=2)
-    wanted = 0
-    for seq_id in range(sequences):
-        prompt = [draw.randrange(vocab) for _ in range(draw.randint(*bounds))]
-        output = draw.randint(*bounds)
-        wanted += output
-        inbox.put(Submit(seq_id=seq_id, prompt=prompt, max_tokens=output, sampling=GREEDY))
-    begin_s = time.perf_counter()
-    given = 0
-    while len(inbox) or loop.has_work:
-        given += sum(emission.sample is not None for emission in loop.step())
-    wall_s = time.perf_counter() - begin_s
+
+
+def prefill(loaded: LoadedEngine, tokens: int, peaks: Peaks, rounds: int = 3) -> dict[str, float]:
+    """One prompt in one piece, the best of some."""
+    driver = Driver(built_of(loaded))
+    driver.start(0, tokens)
+    best_s = min(driver.prefill_s(0, 0, tokens) for _ in range(rounds))
+    return {
+        "tokens": tokens,
+        "ms": 1e3 * best_s,
+        "tokens_per_s": tokens / best_s,
+        "share": prefill_flop(loaded.shape, tokens) / best_s / peaks.matrix,
+    }
+
+
+def lean(
+    loaded: LoadedEngine, asked: Sequence[Asked], rows: int, budget_tokens: int
+) -> dict[str, float]:
+    """All at once, greedy, recording on: through scheduler, loop and link. Kernels are built in a
+    first run of a few, which does not count."""
+    hosted = Hosted(loaded.executor, limits_of(loaded, rows, budget_tokens))
+    # backwards, or the prefix cache would have them
+    few = [Asked(one.prompt[::-1], _WARM_TOKENS) for one in asked[:_WARM_SEQUENCES]]
+    spans_s: list[float] = []
+
+    def script(link: Played) -> Script:
+        for first_id, part in ((0, few), (len(few), asked)):
+            link.emitted.clear()
+            begin_s = time.perf_counter()
+            yield submits(part, first_id)
+            while hosted.loop.has_work:
+                yield ()
+            spans_s.append(time.perf_counter() - begin_s)
+
+    given = sum(hosted.play(script).emitted)
+    wanted = sum(one.output_tokens for one in asked)
     assert given == wanted, (given, wanted)
     return {
-        "sequences": sequences,
+        "sequences": len(asked),
+        "prompt_tokens": sum(len(one.prompt) for one in asked),
         "output_tokens": given,
-        "s": wall_s,
-        "tokens_per_s": given / wall_s,
+        "s": spans_s[-1],
+        "tokens_per_s": given / spans_s[-1],
     }
+
+
+def submits(asked: Sequence[Asked], first_id: int = 0) -> list[Submit]:
+    return [
+        Submit(seq_id=seq_id, prompt=one.prompt, max_tokens=one.output_tokens, sampling=GREEDY)
+        for seq_id, one in enumerate(asked, first_id)
+    ]

@@ -17,13 +17,22 @@ def runtime_of(device: torch.device) -> Runtime:
 
 
 def timed_ms(
-    runtime: Runtime, run: Callable[[], object], rounds: int = 10, each: int = 5
+    runtime: Runtime,
+    run: Callable[[], object],
+    rounds: int = 10,
+    each: int = 5,
+    before: Callable[[], object] | None = None,
 ) -> dict[str, float]:
-    """Of one call, over `rounds` of `each` calls, after a first that does not count."""
+    """Of one call, over `rounds` of `each` calls, after a first that does not count. With
+    `before`, which is not timed, a round is one call behind it."""
     run()
+    if before is not None:
+        each = 1
     found: list[float] = []
     for _ in range(rounds):
         begin, end = runtime.mark(), runtime.mark()
+        if before is not None:
+            before()
         begin.record()
         for _ in range(each):
             run()
@@ -33,7 +42,8 @@ def timed_ms(
     return {"best": min(found), "median": statistics.median(found)}
 
 
-def flushed(device: torch.device, mib: int = 256) -> Callable[[], None]:
-    """Empties the device's caches: what is timed behind it reads memory."""
+def flushed(device: torch.device, mib: int) -> Callable[[], object]:
+    """Empties the device's caches: what is timed behind it reads memory. It takes the device
+    longer than it takes the host to ask for what comes next."""
     much = torch.empty(mib << 18, dtype=torch.float32, device=device)
-    return lambda: much.zero_() and None
+    return much.zero_

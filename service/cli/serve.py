@@ -22,6 +22,7 @@ from service.cli.telemetry_flags import (
 from service.config import (
     ATTENTIONS,
     EXECUTORS,
+    FORMATS,
     ConfigError,
     EngineConfig,
     GatewayConfig,
@@ -61,16 +62,18 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--weights",
         default="auto",
-        choices=["auto", "int8"],
+        choices=FORMATS,
         help="int8 stores matrices in 8 bits, one scale an output: less memory and, where there "
-        "is a kernel, faster decoding; auto follows --dtype",
+        "is a kernel, faster decoding; fp8 does so in floats and rounds activations to them, for "
+        "GPUs from Ada on; auto follows --dtype",
     )
     group.add_argument(
         "--kv-dtype",
         default="auto",
-        choices=["auto", "int8"],
-        help="int8 stores keys and values in 8 bits, one scale a token and head: two to four "
-        "times the tokens in the same memory, slower to read; auto follows --dtype",
+        choices=FORMATS,
+        help="int8 and fp8 store keys and values in 8 bits, one scale a token and head: two to "
+        "four times the tokens in the same memory, slower to read; fp8 is for torch's executor; "
+        "auto follows --dtype",
     )
     group.add_argument(
         "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where to compute"
@@ -99,8 +102,17 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         "--attention",
         default="auto",
         choices=ATTENTIONS,
-        help="how attention is computed where torch computes: triton is our own kernels for GPUs, "
-        "with decodes as captured graphs, torch is the reference; auto takes triton on a GPU",
+        help="how attention is computed where torch computes: flash is a flash-attn package, "
+        "triton our own kernels, both for GPUs and with decodes as captured graphs, torch the "
+        "reference; auto takes the first of them that works here",
+    )
+    group.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="RANKS",
+        help="share each layer out to so many processes, each with a GPU of its own, or with its "
+        "share of the cores on a CPU; --kv-memory is then that of each; for torch's executor",
     )
     group.add_argument("--threads", type=int, help="compute threads of the engine process")
 
@@ -259,6 +271,7 @@ def run(args: argparse.Namespace) -> int:
         model=model,
         executor=args.executor,
         attention=args.attention,
+        tensor_parallel=args.tensor_parallel,
         dtype=args.dtype,
         weights_format=args.weights,
         kv_dtype=args.kv_dtype,

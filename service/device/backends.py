@@ -15,6 +15,7 @@ from service.config import ConfigError, EngineConfig
 from service.device.attention.choice import choose_attention
 from service.device.host_tier import HostTier
 from service.device.kv_cache import KvFormat, Pages, make_cache, page_bytes
+from service.device.linear import WHOLE
 from service.device.memory import choose_kv_format
 from service.device.model import Decoder
 from service.device.native.build import NoNativeLibrary, library_path
@@ -23,6 +24,8 @@ from service.device.native.decoder import NativeDecoder, native_spec_fault
 from service.device.native.library import NumberKind
 from service.device.openvino_decoder import OpenVinoSettings, build_openvino
 from service.device.openvino_graph import Hold
+from service.device.parallel.collectives import Collectives, refuse_impossible
+from service.device.parallel.shard import Rank, ShardedWeights
 from service.device.precision import choose_precision, cpu_multiplies_bf16
 from service.device.quantize import choose_matrix_format
 from service.device.sampler import Sampler
@@ -33,14 +36,15 @@ from telemetry.clock import Clock
 Progress = Callable[[str], None]
 # of a decoder, its pages, a sampler and a clock, where plans are run by an executor of its own
 MakeExecutor = Callable[[StepDecoder[Any], Pages, Sampler, Clock, HostTier | None], DeviceExecutor]
-_KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache"}
+_KV_LABEL = {KvFormat.PLAIN: None, KvFormat.INT8: "int8 KV cache", KvFormat.FP8: "fp8 KV cache"}
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """`load` reads the weights; `make_pages` allocates so many blocks. `dtype` says what is
     stored and computed with, and `name` who computes, for people and for facts; a weight of a
-    matrix takes `weight_bytes`."""
+    matrix takes `weight_bytes`. With `collectives` it is one rank of several, and what it loads
+    and allocates is its part."""
 
     name: str
     dtype: str
@@ -51,6 +55,7 @@ class Backend:
     make_pages: Callable[[int], Pages]
     computes_in_torch: bool = False
     make_executor: MakeExecutor | None = None
+    collectives: Collectives | None = None
 
 
 def choose_backend(
@@ -66,10 +71,8 @@ def choose_backend(
     them our C++ is the fastest that was measured.
     """
     wanted = config.executor
-    if config.attention != "auto" and wanted != "torch" and device.type == "cpu":
-        raise ConfigError(
-            f"--attention {config.attention} is for torch's executor; add --executor torch"
-        )
+    if wanted != "torch" and device.type == "cpu":
+        _refuse_what_only_torch_has(config)
     if wanted == "torch" or (wanted == "auto" and device.type != "cpu"):
         return torch_backend(config, source, max_tokens, device, progress)
     if device.type != "cpu":
@@ -91,6 +94,18 @@ def choose_backend(
     return torch_backend(config, source, max_tokens, device, progress, note="; ".join(faults))
 
 
+def _refuse_what_only_torch_has(config: EngineConfig) -> None:
+    for flag, value, only in (
+        ("--attention", config.attention, ("flash", "triton", "torch")),
+        ("--weights", config.weights_format, ("fp8",)),
+        ("--kv-dtype", config.kv_dtype, ("fp8",)),
+    ):
+        if value in only:
+            raise ConfigError(f"{flag} {value} is for torch's executor; add --executor torch")
+    if config.tensor_parallel > 1:
+        raise ConfigError("--tensor-parallel is for torch's executor; add --executor torch")
+
+
 def torch_backend(
     config: EngineConfig,
     source: WeightSource,
@@ -98,8 +113,11 @@ def torch_backend(
     device: torch.device,
     progress: Progress,
     note: str | None = None,
+    rank: int = 0,
 ) -> Backend:
-    """Torch's own products, with our kernels where there is a GPU. Raises ConfigError."""
+    """Torch's own products, with our kernels where there is a GPU; of several ranks one, whose
+    steps are computed eagerly. Raises ConfigError."""
+    source, collectives = _share(config, source, device, rank)
     spec = source.spec
     precision = choose_precision(config.dtype, device)
     chosen = choose_attention(config, spec, device)
@@ -112,13 +130,15 @@ def torch_backend(
         )
     dtype = precision.compute
     matrices = choose_matrix_format(config.weights_format, dtype, device)
+    has_graphs = chosen.has_graphs and collectives is None
     # padding of captured batches writes to a page of its own
-    spare = 1 if chosen.has_graphs else 0
+    spare = 1 if has_graphs else 0
 
     def load() -> StepDecoder[Any]:
         return Decoder(
-            source, attention, max_tokens, precision, device, progress, matrices, chosen.ops
-        )
+            source, attention, max_tokens, precision, device, progress, matrices, chosen.ops,
+            collectives or WHOLE,
+        )  # fmt: skip
 
     def make_pages(blocks: int) -> Pages:
         return make_cache(kv_format, spec, blocks + spare, page_tokens, dtype, device)
@@ -138,18 +158,32 @@ def torch_backend(
         )
 
     name = f"{attention.capabilities.name}-{device.type}"
+    if collectives is not None:
+        name += f" x{collectives.rank.count}"
     faults = "; ".join(fault for fault in (note, chosen.fault) if fault)
     return Backend(
         name=f"{name} ({faults})" if faults else name,
         dtype=_labels(precision.label, matrices.label, _KV_LABEL[kv_format]),
-        weight_bytes=1 if config.weights_format == "int8" else dtype.itemsize,
+        weight_bytes=1 if config.weights_format != "auto" else dtype.itemsize,
         block_tokens=page_tokens,
         block_bytes=page_bytes(spec, page_tokens, dtype, kv_format),
         load=load,
         make_pages=make_pages,
         computes_in_torch=True,
-        make_executor=make_executor if chosen.has_graphs else None,
+        make_executor=make_executor if has_graphs else None,
+        collectives=collectives,
     )
+
+
+def _share(
+    config: EngineConfig, source: WeightSource, device: torch.device, rank: int
+) -> tuple[WeightSource, Collectives | None]:
+    """What `rank` computes with; all of it where it is alone. Raises ConfigError."""
+    if config.tensor_parallel == 1:
+        return source, None
+    refuse_impossible(config, device)
+    place = Rank(rank, config.tensor_parallel)
+    return ShardedWeights(source, place), Collectives(place, device)
 
 
 def native_backend(

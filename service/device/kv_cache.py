@@ -5,9 +5,10 @@ kernels take. A cache owns its format: others write rows of the compute dtype an
 pages of the compute dtype, and only `storage` (for whoever copies whole blocks) and
 `page_bytes` show how they are kept.
 
-Int8 keeps one float32 scale a token and KV head, because a key's size differs far more
+Int8 and fp8 keep one float32 scale a token and KV head, because a key's size differs far more
 between heads and tokens than within one: 68 bytes a head of 64 instead of 256 in float32
-or 128 in bf16. Price: every gather multiplies.
+or 128 in bf16. Price: every gather multiplies. Fp8 (e4m3) is what newer GPUs read at no cost
+beyond that; its error follows each value's own size, int8's the largest of the head.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import torch
 from service.device.spec import ModelSpec
 from service.device.zero_pages import zeros
 
-_INT8_MAX = 127.0
 _SCALE = torch.float32
+# the largest that a code can be
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class KvFormat(StrEnum):
@@ -30,6 +32,10 @@ class KvFormat(StrEnum):
 
     PLAIN = "plain"
     INT8 = "int8"
+    FP8 = "fp8"
+
+
+CODES = {KvFormat.INT8: torch.int8, KvFormat.FP8: torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +121,13 @@ class PlainKvCache:
         return _select(self.keys[layer], pages), _select(self.values[layer], pages)
 
 
-class Int8KvCache:
-    """Symmetric int8 with one scale a token and KV head, quantised when written."""
-
-    format = KvFormat.INT8
+class CodedKvCache:
+    """Eight bits a value with one scale a token and KV head, rounded when written. `storage` and
+    what is copied are bytes: torch moves those on any device."""
 
     def __init__(
         self,
+        kind: KvFormat,
         spec: ModelSpec,
         pages: int,
         page_tokens: int,
@@ -131,33 +137,36 @@ class Int8KvCache:
         cells = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
         codes = zeros((*cells, spec.head_dim), torch.int8, device)
         scales = zeros((*cells, 1), _SCALE, device)
+        self.format = kind
         self.pages = pages
         self.page_tokens = page_tokens
         self.storage = (codes, scales)
         self._codes = [(layer[0], layer[1]) for layer in codes]
         self._scales = [(layer[0], layer[1]) for layer in scales]
+        self._kind = CODES[kind]
         self._dtype = dtype
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
     ) -> None:
         for side, rows in enumerate((keys, values)):
-            codes, scales = quantise_rows(rows)
-            self._codes[layer][side].view(-1, *codes.shape[1:]).index_copy_(0, cells, codes)
+            codes, scales = quantise_rows(rows, self._kind)
+            held = self._codes[layer][side].view(-1, *codes.shape[1:])
+            held.index_copy_(0, cells, codes.view(torch.int8))
             self._scales[layer][side].view(-1, *scales.shape[1:]).index_copy_(0, cells, scales)
 
     def sides(self, layer: int) -> tuple[Side, Side]:
-        (key_codes, value_codes), (key_scales, value_scales) = (
-            self._codes[layer],
-            self._scales[layer],
+        keys, values = (
+            Side(codes.view(self._kind), scales)
+            for codes, scales in zip(self._codes[layer], self._scales[layer], strict=True)
         )
-        return Side(key_codes, key_scales), Side(value_codes, value_scales)
+        return keys, values
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._gather(layer, 0, pages), self._gather(layer, 1, pages)
 
     def _gather(self, layer: int, side: int, pages: torch.Tensor) -> torch.Tensor:
-        codes = _select(self._codes[layer][side], pages)
+        codes = _select(self._codes[layer][side], pages).view(self._kind)
         return dequantise_rows(codes, _select(self._scales[layer][side], pages), self._dtype)
 
 
@@ -173,8 +182,8 @@ def make_cache(
     match kind:
         case KvFormat.PLAIN:
             return PlainKvCache(spec, pages, page_tokens, dtype, device)
-        case KvFormat.INT8:
-            return Int8KvCache(spec, pages, page_tokens, dtype, device)
+        case KvFormat.INT8 | KvFormat.FP8:
+            return CodedKvCache(kind, spec, pages, page_tokens, dtype, device)
 
 
 def page_bytes(
@@ -184,20 +193,24 @@ def page_bytes(
     match kind:
         case KvFormat.PLAIN:
             head_bytes = spec.head_dim * dtype.itemsize
-        case KvFormat.INT8:
-            head_bytes = spec.head_dim * torch.int8.itemsize + _SCALE.itemsize
+        case KvFormat.INT8 | KvFormat.FP8:
+            head_bytes = spec.head_dim * CODES[kind].itemsize + _SCALE.itemsize
     return 2 * spec.layers * page_tokens * spec.kv_heads * head_bytes
 
 
-def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 [..., n] and scales float32 [..., 1] of [..., n]; a row of zeros stays zeros.
+def quantise_rows(
+    rows: torch.Tensor, kind: torch.dtype = torch.int8
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of `kind` [..., n] and scales float32 [..., 1] of [..., n]; a row of zeros stays zeros.
 
-    What comes back differs by at most half a scale, which is 1/254 of the row's largest.
+    What comes back of int8 differs by at most half a scale, which is 1/254 of the row's largest;
+    of fp8 by at most 1/16 of the value, or half of the smallest code where that is more.
     """
     rows = rows.float()
     largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
-    scales = largest.div_(_INT8_MAX).clamp_min_(torch.finfo(_SCALE).tiny)
-    return (rows / scales).round_().to(torch.int8), scales
+    scales = largest.div_(LARGEST[kind]).clamp_min_(torch.finfo(_SCALE).tiny)
+    scaled = rows / scales
+    return (scaled.round_() if kind is torch.int8 else scaled).to(kind), scales
 
 
 def dequantise_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.linear import Linear, MatrixFormat
+from service.device.linear import WHOLE, Linear, MatrixFormat, Partition, Product
 from service.device.precision import Precision
 from service.device.spec import ModelSpec, Rope, RopeScaling
 from service.device.weights.source import WeightSource, checked
@@ -21,10 +21,10 @@ class LayerWeights:
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    out: Linear
+    out: Product
     ffn_norm: torch.Tensor
     gate_up: Linear
-    down: Linear
+    down: Product
 
     @property
     def head_norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -40,6 +40,7 @@ def load_layer(
     precision: Precision,
     matrices: MatrixFormat,
     device: torch.device,
+    partition: Partition = WHOLE,
 ) -> LayerWeights:
     """Read, check, fuse and convert one layer. Raises ConfigError."""
     spec = source.spec
@@ -66,12 +67,12 @@ def load_layer(
         ),
         q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
         k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        out=linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)]),
+        out=partition.summed(linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)])),
         ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
         gate_up=linear(
             [get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]
         ),
-        down=linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)]),
+        down=partition.summed(linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)])),
     )
 
 

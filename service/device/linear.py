@@ -16,12 +16,16 @@ class Table(Protocol):
         ...
 
 
-class Linear(Table, Protocol):
+class Product(Protocol):
     """A weight [out, in], perhaps with a bias [out]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, in] to [tokens, out], both of the compute dtype."""
         ...
+
+
+class Linear(Table, Product, Protocol):
+    """A matrix of which both is wanted."""
 
 
 class MatrixFormat(Protocol):
@@ -65,4 +69,27 @@ class FloatFormat:
         return FloatLinear(weight)
 
 
+class Partition(Protocol):
+    """What a decoder that has a part of each matrix adds to its products for the whole's."""
+
+    def summed(self, product: Product) -> Product:
+        """For one of which the decoder has some of the inputs."""
+        ...
+
+    def gathered(self, product: Product) -> Product:
+        """For one of which the decoder has some of the outputs."""
+        ...
+
+
+class Whole:
+    """Implements `Partition` where nothing is shared out."""
+
+    def summed(self, product: Product) -> Product:
+        return product
+
+    def gathered(self, product: Product) -> Product:
+        return product
+
+
 FLOATS = FloatFormat()
+WHOLE = Whole()

@@ -15,6 +15,10 @@ from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.kv_cache import Pages
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
+from service.device.memory_profile import measure_room
+from service.device.parallel.decoder import ParallelDecoder, with_ranks
+from service.device.parallel.ranks import Ranks, closed_on_error
+from service.device.parallel.shard import floor_shape
 from service.device.sampler import Sampler
 from service.device.spec import ModelSpec
 from service.device.torch_executor import DeviceExecutor, StepDecoder, TorchExecutor
@@ -37,7 +41,11 @@ class LoadedEngine:
     def shape(self) -> ModelShape:
         """What the floor of a step is worked out from."""
         backend = self.backend
-        return self.spec.shape(backend.weight_bytes, backend.block_bytes // backend.block_tokens)
+        cell_bytes = backend.block_bytes // backend.block_tokens
+        if backend.collectives is None:
+            return self.spec.shape(backend.weight_bytes, cell_bytes)
+        ranks, device = backend.collectives.rank.count, backend.collectives.device
+        return floor_shape(self.spec, ranks, device, backend.weight_bytes, cell_bytes)
 
     def own_process(self) -> None:
         """For a process that does nothing else: threads of torch that only sample would spin
@@ -52,36 +60,67 @@ def load_executor(
     progress: Callable[[str], None],
     make_compiler: Callable[[int], GrammarCompiler] | None = None,
     stage_ended: Callable[[StartStage], None] = lambda stage: None,
+    rank_lost: Callable[[str], None] = lambda what: None,
 ) -> LoadedEngine:
     """Load the model and allocate its cache. Raises ConfigError with one line.
 
     `make_compiler` is called with the width of the logits, `stage_ended` when weights and
-    cache are there.
+    cache are there, `rank_lost` by a thread of its own when another rank has ended.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    _set_threads(config)
     device = choose_device(config.device)
     progress(f"reading {config.model.name}")
     source = open_weights(config.model)
     max_model_tokens = choose_context(config, source.spec)
     backend = choose_backend(config, source, max_model_tokens, device, progress)
+    ranks = None
+    if backend.collectives is not None:
+        ranks = Ranks(config, device, max_model_tokens, rank_lost)
+        backend = with_ranks(backend, ranks, clock)
     block_tokens, block_bytes = backend.block_tokens, backend.block_bytes
-    host_slots = choose_host_slots(config, block_tokens, block_bytes)
-    blocks = choose_blocks(config, max_model_tokens, block_tokens, block_bytes, device)
-    with _one_thread():
-        decoder = backend.load()
-    stage_ended(StartStage.WEIGHTS)
-    progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
-    cache = backend.make_pages(blocks)
-    host_tier = HostTier(cache, host_slots) if host_slots else None
-    stage_ended(StartStage.CACHE)
-    compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
-    return LoadedEngine(
-        executor=_executor(config, backend, decoder, cache, clock, host_tier, compiler),
-        spec=source.spec,
-        max_model_tokens=max_model_tokens,
-        backend=backend,
+    with closed_on_error(ranks):
+        host_slots = choose_host_slots(config, block_tokens, block_bytes)
+        is_measured = device.type == "cuda" and config.kv_bytes is None
+        blocks = 0
+        if not is_measured:  # what cannot work is refused before the weights are read
+            blocks = choose_blocks(config, max_model_tokens, block_tokens, block_bytes)
+        with _one_thread():
+            decoder = backend.load()
+        if is_measured:
+            blocks = _measured_blocks(config, backend, decoder, max_model_tokens, progress)
+        stage_ended(StartStage.WEIGHTS)
+        progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
+        cache = backend.make_pages(blocks)
+        host_tier = HostTier(cache, host_slots) if host_slots else None
+        stage_ended(StartStage.CACHE)
+        compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
+        executor = _executor(config, backend, decoder, cache, clock, host_tier, compiler)
+    return LoadedEngine(executor, source.spec, max_model_tokens, backend)
+
+
+def _measured_blocks(
+    config: EngineConfig,
+    backend: Backend,
+    decoder: StepDecoder[Any],
+    max_model_tokens: int,
+    progress: Callable[[str], None],
+) -> int:
+    """As many as the GPU has room for. Raises ConfigError."""
+    room = measure_room(
+        decoder, backend.make_pages, config.max_batched_tokens, config.max_seqs, decoder.device
     )
+    progress(str(room))
+    return choose_blocks(
+        config, max_model_tokens, backend.block_tokens, backend.block_bytes, room.cache_bytes
+    )
+
+
+def _set_threads(config: EngineConfig) -> None:
+    """Of this process; ranks share what there is."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    elif config.tensor_parallel > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // config.tensor_parallel))
 
 
 def _executor(
@@ -94,7 +133,10 @@ def _executor(
     compiler: GrammarCompiler | None,
 ) -> DeviceExecutor:
     if backend.make_executor is None:
-        return TorchExecutor(decoder, cache, clock, config.pipeline_depth, host_tier, compiler)
+        ranks = decoder if isinstance(decoder, ParallelDecoder) else None
+        return TorchExecutor(
+            decoder, cache, clock, config.pipeline_depth, host_tier, compiler, ranks
+        )
     sampler = Sampler(decoder.spec.vocab, clock, compiler)
     return backend.make_executor(decoder, cache, sampler, clock, host_tier)
 

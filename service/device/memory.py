@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from service.config import ConfigError, EngineConfig
 from service.device.kv_cache import KvFormat
 from service.device.spec import ModelSpec
@@ -15,7 +13,6 @@ DEFAULT_CONTEXT_TOKENS = 8192
 _TOKENS_A_SEQUENCE = 1024
 _CONTEXTS = 4
 _CPU_SHARE = 0.25
-_CUDA_SHARE = 0.85
 _GIB = 1 << 30
 
 
@@ -35,7 +32,7 @@ def choose_context(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def choose_kv_format(config: EngineConfig) -> KvFormat:
-    return KvFormat.INT8 if config.kv_dtype == "int8" else KvFormat.PLAIN
+    return KvFormat.PLAIN if config.kv_dtype == "auto" else KvFormat(config.kv_dtype)
 
 
 def choose_blocks(
@@ -43,15 +40,17 @@ def choose_blocks(
     max_model_tokens: int,
     block_tokens: int,
     block_bytes: int,
-    device: torch.device,
+    room_bytes: int | None = None,
 ) -> int:
-    """Blocks of the cache. Raises ConfigError when one request would not fit."""
+    """Blocks of the cache: of `room_bytes` where the device was measured, else what a full batch
+    needs, if the host has so much. Raises ConfigError when one request would not fit."""
     needed = blocks_for(max_model_tokens, block_tokens)
-    budget_bytes = config.kv_bytes
+    budget_bytes = config.kv_bytes or room_bytes
     if budget_bytes is None:
         tokens = max(_CONTEXTS * max_model_tokens, config.max_seqs * _TOKENS_A_SEQUENCE)
         wanted_bytes = blocks_for(tokens, block_tokens) * block_bytes
-        budget_bytes = min(wanted_bytes, _available_bytes(device))
+        free_bytes = _host_available_bytes() // config.tensor_parallel
+        budget_bytes = min(wanted_bytes, int(free_bytes * _CPU_SHARE))
     blocks = budget_bytes // block_bytes
     if blocks < needed:
         raise ConfigError(
@@ -80,14 +79,6 @@ def choose_host_slots(config: EngineConfig, block_tokens: int, block_bytes: int)
             f"{_size(available_bytes)} of memory that this machine has free; lower it"
         )
     return slots
-
-
-def _available_bytes(device: torch.device) -> int:
-    """What the cache may take when the user states nothing."""
-    if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        return int(free_bytes * _CUDA_SHARE)
-    return int(_host_available_bytes() * _CPU_SHARE)
 
 
 def _host_available_bytes() -> int:

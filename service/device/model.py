@@ -14,7 +14,7 @@ from service.device.attention.base import AttentionBackend
 from service.device.inputs import StepInputs
 from service.device.kv_cache import KvCache
 from service.device.layers import LayerWeights, RopeTable, load_layer
-from service.device.linear import FLOATS, MatrixFormat, Table
+from service.device.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.ops import LayerOps, PlainOps
 from service.device.precision import Precision
 from service.device.weights.source import WeightSource, checked
@@ -33,6 +33,7 @@ class Decoder:
         progress: Callable[[str], None] = lambda stage: None,
         matrices: MatrixFormat = FLOATS,
         ops: LayerOps | None = None,
+        partition: Partition = WHOLE,
     ) -> None:
         """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
         spec = source.spec
@@ -49,15 +50,16 @@ class Decoder:
         for index in range(spec.layers):
             if index % max(1, spec.layers // 4) == 0:
                 progress(f"loading weights, layer {index} of {spec.layers}")
-            self._layers.append(load_layer(source, index, precision, matrices, device))
+            self._layers.append(load_layer(source, index, precision, matrices, device, partition))
         self._norm = get("model.norm.weight", spec.hidden)
         embedding = get("model.embed_tokens.weight", spec.vocab, spec.hidden)
         if spec.tied_embeddings:
-            self._head = matrices.linear(embedding)
-            self._embedding: Table = self._head
+            head = matrices.linear(embedding)
+            self._embedding: Table = head
         else:
-            self._head = matrices.linear(get("lm_head.weight", spec.vocab, spec.hidden))
+            head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
             self._embedding = matrices.table(embedding)
+        self._head = partition.gathered(head)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
@@ -76,9 +78,10 @@ class Decoder:
         sampled: torch.Tensor | None,
         prepared: Any,
         cache: KvCache,
+        mark: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
         """The same of tensors alone, with what the attention wants `prepared`; logits of all
-        rows where `sampled` is None."""
+        rows where `sampled` is None. `mark` is called before and after each attention."""
         attention, ops = self._attention, self._ops
         angles = self._rope.at(positions)
         hidden = self._embedding.rows(token_ids)
@@ -87,7 +90,9 @@ class Decoder:
             normed = ops.norm(hidden, delta, layer.input_norm)
             qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
             query = ops.keep(index, qkv, angles, layer.head_norms, cache, cells)
+            mark()
             mixed = attention.run(query, index, cache, prepared)
+            mark()
             normed = ops.norm(hidden, layer.out(mixed.flatten(1)), layer.ffn_norm)
             delta = layer.down(ops.gated(layer.gate_up(normed)))
         if sampled is not None:

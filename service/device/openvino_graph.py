@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from service.config import ConfigError
+from service.device.coded_matrix import quantise_outputs
 from service.device.layers import rope_frequencies
 from service.device.openvino_runtime import load_runtime
-from service.device.quantize import quantise_outputs
 from service.device.weights.source import WeightSource, checked
 
 _DYNAMIC = -1

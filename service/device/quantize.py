@@ -1,4 +1,4 @@
-"""Int8 weights: one scale an output, symmetric, and the kernels that multiply them.
+"""Weights in 8 bits: one scale an output, symmetric, and the kernels that multiply them.
 
 Torch's int8 product on x86 (FBGEMM) wants int8 activations too. Rounding them to 8 bits
 ruins small models: SmolLM2-135M's perplexity rises by 5 % with one scale a row and by
@@ -12,20 +12,24 @@ VNNI the instruction adds pairs of products in 16 bits, and 127 * 127 * 2 is the
 fits. Price: twice the rows, so that beyond `_DIGIT_ROWS` rows a float product with the
 weight dequantised on the fly is faster; the codes are therefore kept beside the packed
 weight, 2 bytes a weight in all. Results differ between the two ways by rounding (1e-4).
+
+On a GPU int8 weights are read as they are by a kernel of our own for few tokens, where reading
+them is what takes the time, and dequantised for many. Fp8 is in `fp8.py`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
+from service.device.coded_matrix import CodedMatrix, DequantisedLinear, quantise_outputs
+from service.device.fp8 import Fp8Format, fp8_fault
 from service.device.linear import FLOATS, Linear, MatrixFormat
 
-_CODE_MAX = 127.0
 _DIGIT_MAX = 63.0
 _LOW_STEPS = 2 * _DIGIT_MAX
 _ZERO_POINT = 64
@@ -36,22 +40,31 @@ _ENGINE = "fbgemm"
 def choose_matrix_format(
     weights_format: str, compute: torch.dtype, device: torch.device
 ) -> MatrixFormat:
-    """`auto` keeps floats; `int8` takes the fastest kernel that gives right results here."""
-    if weights_format != "int8":
+    """`auto` keeps floats; others take the fastest kernel that gives right results here."""
+    if weights_format == "auto":
         return FLOATS
-    fault = fbgemm_fault() if device.type == "cpu" else f"no int8 kernel for {device.type}"
-    return Int8Format(compute, fault)
+    if weights_format == "fp8":
+        return Fp8Format(compute, fp8_fault(device))
+    if device.type == "cpu":
+        return Int8Format(compute, fbgemm_fault())
+    if importlib.util.find_spec("triton") is None:
+        return Int8Format(compute, "Triton is not installed")
+    return Int8Format(compute, None, on_gpu=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Format:
-    """Implements `MatrixFormat`. `fallback_reason` None means that FBGEMM is used."""
+    """Implements `MatrixFormat`. `fallback_reason` None means that a kernel multiplies codes:
+    FBGEMM, or ours where it is `on_gpu`."""
 
     compute: torch.dtype
     fallback_reason: str | None
+    on_gpu: bool = False
 
     @property
     def label(self) -> str:
+        if self.on_gpu:
+            return "int8 weights, our Triton kernel (dequantised for many tokens)"
         if self.fallback_reason is None:
             return (
                 "int8 weights, torch FBGEMM (activations as two 7-bit digits; dequantised "
@@ -61,51 +74,23 @@ class Int8Format:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         matrix = self.table(weight)
+        if self.on_gpu:
+            from service.device.triton.products import CodedLinear
+
+            return CodedLinear(matrix, bias)
         if self.fallback_reason is None:
             return FbgemmLinear(matrix, bias)
         return DequantisedLinear(matrix, bias)
 
-    def table(self, weight: torch.Tensor) -> Int8Matrix:
+    def table(self, weight: torch.Tensor) -> CodedMatrix:
         codes, scales = quantise_outputs(weight)
-        return Int8Matrix(codes, scales, self.compute)
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Matrix:
-    """`codes` int8 [out, in] times `scales` float32 [out, 1]; `dtype` is what comes out."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    dtype: torch.dtype
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.codes[ids].float().mul_(self.scales[ids]).to(self.dtype)
-
-    def dequantised(self) -> torch.Tensor:
-        """The whole matrix [out, in]."""
-        if self.dtype is torch.float32:
-            return self.codes.float().mul_(self.scales)
-        return self.codes.to(self.dtype) * self.scales.to(self.dtype)
-
-
-class DequantisedLinear:
-    """Int8 in memory, a float product: right everywhere, slow for few tokens."""
-
-    def __init__(self, matrix: Int8Matrix, bias: torch.Tensor | None) -> None:
-        self._matrix = matrix
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._matrix.dequantised(), self._bias)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._matrix.rows(ids)
+        return CodedMatrix(codes, scales, self.compute)
 
 
 class FbgemmLinear:
     """Integer products for few tokens, a dequantised one for many."""
 
-    def __init__(self, matrix: Int8Matrix, bias: torch.Tensor | None) -> None:
+    def __init__(self, matrix: CodedMatrix, bias: torch.Tensor | None) -> None:
         self._many = DequantisedLinear(matrix, bias)
         self._packed = _pack(matrix)
         self._bias = bias
@@ -124,14 +109,6 @@ class FbgemmLinear:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._many.rows(ids)
-
-
-def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 [out, in] and scales float32 [out, 1]; half a scale is the largest error."""
-    weight = weight.float()
-    largest = weight.abs().amax(dim=1, keepdim=True)
-    scales = (largest / _CODE_MAX).clamp_min(torch.finfo(torch.float32).tiny)
-    return (weight / scales).round_().to(torch.int8), scales
 
 
 def split_digits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,7 +144,7 @@ def _product() -> Any:
     return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
 
-def _pack(matrix: Int8Matrix) -> Any:
+def _pack(matrix: CodedMatrix) -> Any:
     """The weight in FBGEMM's order. The engine is a global of torch: it is put back."""
     scales = matrix.scales.flatten().double()
     zeros = torch.zeros(len(scales), dtype=torch.int64)

@@ -22,6 +22,7 @@ from itertools import accumulate
 import torch
 
 from service.device.draw import draw_rows
+from service.device.draw_on_device import Draws, draws_of
 from service.device.grammar import MaskRows, Matcher
 from service.device.grammar_compiler import GrammarCompiler
 from service.engine.plan import (
@@ -81,6 +82,13 @@ class _Slot:
             return False
         return output_index >= self.min_tokens or not self.end_token_ids
 
+    def is_just_drawn(self, output_index: int) -> bool:
+        """Whether the next token is the likeliest or drawn by temperature and filters, and nothing
+        else is asked for."""
+        if self.matcher is not None or self.params.logprobs is not None:
+            return False
+        return not self.alters_logits(output_index)
+
     def alters_logits(self, output_index: int) -> bool:
         held = output_index < self.min_tokens and bool(self.end_token_ids)
         return held or bool(self.params.logit_bias) or self.counts_tokens
@@ -124,6 +132,16 @@ class Sampler:
     def all_just_argmax(self, rows: Sequence[DecodeRow | PrefillChunk]) -> bool:
         """Whether each row's next token is the likeliest, and nothing else is asked for."""
         return all(self._slots[row.slot].is_just_argmax(row.output_index) for row in rows)
+
+    def draws(self, rows: Sequence[DecodeRow | PrefillChunk]) -> Draws | None:
+        """What a device needs to choose a token for each row by itself; None where a row wants
+        more than that."""
+        slots = [self._slots[row.slot] for row in rows]
+        places = [row.output_index for row in rows]
+        if not all(s.is_just_drawn(place) for s, place in zip(slots, places, strict=True)):
+            return None
+        chances = [uniform(s.params.seed, place) for s, place in zip(slots, places, strict=True)]
+        return draws_of([s.params for s in slots], chances, [s.is_greedy for s in slots])
 
     @torch.inference_mode()
     def sample(

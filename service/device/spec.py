@@ -48,6 +48,7 @@ class ModelSpec:
     tied_embeddings: bool = False
     sliding_window_tokens: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    vocab_parts: int = 1  # the head is one of so many, the embedding is whole
 
     @property
     def q_size(self) -> int:
@@ -56,6 +57,10 @@ class ModelSpec:
     @property
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def head_rows(self) -> int:
+        return self.vocab // self.vocab_parts
 
     def shape(self, weight_bytes: float, cell_bytes: int) -> ModelShape:
         """What a step's floor follows from, with these sizes of a weight and of a token's keys
@@ -66,7 +71,7 @@ class ModelSpec:
             q_size=self.q_size,
             kv_size=self.kv_size,
             ffn=self.ffn,
-            vocab=self.vocab,
+            vocab=self.head_rows,
             weight_bytes=weight_bytes,
             cell_bytes=cell_bytes,
         )

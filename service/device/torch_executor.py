@@ -9,10 +9,11 @@ whoever computes, which is what lets a decode row refer to a token that nobody h
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, Protocol, TypeVar
 
 import torch
+from torch.autograd.profiler import record_function
 
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
@@ -50,6 +51,21 @@ class DeviceExecutor(Executor, Protocol):
         """Blocks that the host tier holds; 0 when there is none."""
         ...
 
+    def mark_steps(self, on: bool) -> None:
+        """Whether torch's profiler is to see which step is computed when. Returns when
+        nothing is being computed outside `launch`, so that a profile can begin or end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OtherRanks(Protocol):
+    """Processes that compute their part of each step beside this one, until they are closed."""
+
+    def skew_ns(self) -> int:
+        """How long the first of all ranks waited for the last ones within the latest step."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -64,15 +80,18 @@ class TorchExecutor(Generic[PagesT]):
         depth: int = 1,
         host_tier: HostTier | None = None,
         compiler: GrammarCompiler | None = None,
+        ranks: OtherRanks | None = None,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._host_tier = host_tier
+        self._ranks = ranks
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
         self._last_tokens: dict[int, int] = {}
         self._launched: deque[Future[StepOutcome]] = deque()
         self._worker = ThreadPoolExecutor(1, "phasescope-step") if depth > 1 else None
+        self._is_marked = False
 
     @property
     def block_tokens(self) -> int:
@@ -90,12 +109,13 @@ class TorchExecutor(Generic[PagesT]):
     def launch(self, plan: Plan) -> None:
         """Read the plan; compute it now or hand it to the worker."""
         inputs = build_inputs(plan, self._cache.page_tokens, self._decoder.device)
+        compute = self._compute_marked if self._is_marked else self._compute
         if self._worker is not None:
-            self._launched.append(self._worker.submit(self._compute, plan, inputs))
+            self._launched.append(self._worker.submit(compute, plan, inputs))
             return
         done: Future[StepOutcome] = Future()
         try:
-            done.set_result(self._compute(plan, inputs))
+            done.set_result(compute(plan, inputs))
         except StepFailed as error:
             done.set_exception(error)
         self._launched.append(done)
@@ -104,10 +124,20 @@ class TorchExecutor(Generic[PagesT]):
         """The oldest launched plan's outcome. Raises StepFailed."""
         return self._launched.popleft().result()
 
+    def mark_steps(self, on: bool) -> None:
+        self._is_marked = on
+        wait(self._launched)
+
     def close(self) -> None:
-        """Let the worker thread end."""
+        """Let the worker thread and other ranks end."""
         if self._worker is not None:
             self._worker.shutdown()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def _compute_marked(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
+        with record_function(f"step {plan.step_id} compute"):
+            return self._compute(plan, inputs)
 
     def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
         for slot in plan.stopped_slots:
@@ -128,7 +158,12 @@ class TorchExecutor(Generic[PagesT]):
             self._last_tokens[row.slot] = sample[-1].token_id
         sampler = self._sampler
         return StepOutcome(
-            samples, forward_ns, sample_ns, sampler.last_mask_ns, sampler.last_masked_rows
+            samples,
+            forward_ns,
+            sample_ns,
+            sampler.last_mask_ns,
+            sampler.last_masked_rows,
+            rank_skew_ns=None if self._ranks is None else self._ranks.skew_ns(),
         )
 
     def _copy_blocks(self, plan: Plan) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from service.engine.executor import Executor, StepFailed
 from service.engine.inbox import (
     Cancel,
@@ -27,7 +29,7 @@ from service.engine.inbox import (
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.clock import Clock
-from telemetry.engine_records import EngineIdled, RecordingSet, Row, StepRecorded
+from telemetry.engine_records import DeviceTimes, EngineIdled, RecordingSet, Row, StepRecorded
 from telemetry.recorder import Lane
 
 
@@ -39,10 +41,14 @@ class _InFlight:
     begin_ns: int
     planned_ns: int
     launched_ns: int
+    after_idling: bool
 
 
 class EngineLoop:
-    """Drives one scheduler and one executor; single-threaded."""
+    """Drives one scheduler and one executor; single-threaded.
+
+    Between steps `executor` may be replaced by one that wraps it, and back.
+    """
 
     def __init__(
         self,
@@ -55,7 +61,7 @@ class EngineLoop:
     ) -> None:
         assert depth >= 1, depth
         self.scheduler = scheduler
-        self._executor = executor
+        self.executor = executor
         self._inbox = inbox
         self._lane = lane
         self._clock = clock
@@ -69,6 +75,11 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether calling `step` now would do anything without new commands."""
         return bool(self._in_flight) or (self.scheduler.has_live and not self._stalled)
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were launched and have not been collected."""
+        return len(self._in_flight)
 
     @property
     def wake_ns(self) -> int | None:
@@ -125,15 +136,15 @@ class EngineLoop:
         self._record_facts(planned_ns)
         if plan.is_empty:
             return False
-        self._executor.launch(plan)
+        self.executor.launch(plan)
         launched_ns = self._clock.now_ns()
-        self._in_flight.append(_InFlight(plan, begin_ns, planned_ns, launched_ns))
+        self._in_flight.append(_InFlight(plan, begin_ns, planned_ns, launched_ns, self._idle))
         return True
 
     def _collect(self) -> None:
         flight = self._in_flight.popleft()
         try:
-            outcome = self._executor.collect()
+            outcome = self.executor.collect()
         except StepFailed:
             collected_ns = self._clock.now_ns()
             lost = self.scheduler.fail(flight.plan)
@@ -178,6 +189,8 @@ class EngineLoop:
                 outcome.masked_rows,
                 len(plan.copies),
                 committed.filled,
+                _device_of(flight, outcome),
+                outcome.rank_skew_ns,
             )
         )
         self._record_facts(committed_ns)
@@ -200,6 +213,14 @@ class EngineLoop:
                 blocks_total=scheduler.pool.total,
             )
         )
+
+
+def _device_of(flight: _InFlight, outcome: StepOutcome) -> DeviceTimes | None:
+    """Idling is no bubble."""
+    device = outcome.device
+    if device is None or not flight.after_idling:
+        return device
+    return replace(device, bubble_ns=None)
 
 
 def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:

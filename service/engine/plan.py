@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.engine_records import Skip
+from telemetry.engine_records import DeviceTimes, Skip
 from telemetry.reasons import EndReason
 
 
@@ -189,7 +189,8 @@ class StepOutcome:
 
     Stamps are monotonic nanoseconds. `forward_ns`: the model began to run; `sample_ns`:
     logits were ready, sampling began. `mask_ns` of the sampling went into the masks of
-    `masked_rows` constrained rows.
+    `masked_rows` constrained rows. `device` is None where the device has no clock of its own.
+    `rank_skew_ns` is None where no ranks compute together.
     """
 
     samples: tuple[tuple[Sample, ...], ...]
@@ -197,6 +198,8 @@ class StepOutcome:
     sample_ns: int
     mask_ns: int = 0
     masked_rows: int = 0
+    device: DeviceTimes | None = None
+    rank_skew_ns: int | None = None
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):

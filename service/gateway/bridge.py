@@ -52,6 +52,7 @@ class Bridge:
         self._last_seq_id = 0
         self._lost_before = 0
         self._ready = asyncio.Event()
+        self._profile: asyncio.Future[wire.ProfileEnded | None] | None = None
 
     @property
     def ready(self) -> bool:
@@ -90,6 +91,28 @@ class Bridge:
         """A command that concerns no single sequence; dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(wire.encode(command))
+
+    @property
+    def is_profiling(self) -> bool:
+        """The engine has not yet answered the last `start_profile`."""
+        return self._profile is not None
+
+    def start_profile(self, steps: int, path: str) -> asyncio.Future[wire.ProfileEnded | None]:
+        """Have the engine record its next steps into a file; None comes if it dies before.
+
+        Only one at a time. Raises EngineUnavailable when no engine is ready.
+        """
+        assert self._profile is None
+        if self._writer is None or not self.ready:
+            raise EngineUnavailable
+        self._profile = asyncio.get_running_loop().create_future()
+        self._writer.write(wire.encode(wire.StartProfile(steps, path)))
+        return self._profile
+
+    def stop_profile(self, keep: bool) -> None:
+        """Have the profile end now, with its file or without; one that has ended is left alone."""
+        if self._writer is not None and self._profile is not None:
+            self._writer.write(wire.encode(wire.StopProfile(keep)))
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """What the tokenizer knows, for this engine and all that come after it."""
@@ -130,6 +153,8 @@ class Bridge:
                 self._receive_frame(message)
             case wire.LoadProgress():
                 self._on_progress(message.stage)
+            case wire.ProfileEnded():
+                self._profile_ended(message)
             case wire.EngineFailed():
                 self.failure = message
 
@@ -150,6 +175,11 @@ class Bridge:
             write(body)
         self.lost_facts = self._lost_before + frame.lost_facts
 
+    def _profile_ended(self, ended: wire.ProfileEnded | None) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None and not profile.done():
+            profile.set_result(ended)
+
     def _deliver(self, emission: Emission) -> Mailbox | None:
         mailbox = self._mailboxes.get(emission.seq_id)
         if mailbox is None:
@@ -164,6 +194,7 @@ class Bridge:
         self._ready.clear()
         self._writer = None
         self._lost_before = self.lost_facts
+        self._profile_ended(None)
         orphans, self._mailboxes = self._mailboxes, {}
         for seq_id, mailbox in orphans.items():
             mailbox.put(Emission(seq_id, None, EndReason.ENGINE_DIED))

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.engine.inbox import FlushCache, SetRecording
-from service.gateway import recorder_routes
+from service.gateway import profile_route, recorder_routes
 from service.gateway.errors import (
     ApiError,
     bad_request,
@@ -74,11 +74,13 @@ def ops_routes(state: GatewayState) -> list[Route]:
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
     delete, flush = _guarded(state, _delete), _guarded(state, _flush)
     dump = _guarded(state, recorder_routes.dump)
+    profile = _guarded(state, profile_route.profile)
     return [
         *routes,
         Route("/v1/requests/{request_id}", delete, methods=["DELETE"]),
         Route("/debug/cache/flush", flush, methods=["POST"]),
         Route("/debug/dump", dump, methods=["POST"]),
+        Route("/debug/profile", profile, methods=["POST"]),
         Route("/debug/tracing", _guarded(state, _set_tracing), methods=["PUT"]),
         Route("/debug/telemetry", _guarded(state, _set_telemetry), methods=["PUT"]),
     ]

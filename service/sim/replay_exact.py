@@ -30,9 +30,11 @@ from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import Fact
 
-# what is no decision: when, and names of texts
+# what is no decision: when, how long a device or a rank took, and names of texts
 _ASIDE = frozenset(
     {
+        "device",
+        "rank_skew_ns",
         "filled",
         "at_ns",
         "begin_ns",

@@ -10,6 +10,8 @@ import torch
 
 from service.config import ConfigError, EngineConfig
 from service.device.attention.base import AttentionBackend
+from service.device.attention.flash_paged import FlashPagedAttention
+from service.device.attention.flash_providers import Provider, find_provider
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.ops import LayerOps, PlainOps
 from service.device.spec import ModelSpec
@@ -34,12 +36,35 @@ def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device
     wanted = config.attention
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return _torch(spec, device)
-    fault = triton_fault(spec, device)
-    if fault is None:
-        return _triton(spec, device)
+    faults: list[str] = []
+    if wanted != "triton":
+        provider, fault = _flash_provider(config, spec, device)
+        if provider is not None:
+            return _flash(provider, spec, device)
+        faults.append(f"not flash: {fault}")
+    if wanted == "flash":
+        raise ConfigError(f"--attention flash: {fault}; use --attention auto")
+    missing = triton_fault(spec, device)
+    if missing is None:
+        return _triton(spec, device, "; ".join(faults) or None)
     if wanted == "triton":
-        raise ConfigError(f"--attention triton: {fault}; use --attention torch")
-    return _torch(spec, device, f"not triton: {fault}")
+        raise ConfigError(f"--attention triton: {missing}; use --attention torch")
+    return _torch(spec, device, "; ".join([*faults, f"not triton: {missing}"]))
+
+
+def _flash_provider(
+    config: EngineConfig, spec: ModelSpec, device: torch.device
+) -> tuple[Provider | None, str]:
+    """With why there is none."""
+    if device.type != "cuda":
+        return None, "its kernels need a GPU"
+    if spec.head_dim % 8 or spec.head_dim > _WIDEST_HEAD:
+        return None, f"heads of {spec.head_dim} are no multiple of 8 or wider than {_WIDEST_HEAD}"
+    if config.dtype == "float32":
+        return None, "it computes in 16 bits; use --dtype bfloat16"
+    if config.kv_dtype != "auto":
+        return None, f"it cannot read --kv-dtype {config.kv_dtype}"
+    return find_provider()
 
 
 def triton_fault(spec: ModelSpec, device: torch.device) -> str | None:
@@ -57,9 +82,21 @@ def _torch(spec: ModelSpec, device: torch.device, fault: str | None = None) -> C
     return Chosen(TorchPagedAttention(TORCH_PAGE_TOKENS, device), PlainOps(spec), fault)
 
 
-def _triton(spec: ModelSpec, device: torch.device) -> Chosen:
+def _flash(provider: Provider, spec: ModelSpec, device: torch.device) -> Chosen:
+    """What lies between the products is Triton's, where that is installed."""
+    fused = triton_fault(spec, device) is None
+    attention = FlashPagedAttention(provider, device)
+    return Chosen(attention, _fused_ops(spec) if fused else PlainOps(spec), has_graphs=True)
+
+
+def _triton(spec: ModelSpec, device: torch.device, fault: str | None) -> Chosen:
     from service.device.attention.triton_paged import TritonPagedAttention
-    from service.device.triton.ops import FusedOps
 
     attention = TritonPagedAttention(spec, TRITON_PAGE_TOKENS, device)
-    return Chosen(attention, FusedOps(spec), has_graphs=True)
+    return Chosen(attention, _fused_ops(spec), fault, has_graphs=True)
+
+
+def _fused_ops(spec: ModelSpec) -> LayerOps:
+    from service.device.triton.ops import FusedOps
+
+    return FusedOps(spec)

@@ -59,7 +59,7 @@ class TorchPagedAttention:
             page_tokens=self._page_tokens,
             devices=("cpu", "cuda"),
             dtypes=(torch.float32, torch.bfloat16),
-            kv_formats=(KvFormat.PLAIN, KvFormat.INT8),
+            kv_formats=tuple(KvFormat),
             mixed_batch=True,
         )
 

@@ -34,7 +34,7 @@ class _Prepared:
 
 
 class TritonPagedAttention:
-    """Implements `AttentionBackend` on CUDA, and on a CPU under Triton's interpreter."""
+    """Implements `GraphAttention` on CUDA, and on a CPU under Triton's interpreter."""
 
     def __init__(self, spec: ModelSpec, page_tokens: int, device: torch.device) -> None:
         self._shape = Heads(spec.heads, spec.kv_heads, spec.head_dim)
@@ -51,7 +51,7 @@ class TritonPagedAttention:
             page_tokens=self._page_tokens,
             devices=("cuda",),
             dtypes=(torch.float32, torch.float16, torch.bfloat16),
-            kv_formats=(KvFormat.PLAIN, KvFormat.INT8),
+            kv_formats=tuple(KvFormat),
             mixed_batch=True,
         )
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
-from service.device.attention.triton_paged import TritonPagedAttention
+from service.device.attention.base import GraphAttention
+from service.device.cuda.device_times import DeviceClock, PhaseMarks, Span
 from service.device.cuda.graphs import DecodeGraphs
-from service.device.cuda.runtime import CudaRuntime, Mark, Runtime, StandInRuntime
+from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
 from service.device.cuda.slots import DeviceSlots
+from service.device.draw_on_device import draw_on_device
 from service.device.host_tier import HostTier
 from service.device.inputs import build_inputs
 from service.device.kv_cache import KvCache
@@ -36,8 +38,7 @@ class _Asked:
     """A step that was asked for. `tokens` are on their way to the host, or `samples` are known
     already."""
 
-    begun: Mark
-    done: Mark
+    span: Span
     forward_ns: int
     sample_ns: int
     tokens: torch.Tensor | None = None
@@ -45,6 +46,7 @@ class _Asked:
     mask_ns: int = 0
     masked_rows: int = 0
     error: StepFailed | None = None
+    phases: PhaseMarks | None = None
 
 
 class CudaExecutor:
@@ -53,7 +55,7 @@ class CudaExecutor:
     def __init__(
         self,
         decoder: Decoder,
-        attention: TritonPagedAttention,
+        attention: GraphAttention,
         cache: KvCache,
         runtime: Runtime,
         sampler: Sampler,
@@ -69,7 +71,7 @@ class CudaExecutor:
         self._slots = DeviceSlots(runtime, max_rows, pages_each, cache.pages - 1)
         self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
         self._asked: deque[_Asked] = deque()
-        self.device_ns = 0  # of the step that was collected last
+        self._device_clock = DeviceClock(runtime)
 
     @property
     def block_tokens(self) -> int:
@@ -83,6 +85,9 @@ class CudaExecutor:
     def host_slots(self) -> int:
         return 0 if self._host_tier is None else self._host_tier.slots
 
+    def mark_steps(self, on: bool) -> None:
+        """All of a step is asked for in `launch`, which is marked by whoever calls it."""
+
     def close(self) -> None:
         """Nothing to end: all work is the device's."""
 
@@ -93,73 +98,90 @@ class CudaExecutor:
         for start in plan.started:
             self._sampler.start(start)
             self._slots.forget(start.slot)
-        begun = self._mark()
+        span = self._device_clock.begin()
         forward_ns = self._clock.now_ns()
         try:
             with torch.inference_mode():
-                asked = self._ask(plan, begun, forward_ns)
+                asked = self._ask(plan, span, forward_ns)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                self._runtime.release_unused()
             failed, now_ns = StepFailed.of(plan.step_id, error), self._clock.now_ns()
-            asked = _Asked(begun, self._mark(), forward_ns, now_ns, error=failed)
+            asked = _Asked(span, forward_ns, now_ns, error=failed)
         self._asked.append(asked)
 
     def collect(self) -> StepOutcome:
         """The oldest step's outcome. Raises StepFailed."""
         asked = self._asked.popleft()
         if asked.error is not None:
+            self._device_clock.skip()
             raise asked.error
-        asked.done.wait()
-        self.device_ns = asked.done.after_ns(asked.begun)
+        device = self._device_clock.read(asked.span, asked.phases)
         samples = asked.samples
         if asked.tokens is not None:
             samples = tuple((Sample(token),) for token in asked.tokens.tolist())
         return StepOutcome(
-            samples, asked.forward_ns, asked.sample_ns, asked.mask_ns, asked.masked_rows
+            samples, asked.forward_ns, asked.sample_ns, asked.mask_ns, asked.masked_rows, device
         )
 
     # One step
 
-    def _ask(self, plan: Plan, begun: Mark, forward_ns: int) -> _Asked:
+    def _ask(self, plan: Plan, span: Span, forward_ns: int) -> _Asked:
         if plan.copies:
             assert self._host_tier is not None, "copies without a host tier"
             self._host_tier.run(plan.copies)
         self._slots.learn(plan.rows)
         rows = plan.sampled_rows
-        greedy = self._sampler.all_just_argmax(rows)
+        greedy, phases = self._sampler.all_just_argmax(rows), None
         if not plan.prefills and not any(row.drafts for row in plan.decodes):
             found = self.graphs.run(
-                [row.slot for row in plan.decodes], [row.start for row in plan.decodes], greedy
+                [row.slot for row in plan.decodes], [row.start for row in plan.decodes]
             )
-            logits = found.logits[: len(rows)]
-            tokens = None if found.tokens is None else found.tokens[: len(rows)]
+            logits, phases = found.logits[: len(rows)], found.phases
+            tokens = found.tokens[: len(rows)] if greedy else self._drawn(rows, logits)
         else:
             logits = self._mixed(plan)
-            tokens = logits.argmax(dim=-1) if greedy and len(logits) == len(rows) else None
-            if rows and tokens is not None:
+            if greedy and len(logits) == len(rows):
+                tokens = logits.argmax(dim=-1)
                 self._remember(rows, tokens)
+            else:
+                tokens = self._drawn(rows, logits)
         sample_ns = self._clock.now_ns()
         if tokens is None:
-            return self._sampled(rows, logits, begun, forward_ns, sample_ns)
+            return self._sampled(rows, logits, span, forward_ns, sample_ns)
         host = self._runtime.host_tensor((len(rows),), torch.int64)
         host.copy_(tokens, non_blocking=True)
-        return _Asked(begun, self._mark(), forward_ns, sample_ns, tokens=host)
+        span.done.record()
+        return _Asked(span, forward_ns, sample_ns, tokens=host, phases=phases)
+
+    def _drawn(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor | None:
+        """Drawn by the device; None where the host has to choose."""
+        draws = self._sampler.draws(rows) if rows and len(logits) == len(rows) else None
+        if draws is None:
+            return None
+        host = self._runtime.host_tensor(tuple(draws.numbers.shape), torch.float64)
+        host.copy_(draws.numbers)
+        numbers = host.to(self._runtime.device, non_blocking=True)
+        tokens = draw_on_device(logits, numbers, draws.most_k)
+        self._remember(rows, tokens)
+        return tokens
 
     def _sampled(
         self,
         rows: Sequence[Row],
         logits: torch.Tensor,
-        begun: Mark,
+        span: Span,
         forward_ns: int,
         sample_ns: int,
     ) -> _Asked:
-        """Rows that want more than the likeliest token; the host chooses, and waits for that."""
+        """Rows that want more than a likely token; the host chooses, and waits for that."""
         sampler = self._sampler
         samples = sampler.sample(rows, logits)
-        if rows:
-            last = torch.tensor([sample[-1].token_id for sample in samples])
-            self._remember(rows, last.to(self._runtime.device))
+        last = torch.tensor([sample[-1].token_id for sample in samples], dtype=torch.int64)
+        self._remember(rows, last.to(self._runtime.device))
+        span.done.record()
         return _Asked(
-            begun, self._mark(), forward_ns, sample_ns, None, samples,
+            span, forward_ns, sample_ns, None, samples,
             sampler.last_mask_ns, sampler.last_masked_rows,
         )  # fmt: skip
 
@@ -180,18 +202,16 @@ class CudaExecutor:
         cells: torch.Tensor,
         table: torch.Tensor,
         lengths: torch.Tensor,
+        mark: Callable[[], None],
     ) -> torch.Tensor:
         prepared = self._attention.prepared_decodes(table, lengths)
-        return self._decoder.compute(tokens, positions, cells, None, prepared, self._cache)
+        return self._decoder.compute(tokens, positions, cells, None, prepared, self._cache, mark)
 
     def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
+        if not rows:
+            return
         slots = torch.tensor([row.slot for row in rows], device=self._runtime.device)
         self._slots.last_tokens.index_copy_(0, slots, tokens)
-
-    def _mark(self) -> Mark:
-        mark = self._runtime.mark()
-        mark.record()
-        return mark
 
 
 def cuda_executor(
@@ -205,7 +225,7 @@ def cuda_executor(
     max_tokens: int,
     progress: Callable[[str], None] = lambda what: None,
 ) -> CudaExecutor:
-    """With all greedy graphs captured on a GPU; without one, for tests, on a CPU that stands in."""
+    """With all graphs captured on a GPU; without one, for tests, on a CPU that stands in."""
     device = decoder.device
     on_gpu = device.type == "cuda"
     runtime: Runtime = CudaRuntime(device) if on_gpu else StandInRuntime(clock)

@@ -1,4 +1,4 @@
-"""Decode steps as captured graphs: one for each batch size and way to choose tokens.
+"""Decode steps as captured graphs: one for each batch size.
 
 Within a graph nothing depends on the host but `inputs`, int32 [2, bucket]: each row's slot and the
 position of its next token. Where that lies, what it attends to and which token it goes on from the
@@ -14,22 +14,27 @@ from dataclasses import dataclass
 import torch
 
 from service.device.cuda.buckets import bucket_of, buckets_for
+from service.device.cuda.device_times import PhaseMarks
 from service.device.cuda.runtime import Graph, Runtime
 from service.device.cuda.slots import DeviceSlots
 
-# (tokens, positions, cells, table, lengths) to float32 logits [rows, vocab]
+# (tokens, positions, cells, table, lengths, mark) to float32 logits [rows, vocab]
 Forward = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Callable[[], None]],
+    torch.Tensor,
 ]
+
+MARK_EVERY = 64
 
 
 @dataclass(slots=True)
 class Written:
-    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest, None where they
-    are not asked for. Of a graph these are the same memory each time."""
+    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest. Of a graph these
+    are the same memory each time. `phases` is None where nothing within was marked."""
 
     logits: torch.Tensor
-    tokens: torch.Tensor | None = None
+    tokens: torch.Tensor
+    phases: PhaseMarks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class Captured:
 
 
 class DecodeGraphs:
-    """Captured on first use, or all of them by `capture_all`. A key is (bucket, greedy)."""
+    """Captured on first use, or all of them by `capture_all`. A key is (bucket, marked): one step
+    in `mark_every` runs a graph with marks within, so that the others need none."""
 
     def __init__(
         self,
@@ -52,23 +58,29 @@ class DecodeGraphs:
         forward: Forward,
         page_tokens: int,
         max_rows: int,
+        mark_every: int = MARK_EVERY,
     ) -> None:
         self._runtime, self._slots, self._forward = runtime, slots, forward
         self._page_tokens = page_tokens
         self.buckets = buckets_for(max_rows)
         self._captured: dict[tuple[int, bool], Captured] = {}
+        self._mark_every = mark_every
+        self._runs = 0
 
     def capture_all(self, progress: Callable[[str], None] = lambda what: None) -> None:
-        """Greedy ones, the largest first: the smaller ones then fit into its memory. Others are
-        captured when they are first wanted."""
+        """The largest first: the smaller ones then fit into its memory."""
         for bucket in reversed(self.buckets):
             progress(f"capturing decodes of {bucket} rows")
-            self._get(bucket, True)
+            for marked in (False, True):
+                self._get(bucket, marked)
 
-    def run(self, slots: list[int], positions: list[int], greedy: bool) -> Written:
-        """Decode one token for each row. What comes out is valid until the same key runs again,
-        for whoever reads it in the order of the device's work."""
-        found = self._get(bucket_of(len(slots), self.buckets), greedy)
+    def run(self, slots: list[int], positions: list[int]) -> Written:
+        """Decode one token for each row, which goes on from the likeliest unless told otherwise.
+        What comes out is valid until the same key runs again, for whoever reads it in the order
+        of the device's work."""
+        self._runs += 1
+        marked = self._runs % self._mark_every == 0
+        found = self._get(bucket_of(len(slots), self.buckets), marked)
         idle = found.bucket - len(slots)
         host = self._runtime.host_tensor((2, found.bucket), torch.int32)
         host[0] = torch.tensor([*slots, *[self._slots.padding] * idle], dtype=torch.int32)
@@ -77,31 +89,40 @@ class DecodeGraphs:
         found.graph.replay()
         return found.written
 
-    def _get(self, bucket: int, greedy: bool) -> Captured:
-        key = (bucket, greedy)
+    def _get(self, bucket: int, marked: bool) -> Captured:
+        key = (bucket, marked)
         if key not in self._captured:
-            self._captured[key] = self._capture(bucket, greedy)
+            self._captured[key] = self._capture(*key)
         return self._captured[key]
 
-    def _capture(self, bucket: int, greedy: bool) -> Captured:
+    def _capture(self, bucket: int, marked: bool) -> Captured:
         known = self._slots
         device = self._runtime.device
         inputs = torch.zeros((2, bucket), dtype=torch.int32, device=device)
         inputs[0] = known.padding
-        written = Written(torch.empty(0))
+        phases = PhaseMarks(self._runtime) if marked else None
+        mark = phases.mark if phases is not None else _nothing
+        written = Written(torch.empty(0), torch.empty(0), phases)
 
         def run() -> None:
+            if phases is not None:
+                phases.begin()
             slots, positions = inputs[0].long(), inputs[1].long()
             table = known.table[slots]
             pages = table.gather(1, (positions // self._page_tokens)[:, None])[:, 0].long()
             cells = pages * self._page_tokens + positions % self._page_tokens
             lengths = torch.where(slots == known.padding, 0, positions + 1).int()
             tokens = known.last_tokens[slots]
-            written.logits = self._forward(tokens, positions, cells, table, lengths)
-            if greedy:
-                written.tokens = written.logits.argmax(dim=-1)
-                known.last_tokens.index_copy_(0, slots, written.tokens)
+            written.logits = self._forward(tokens, positions, cells, table, lengths, mark)
+            mark()
+            written.tokens = written.logits.argmax(dim=-1)
+            known.last_tokens.index_copy_(0, slots, written.tokens)
+            mark()
 
         with torch.inference_mode():
             graph = self._runtime.capture(run)
         return Captured(bucket, graph, inputs, written)
+
+
+def _nothing() -> None:
+    """No mark."""

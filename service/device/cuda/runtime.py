@@ -50,10 +50,16 @@ class Runtime(Protocol):
         """`run` may be called several times before; it must not wait for the device."""
         ...
 
-    def mark(self) -> Mark: ...
+    def mark(self, in_graph: bool = False) -> Mark:
+        """One that is recorded `in_graph` is recorded again whenever that is replayed."""
+        ...
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory of the host that copies need not wait for."""
+        ...
+
+    def release_unused(self) -> None:
+        """Give back what is kept for later, so that pieces become one again."""
         ...
 
 
@@ -78,16 +84,20 @@ class CudaRuntime:
             run()
         return graph
 
-    def mark(self) -> Mark:
-        return _CudaMark()
+    def mark(self, in_graph: bool = False) -> Mark:
+        return _CudaMark(in_graph)
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
+    def release_unused(self) -> None:
+        torch.cuda.empty_cache()
+
 
 class _CudaMark:
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def __init__(self, in_graph: bool) -> None:
+        more = {"external": True} if in_graph else {}
+        self._event = torch.cuda.Event(enable_timing=True, **more)  # type: ignore[no-untyped-call]
 
     def record(self) -> None:
         self._event.record()
@@ -101,7 +111,8 @@ class _CudaMark:
 
 
 class StandInRuntime:
-    """Implements `Runtime` on a CPU. `replays` counts what was replayed."""
+    """Implements `Runtime` on a CPU. `replays` counts what was replayed, `released` how often
+    memory was given back."""
 
     device = torch.device("cpu")
 
@@ -109,17 +120,22 @@ class StandInRuntime:
         self._clock = clock
         self.captured = 0
         self.replays = 0
+        self.released = 0
 
     def capture(self, run: Callable[[], None]) -> Graph:
         run()
         self.captured += 1
         return _Again(self, run)
 
-    def mark(self) -> Mark:
+    def mark(self, in_graph: bool = False) -> Mark:
+        del in_graph
         return _HostMark(self._clock)
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def release_unused(self) -> None:
+        self.released += 1
 
 
 class _Again:

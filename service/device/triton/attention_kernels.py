@@ -32,7 +32,7 @@ def _heads_at(
     """[cells, dims] of one key head, dequantised."""
     heads = cells * KV_HEADS + kv_head
     inside = known[:, None] & (dims < HEAD_DIM)[None, :]
-    values = tl.load(base + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0)
+    values = tl.load(base + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
     if SCALED:
         scale = tl.load(scales + heads, mask=known, other=0.0)
         values = values.to(tl.float32) * scale[:, None]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from service.device.kv_cache import Side
+from service.device.kv_cache import LARGEST, Side
 from service.device.triton.attention import Heads, power_of_2
 from service.device.triton.fused_kernels import add_norm, gate, rotate_and_keep
 
 _GATE_BLOCK = 1024
-_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def norm_of_sum(
@@ -53,7 +52,7 @@ def rotated(
     tokens, half = qkv.shape[0], shape.head_dim // 2
     query = qkv.new_empty((tokens, shape.heads, shape.head_dim))
     q_norm, k_norm = norms or (None, None)
-    most = _MOST[keys.data.dtype] if keys.scales is not None else 0.0
+    most = LARGEST[keys.data.dtype] if keys.scales is not None else 0.0
     rotate_and_keep[(tokens, shape.heads + 2 * shape.kv_heads)](
         qkv, query, keys.data, values.data, keys.scales, values.scales, cos, sin, cells,
         q_norm, k_norm, eps,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from service.device.triton.rounding_kernels import on_fp8_grid
+
 
 @triton.jit
 def add_norm(hidden, delta, weight, out, eps, width, ADDS: tl.constexpr, BLOCK: tl.constexpr):
@@ -61,6 +63,8 @@ def _put(base, scales, head, first, second, lanes, inside, HALF: tl.constexpr, M
         first, second = first / scale, second / scale
         if MOST == 127.0:
             first, second = tl.floor(first + 0.5), tl.floor(second + 0.5)
+        else:
+            first, second = on_fp8_grid(first), on_fp8_grid(second)
     tl.store(at, first.to(base.dtype.element_ty), mask=inside)
     tl.store(at + HALF, second.to(base.dtype.element_ty), mask=inside)
 

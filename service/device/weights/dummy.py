@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from service.config import ConfigError
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 
 _STD = 0.02
+# After so many values a tensor begins again: billions of draws would take minutes. A prime, so
+# that no two rows of a matrix are alike.
+_PERIOD = 1_000_003
 
 
 class DummyWeights:
@@ -27,8 +32,13 @@ class DummyWeights:
         shape = tensor_shape(self._spec, name)
         if "norm" in name:
             return torch.ones(shape)
+        count = math.prod(shape)
         generator = torch.Generator().manual_seed(_seed(name))
-        return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, _STD, generator=generator)
+        drawn = torch.empty(min(count, _PERIOD), dtype=torch.bfloat16)
+        drawn.normal_(0.0, _STD, generator=generator)
+        if count > _PERIOD:
+            drawn = drawn.repeat(-(-count // _PERIOD))[:count]
+        return drawn.view(shape)
 
 
 def _seed(name: str) -> int:

@@ -1,0 +1,66 @@
+"""What the first GPU's hardware counters say of memory traffic, and in what state it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pynvml
+
+from telemetry.clock import Clock
+from telemetry.gpu_device import Device, driver_version, find_devices, read_device
+from telemetry.gpu_gpm import Gpm
+from telemetry.gpu_peaks import peak_bytes_per_s
+from telemetry.unavailable import Unavailable, Value
+
+_STATE = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "clock_events")
+
+Found = TypeVar("Found")
+
+
+def gpu_state() -> dict[str, float | str | None]:
+    """Clocks, heat and power, and what holds the clocks down; nothing is ever set."""
+    found = _of_first_device(_state)
+    return {"unavailable": found.why} if isinstance(found, Unavailable) else found
+
+
+def counted_bytes_per_s(run: Callable[[], object], clock: Clock) -> Value:
+    """DRAM traffic while `run` runs, which must take between 100 ms and 5 s."""
+    return _of_first_device(lambda device: _counted(device, run, clock))
+
+
+def _of_first_device(use: Callable[[Device], Found]) -> Found | Unavailable:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Unavailable(str(error))
+    try:
+        devices = find_devices()
+        return use(devices[0]) if devices else Unavailable("the driver shows no GPU")
+    except pynvml.NVMLError as error:
+        return Unavailable(str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _state(device: Device) -> dict[str, float | str | None]:
+    values = read_device(device)
+    found: dict[str, float | str | None] = {"driver": driver_version()}
+    for quantity in _STATE:
+        value = values[quantity]
+        found[quantity] = f"unavailable: {value.why}" if isinstance(value, Unavailable) else value
+    return found
+
+
+def _counted(device: Device, run: Callable[[], object], clock: Clock) -> Value:
+    peak = peak_bytes_per_s(device)
+    if peak is None:
+        return Unavailable("the driver does not tell how fast the memory can be")
+    gpm = Gpm(device)
+    try:
+        gpm.read(clock.now_ns())
+        run()
+        share = gpm.read(clock.now_ns())["dram_bandwidth_pct"]
+    finally:
+        gpm.close()
+    return share if isinstance(share, Unavailable) else share / 100 * peak

@@ -1,0 +1,78 @@
+"""`phasescope profile`: a server's next steps, kernel by kernel, for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from service.cli.source import add_debug_key
+
+_WRITING_S = 90.0  # more than the server takes to give up
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "profile", help="record a server's next steps, kernel by kernel, for ui.perfetto.dev"
+    )
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
+    parser.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="how many, up to 200 (default 20)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds after which those that there were are enough, up to 120 (default 30)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("phasescope-profile.json.gz"),
+        metavar="FILE",
+        help="the trace, gzipped when it ends in .gz (default phasescope-profile.json.gz)",
+    )
+    add_debug_key(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import shutil
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
+    url = f"{args.url.rstrip('/')}/debug/profile?steps={args.steps}&timeout_s={args.timeout:g}"
+    headers = {"accept-encoding": "gzip" if args.output.suffix == ".gz" else "identity"}
+    if args.debug_key:
+        headers["authorization"] = f"Bearer {args.debug_key}"
+    try:
+        request = urllib.request.Request(url, method="POST", headers=headers)
+        with urllib.request.urlopen(request, timeout=args.timeout + _WRITING_S) as answer:
+            with args.output.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+            steps = answer.headers["x-profile-steps"]
+            contents = answer.headers["x-profile-contents"]
+    except urllib.error.HTTPError as error:
+        print(f"phasescope: {_refusal(error.read(), error.code)}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        print(f"phasescope: no profile of {args.url}: {reason}", file=sys.stderr)
+        return 1
+    print(f"{args.output}: {steps} steps ({contents}); open it at ui.perfetto.dev")
+    return 0
+
+
+def _refusal(body: bytes, status: int) -> str:
+    """The server's own words, which say what to do next."""
+    import msgspec
+
+    try:
+        message: str = msgspec.json.decode(body)["error"]["message"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"the server answers {status}"
+    hint = "; give --debug-key" if status == 401 else ""
+    return f"{message}{hint}"

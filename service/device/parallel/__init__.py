@@ -1,0 +1,1 @@
+"""Tensor parallelism: each layer's matrices are shared out to ranks, one process each."""
