@@ -60,10 +60,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `executor` is one of EXECUTORS: what computes, and `attention` one of ATTENTIONS: with what,
     where torch does, `tensor_parallel` processes sharing each layer of the model.
-    `max_model_tokens` None takes the model's own
-    context (capped by `default_context_cap` when the model allows more). `kv_bytes` None takes
-    what one full batch of `default_kv_tokens` needs. `threads` None takes all cores (native) or
-    torch's default. `weights_format` and `kv_dtype` are of FORMATS.
+    `max_model_tokens` None takes the model's own context, capped. `kv_bytes` None takes what a
+    full batch needs, or on a GPU what is left. `threads` None takes all cores (native) or torch's
+    default. `weights_format` and `kv_dtype` are of FORMATS. `pipeline_depth` None: see `depth`.
     `kv_offload_bytes` is host memory for evicted cache blocks, None for none. `watch_host` off
     leaves pauses of the process, the machine and its GPUs unwatched, in the gateway too.
     """
@@ -93,7 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     kv_offload_tenant_share: float = 1.0
     kv_offload_ttl_s: float | None = None
-    pipeline_depth: int = 1
+    pipeline_depth: int | None = None
     threads: int | None = None
     watch_host: bool = True
 
@@ -134,10 +133,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._validate_policies()
         if self.kv_offload_bytes is not None and self.kv_offload_bytes < 1:
             raise ConfigError("--kv-offload must be positive; leave it out for no host memory")
-        if self.pipeline_depth not in (1, 2):
+        if self.pipeline_depth not in (None, 1, 2):
             raise ConfigError(f"--pipeline-depth {self.pipeline_depth}: choose 1 or 2")
         if self.threads is not None and self.threads < 1:
             raise ConfigError("--threads must be at least 1")
+
+    def depth(self, overlaps: bool) -> int:
+        """Steps in flight at once; `overlaps` says that the device computes while the host plans.
+        Drafts follow a token that is known, so with them there is one."""
+        if self.pipeline_depth is not None:
+            return self.pipeline_depth
+        return 2 if overlaps and not self.draft_tokens else 1
 
     def _validate_policies(self) -> None:
         if self.fairness not in ("vtc", "fcfs"):
@@ -148,7 +154,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--itl-target-ms must be positive")
         if self.draft_tokens < 0 or self.draft_tokens > 16:
             raise ConfigError("--speculative-tokens: choose 0 (off) to 16")
-        if self.draft_tokens and self.pipeline_depth > 1:
+        if self.draft_tokens and self.pipeline_depth == 2:
             raise ConfigError(
                 "--speculative-tokens needs --pipeline-depth 1: drafts follow a token that is known"
             )

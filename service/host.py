@@ -195,7 +195,7 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     warm_up(loaded.executor, limits)
     stages.end(StartStage.WARM_UP)
     scheduler = Scheduler(limits)
-    loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=config.pipeline_depth)
+    loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=loaded.pipeline_depth)
     settle_collector()
     pauses = Lane(_PAUSES_KEPT)
     if config.watch_host:
@@ -260,7 +260,7 @@ def _started(
         model=config.model.name,
         backend=loaded.backend.name,
         dtype=loaded.backend.dtype,
-        pipeline_depth=config.pipeline_depth,
+        pipeline_depth=loaded.pipeline_depth,
         **record_of(limits),
         stages=stages,
         shape=loaded.shape,

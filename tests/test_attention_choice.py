@@ -87,5 +87,6 @@ def test_an_engine_with_our_kernels_writes_the_same_texts(monkeypatch: pytest.Mo
 
     assert ours.backend.name == "triton-cpu"
     assert ours.executor.blocks_total > 0
+    assert (ours.pipeline_depth, theirs.pipeline_depth) == (2, 1), "only a device overlaps"
     texts = [Engine(one, max_seqs=4).greedy(PROMPTS, 8) for one in (ours, theirs)]
     assert texts[0] == texts[1]

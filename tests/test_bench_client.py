@@ -120,7 +120,7 @@ def test_gaps_are_between_chunks_and_usage_counts_the_tokens() -> None:
 
     def script(number: int, body: dict[str, Any]) -> Pieces:
         return [
-            text("a"), 0.03, text("b"), 0.03, text("c") + text("d"), 0.03,
+            text("a"), 0.1, text("b"), 0.1, text("c") + text("d"), 0.1,
             text("e", "length"), usage(8, 8, 4) + b"data: [DONE]\n\n",
         ]  # fmt: skip
 
@@ -131,9 +131,9 @@ def test_gaps_are_between_chunks_and_usage_counts_the_tokens() -> None:
     assert total.itl is not None
     assert (total.chunks, total.chunk_tokens, total.itl.count) == (20, 32, 16)
     assert total.gaps_together == 4
-    assert at_least(total.itl, 29) == 12
+    assert at_least(total.itl, 50) == 12  # one that came late makes the gap behind it shorter
     assert total.tpot is not None
-    assert total.tpot.p50_ms >= 90 / 7
+    assert total.tpot.p50_ms >= 200 / 7
     assert total.cache is CacheState.WARM
     assert (total.cached_tokens, total.cached_share) == (16, 0.5)
     assert any("1.60 tokens a chunk" in line for line in notes(result))

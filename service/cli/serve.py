@@ -134,9 +134,9 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pipeline-depth",
         type=int,
-        default=1,
         choices=[1, 2],
-        help="2 plans and launches the next step before the last one is read",
+        help="2 plans and launches the next step before the last one is read: the default on a "
+        "GPU; 1 on a CPU, and with drafts",
     )
 
 

@@ -36,6 +36,7 @@ class LoadedEngine:
     spec: ModelSpec
     max_model_tokens: int
     backend: Backend
+    pipeline_depth: int
 
     @property
     def shape(self) -> ModelShape:
@@ -95,7 +96,12 @@ def load_executor(
         stage_ended(StartStage.CACHE)
         compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
         executor = _executor(config, backend, decoder, cache, clock, host_tier, compiler)
-    return LoadedEngine(executor, source.spec, max_model_tokens, backend)
+    return LoadedEngine(executor, source.spec, max_model_tokens, backend, _depth(config, backend))
+
+
+def _depth(config: EngineConfig, backend: Backend) -> int:
+    """An executor of its own is asked and not waited for."""
+    return config.depth(overlaps=backend.make_executor is not None)
 
 
 def _measured_blocks(
@@ -135,7 +141,7 @@ def _executor(
     if backend.make_executor is None:
         ranks = decoder if isinstance(decoder, ParallelDecoder) else None
         return TorchExecutor(
-            decoder, cache, clock, config.pipeline_depth, host_tier, compiler, ranks
+            decoder, cache, clock, _depth(config, backend), host_tier, compiler, ranks
         )
     sampler = Sampler(decoder.spec.vocab, clock, compiler)
     return backend.make_executor(decoder, cache, sampler, clock, host_tier)
