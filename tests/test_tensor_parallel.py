@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -145,7 +146,11 @@ def test_a_server_outlives_a_rank_and_leaves_none_behind() -> None:
     with Server("--model", "dummy:tiny", *flags) as server:
         assert server.completion(max_tokens=4).status_code == 200
         eventually(
-            lambda: "\nphasescope_rank_skew_seconds_total 0." in server.client.get("/metrics").text,
+            lambda: re.search(
+                r"^phasescope_rank_skew_seconds_total \S*[1-9]",
+                server.client.get("/metrics").text,
+                re.MULTILINE,
+            ),
             "a value for the ranks",
         )
         (rank,) = ranks_of(server.snapshot()["engine_pid"])

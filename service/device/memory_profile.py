@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from service.device.draw_on_device import draw_on_device, draws_of
 from service.device.inputs import build_inputs
 from service.device.kv_cache import Pages
 from service.device.torch_executor import StepDecoder
 from service.engine.blocks import blocks_for
-from service.engine.plan import Plan, PrefillChunk
+from service.engine.plan import Plan, PrefillChunk, SamplingParams
 
 _SHARE = 0.92
 _GRAPHS_BYTES = 1 << 30
 _GIB = 1 << 30
+_NUCLEUS = SamplingParams(temperature=1.0, top_p=0.9)
 
 # runs something, and gives the most bytes that the device held meanwhile beyond those of before
 PeakOf = Callable[[Callable[[], object]], int]
@@ -69,13 +71,16 @@ def step_bytes_of(
     device: torch.device,
     peak_of: PeakOf,
 ) -> int:
-    """The most that computing the largest step takes beside weights and pages, logits of every
-    sequence included."""
+    """The most that computing the largest step takes beside weights and pages: logits of every
+    sequence, and the draw that needs them all in order, are part of it."""
     page_tokens = make_pages(1).page_tokens
     plan = largest_plan(tokens, rows, page_tokens)
     pages = make_pages(sum(len(chunk.blocks) for chunk in plan.prefills))
     inputs = build_inputs(plan, page_tokens, device)
-    return peak_of(lambda: decoder.forward(inputs, pages))
+    count = len(plan.prefills)
+    draws = draws_of([_NUCLEUS] * count, [0.5] * count, [False] * count)
+    numbers = draws.numbers.to(device)
+    return peak_of(lambda: draw_on_device(decoder.forward(inputs, pages), numbers, draws.most_k))
 
 
 def largest_plan(tokens: int, rows: int, page_tokens: int) -> Plan:
