@@ -15,6 +15,7 @@ from parity import Engine
 from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device.attention import choice
 from service.device.attention.choice import choose_attention
+from service.device.attention.flash_providers import FlashAttention2
 from service.device.loader import load_executor
 from service.device.spec import DUMMY_SHAPES
 from telemetry.clock import MonotonicClock
@@ -60,14 +61,27 @@ def test_it_is_not_ignored_where_torch_does_not_compute() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({}, "it computes in 16 bits; use --dtype bfloat16"),
-        ({"dtype": "bfloat16", "kv_dtype": "int8"}, "it cannot read --kv-dtype int8"),
-        ({"dtype": "bfloat16"}, "flash_attn: No module named"),
+        ({}, "flash-attn-2 does not compute in float32; use --attention auto"),
+        ({"dtype": "bfloat16", "kv_dtype": "int8"}, "flash-attn-2 cannot read --kv-dtype int8"),
     ],
 )
-def test_flash_attention_is_refused_with_the_reason(change: dict[str, str], why: str) -> None:
+def test_flash_attention_is_refused_for_what_it_cannot_do(
+    change: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(*args: object) -> torch.Tensor:
+        raise AssertionError("nobody computes here")
+
+    monkeypatch.setattr(choice, "find_provider", lambda: (FlashAttention2(nothing, nothing), ""))
+    plain = msgspec.structs.replace(config("flash"), dtype="bfloat16")
+    assert choose_attention(plain, TINY, GPU).attention.capabilities.name == "flash-attn-2"
     asked = msgspec.structs.replace(config("flash"), **change)
     with pytest.raises(ConfigError, match=why):
+        choose_attention(asked, TINY, GPU)
+
+
+def test_flash_attention_that_is_not_there_is_refused_with_the_reason() -> None:
+    asked = msgspec.structs.replace(config("flash"), dtype="bfloat16")
+    with pytest.raises(ConfigError, match="flash-attn-2: No module named"):
         choose_attention(asked, TINY, GPU)
 
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from test_quantized import CPU, DUMMY, TINY, random_rows, seeds
 
 from service.config import ConfigError, EngineConfig
-from service.device.coded_matrix import CodedMatrix, quantise_outputs
-from service.device.fp8 import FP8, Fp8Format, fp8_fault, tokens_to_fp8
-from service.device.kv_cache import KvFormat, dequantise_rows, make_cache, quantise_rows
+from service.device.coded_matrix import CodedMatrix
+from service.device.codes import FP8, dequantise_rows, quantise_rows
+from service.device.fp8 import Fp8Format, fp8_fault, tokens_to_fp8
+from service.device.kv_cache import KvFormat, make_cache
 from service.device.loader import load_executor
 from service.device.quantize import choose_matrix_format
 from service.device.triton.products import CodedLinear, coded_product, coded_tokens
@@ -68,7 +69,7 @@ def test_an_fp8_product_is_that_of_the_rounded_numbers(biased: bool) -> None:
     bias = random_rows(3, 1, 48, 10.0)[0] if biased else None
     product = Fp8Format(torch.float32, "a test").linear(weight, bias)
     codes, scales = tokens_to_fp8(x)
-    rounded = CodedMatrix(*quantise_outputs(weight, FP8), torch.float32).dequantised()
+    rounded = CodedMatrix(*quantise_rows(weight, FP8), torch.float32).dequantised()
     wanted = torch.nn.functional.linear(codes.float() * scales, rounded, bias)
 
     torch.testing.assert_close(product(x), wanted, rtol=1e-5, atol=1e-4)
@@ -115,7 +116,7 @@ def test_our_kernel_multiplies_codes_as_torch_multiplies_what_they_stand_for(
 ) -> None:
     weight, x = random_rows(seed, outputs, width, 10.0), random_rows(seed + 1, tokens, width, 3.0)
     bias = random_rows(seed + 2, 1, outputs, 10.0)[0] if biased else None
-    codes, scales = quantise_outputs(weight, FP8 if in_fp8 else torch.int8)
+    codes, scales = quantise_rows(weight, FP8 if in_fp8 else torch.int8)
     matrix = CodedMatrix(codes, scales, torch.float32)
 
     wanted = torch.nn.functional.linear(x, matrix.dequantised(), bias)
@@ -124,7 +125,7 @@ def test_our_kernel_multiplies_codes_as_torch_multiplies_what_they_stand_for(
 
 
 def test_many_tokens_are_multiplied_by_torch_and_few_by_us() -> None:
-    matrix = CodedMatrix(*quantise_outputs(random_rows(1, 40, 64, 10.0)), torch.float32)
+    matrix = CodedMatrix(*quantise_rows(random_rows(1, 40, 64, 10.0)), torch.float32)
     product = CodedLinear(matrix, None)
     for tokens in (0, 1, 64, 65, 130):
         x = random_rows(2, tokens, 64, 3.0) if tokens else torch.empty(0, 64)

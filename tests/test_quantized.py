@@ -14,14 +14,12 @@ from parity import Engine, load_ours
 
 from service.cli.main import main
 from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
-from service.device.coded_matrix import quantise_outputs
+from service.device.codes import dequantise_rows, quantise_rows
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.kv_cache import (
     KvFormat,
-    dequantise_rows,
     make_cache,
     page_bytes,
-    quantise_rows,
 )
 from service.device.linear import Linear
 from service.device.loader import LoadedEngine, load_executor
@@ -77,10 +75,10 @@ def test_quantised_weights_come_back_within_half_a_scale_of_their_output(
     """One scale an output: a large output does not spoil a small one."""
     weight = random_rows(seed, outputs, columns, largest)
     weight[0] *= 1000
-    codes, scales = quantise_outputs(weight)
+    codes, scales = quantise_rows(weight)
 
     assert ((codes * scales - weight).abs() <= scales * 0.5001).all()
-    assert torch.equal(scales[1:], quantise_outputs(weight[1:])[1])
+    assert torch.equal(scales[1:], quantise_rows(weight[1:])[1])
 
 
 @settings(max_examples=100, deadline=None)

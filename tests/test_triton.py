@@ -23,8 +23,9 @@ from torch.nn import functional
 
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
+from service.device.codes import quantise_rows
 from service.device.inputs import build_inputs
-from service.device.kv_cache import KvFormat, Side, make_cache, quantise_rows
+from service.device.kv_cache import KvFormat, Side, make_cache
 from service.device.layers import rotate
 from service.device.model import Decoder
 from service.device.ops import PlainOps

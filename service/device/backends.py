@@ -123,11 +123,6 @@ def torch_backend(
     chosen = choose_attention(config, spec, device)
     attention, page_tokens = chosen.attention, chosen.attention.capabilities.page_tokens
     kv_format = choose_kv_format(config)
-    if kv_format not in attention.capabilities.kv_formats:
-        raise ConfigError(
-            f"--kv-dtype {config.kv_dtype}: the {attention.capabilities.name} attention cannot "
-            "read it; use --kv-dtype auto"
-        )
     dtype = precision.compute
     matrices = choose_matrix_format(config.weights_format, dtype, device)
     has_graphs = chosen.has_graphs and collectives is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from service.device.kv_cache import LARGEST
+from service.device.codes import quantise_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,11 @@ class CodedMatrix:
     codes: torch.Tensor
     scales: torch.Tensor
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, kind: torch.dtype, dtype: torch.dtype) -> CodedMatrix:
+        """A weight [out, in] in codes of `kind`."""
+        return cls(*quantise_rows(weight, kind), dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         codes = self.codes.view(torch.int8)[ids].view(self.codes.dtype)
@@ -42,15 +47,3 @@ class DequantisedLinear:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._matrix.rows(ids)
-
-
-def quantise_outputs(
-    weight: torch.Tensor, kind: torch.dtype = torch.int8
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of `kind` [out, in] and scales float32 [out, 1]. The largest error of int8 is half a
-    scale, of fp8 1/16 of the value."""
-    weight = weight.float()
-    largest = weight.abs().amax(dim=1, keepdim=True)
-    scales = (largest / LARGEST[kind]).clamp_min(torch.finfo(torch.float32).tiny)
-    scaled = weight / scales
-    return (scaled.round_() if kind is torch.int8 else scaled).to(kind), scales

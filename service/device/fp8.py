@@ -1,5 +1,5 @@
 """Fp8 (e4m3) weights with one scale an output, times activations rounded to fp8 with one scale a
-token: the product that GPUs from Ada on do at twice the speed of bf16, and at half the bytes.
+token: the product that GPUs from Ada on have instructions for.
 
 Where there is none the same rounded numbers are multiplied as floats, so that what the format costs
 in quality can be measured on any machine. The way of scaling is that of torch's `_scaled_mm`,
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.coded_matrix import CodedMatrix, quantise_outputs
-from service.device.kv_cache import LARGEST
+from service.device.coded_matrix import CodedMatrix
+from service.device.codes import FP8, quantise_rows
 from service.device.linear import Linear
 
-FP8 = torch.float8_e4m3fn
 _ALIGNED = 16  # both sides of a matrix that the kernel takes
 _LEAST_CAPABILITY = (8, 9)
 
@@ -49,8 +48,7 @@ class Fp8Format:
         return Fp8Linear(self.table(weight), bias, self.fallback_reason is None and aligned)
 
     def table(self, weight: torch.Tensor) -> CodedMatrix:
-        codes, scales = quantise_outputs(weight, FP8)
-        return CodedMatrix(codes, scales, self.compute)
+        return CodedMatrix.of(weight, FP8, self.compute)
 
 
 class Fp8Linear:
@@ -92,7 +90,4 @@ def tokens_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         from service.device.triton.products import coded_tokens
 
         return coded_tokens(x)
-    x = x.float()
-    largest = x.abs().amax(dim=-1, keepdim=True)
-    scales = (largest / LARGEST[FP8]).clamp_min(torch.finfo(torch.float32).tiny)
-    return (x / scales).to(FP8), scales
+    return quantise_rows(x, FP8)

@@ -7,8 +7,8 @@ pages of the compute dtype, and only `storage` (for whoever copies whole blocks)
 
 Int8 and fp8 keep one float32 scale a token and KV head, because a key's size differs far more
 between heads and tokens than within one: 68 bytes a head of 64 instead of 256 in float32
-or 128 in bf16. Price: every gather multiplies. Fp8 (e4m3) is what newer GPUs read at no cost
-beyond that; its error follows each value's own size, int8's the largest of the head.
+or 128 in bf16. Price: every gather multiplies. The error of fp8 (e4m3) follows each
+value's own size, int8's the largest of the head.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from typing import Protocol
 
 import torch
 
+from service.device.codes import FP8, SCALE, dequantise_rows, quantise_rows
 from service.device.spec import ModelSpec
 from service.device.zero_pages import zeros
-
-_SCALE = torch.float32
-# the largest that a code can be
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class KvFormat(StrEnum):
@@ -35,7 +32,7 @@ class KvFormat(StrEnum):
     FP8 = "fp8"
 
 
-CODES = {KvFormat.INT8: torch.int8, KvFormat.FP8: torch.float8_e4m3fn}
+CODES = {KvFormat.INT8: torch.int8, KvFormat.FP8: FP8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,7 @@ class CodedKvCache:
     ) -> None:
         cells = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
         codes = zeros((*cells, spec.head_dim), torch.int8, device)
-        scales = zeros((*cells, 1), _SCALE, device)
+        scales = zeros((*cells, 1), SCALE, device)
         self.format = kind
         self.pages = pages
         self.page_tokens = page_tokens
@@ -194,28 +191,8 @@ def page_bytes(
         case KvFormat.PLAIN:
             head_bytes = spec.head_dim * dtype.itemsize
         case KvFormat.INT8 | KvFormat.FP8:
-            head_bytes = spec.head_dim * CODES[kind].itemsize + _SCALE.itemsize
+            head_bytes = spec.head_dim * CODES[kind].itemsize + SCALE.itemsize
     return 2 * spec.layers * page_tokens * spec.kv_heads * head_bytes
-
-
-def quantise_rows(
-    rows: torch.Tensor, kind: torch.dtype = torch.int8
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of `kind` [..., n] and scales float32 [..., 1] of [..., n]; a row of zeros stays zeros.
-
-    What comes back of int8 differs by at most half a scale, which is 1/254 of the row's largest;
-    of fp8 by at most 1/16 of the value, or half of the smallest code where that is more.
-    """
-    rows = rows.float()
-    largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
-    scales = largest.div_(LARGEST[kind]).clamp_min_(torch.finfo(_SCALE).tiny)
-    scaled = rows / scales
-    return (scaled.round_() if kind is torch.int8 else scaled).to(kind), scales
-
-
-def dequantise_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[..., n] in `dtype` from what `quantise_rows` gave."""
-    return codes.to(_SCALE).mul_(scales).to(dtype)
 
 
 def _select(pages: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from service.config import ConfigError
-from service.device.coded_matrix import quantise_outputs
+from service.device.codes import quantise_rows
 from service.device.layers import rope_frequencies
 from service.device.openvino_runtime import load_runtime
 from service.device.weights.source import WeightSource, checked
@@ -37,7 +37,7 @@ class Hold(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"  # widened where it is multiplied, on CPUs without bf16 products
-    INT8 = "int8"  # one scale an output, as `quantise_outputs` makes them
+    INT8 = "int8"  # one scale an output, as `quantise_rows` makes them
 
 
 def build_graph(
@@ -201,7 +201,7 @@ class _Builder:
         """[out, in] as the graph's own constant, in float32 for whoever reads it."""
         op, ov = self._op, self._ov
         if self._hold is Hold.INT8:
-            codes, scales = quantise_outputs(weight)
+            codes, scales = quantise_rows(weight)
             wide = op.convert(op.constant(codes.numpy()), "f32")
             return op.multiply(wide, op.constant(scales.numpy()))
         if self._hold is Hold.FLOAT32:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from service.device.coded_matrix import CodedMatrix, DequantisedLinear, quantise_outputs
+from service.device.coded_matrix import CodedMatrix, DequantisedLinear
 from service.device.fp8 import Fp8Format, fp8_fault
 from service.device.linear import FLOATS, Linear, MatrixFormat
 
@@ -83,8 +83,7 @@ class Int8Format:
         return DequantisedLinear(matrix, bias)
 
     def table(self, weight: torch.Tensor) -> CodedMatrix:
-        codes, scales = quantise_outputs(weight)
-        return CodedMatrix(codes, scales, self.compute)
+        return CodedMatrix.of(weight, torch.int8, self.compute)
 
 
 class FbgemmLinear:

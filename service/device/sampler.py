@@ -59,7 +59,6 @@ class _Slot:
     matcher: Matcher | None = None
     counts_tokens: bool = False
     is_greedy: bool = False
-    is_plain: bool = False
 
     def __post_init__(self) -> None:
         params = self.params
@@ -69,18 +68,10 @@ class _Slot:
             or params.frequency_penalty != 0.0
         )
         self.is_greedy = params.temperature < _GREEDY_BELOW
-        self.is_plain = (
-            self.is_greedy
-            and not self.counts_tokens
-            and not params.logit_bias
-            and params.logprobs is None
-        )
 
     def is_just_argmax(self, output_index: int) -> bool:
         """Whether the row's next token is the likeliest, and nothing else is asked for."""
-        if not self.is_plain or self.matcher is not None:
-            return False
-        return output_index >= self.min_tokens or not self.end_token_ids
+        return self.is_greedy and self.is_just_drawn(output_index)
 
     def is_just_drawn(self, output_index: int) -> bool:
         """Whether the next token is the likeliest or drawn by temperature and filters, and nothing

@@ -11,8 +11,9 @@ import torch
 from service.config import ConfigError, EngineConfig
 from service.device.attention.base import AttentionBackend
 from service.device.attention.flash_paged import FlashPagedAttention
-from service.device.attention.flash_providers import Provider, find_provider
+from service.device.attention.flash_providers import find_provider
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.memory import choose_kv_format
 from service.device.ops import LayerOps, PlainOps
 from service.device.spec import ModelSpec
 
@@ -38,9 +39,9 @@ def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device
         return _torch(spec, device)
     faults: list[str] = []
     if wanted != "triton":
-        provider, fault = _flash_provider(config, spec, device)
-        if provider is not None:
-            return _flash(provider, spec, device)
+        flash, fault = _flash_attention(config, spec, device)
+        if flash is not None:
+            return Chosen(flash, _best_ops(spec, device), has_graphs=True)
         faults.append(f"not flash: {fault}")
     if wanted == "flash":
         raise ConfigError(f"--attention flash: {fault}; use --attention auto")
@@ -52,19 +53,24 @@ def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device
     return _torch(spec, device, "; ".join([*faults, f"not triton: {missing}"]))
 
 
-def _flash_provider(
+def _flash_attention(
     config: EngineConfig, spec: ModelSpec, device: torch.device
-) -> tuple[Provider | None, str]:
-    """With why there is none."""
+) -> tuple[FlashPagedAttention | None, str]:
+    """With why there is none, or none for this."""
     if device.type != "cuda":
         return None, "its kernels need a GPU"
     if spec.head_dim % 8 or spec.head_dim > _WIDEST_HEAD:
         return None, f"heads of {spec.head_dim} are no multiple of 8 or wider than {_WIDEST_HEAD}"
-    if config.dtype == "float32":
-        return None, "it computes in 16 bits; use --dtype bfloat16"
-    if config.kv_dtype != "auto":
-        return None, f"it cannot read --kv-dtype {config.kv_dtype}"
-    return find_provider()
+    provider, fault = find_provider()
+    if provider is None:
+        return None, fault
+    attention = FlashPagedAttention(provider, device)
+    abilities = attention.capabilities
+    if getattr(torch, config.dtype) not in abilities.dtypes:
+        return None, f"{abilities.name} does not compute in {config.dtype}"
+    if choose_kv_format(config) not in abilities.kv_formats:
+        return None, f"{abilities.name} cannot read --kv-dtype {config.kv_dtype}"
+    return attention, fault
 
 
 def triton_fault(spec: ModelSpec, device: torch.device) -> str | None:
@@ -82,21 +88,17 @@ def _torch(spec: ModelSpec, device: torch.device, fault: str | None = None) -> C
     return Chosen(TorchPagedAttention(TORCH_PAGE_TOKENS, device), PlainOps(spec), fault)
 
 
-def _flash(provider: Provider, spec: ModelSpec, device: torch.device) -> Chosen:
-    """What lies between the products is Triton's, where that is installed."""
-    fused = triton_fault(spec, device) is None
-    attention = FlashPagedAttention(provider, device)
-    return Chosen(attention, _fused_ops(spec) if fused else PlainOps(spec), has_graphs=True)
-
-
 def _triton(spec: ModelSpec, device: torch.device, fault: str | None) -> Chosen:
     from service.device.attention.triton_paged import TritonPagedAttention
 
     attention = TritonPagedAttention(spec, TRITON_PAGE_TOKENS, device)
-    return Chosen(attention, _fused_ops(spec), fault, has_graphs=True)
+    return Chosen(attention, _best_ops(spec, device), fault, has_graphs=True)
 
 
-def _fused_ops(spec: ModelSpec) -> LayerOps:
+def _best_ops(spec: ModelSpec, device: torch.device) -> LayerOps:
+    """Ours, where Triton is there."""
+    if triton_fault(spec, device) is not None:
+        return PlainOps(spec)
     from service.device.triton.ops import FusedOps
 
     return FusedOps(spec)

@@ -158,12 +158,12 @@ def find_provider(
     """The best that can be imported, and why better ones cannot."""
     faults: list[str] = []
     for name, make in (
-        ("flash_attn_interface", _flash_attention_3),
-        ("flash_attn", _flash_attention_2),
-        ("torch.nn.attention.varlen", _torch_varlen),
+        ("flash-attn-3", _flash_attention_3),
+        ("flash-attn-2", _flash_attention_2),
+        ("torch-varlen", _torch_varlen),
     ):
         try:
-            return make(import_module(name), import_module), "; ".join(faults)
+            return make(import_module), "; ".join(faults)
         except (ImportError, AttributeError, OSError, _Unfit) as error:
             faults.append(f"{name}: {str(error).splitlines()[0]}")
     return None, "; ".join(faults)
@@ -173,20 +173,21 @@ class _Unfit(Exception):
     """It is there, and cannot do what is needed."""
 
 
-def _flash_attention_3(module: Any, import_module: Callable[[str], Any]) -> Provider:
-    del import_module
+def _flash_attention_3(import_module: Callable[[str], Any]) -> Provider:
+    module = import_module("flash_attn_interface")
     return FlashAttention3(_with_argument(module.flash_attn_with_kvcache, "page_table"))
 
 
-def _flash_attention_2(module: Any, import_module: Callable[[str], Any]) -> Provider:
-    del import_module
+def _flash_attention_2(import_module: Callable[[str], Any]) -> Provider:
+    module = import_module("flash_attn")
     return FlashAttention2(
         _with_argument(module.flash_attn_varlen_func, "block_table"),
         _with_argument(module.flash_attn_with_kvcache, "block_table"),
     )
 
 
-def _torch_varlen(module: Any, import_module: Callable[[str], Any]) -> Provider:
+def _torch_varlen(import_module: Callable[[str], Any]) -> Provider:
+    module = import_module("torch.nn.attention.varlen")
     varlen = _with_argument(module.varlen_attn, "block_table")
     active = import_module("torch.nn.attention").current_flash_attention_impl()
     if active is None:

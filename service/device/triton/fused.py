@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from service.device.kv_cache import LARGEST, Side
+from service.device.codes import LARGEST
+from service.device.kv_cache import Side
 from service.device.triton.attention import Heads, power_of_2
 from service.device.triton.fused_kernels import add_norm, gate, rotate_and_keep
 

@@ -1,7 +1,7 @@
 """Products with weights in 8 bits, and activations into fp8.
 
-A decode step reads every weight once and multiplies it with few tokens, so its time is that of
-reading: half the bytes, half the time. Codes become numbers in registers.
+A decode step reads every weight once and multiplies it with few tokens: what it reads is what it
+takes. So codes are read as they are, and become numbers in registers.
 """
 
 from __future__ import annotations

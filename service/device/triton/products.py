@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from service.device.coded_matrix import CodedMatrix, DequantisedLinear
-from service.device.kv_cache import LARGEST
+from service.device.codes import FP8, LARGEST
 from service.device.triton.attention import power_of_2
 from service.device.triton.product_kernels import code_tokens, multiply_codes
 
@@ -48,11 +48,11 @@ def coded_product(
 def coded_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes float8_e4m3fn [tokens, n] and scales float32 [tokens, 1] of [tokens, n]."""
     tokens, width = x.shape
-    codes = torch.empty((tokens, width), dtype=torch.float8_e4m3fn, device=x.device)
+    codes = torch.empty((tokens, width), dtype=FP8, device=x.device)
     scales = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
     if tokens:
         code_tokens[(tokens,)](
             x.contiguous(), codes, scales, width,
-            MOST=LARGEST[torch.float8_e4m3fn], BLOCK=power_of_2(width),
+            MOST=LARGEST[FP8], BLOCK=power_of_2(width),
         )  # fmt: skip
     return codes, scales
