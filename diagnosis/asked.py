@@ -18,13 +18,15 @@ from diagnosis.window import Window
 
 S = Symptom
 
-_SIGMAS = 3.0
-# a burst is looked at in many ways before it is old; what has gone on for long, in few
-_DEMAND_SIGMAS, _LASTING_SIGMAS, _LASTING_S = 5.0, 3.5, 10.0
+# whatever makes requests late by chance is looked at in many ways before it is old; what has gone
+# on for long, in few
+_SIGMAS, _YOUNG_SIGMAS = 3.0, 4.5
+_DEMAND_SIGMAS, _YOUNG_DEMAND_SIGMAS = 3.5, 5.0
+_LASTING_S = 10.0
 _LEAST_DEMAND_S = 1.5
 _GROWN_DEMAND = 1.15
 _GROWN_LENGTH = 1.3
-_LEAST_LONGEST = 3
+_LEAST_GROWN = 3
 _GROWN_CHOICES = 1.2
 _MISSED_SHARE = 0.1
 # one tenant has most of what demand grew by, more than others in proportion, who pay for it
@@ -50,17 +52,21 @@ class Asked:
 
 def asked(window: Window, reference: Reference) -> Asked:
     """Compare the window's requests with the reference's."""
-    counts = window.counts
+    counts, sigmas = window.counts, _sigmas(window)
     facts: dict[str, float] = {}
     tenant = _one_tenant(window, reference, facts)
     lasting = tenant is None
     more = _surplus(window, reference, _requests, reference.requests_per_s, lasting=lasting)
     choices = 0.0
-    if _are_more(counts.choices_asked, reference.choices, reference.choices_spread, _GROWN_CHOICES):
+    asked_for = counts.choices_asked
+    several = sum(number > reference.choices for number in asked_for) >= _LEAST_GROWN
+    if several and _are_more(
+        asked_for, reference.choices, reference.choices_spread, _GROWN_CHOICES, sigmas
+    ):
         choices = (counts.choices - reference.choices) * counts.requests
     longer = 0.0
     lengths = counts.output_lengths
-    if _are_more(lengths, reference.output_tokens, reference.output_spread, _GROWN_LENGTH):
+    if _are_more(lengths, reference.output_tokens, reference.output_spread, _GROWN_LENGTH, sigmas):
         longer = counts.requests * (counts.output_tokens - reference.output_tokens)
     demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
     facts |= {
@@ -87,10 +93,10 @@ def _prompt_tokens(
     """Longer prompts are charged to interference; whose they are pays himself, too."""
     steps, counts = window.steps, window.counts
     fresh = 1 - reference.hit_share
-    longer = fresh * _longer_prompts(counts, reference)
+    longer = fresh * _longer_prompts(counts, reference, _sigmas(window))
     parts = {
         S.KV_THRASH: float(steps.recompute_tokens.sum()),
-        S.PREFIX_CACHE_COLD: _missed(counts, reference),
+        S.PREFIX_CACHE_COLD: _missed(counts, reference, _sigmas(window)),
         S.PREFILL_INTERFERENCE: longer,
         demand: more * reference.prompt_tokens * fresh,
     }
@@ -106,22 +112,27 @@ def _prompt_tokens(
     return Charges({symptom: tokens for symptom, tokens in parts.items() if tokens > 0})
 
 
-def _longer_prompts(counts: Counts, reference: Reference) -> float:
+def _sigmas(window: Window) -> float:
+    """How far from the usual is no chance."""
+    return _YOUNG_SIGMAS if window.seconds < _LASTING_S else _SIGMAS
+
+
+def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> float:
     """Prompt tokens beyond the usual: of all, if they are longer on average, else of those few
     that are longer than any was, which many short ones may hide."""
     lengths, usual = counts.prompt_lengths, reference.prompt_tokens
-    if _are_more(lengths, usual, reference.prompt_spread, _GROWN_LENGTH):
+    if _are_more(lengths, usual, reference.prompt_spread, _GROWN_LENGTH, sigmas):
         return len(lengths) * (counts.prompt_tokens - usual)
     limit = _GROWN_LENGTH * reference.longest_prompt
     longest = [length for length in lengths if length > limit]
-    seen = bool(reference.longest_prompt) and len(longest) >= _LEAST_LONGEST
+    seen = bool(reference.longest_prompt) and len(longest) >= _LEAST_GROWN
     return sum(longest) - len(longest) * usual if seen else 0.0
 
 
-def _missed(counts: Counts, reference: Reference) -> float:
+def _missed(counts: Counts, reference: Reference, sigmas: float) -> float:
     """Prompt tokens that used to be found in the cache."""
     usual, count = reference.hit_requests_share, counts.admitted
-    by_chance = _SIGMAS * (count * usual * (1 - usual)) ** 0.5
+    by_chance = sigmas * (count * usual * (1 - usual)) ** 0.5
     missed = (reference.hit_share - counts.hit_share) * counts.known_tokens
     fewer = usual * count - counts.hit_requests > max(2.0, by_chance)
     return missed if fewer and missed > _MISSED_SHARE * counts.known_tokens else 0.0
@@ -141,7 +152,7 @@ def _surplus(
         return 0.0
     total, later = came(window.counts), came(window.later)
     expected = per_s * window.seconds
-    sigmas = _DEMAND_SIGMAS if window.seconds < _LASTING_S else _LASTING_SIGMAS
+    sigmas = _YOUNG_DEMAND_SIGMAS if window.seconds < _LASTING_S else _DEMAND_SIGMAS
     goes_on = _is_more(later, expected / 2, reference.dispersion, sigmas / 2)
     goes_on = goes_on or not lasting
     sure = goes_on and _is_more(total, expected, reference.dispersion, sigmas)
@@ -153,12 +164,12 @@ def _is_more(count: float, expected: float, dispersion: float, sigmas: float) ->
     return count > _GROWN_DEMAND * expected and count - expected > by_chance
 
 
-def _are_more(values: list[int], usual: float, spread: float, times: float) -> bool:
+def _are_more(values: list[int], usual: float, spread: float, times: float, sigmas: float) -> bool:
     """On average, by so many times, and by more than so many vary."""
     if not values:
         return False
     mean = sum(values) / len(values)
-    return mean > times * usual and mean - usual > _SIGMAS * spread / len(values) ** 0.5
+    return mean > times * usual and mean - usual > sigmas * spread / len(values) ** 0.5
 
 
 def _requests(counts: Counts) -> int:

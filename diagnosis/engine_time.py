@@ -34,6 +34,8 @@ _MOST = 0.5
 _THROTTLED = 0.2
 _GROWN_LENGTH = 1.3
 _DEARER = 1.2
+# steps with more prompt than any had: two prompts that come at once are one
+_LEAST_LARGER = 3
 # of what decodes take, so that prompts tell anything
 _LEAST_PROMPTS = 0.1
 # of the engine's time; what takes less is one of its ups and downs
@@ -257,9 +259,11 @@ def _work(
     _decode_work(found, window, reference, cost, wanted)
     _small_steps(found, window, reference, cost)
     others = prompts if reference.seconds else Charges({S.PREFILL_INTERFERENCE: 1.0})
-    larger_ns = float(shared_ns[steps.prompt_tokens > _GROWN_LENGTH * cost.longest_chunk].sum())
+    larger = steps.prompt_tokens > _GROWN_LENGTH * cost.longest_chunk
+    larger_ns = float(shared_ns[larger].sum())
     dearer = co_more_ns > (_DEARER - 1) * (co_ns - co_more_ns)
-    if not others and dearer and larger_ns > _MOST * co_more_ns:
+    several = larger.sum() >= _LEAST_LARGER
+    if not others and dearer and several and larger_ns > _MOST * co_more_ns:
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
     _divide(found.decoding_ns, others, co_more_ns)
     _divide(found.prompting_ns, prompts, own_more_ns)
