@@ -1,13 +1,15 @@
 """How well a replay foretells traffic that its cost was not fitted to.
 
-One server for each load: blocks of one mix of lengths, from which the cost of steps is fitted,
-alternate with blocks of another, at 0.6, 0.8 and 0.95 of what that other mix was measured to take
-at most. They alternate because a shared machine drifts by more than what is looked for. The whole
+One server for each load: blocks of two mixes of lengths, from which the cost of steps is fitted,
+alternate with blocks of a third, at 0.6, 0.8 and 0.95 of what that one was measured to take at
+most. They alternate because a shared machine drifts by more than what is looked for, and the learnt
+mixes differ because the rows of a batch have about the same context on average, whatever each has:
+what either costs is told apart only where that average changes. The whole
 journal is decided again exactly (mode A) and replayed by the learnt cost with its noise drawn
 (mode B); of the tested mix, quantiles of what was foretold, the median over some seeds of the
 noise, stand beside those that were recorded.
 
-    .venv/bin/python -m benchmarks.replay_fidelity [--blocks 4] [--seconds 45] [--out FILE]
+    .venv/bin/python -m benchmarks.replay_fidelity [--blocks 6] [--seconds 20] [--out FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ FLAGS = ("--max-num-seqs", "16", "--max-batched-tokens", "256", "--queue-limit",
          "--journal-memory", "256MiB")  # fmt: skip
 NOISE_SEEDS = 5
 CAPACITY_USERS, CAPACITY_S = 24, 30.0
-LEARNT, TESTED = "batch", "chat"  # SLO classes tell the two mixes apart
+LEARNT, TESTED = "batch", "chat"  # SLO classes tell the mixes apart
 LEARNT_LOAD = 0.7
 # measure: largest error of p50 and p99 up to a load of 0.8
 LIMITS = {"tpot": (0.02, 0.05), "e2e": (0.03, 0.07), "ttft": (0.05, 0.10)}
@@ -53,9 +55,16 @@ LEAST_SPEED = 200.0
 Mix = Callable[[random.Random], tuple[int, int]]
 
 
-def learnt_mix(draw: random.Random) -> tuple[int, int]:
-    """Prompt and output tokens: anything, evenly."""
-    return draw.randint(8, 320), draw.randint(4, 64)
+def short_mix(draw: random.Random) -> tuple[int, int]:
+    """Prompt and output tokens, evenly."""
+    return draw.randint(8, 100), draw.randint(16, 64)
+
+
+def long_mix(draw: random.Random) -> tuple[int, int]:
+    return draw.randint(200, 320), draw.randint(4, 32)
+
+
+LEARNT_MIXES = (short_mix, long_mix)
 
 
 def tested_mix(draw: random.Random) -> tuple[int, int]:
@@ -96,9 +105,9 @@ class Recorded:
 
 
 async def recorded(
-    learnt_per_s: float, tested_per_s: float, blocks: int, seconds: float, path: Path
+    learnt_per_s: Sequence[float], tested_per_s: float, blocks: int, seconds: float, path: Path
 ) -> Recorded:
-    """One server under Poisson arrivals of both mixes in turn, each served to its end."""
+    """One server under Poisson arrivals of the mixes in turn, each served to its end."""
     draw, learning = random.Random(tested_per_s), list[tuple[int, int]]()
     async with Server(*FLAGS) as server:
 
@@ -115,7 +124,8 @@ async def recorded(
 
         for number in range(blocks):
             begin_ns = now_ns()
-            await block(learnt_mix, learnt_per_s, 2 * number, LEARNT)
+            turn = number % len(LEARNT_MIXES)
+            await block(LEARNT_MIXES[turn], learnt_per_s[turn], 2 * number, LEARNT)
             learning.append((begin_ns, now_ns()))
             await block(tested_mix, tested_per_s, 2 * number + 1, TESTED)
         await asyncio.sleep(1.0)  # the last facts are folded
@@ -203,8 +213,8 @@ def markdown(loads: dict[float, dict[str, Any]]) -> str:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    learnt_per_s = await capacity_per_s(learnt_mix, CAPACITY_S)
-    say(f"the learnt mix: at most {learnt_per_s:.2f} requests/s")
+    learnt_per_s = [await capacity_per_s(mix, CAPACITY_S) for mix in LEARNT_MIXES]
+    say(f"the learnt mixes: at most {', '.join(f'{one:.2f}' for one in learnt_per_s)} requests/s")
     tested_per_s = await capacity_per_s(tested_mix, CAPACITY_S)
     say(f"the tested mix: at most {tested_per_s:.2f} requests/s")
     loads: dict[float, dict[str, Any]] = {}
@@ -213,21 +223,27 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         for load in LOADS:
             path = folder / f"load-{load}.journal"
-            rates = (LEARNT_LOAD * learnt_per_s, load * tested_per_s)
-            found = await recorded(*rates, args.blocks, args.seconds, path)
+            learnt = [LEARNT_LOAD * one for one in learnt_per_s]
+            tested = load * tested_per_s
+            found = await recorded(learnt, tested, args.blocks, args.seconds, path)
             loads[load] = {
-                "rates_per_s": rates,
+                "rates_per_s": [*learnt, tested],
                 "learning": found.learning,
                 **foretold(found, args.noise_seeds),
             }
             say(markdown(loads))
-    return {"at_most_per_s": [learnt_per_s, tested_per_s], "loads": loads}
+    return {"at_most_per_s": [*learnt_per_s, tested_per_s], "loads": loads}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=4, help="of each mix, for each load")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of each block")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        default=6,
+        help="of learnt mixes, and of the tested one, for each load",
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each block")
     parser.add_argument("--noise-seeds", type=int, default=NOISE_SEEDS)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the journals here")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -56,7 +56,7 @@ class Cause(StrEnum):
     STALLS = "stalls"  # the loop stood still between steps
     RESIDUAL = "residual"  # steps took longer than what they computed costs
     MASKS = "masks"  # masks of constrained rows
-    SAMPLES = "samples"  # choosing tokens takes longer
+    SAMPLES = "samples"  # choosing tokens takes longer, or more choices are asked for
     PREFIX = "prefix"  # the prefix cache was emptied, or prompts begin otherwise
     ZOMBIES = "zombies"  # sequences whose client had gone
     PAUSES = "pauses"  # readers so slow that their sequences were held
@@ -127,7 +127,7 @@ def interventions(question: Question) -> dict[Cause, Edit]:
         Cause.STALLS: _calm(without_stalls(question)),
         Cause.RESIDUAL: _calm(without_residual(question)),
         Cause.MASKS: _calm(without_masks(question)),
-        Cause.SAMPLES: _calm(without_samples(question)),
+        Cause.SAMPLES: _samples(question),
         Cause.PREFIX: _prefix(question),
         Cause.ZOMBIES: _zombies(question),
         Cause.PAUSES: _pauses(question),
@@ -268,6 +268,38 @@ def _calm(calm: Calm | None) -> Edit | None:
     return None if calm is None else Edit(calm=(calm,))
 
 
+def _samples(question: Question) -> Edit | None:
+    calm, fewer = without_samples(question), _fewer_choices(question)
+    if calm is None and not fewer:
+        return None
+    return Edit(calm=() if calm is None else (calm,), outputs=fewer)
+
+
+def _fewer_choices(question: Question) -> dict[int, int]:
+    """Of requests with more choices than those of the reference had, the last ones end with their
+    first token: next to nothing, since all share a prompt."""
+    if question.reference is None:
+        return {}
+    before = [len(mine) for mine in _choices(question.run, question.reference).values()]
+    now = _choices(question.run, question.window)
+    usual = _as_before({mine[0]: len(mine) for mine in now.values()}, before)
+    return {seq_id: 1 for mine in now.values() for seq_id in mine[usual.get(mine[0], len(mine)) :]}
+
+
+def _choices(run: RecordedRun, span: Span) -> dict[str, list[int]]:
+    """Sequences by request, those of one that is not known apart."""
+    owners = _owners(run)
+    found: dict[str, list[int]] = {}
+    for one in arrivals(run, span):
+        found.setdefault(owners.get(one.seq_id, f"sequence {one.seq_id}"), []).append(one.seq_id)
+    return found
+
+
+def _owners(run: RecordedRun) -> dict[int, str]:
+    """Requests by sequence."""
+    return {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
+
+
 def _prefix(question: Question) -> Edit | None:
     commands = _commands(question.run, question.run.started.at_ns, question.window.end_ns)
     if any(isinstance(command, FlushCache) for command in commands):
@@ -279,7 +311,7 @@ def _prefix(question: Question) -> Edit | None:
 def _zombies(question: Question) -> Edit | None:
     """Who hung up is gone at once."""
     run = question.run
-    owners = {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
+    owners = _owners(run)
     gone_ns = {
         fact.request_id: fact.detected_ns if fact.detected_ns is not None else fact.at_ns
         for fact in run.others

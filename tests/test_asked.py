@@ -6,6 +6,7 @@ from collections import Counter
 
 import msgspec
 import numpy as np
+import pytest
 
 from diagnosis.asked import asked
 from diagnosis.counts import Counts, Stage
@@ -44,9 +45,9 @@ def came(requests: dict[str, int], prompts: list[int] | None = None, waits: str 
     return counts
 
 
-def window(counts: Counts, later: Counts) -> Window:
+def window(counts: Counts, later: Counts, seconds: float = SECONDS) -> Window:
     steps = Steps(np.zeros((0, len(StepRow._fields))))
-    return Window(seconds=SECONDS, counts=counts, later=later, steps=steps, started=None)
+    return Window(seconds=seconds, counts=counts, later=later, steps=steps, started=None)
 
 
 def test_more_requests_are_demand_only_while_they_go_on() -> None:
@@ -95,6 +96,33 @@ def test_a_few_requests_with_more_choices_are_chance_where_these_vary() -> None:
 
     assert asked(window(few, few), varying).choices == 0
     assert asked(window(many, many), varying).choices == 1.5 * 40
+
+
+def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> None:
+    """Of an hour many moments are looked at, and the one with the longest prompts rings."""
+    counts = came({"red": 9}, [42] * 9)
+    counts.output_lengths = [42] * 9
+    counts.admitted, counts.known_tokens = 60, 6000
+    counts.hit_requests, counts.hit_tokens = 6, 500
+    reference = usual(hit_requests_share=0.3, hit_share=0.25)
+    young = asked(window(counts, counts, 4.0), reference)
+    lasting = asked(window(counts, counts, 12.0), reference)
+
+    assert young.output_tokens == 0
+    assert not young.prompt_tokens
+    assert lasting.output_tokens == 9 * 12
+    assert lasting.prompt_tokens[S.PREFILL_INTERFERENCE] > 0
+    assert lasting.prompt_tokens[S.PREFIX_CACHE_COLD] == pytest.approx(1000)
+
+
+def test_one_request_with_more_choices_is_no_habit() -> None:
+    """Where hardly anybody asks for two, one who does is far from the mean."""
+    rare = msgspec.structs.replace(usual(), choices=1.02, choices_spread=0.14)
+    one, three = came({"red": 3}), came({"red": 12})
+    one.choices_asked, three.choices_asked = [1, 1, 2], [1] * 3 + [2] * 9
+
+    assert asked(window(one, one), rare).choices == 0
+    assert asked(window(three, three), rare).choices > 8
 
 
 def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:

@@ -34,6 +34,14 @@ def decodes(rows: int, forward_ms: float, count: int, *, more_ms: float = 0.0) -
     return table
 
 
+def prefills(tokens: int, count: int) -> np.ndarray:
+    """The same two rows beside one prompt, a millisecond for each of its tokens."""
+    table = decodes(2, 10 + tokens, count)
+    for name, value in {"prompt_tokens": tokens, "prompt_rows": 1, "crossed": 2 * tokens}.items():
+        table[:, PLACES[name]] = value
+    return table
+
+
 def after(table: np.ndarray, begin_ns: float) -> np.ndarray:
     """The same steps later."""
     moved = table.copy()
@@ -144,3 +152,17 @@ def test_longer_prompts_are_called_by_who_loses_more(
 
     assert _by_loser(wanted, co_ns, own_ns) == {name: 100.0, S.PREFIX_CACHE_COLD: 7.0}
     assert wanted[S.PREFILL_INTERFERENCE] == 100.0
+
+
+@pytest.mark.parametrize(("count", "is_named"), [(2, False), (6, True)])
+def test_two_prompts_that_come_at_once_are_no_larger_steps(count: int, is_named: bool) -> None:
+    """On a server with little to do no two had met before: their step is larger than any was."""
+    seen = Steps(np.vstack([decodes(2, 10, 500), prefills(40, 50), prefills(20, 50)]))
+    cost = fit_cost(seen)
+    assert cost is not None
+    reference = msgspec.structs.replace(promised(), seconds=30.0, cost=cost)
+    steps = Steps(np.vstack([decodes(2, 10, 200), prefills(80, count)]))
+    window = Window(seconds=3.0, counts=Counts(), later=Counts(), steps=steps, started=None)
+
+    found = engine_time(window, reference, cost)
+    assert (found.decoding_ns[S.PREFILL_INTERFERENCE] > 0) is is_named

@@ -4,7 +4,8 @@ A fault is brought about, the server is asked what would have helped (`/debug/ro
 serves), and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples,
 constrains, comes too often, is too long or is not read is ended. Beside the share that was
 promised of the symptom stands what clients saw: requests that came once the backlog had drained,
-against those of the fault. Classes that are not asked for keep what is in the file.
+against those of the fault that had been answered when the promise was made, which it is about.
+Classes that are not asked for keep what is in the file.
 
     .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--classes A,B] [--out FILE]
 """
@@ -96,7 +97,9 @@ def compare(result: EpisodeResult, log: Sequence[Sent]) -> Taken:
     if cause is None:
         return Taken(**about, why_not=f"the replay found {', '.join(gains) or 'nothing'}")
     measure, promised = gains[cause]["symptom"], gains[cause]["gain"]
-    before = measured(_due(result, log, result.on_s or 0.0, result.off_s or 0.0))
+    asked_ns = result.begin_ns + int((result.off_s or 0.0) * 1e9)
+    came = _due(result, log, result.on_s or 0.0, result.off_s or 0.0)
+    before = measured([one for one in came if one.end_ns is not None and one.end_ns <= asked_ns])
     after = measured(_due(result, log, (result.off_s or 0.0) + DRAINED_S, result.phases.end_s))
     if measure not in before or measure not in after:
         return Taken(**about, why_not="too few requests to compare")

@@ -34,13 +34,16 @@ class ModelledDevice:
         self._held = held or {}
         self._launched: deque[tuple[Plan, int, int]] = deque()
         self._free_ns = 0
+        self._tokens = 0  # of the step before
         self.gap_ns = cost.gap_ns
         self.block_tokens = limits.block_tokens
         self.blocks_total = limits.blocks_total
 
     def launch(self, plan: Plan) -> None:
         begin_ns = max(self._clock.now_ns(), self._free_ns)
-        cost_ns = self._cost.step_ns(load_of_plan(plan))
+        load = load_of_plan(plan).after(self._tokens)
+        self._tokens = load.tokens
+        cost_ns = self._cost.step_ns(load)
         disturbed = self._noise.at(begin_ns, cost_ns)
         span_ns, self.gap_ns = cost_ns, self._cost.gap_ns
         if disturbed is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 _SPELL_TURNS = 20
 _BINS = 8
-# times its cost; a turn that takes longer is no slow one (nor is it to a fit of the cost)
+# times its cost; a turn that takes longer is no slow one
 _STALL = 2.0
 
 

@@ -1,14 +1,16 @@
 """What a turn of the engine's loop takes, fitted to turns that were recorded.
 
-    T = base + prompt tokens + pairs + decode rows, in pieces + context + P * D + samples
+    T = base + prompt tokens + pairs + decode rows, in pieces + context + P * D + samples + reshape
 
 A *pair* is a prompt token and one that it attends to. The cost of decode rows has a kink
 wherever another row began to matter in what was seen (1, 2, 4, 8, ... rows), because small
-batches are read-bound and large ones are not. Fitted is the span from one turn's begin to the
-commit of its step, apart from the span from there to the next turn's begin, by least squares of
-the relative error; then the coefficients are scaled so that the mean error is none, which
-matters more to a replay than any single step: a queue adds biases up. What masks took is left out
-of the fit but not of the mean: it depends on whose rows they are and on nothing that a load says.
+batches are read-bound and large ones are not. A step *reshapes* when it has another number of
+tokens than the one before it: runtimes that infer shapes as they go prepare all layers anew, which
+may take as long as several rows. Fitted is the span from one turn's begin to the commit of its
+step, apart from the span from there to the next turn's begin, by least squares of the relative
+error; then the coefficients are scaled so that the mean error is none, which matters more to a
+replay than any single step: a queue adds biases up. What masks took is left out of the fit but not
+of the mean: it depends on whose rows they are and on nothing that a load says.
 
 What the fit leaves, the ratio of each turn to what was foretold and the gap behind it, is kept
 in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
@@ -17,7 +19,7 @@ in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +30,17 @@ from service.sim.recorded import NotReplayable, RecordedRun
 from telemetry.engine_records import StepRecorded
 
 _LEAST_TURNS = 30
-_OUTLIER = 2.0
+# a turn that takes so many times longer than it should, or less, teaches nothing of what work costs
+_LEAST_OUTLIER, _MOST_OUTLIER = 1.3, 2.0
+_FAR = 6.0  # medians
 _KINKS = (1, 2, 4, 8, 16, 32, 64, 128)
 _RIDGE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a step computes. `pairs` counts prompt tokens times what they attend to."""
+    """What a step computes. `pairs` counts prompt tokens times what they attend to; `reshapes` says
+    that the step before it had another number of tokens."""
 
     prompt_tokens: int = 0
     pairs: float = 0.0
@@ -43,6 +48,15 @@ class Load:
     decode_rows: int = 0
     context_tokens: int = 0
     sampled_rows: int = 0
+    reshapes: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.decode_tokens
+
+    def after(self, tokens: int) -> Load:
+        """The same behind a step with so many tokens."""
+        return replace(self, reshapes=self.tokens != tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +120,7 @@ def fit_turns(
     widest = max(load.decode_rows for load in loads)
     kinks = tuple(kink for kink in _KINKS if kink < widest)
     columns = np.array([_columns(load, kinks) for load in loads])
-    found = _fit(columns, computed_ns)
-    foretold = columns @ found
-    usual = np.abs(np.log(computed_ns / foretold.clip(1))) < np.log(_OUTLIER)
-    if _LEAST_TURNS <= usual.sum() < len(turns):
-        found = _fit(columns[usual], computed_ns[usual])
+    found, usual = _fit_usual(columns, computed_ns)
     found *= spans_ns[usual].sum() / (columns[usual] @ found).sum()
     foretold = (columns @ found).clip(1000)
     ratios = spans_ns / foretold
@@ -146,18 +156,21 @@ class _Turn(NamedTuple):
 def _turns_of(run: RecordedRun) -> list[_Turn]:
     """Where steps overlap, a step's span begins with the commit of the one before."""
     found: list[_Turn] = []
+    tokens = 0  # of the step before
     steps = sorted(run.steps.values(), key=lambda step: step.committed_ns)
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         before_ns = found[-1].begin_ns + found[-1].span_ns if found and run.depth > 1 else 0
         begin_ns = max(step.begin_ns, before_ns)
         span_ns = step.committed_ns - begin_ns
+        load = load_of_step(step).after(tokens)
+        tokens = load.tokens
         if span_ns <= 0 or step.step_id in run.failed:
             continue
         gap_ns = None
         if following is not None and step.running and following.begin_ns > step.committed_ns:
             gap_ns = following.begin_ns - step.committed_ns
         mask_ns = min(step.mask_ns, span_ns // 2)  # where steps overlap it may be of the other's
-        found.append(_Turn(begin_ns, load_of_step(step), span_ns, mask_ns, gap_ns))
+        found.append(_Turn(begin_ns, load, span_ns, mask_ns, gap_ns))
     return found
 
 
@@ -189,7 +202,21 @@ def _columns(load: Load, kinks: Sequence[int]) -> tuple[float, ...]:
         float(load.decode_rows > 0),
         float(load.prompt_tokens > 0),
         load.sampled_rows - load.decode_rows,
+        float(load.reshapes),
     )
+
+
+def _fit_usual(columns: np.ndarray, spans_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The fit, and (turns,) bool of those that it was made to: all that are not far from it, by
+    how far they usually are. On a quiet machine little is far; where it was slow for a while, what
+    only that while computed would else be taken for its price."""
+    found = _fit(columns, spans_ns)
+    far = np.abs(np.log(spans_ns / (columns @ found).clip(1)))
+    limit = np.clip(_FAR * np.median(far), np.log(_LEAST_OUTLIER), np.log(_MOST_OUTLIER))
+    usual = far < limit
+    if _LEAST_TURNS <= usual.sum() < len(spans_ns):
+        return _fit(columns[usual], spans_ns[usual]), usual
+    return found, usual
 
 
 def _fit(columns: np.ndarray, spans_ns: np.ndarray) -> np.ndarray:

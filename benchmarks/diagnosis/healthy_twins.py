@@ -1,0 +1,112 @@
+"""How often the diagnosis cries wolf: hours of usual traffic in virtual time.
+
+Lives of ten minutes at six loads, of servers and mixes that differ from seed to seed. Nothing ever
+goes wrong, so whatever is named is a false alarm; what is named before the server has been seen
+for twenty seconds is not counted, as in the episodes. A loaded machine's noise is not in it: of
+that the series `healthy` tells (`episodes.py`).
+
+    .venv/bin/python -m benchmarks.diagnosis.healthy_twins [--hours 6] [--first 3000] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from multiprocessing import Pool
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from benchmarks.diagnosis.episodes import HEALTHY_LOADS, RESULTS
+from benchmarks.machine import machine
+from diagnosis.classifier import Diagnoser
+from service.sim.twins.life import START_NS, Life, Span
+from service.sim.twins.traffic import Setting
+from service.sim.twins.world import live
+from telemetry.records import fact_ns
+
+OUT = RESULTS.parent / "healthy_twins.json"
+LIFE_S, WARM_S = 620.0, 20.0
+FIRST_SEED = 3000  # those below 1000 were looked at
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """What was named first, and when, in seconds of its life."""
+
+    load: float
+    seed: int
+    named: str
+    from_s: float
+    until_s: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    machine: dict[str, object]
+    loads: tuple[float, ...]
+    hours: float
+    false_alarms: int
+    false_alarms_per_hour: float
+    alarms: list[Alarm]
+
+
+def alarms_of(task: tuple[float, int]) -> list[Alarm]:
+    """One life, fact by fact."""
+    load, seed = task
+    key = f"healthy/{load}/{seed}"
+    setting = Setting.drawn(Random(key))
+    setting.load = load
+    life = Life.usual(setting, key, Span.of_seconds(0, LIFE_S))
+    life.settle()
+    diagnoser, named = Diagnoser(), list[tuple[float, str]]()
+    for fact in live(life):
+        diagnoser.on_facts([fact])
+        findings = diagnoser.diagnosis().findings
+        top = findings[0].symptom.value if findings else ""
+        if bool(top) != bool(named and named[-1][1]):
+            named.append(((fact_ns(fact) - START_NS) / 1e9, top))
+    named.append((LIFE_S, ""))
+    return [
+        Alarm(load, seed, top, round(at_s, 1), round(until_s, 1))
+        for (at_s, top), (until_s, _) in pairwise(named)
+        if top and until_s > WARM_S
+    ]
+
+
+def summary(found: Iterable[list[Alarm]], lives: int) -> Summary:
+    alarms = [alarm for of_one in found for alarm in of_one]
+    hours = lives * (LIFE_S - WARM_S) / 3600
+    return Summary(
+        machine=machine(),
+        loads=HEALTHY_LOADS,
+        hours=hours,
+        false_alarms=len(alarms),
+        false_alarms_per_hour=round(len(alarms) / hours, 3),
+        alarms=alarms,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hours", type=int, default=6, help="each has one life of each load")
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.hours)
+    tasks = [(load, seed) for seed in seeds for load in HEALTHY_LOADS]
+    found: list[list[Alarm]] = []
+    with Pool() as pool:
+        for done, alarms in enumerate(pool.imap(alarms_of, tasks), 1):
+            found.append(alarms)
+            said = ", ".join(f"{one.named} at {one.from_s:g} s" for one in alarms)
+            print(f"  {done} of {len(tasks)} lives {said}".rstrip(), flush=True)
+    data = msgspec.json.format(msgspec.json.encode(summary(found, len(tasks))), indent=1)
+    args.out.write_bytes(data + b"\n")
+    print(data.decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
