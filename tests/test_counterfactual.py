@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -29,12 +30,13 @@ from service.sim.recorded import read_runs
 from service.sim.scenarios import Scenario, small_limits
 from service.sim.sim_executor import LinearCost
 from service.sim.turn_cost import fit_turns
+from service.sim.twins.registry import build_twin
 from service.sim.workload import Arrival
 from service.sim.world import World
 from telemetry.clock import MonotonicClock
 from telemetry.journal import write_journal
 from telemetry.reasons import EndReason
-from telemetry.records import Fact, RequestEnded, fact_ns
+from telemetry.records import Fact, RequestEnded, SequenceSubmitted, fact_ns
 
 SECOND = 1_000_000_000
 REFERENCE = Span(1 * SECOND, 11 * SECOND)
@@ -193,6 +195,24 @@ def test_longer_answers_are_a_cause_of_their_own() -> None:
     """No more requests than before, but each holds its slot four times as long."""
     found = explain(Twin(disturb=longer).question(7))
     assert found.top is Cause.OUTPUTS, found
+
+
+def test_more_choices_than_before_end_with_their_first_token() -> None:
+    """What is left of each request is as many as requests had, one at least."""
+    one = build_twin("heavy_sampling", 5, "choices")
+    assert one.onset_ns is not None
+    assert one.end_ns is not None
+    (run,) = read_runs(one.facts)
+    before = Span(one.onset_ns - 18 * SECOND, one.onset_ns)
+    question = Question(run, fit_turns([run]), before, Span(one.onset_ns, one.end_ns))
+    owners = {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
+    choices = Counter(owners.values())
+    edit = interventions(question)[Cause.SAMPLES]
+    cut = Counter(owners[seq_id] for seq_id in edit.outputs)
+
+    assert set(edit.outputs.values()) == {1}
+    assert len(cut) >= 3
+    assert all(choices[request_id] - number in (1, 2) for request_id, number in cut.items())
 
 
 def test_answers_are_put_back_to_what_they_would_have_been() -> None:

@@ -13,7 +13,7 @@ from diagnosis.outcomes import Outcomes, latency_of, outcomes_of
 from service.sim.noise import Disturbance, DrawnNoise, NoNoise, RecordedNoise
 from service.sim.recorded import NotReplayable, RecordedRun
 from service.sim.replay_modelled import Change, replay_modelled
-from service.sim.turn_cost import Load, TurnCost, fit_turns
+from service.sim.turn_cost import Load, TurnCost, fit_turns, load_of_step
 from telemetry.engine_records import SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.records import Fact, RequestEnded, fact_ns
 
@@ -78,6 +78,29 @@ def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: TurnCos
     assert close(found.step_ns(load), cost.step_ns(load), 0.02)
     stalls = sum(one.ratio > 5 for one in found.disturbances)
     assert stalls == pytest.approx(len(found.disturbances) / 20, abs=2)
+
+
+def test_a_step_of_another_shape_costs_more_in_the_fit_and_in_the_replay(busy: list[Fact]) -> None:
+    """Five ms, wherever the step before had another number of tokens."""
+    dearer: list[Fact] = []
+    tokens = 0
+    for fact in busy:
+        if isinstance(fact, StepRecorded):
+            before, tokens = tokens, sum(row.tokens for row in fact.rows)
+            if tokens != before:
+                fact = replace(fact, begin_ns=fact.begin_ns - 5_000_000)
+        dearer.append(fact)
+    run = run_of(dearer)
+    found = fit_turns([run])
+    load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
+    assert close(found.step_ns(load.after(3)) - found.step_ns(load.after(4)), 5_000_000, 0.05)
+
+    tokens = 0
+    for fact in replay_modelled(run, found):
+        if isinstance(fact, StepRecorded):
+            load = load_of_step(fact).after(tokens)
+            tokens = load.tokens
+            assert close(fact.committed_ns - fact.begin_ns, found.step_ns(load), 0.001)
 
 
 def test_too_few_steps_are_not_fitted() -> None:

@@ -1,13 +1,15 @@
 """Is the promise kept? The first action of twelve runbooks, taken on a running server.
 
-A fault is brought about, the server is asked what would have helped (`/debug/root`, while it
-serves), and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples,
-constrains, comes too often, is too long or is not read is ended. Beside the share that was
-promised of the symptom stands what clients saw: requests that came once the backlog had drained,
-against those of the fault that had been answered when the promise was made, which it is about.
-Classes that are not asked for keep what is in the file.
+A fault is brought about, its record is asked what would help (as `phasescope diagnose --root` is),
+and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples, constrains,
+comes too often, is too long or is not read is ended. Beside the share that was promised of the
+symptom stands what clients saw: requests that came once the backlog had drained, against those of
+the fault that had been answered when the promise was made, which it is about. Classes that are not
+asked for keep what is in the file; with `--again` nothing is run, and what was recorded is asked
+anew.
 
-    .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--classes A,B] [--out FILE]
+    .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--classes A,B] [--again]
+        [--out FILE]
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import math
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -26,14 +29,21 @@ from benchmarks.diagnosis.episodes import RESULTS, say, work_folder
 from benchmarks.diagnosis.promise import Promise
 from benchmarks.diagnosis.records import read_clients
 from benchmarks.machine import machine
-from diagnosis.root import ACTIONS
+from diagnosis.counterfactual import Explanation
+from diagnosis.root import ACTIONS, root_cause
 from diagnosis.symptoms import Symptom
 from service.drill.client import Sent
 from service.drill.episode import run_episode
+from service.drill.labels import FOLDER as LABELS
 from service.drill.mechanism import DEV
 from service.drill.registry import find, mechanisms_of
 from service.drill.result import EpisodeResult
 from service.drill.spec import EpisodeSpec, Phases
+from service.sim.recorded import NotReplayable
+from telemetry.clock import MonotonicClock
+from telemetry.journal import write_journal
+from telemetry.journal_reader import open_journal
+from telemetry.records import fact_ns
 
 OUT = RESULTS.parent / "actions.json"
 CLASSES = (
@@ -86,18 +96,29 @@ def measured(log: Sequence[Sent]) -> dict[str, float]:
     return {name: value / 1e6 for name, value in found.items()}
 
 
-def compare(result: EpisodeResult, log: Sequence[Sent]) -> Taken:
+def explained(folder: Path, until_ns: int) -> Explanation:
+    """By the record as it was at that moment. Raises NotReplayable, JournalError."""
+    known = (f for f in open_journal(folder / "journal").facts() if fact_ns(f) <= until_ns)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "journal"
+        write_journal(path, known, MonotonicClock(), "cut")
+        return root_cause(open_journal(path)).explanation
+
+
+def compare(result: EpisodeResult, folder: Path) -> Taken:
     """What was promised of the first action beside what came of it."""
     about = {"symptom": result.symptom, "mechanism": result.mechanism, "seed": result.seed}
-    if result.root is None:
-        return Taken(**about, why_not="the server had no answer yet")
-    gains = {gain["cause"]: gain for gain in result.root.gains}
-    causes = [cause.value for cause in ACTIONS[Symptom(result.symptom)]]
-    cause = next((cause for cause in causes if cause in gains), None)
+    if result.discarded:
+        return Taken(**about, why_not=result.discarded[0])
+    asked_ns = result.begin_ns + int((result.off_s or 0.0) * 1e9)
+    try:
+        gains = {gain.cause: gain for gain in explained(folder, asked_ns).gains}
+    except NotReplayable as error:
+        return Taken(**about, why_not=str(error))
+    cause = next((one for one in ACTIONS[Symptom(result.symptom)] if one in gains), None)
     if cause is None:
         return Taken(**about, why_not=f"the replay found {', '.join(gains) or 'nothing'}")
-    measure, promised = gains[cause]["symptom"], gains[cause]["gain"]
-    asked_ns = result.begin_ns + int((result.off_s or 0.0) * 1e9)
+    measure, promised, log = gains[cause].symptom, gains[cause].gain, read_clients(folder)
     came = _due(result, log, result.on_s or 0.0, result.off_s or 0.0)
     before = measured([one for one in came if one.end_ns is not None and one.end_ns <= asked_ns])
     after = measured(_due(result, log, (result.off_s or 0.0) + DRAINED_S, result.phases.end_s))
@@ -105,7 +126,7 @@ def compare(result: EpisodeResult, log: Sequence[Sent]) -> Taken:
         return Taken(**about, why_not="too few requests to compare")
     return Taken(
         **about,
-        cause=cause,
+        cause=cause.value,
         measure=measure,
         promised=round(promised, 4),
         kept=round(1 - after[measure] / before[measure], 4),
@@ -119,18 +140,20 @@ def _due(result: EpisodeResult, log: Sequence[Sent], begin_s: float, end_s: floa
     return [one for one in log if one.due_ns in span and not one.is_culprit]
 
 
-def take(symptom: str, seed: int, work: Path) -> Taken:
-    """One episode with a long recovery, which begins with the action."""
+def take(symptom: str, seed: int, work: Path, *, again: bool) -> Taken:
+    """One episode with a long recovery, which begins with the action; with `again` the one that
+    was run last. Raises OSError where there is none."""
     mechanism = mechanisms_of(symptom)[0]
     spec = EpisodeSpec(
         symptom=symptom, mechanism=mechanism.name, seed=seed, phases=PHASES, out=work
     )
-    result = run_episode(spec, say)
-    if result.discarded:
-        return Taken(
-            symptom=symptom, mechanism=mechanism.name, seed=seed, why_not=result.discarded[0]
-        )
-    return compare(result, read_clients(work / result.name))
+    name = f"{symptom}-{mechanism.name}-{seed}"
+    if again:
+        kept = (work / LABELS / f"{name}.result.json").read_bytes()
+        result = msgspec.json.decode(kept, type=EpisodeResult)
+    else:
+        result = run_episode(spec, say)
+    return compare(result, work / name)
 
 
 def others_in(path: Path, redone: Sequence[tuple[str, int]]) -> list[Taken]:
@@ -157,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--each", type=int, default=1, help="episodes of each class")
     parser.add_argument("--classes", default=",".join(CLASSES), help="separated by commas")
+    parser.add_argument("--again", action="store_true", help="ask what was recorded, run nothing")
     parser.add_argument("--work", type=Path, default=work_folder(DEV))
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -167,7 +191,7 @@ def main() -> int:
     found = others_in(args.out, todo)
     for symptom, seed in todo:
         print(f"{symptom}, seed {seed}", flush=True)
-        one = take(symptom, seed, args.work)
+        one = take(symptom, seed, args.work, again=args.again)
         found.append(one)
         say(one.why_not or f"{one.cause}: {one.promised} of {one.measure}, kept {one.kept}")
     data = msgspec.json.format(msgspec.json.encode(summary(found)), indent=1)
