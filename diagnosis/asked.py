@@ -26,7 +26,7 @@ _LASTING_S = 10.0
 _LEAST_DEMAND_S = 1.5
 _GROWN_DEMAND = 1.15
 _GROWN_LENGTH = 1.3
-_LEAST_GROWN = 3
+_LEAST_GROWN = 3  # of one that is far from the mean, no standard deviation is true
 _GROWN_CHOICES = 1.2
 _MISSED_SHARE = 0.1
 # one tenant has most of what demand grew by, more than others in proportion, who pay for it

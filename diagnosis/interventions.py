@@ -30,7 +30,7 @@ from service.sim.recorded import RecordedRun, RecordedSequence
 from service.sim.replay_modelled import Change
 from telemetry.engine_records import SequenceEnded
 from telemetry.reasons import EndReason
-from telemetry.records import RequestEnded, SequenceSubmitted
+from telemetry.records import RequestEnded
 
 # a difference smaller than this is none
 _DEMAND_FLOOR = 1.15
@@ -288,16 +288,11 @@ def _fewer_choices(question: Question) -> dict[int, int]:
 
 def _choices(run: RecordedRun, span: Span) -> dict[str, list[int]]:
     """Sequences by request, those of one that is not known apart."""
-    owners = _owners(run)
+    owners = run.owners
     found: dict[str, list[int]] = {}
     for one in arrivals(run, span):
         found.setdefault(owners.get(one.seq_id, f"sequence {one.seq_id}"), []).append(one.seq_id)
     return found
-
-
-def _owners(run: RecordedRun) -> dict[int, str]:
-    """Requests by sequence."""
-    return {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
 
 
 def _prefix(question: Question) -> Edit | None:
@@ -311,7 +306,7 @@ def _prefix(question: Question) -> Edit | None:
 def _zombies(question: Question) -> Edit | None:
     """Who hung up is gone at once."""
     run = question.run
-    owners = _owners(run)
+    owners = run.owners
     gone_ns = {
         fact.request_id: fact.detected_ns if fact.detected_ns is not None else fact.at_ns
         for fact in run.others

@@ -121,8 +121,8 @@ def test_one_request_with_more_choices_is_no_habit() -> None:
     one, three = came({"red": 3}), came({"red": 12})
     one.choices_asked, three.choices_asked = [1, 1, 2], [1] * 3 + [2] * 9
 
-    assert asked(window(one, one), rare).choices == 0
-    assert asked(window(three, three), rare).choices > 8
+    assert asked(window(one, one, 12.0), rare).choices == 0
+    assert asked(window(three, three, 12.0), rare).choices > 8
 
 
 def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:

@@ -36,7 +36,7 @@ from service.sim.world import World
 from telemetry.clock import MonotonicClock
 from telemetry.journal import write_journal
 from telemetry.reasons import EndReason
-from telemetry.records import Fact, RequestEnded, SequenceSubmitted, fact_ns
+from telemetry.records import Fact, RequestEnded, fact_ns
 
 SECOND = 1_000_000_000
 REFERENCE = Span(1 * SECOND, 11 * SECOND)
@@ -205,10 +205,9 @@ def test_more_choices_than_before_end_with_their_first_token() -> None:
     (run,) = read_runs(one.facts)
     before = Span(one.onset_ns - 18 * SECOND, one.onset_ns)
     question = Question(run, fit_turns([run]), before, Span(one.onset_ns, one.end_ns))
-    owners = {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
-    choices = Counter(owners.values())
+    choices = Counter(run.owners.values())
     edit = interventions(question)[Cause.SAMPLES]
-    cut = Counter(owners[seq_id] for seq_id in edit.outputs)
+    cut = Counter(run.owners[seq_id] for seq_id in edit.outputs)
 
     assert set(edit.outputs.values()) == {1}
     assert len(cut) >= 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from statistics import mean
 
 import pytest
@@ -78,6 +79,31 @@ def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: TurnCos
     assert close(found.step_ns(load), cost.step_ns(load), 0.02)
     stalls = sum(one.ratio > 5 for one in found.disturbances)
     assert stalls == pytest.approx(len(found.disturbances) / 20, abs=2)
+
+
+def longer_where(busy: list[Fact], slow: Callable[[int], bool]) -> list[Fact]:
+    """Steps of such numbers took 1.6 times as long."""
+    found: list[Fact] = []
+    for fact in busy:
+        if isinstance(fact, StepRecorded) and slow(fact.step_id):
+            more_ns = int(0.6 * (fact.committed_ns - fact.begin_ns))
+            fact = replace(fact, begin_ns=fact.begin_ns - more_ns)
+        found.append(fact)
+    return found
+
+
+def test_what_is_far_from_the_fit_is_told_by_how_far_turns_usually_are(
+    busy: list[Fact], run: RecordedRun, cost: TurnCost
+) -> None:
+    """On a quiet machine a turn in ten that is slow by half teaches nothing; where every third is,
+    from some time on, that is how this machine is."""
+    load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
+    usual_ns, last = cost.step_ns(load), max(run.steps)
+    now_and_then = fit_turns([run_of(longer_where(busy, lambda n: n % 10 == 7))])
+    for_long = fit_turns([run_of(longer_where(busy, lambda n: n > 0.6 * last))])
+
+    assert close(now_and_then.step_ns(load), usual_ns, 0.01)
+    assert 1.08 * usual_ns < for_long.step_ns(load) < 1.5 * usual_ns
 
 
 def test_a_step_of_another_shape_costs_more_in_the_fit_and_in_the_replay(busy: list[Fact]) -> None:

@@ -146,6 +146,11 @@ class RecordedRun:
     def depth(self) -> int:
         return self.started.pipeline_depth
 
+    @property
+    def owners(self) -> dict[int, str]:
+        """Requests by sequence, of those that the gateway told of."""
+        return {f.seq_id: f.request_id for f in self.others if isinstance(f, SequenceSubmitted)}
+
     def is_beyond(self, fact: Fact) -> bool:
         """It is of the planning of a step of which there is no record any more."""
         return isinstance(fact, SequenceAdmitted) and fact.step_id > self.last_step_id

@@ -44,7 +44,7 @@ class _Life:
 def retimed(run: RecordedRun, facts: list[Fact], without: frozenset[int]) -> list[Fact]:
     """`facts` of the engine with the gateway's beside them, in the order of time. Requests with
     a sequence in `without` never came."""
-    owners = {f.seq_id: f.request_id for f in run.others if isinstance(f, SequenceSubmitted)}
+    owners = run.owners
     gone = {owners[seq_id] for seq_id in without if seq_id in owners}
     were, are = _lives(run.facts), _lives(facts)
     of_request: dict[str, list[int]] = {}

@@ -2,15 +2,15 @@
 
     T = base + prompt tokens + pairs + decode rows, in pieces + context + P * D + samples + reshape
 
-A *pair* is a prompt token and one that it attends to. The cost of decode rows has a kink
-wherever another row began to matter in what was seen (1, 2, 4, 8, ... rows), because small
-batches are read-bound and large ones are not. A step *reshapes* when it has another number of
-tokens than the one before it: runtimes that infer shapes as they go prepare all layers anew, which
-may take as long as several rows. Fitted is the span from one turn's begin to the commit of its
-step, apart from the span from there to the next turn's begin, by least squares of the relative
-error; then the coefficients are scaled so that the mean error is none, which matters more to a
-replay than any single step: a queue adds biases up. What masks took is left out of the fit but not
-of the mean: it depends on whose rows they are and on nothing that a load says.
+A *pair* is a prompt token and one that it attends to. The cost of decode rows has a kink wherever
+another row began to matter in what was seen (1, 2, 4, 8, ... rows), because small batches are
+read-bound and large ones are not. A step *reshapes* when it has another number of tokens than the
+one before it: runtimes that infer shapes as they go prepare all layers anew. Fitted is the span
+from one turn's begin to the commit of its step, apart from the span from there to the next turn's
+begin, by least squares of the relative error; then the coefficients are scaled so that the mean
+error is none, which matters more to a replay than any single step: a queue adds biases up. What
+masks took is left out of the fit but not of the mean: it depends on whose rows they are and on
+nothing that a load says.
 
 What the fit leaves, the ratio of each turn to what was foretold and the gap behind it, is kept
 in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
