@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import comb
 
 from diagnosis.charges import Charges
 from diagnosis.counts import Counts
@@ -19,15 +20,17 @@ from diagnosis.window import Window
 S = Symptom
 
 # whatever makes requests late by chance is looked at in many ways before it is old; what has gone
-# on for long, in few
+# on for long, in few, and so what something is found in already. Between these ages it is so many
+# standard deviations less by and by: at a step down, all that chance has sent would be believed
 _SIGMAS, _YOUNG_SIGMAS = 3.0, 4.5
 _DEMAND_SIGMAS, _YOUNG_DEMAND_SIGMAS = 3.5, 5.0
-_LASTING_S = 10.0
+_YOUNG_S, _OLD_S = 10.0, 20.0
 _LEAST_DEMAND_S = 1.5
 _GROWN_DEMAND = 1.15
 _GROWN_LENGTH = 1.3
 _LEAST_GROWN = 3  # of one that is far from the mean, no standard deviation is true
 _GROWN_CHOICES = 1.2
+_SELDOM, _MANY = 1e-4, 200
 _MISSED_SHARE = 0.1
 # one tenant has most of what demand grew by, more than others in proportion, who pay for it
 _ONE_TENANT = 0.6
@@ -52,15 +55,14 @@ class Asked:
 
 def asked(window: Window, reference: Reference) -> Asked:
     """Compare the window's requests with the reference's."""
-    counts, sigmas = window.counts, _sigmas(window)
+    counts, sigmas = window.counts, _sigmas(window, _YOUNG_SIGMAS, _SIGMAS)
     facts: dict[str, float] = {}
     tenant = _one_tenant(window, reference, facts)
     lasting = tenant is None
     more = _surplus(window, reference, _requests, reference.requests_per_s, lasting=lasting)
     choices = 0.0
     asked_for = counts.choices_asked
-    several = sum(number > reference.choices for number in asked_for) >= _LEAST_GROWN
-    if several and _are_more(
+    if _are_several(asked_for, reference) and _are_more(
         asked_for, reference.choices, reference.choices_spread, _GROWN_CHOICES, sigmas
     ):
         choices = (counts.choices - reference.choices) * counts.requests
@@ -92,11 +94,12 @@ def _prompt_tokens(
 ) -> Charges:
     """Longer prompts are charged to interference; whose they are pays himself, too."""
     steps, counts = window.steps, window.counts
+    sigmas = _sigmas(window, _YOUNG_SIGMAS, _SIGMAS)
     fresh = 1 - reference.hit_share
-    longer = fresh * _longer_prompts(counts, reference, _sigmas(window))
+    longer = fresh * _longer_prompts(counts, reference, sigmas)
     parts = {
         S.KV_THRASH: float(steps.recompute_tokens.sum()),
-        S.PREFIX_CACHE_COLD: _missed(counts, reference, _sigmas(window)),
+        S.PREFIX_CACHE_COLD: _missed(counts, reference, sigmas),
         S.PREFILL_INTERFERENCE: longer,
         demand: more * reference.prompt_tokens * fresh,
     }
@@ -112,9 +115,12 @@ def _prompt_tokens(
     return Charges({symptom: tokens for symptom, tokens in parts.items() if tokens > 0})
 
 
-def _sigmas(window: Window) -> float:
+def _sigmas(window: Window, young: float, old: float) -> float:
     """How far from the usual is no chance."""
-    return _YOUNG_SIGMAS if window.seconds < _LASTING_S else _SIGMAS
+    if window.is_told:
+        return old
+    grown = (window.seconds - _YOUNG_S) / (_OLD_S - _YOUNG_S)
+    return young + min(1.0, max(0.0, grown)) * (old - young)
 
 
 def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> float:
@@ -148,20 +154,38 @@ def _surplus(
 ) -> float:
     """How many more came than usual. None where chance may have sent them, or, if it has to be
     `lasting`, where they have come already: a burst that drains is what queues are for."""
-    if window.seconds < _LEAST_DEMAND_S:
+    # where nothing was usual, nothing tells a burst from what has come to stay
+    if window.seconds < (_LEAST_DEMAND_S if reference.seconds else _YOUNG_S):
         return 0.0
     total, later = came(window.counts), came(window.later)
     expected = per_s * window.seconds
-    sigmas = _YOUNG_DEMAND_SIGMAS if window.seconds < _LASTING_S else _DEMAND_SIGMAS
-    goes_on = _is_more(later, expected / 2, reference.dispersion, sigmas / 2)
+    sigmas = _sigmas(window, _YOUNG_DEMAND_SIGMAS, _DEMAND_SIGMAS)
+    # what is usual was counted by chance, too, and less surely the shorter it was looked at
+    doubt = 1 + window.seconds / reference.seconds if reference.seconds else 1.0
+    dispersion = doubt * reference.dispersion
+    goes_on = _is_more(later, expected / 2, dispersion, sigmas / 2)
     goes_on = goes_on or not lasting
-    sure = goes_on and _is_more(total, expected, reference.dispersion, sigmas)
+    sure = goes_on and _is_more(total, expected, dispersion, sigmas)
     return total - expected if sure else 0.0
 
 
 def _is_more(count: float, expected: float, dispersion: float, sigmas: float) -> bool:
     by_chance = sigmas * (dispersion * max(1.0, expected)) ** 0.5
     return count > _GROWN_DEMAND * expected and count - expected > by_chance
+
+
+def _are_several(asked_for: list[int], reference: Reference) -> bool:
+    """Whether so many of them want more choices than usual that chance hardly sends them: where
+    few ever do, two more are far from the mean. Of many requests the mean tells."""
+    several, total = sum(number > reference.choices for number in asked_for), len(asked_for)
+    if total > _MANY or several < _LEAST_GROWN:
+        return several >= _LEAST_GROWN
+    share = reference.several_share
+    chance = sum(
+        comb(total, count) * share**count * (1 - share) ** (total - count)
+        for count in range(several, total + 1)
+    )
+    return chance < _SELDOM
 
 
 def _are_more(values: list[int], usual: float, spread: float, times: float, sigmas: float) -> bool:

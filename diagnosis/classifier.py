@@ -16,6 +16,7 @@ from diagnosis.blame import Blame, blame
 from diagnosis.checks import CHECKS, is_whole
 from diagnosis.counts import BUCKET_NS, Counts
 from diagnosis.excess import (
+    Exact,
     Half,
     Watch,
     dispersion_of,
@@ -26,6 +27,8 @@ from diagnosis.excess import (
     slowed,
     slowed_spread,
     spread_of,
+    stopped,
+    stopped_of,
 )
 from diagnosis.history import FindingLog
 from diagnosis.reference import Reference, price, promised
@@ -54,7 +57,7 @@ _WINDOW_NS = 30_000_000_000
 _SPELL_NS = 8_000_000_000
 _UNEXPLAINED_NS = 5_000_000_000
 # of the harm, by one cause: then it is clear what a hunch is about
-_CLEAR_SHARE = 0.75
+_CLEAR_SHARE = 0.65
 _CHECKED_NS = 10_000_000_000
 
 
@@ -136,9 +139,12 @@ class Diagnoser:
         held = held_up(half, reference)
         self._held_up = sum(held)
         steps = self._tally.steps(begin_ns, end_ns)
-        slow = slowed(steps, reference)
-        prompts = prompted(steps, counts.first_tokens, reference)
-        self._watch.take(begin_ns, held, slow, prompts, counts.first_logs, reference)
+        exact = Exact(
+            slow=slowed(steps, reference),
+            prompts=prompted(steps, counts.first_tokens, reference),
+            stopped=stopped(half, reference),
+        )
+        self._watch.take(begin_ns, held, exact, counts.first_logs, reference)
         is_over = was_ill_ns is not None and self._watch.onset_ns is None
         if is_over and end_ns - (was_ill_ns or 0) > _SPELL_NS:
             self._quiet_from_ns = end_ns
@@ -180,11 +186,14 @@ class Diagnoser:
         found = price((end_ns - begin_ns) / 1e9, counts, steps, started)
         timed = [one for one in self._halves if begin_ns <= one[0] < end_ns]
         halves = [half for _, half in timed]
+        halted, halted_spread = stopped_of(halves)
         return msgspec.structs.replace(
             found,
             spread=spread_of(halves, found),
             slow_spread=slowed_spread(steps, found.cost),
             own_prompt_spread=prompted_spread(steps, timed, found),
+            stopped=halted,
+            stopped_spread=halted_spread,
             dispersion=dispersion_of(halves),
         )
 
@@ -243,6 +252,7 @@ class Diagnoser:
             later=self._tally.counts((begin_ns + end_ns) // 2, end_ns),
             steps=self._tally.steps(begin_ns, end_ns),
             started=self._tally.started,
+            is_told=bool(self._standing),
         )
         charged = blame(window, self._reference or _alike(window))
         sufferers = self._tally.requests.lived(begin_ns, end_ns)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import pstdev, pvariance
+from math import inf
+from statistics import fmean, pstdev, pvariance
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from diagnosis.counts import BUCKET_NS, Counts, Stage
 from diagnosis.reference import Cost, Reference, own_prompts_ns
 from diagnosis.steps import Steps
+from telemetry.reasons import WaitReason
 
 # drift and threshold of each sum, in standard deviations of half a second
 _DRIFT = 0.75
@@ -26,6 +28,7 @@ _THRESHOLD = 8.0
 # machines are slow in spells of a few seconds, by themselves: that takes longer to believe
 _SLOW_THRESHOLD = 14.0
 _PROMPT_THRESHOLD = 10.0
+_STOPPED_THRESHOLD = 10.0
 _MOST_EXACT = 6.0
 # how a server varies is not known after a short look: allowed is as much again after the shortest
 _SURE_SECONDS, _SHORT_SECONDS = 20.0, 12.0
@@ -33,6 +36,8 @@ _SURE_SECONDS, _SHORT_SECONDS = 20.0, 12.0
 # seen for a few seconds may have varied less
 _ROOT_SHARE = 0.35
 _LEAST_SPREAD = 0.03
+# one reader who rests for a moment is nothing
+_LEAST_STOPPED_SPREAD = 0.25
 # a machine's speed varies by so much of what runs
 _SLOW_SHARE = 0.1
 # the same for each first token, by how many times later it is; those of a burst are late together
@@ -44,21 +49,43 @@ _MOST_LATE = 6.0
 _LOW = 0.1
 _CALM, _EASED = 6, 2
 _TENANTS = 64
-# so far on the way to a threshold, what has begun may be told if it is clear what it is
-_HUNCH = 0.6
+# so far on the way to a threshold, what has begun may be told if it is clear what it is; a little
+# less is enough to go on with it, since between two requests all is quiet
+_HUNCH, _STILL_HUNCH = 0.6, 0.4
+
+
+# threshold and the most that half a second adds, of each stage, their total, and what is `Exact`
+_LIMITS = (
+    *[(_THRESHOLD, inf)] * (len(Stage) + 1),
+    (_SLOW_THRESHOLD, _MOST_EXACT),
+    (_PROMPT_THRESHOLD, _MOST_EXACT),
+    (_STOPPED_THRESHOLD, _MOST_EXACT),
+)
 
 
 class Half(NamedTuple):
-    """Of half a second, or of any time: requests' time by stage, and what was done in each."""
+    """Of half a second, or of any time: requests' time by stage, what was done in each, and for
+    how long sequences were stopped that had been running."""
 
     live_ns: tuple[float, ...]
     done: tuple[float, ...]
+    stopped_ns: float = 0.0
+
+
+class Exact(NamedTuple):
+    """How many requests on average over half a second are held up by what is known without the
+    noise of their stage: by slow steps, by longer prompts, and by being stopped."""
+
+    slow: float = 0.0
+    prompts: float = 0.0
+    stopped: float = 0.0
 
 
 def half_of(counts: Counts) -> Half:
     return Half(
         tuple(float(counts.live_ns[stage]) for stage in Stage),
         (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered),
+        float(counts.skipped_ns[WaitReason.CLIENT_PAUSE] + counts.waited_ns[WaitReason.PREEMPTED]),
     )
 
 
@@ -97,6 +124,18 @@ def prompted_spread(
         for begin_ns, half in halves
     ]
     return pstdev(found) / BUCKET_NS if found else 0.0
+
+
+def stopped(half: Half, reference: Reference) -> float:
+    """How many more sequences than usual on average over half a second had been running and are
+    stopped: their clients do not read, or their blocks were taken."""
+    return half.stopped_ns / BUCKET_NS - reference.stopped
+
+
+def stopped_of(halves: Sequence[Half]) -> tuple[float, float]:
+    """How many are stopped when all is well, and the standard deviation."""
+    found = [half.stopped_ns / BUCKET_NS for half in halves]
+    return (fmean(found), pstdev(found)) if found else (0.0, 0.0)
 
 
 def _by_half(steps: Steps, spent_ns: np.ndarray) -> defaultdict[int, float]:
@@ -144,18 +183,25 @@ class _Sum:
     def __init__(self) -> None:
         self.value = 0.0
         self.since_ns = 0
+        self.is_hunch = False
 
     def take(self, bucket_ns: int, excess: float, most: float) -> None:
         if self.value == 0.0:
             self.since_ns = bucket_ns
         self.value = min(most, max(0.0, self.value + excess))
 
+    def level(self, threshold: float) -> float:
+        """How far it is on the way there."""
+        found = self.value / threshold
+        self.is_hunch = found > (_STILL_HUNCH if self.is_hunch else _HUNCH)
+        return found
+
 
 class Watch:
     """Turns half seconds of harm into an alarm with an onset, and takes it back.
 
     Each stage is watched for itself, since a few late first tokens are nothing beside the usual
-    ups and downs of decodes; so is their total, and what slow steps and long prompts make of it.
+    ups and downs of decodes; so is their total, and the parts of it that are known exactly.
     Where few requests come, none of these sees that each of them is late, so each tenant's first
     tokens are watched one by one, too.
     """
@@ -166,7 +212,7 @@ class Watch:
 
     def _begin(self) -> None:
         self.hunch_ns: int | None = None
-        self._sums = [_Sum() for _ in range(len(Stage) + 3)]
+        self._sums = [_Sum() for _ in range(len(Stage) + 1 + len(Exact._fields))]
         self._firsts: dict[str, _Sum] = {}
         self._calm = 0
         self._level = 0.0
@@ -194,25 +240,19 @@ class Watch:
         self,
         bucket_ns: int,
         requests: tuple[float, ...],
-        slow: float,
-        prompts: float,
+        exact: Exact,
         first_logs: Sequence[tuple[str, float]],
         reference: Reference,
     ) -> None:
-        """Half a second that began at `bucket_ns` had so many requests held up, by stage, by
-        slow steps and by long prompts, and such times to first token."""
-        *spreads, slow_spread, prompt_spread = spreads_of(reference)
-        *sums, slow_sum, prompt_sum = self._sums
+        """Half a second that began at `bucket_ns` had so many requests held up, by stage and by
+        what is known exactly, and such times to first token."""
+        held_up = (*requests, sum(requests), *exact)
         calm = True
-        for held, spread, one in zip((*requests, sum(requests)), spreads, sums, strict=True):
-            one.take(bucket_ns, held / spread - _DRIFT, 2 * _THRESHOLD)
-            calm = calm and held < _DRIFT * spread
-        for much, spread, one, threshold in (
-            (slow, slow_spread, slow_sum, _SLOW_THRESHOLD),
-            (prompts, prompt_spread, prompt_sum, _PROMPT_THRESHOLD),
+        for held, spread, one, (threshold, most) in zip(
+            held_up, spreads_of(reference), self._sums, _LIMITS, strict=True
         ):
-            one.take(bucket_ns, min(_MOST_EXACT, much / spread) - _DRIFT, 2 * threshold)
-            calm = calm and much < _DRIFT * spread
+            one.take(bucket_ns, min(most, held / spread) - _DRIFT, 2 * threshold)
+            calm = calm and held < _DRIFT * spread
         spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
         for tenant, late in first_logs:
             z = (late - reference.first_log) / spread
@@ -222,14 +262,12 @@ class Watch:
 
     def _weigh(self, calm: bool) -> None:
         """How near each sum is to its threshold."""
-        limits = (*[_THRESHOLD] * (len(Stage) + 1), _SLOW_THRESHOLD, _PROMPT_THRESHOLD)
-        sums = [*zip(self._sums, limits, strict=True)]
+        sums = [(one, limit) for one, (limit, _) in zip(self._sums, _LIMITS, strict=True)]
         sums += [(one, _FIRST_THRESHOLD) for one in self._firsts.values()]
-        levels = [(one.value / limit, one.since_ns) for one, limit in sums]
+        levels = [(one.level(limit), one) for one, limit in sums]
         self._level = max(level for level, _ in levels)
-        hunches = [since_ns for level, since_ns in levels if level > _HUNCH]
-        self.hunch_ns = min(hunches, default=None)
-        self._alarm([since_ns for level, since_ns in levels if level > 1], calm)
+        self.hunch_ns = min((one.since_ns for _, one in levels if one.is_hunch), default=None)
+        self._alarm([one.since_ns for level, one in levels if level > 1], calm)
 
     def believe(self) -> None:
         """The hunch is an alarm from now on."""
@@ -249,8 +287,8 @@ class Watch:
 
 
 def spreads_of(reference: Reference) -> tuple[float, ...]:
-    """Of each stage, of the total, of slow steps and of long prompts, never as small as a short
-    look may find them."""
+    """Of each stage, of the total and of what is `Exact`, never as small as a short look may find
+    them."""
     live = (*reference.live, sum(reference.live))
     spread = (*reference.spread, sum(one**2 for one in reference.spread) ** 0.5)
     found = [
@@ -259,6 +297,7 @@ def spreads_of(reference: Reference) -> tuple[float, ...]:
     ]
     slow = max(_LEAST_SPREAD, reference.slow_spread, _SLOW_SHARE * reference.running)
     prompts = max(_LEAST_SPREAD, reference.own_prompt_spread)
+    halted = max(_LEAST_STOPPED_SPREAD, reference.stopped_spread)
     unsure = (_SURE_SECONDS - reference.seconds) / (_SURE_SECONDS - _SHORT_SECONDS)
     doubt = 1 + min(1.0, max(0.0, unsure)) if reference.seconds else 1.0
-    return tuple(doubt * one for one in (*found, slow, prompts))
+    return tuple(doubt * one for one in (*found, slow, prompts, halted))

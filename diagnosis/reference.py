@@ -94,15 +94,17 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     `live` is how many are in each stage, `spread` the standard deviation, over half seconds, of
     how many are there beyond what these prices explain, and `slow_spread` that of how many are
     held up by slow steps. `own_prompt_ns` is what requests spend on their own prompts in steps,
-    per first token, and `own_prompt_spread` the standard deviation of how many do so. `first_log`
-    is the mean logarithm of a time to first token in ns. `budget_tokens` is of a step, on average,
-    `ingest_work_ns` what a request takes to be parsed and tokenised. Spreads are standard
-    deviations. `hit_share` is of known prompt tokens, `hit_requests_share` of admissions that
-    found any. `longest_prompt` and `longest_output` are 99th percentiles in tokens. `parts_ns` are
-    requests' time by part of a step, per token of decodes. `dispersion` is how many times more the
-    number of arrivals varies than if they came independently of each other. `chunks` are rows of
-    prompts per admission. Engine shares are of the time in which its loop had work: ready but
-    without a CPU, and neither running nor ready.
+    per first token, and `own_prompt_spread` the standard deviation of how many do so. `stopped` is
+    how many sequences had been running and are stopped. `first_log` is the mean logarithm of a
+    time to first token in ns. `budget_tokens` is of a step, on average, `ingest_work_ns` what a
+    request takes to be parsed and tokenised. Spreads are standard deviations. `hit_share` is of
+    known prompt tokens, `hit_requests_share` of admissions that found any, `several_share` of
+    requests that wanted more choices than the mean. `longest_prompt` and `longest_output` are
+    99th percentiles in tokens. `parts_ns` are requests' time by part of a step, per token of
+    decodes. `dispersion` is how many times more the number of arrivals varies than if they came
+    independently of each other. `chunks` are rows of prompts per admission. Engine shares are
+    of the time in which its loop had work: ready but without a CPU, and neither running nor
+    ready.
     """
 
     seconds: float
@@ -138,6 +140,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     own_prompt_ns: float = 0.0
     own_prompt_spread: float = 0.0
     choices_spread: float = 0.0
+    several_share: float = 0.0
+    stopped: float = 0.0
+    stopped_spread: float = 0.0
 
 
 def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -199,6 +204,7 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         },
         choices=counts.choices,
         choices_spread=_spread(counts.choices_asked),
+        several_share=_several_share(counts),
         prompt_tokens=counts.prompt_tokens,
         prompt_spread=_spread(counts.prompt_lengths),
         output_tokens=counts.output_tokens,
@@ -260,6 +266,13 @@ def quantile(values: list[int], share: float) -> int:
 
 def _spread(values: Sequence[float]) -> float:
     return pstdev(values) if values else 0.0
+
+
+def _several_share(counts: Counts) -> float:
+    """By Laplace's rule of succession: what was not seen in so many may still be."""
+    asked_for = counts.choices_asked
+    several = sum(number > counts.choices for number in asked_for)
+    return (several + 1) / (len(asked_for) + 2)
 
 
 def save_baseline(reference: Reference, path: Path) -> None:

@@ -11,10 +11,12 @@ from telemetry.engine_records import EngineStarted
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`seconds` of it, its counts, those of its later half, its steps, and the engine's limits."""
+    """`seconds` of it, its counts, those of its later half, its steps, and the engine's limits.
+    `is_told` once something has been found in it, which is then no work of chance."""
 
     seconds: float
     counts: Counts
     later: Counts
     steps: Steps
     started: EngineStarted | None
+    is_told: bool = False

@@ -45,9 +45,11 @@ def came(requests: dict[str, int], prompts: list[int] | None = None, waits: str 
     return counts
 
 
-def window(counts: Counts, later: Counts, seconds: float = SECONDS) -> Window:
+def window(
+    counts: Counts, later: Counts, seconds: float = SECONDS, is_told: bool = False
+) -> Window:
     steps = Steps(np.zeros((0, len(StepRow._fields))))
-    return Window(seconds=seconds, counts=counts, later=later, steps=steps, started=None)
+    return Window(seconds, counts, later, steps, started=None, is_told=is_told)
 
 
 def test_more_requests_are_demand_only_while_they_go_on() -> None:
@@ -57,6 +59,48 @@ def test_more_requests_are_demand_only_while_they_go_on() -> None:
 
     assert asked(window(many, lasting), usual()).more_requests == 190 - 80
     assert asked(window(many, over), usual()).more_requests == 0
+
+
+def test_what_was_usual_is_less_certain_after_a_short_look() -> None:
+    """Forty seconds of ten a second may have been nine or eleven, ten seconds eight or twelve."""
+    many, half = came({"red": 60, "green": 40, "blue": 40}), came({"red": 30, "green": 40})
+    surely, perhaps = usual(), msgspec.structs.replace(usual(), seconds=10.0)
+
+    assert asked(window(many, half), surely).more_requests == 140 - 80
+    assert asked(window(many, half), perhaps).more_requests == 0
+
+
+def test_without_a_usual_a_burst_is_no_demand_until_it_lasts() -> None:
+    some = came({"red": 30, "green": 30})
+
+    assert asked(window(some, came({"red": 30})), promised()).more_requests == 0
+    assert asked(window(some, came({"red": 30}), 10.0), promised()).more_requests == 60
+
+
+def test_what_is_no_demand_at_nine_seconds_is_none_at_eleven() -> None:
+    """The certainty that is asked for falls by and by: a step down would ring for what has been
+    there all the time."""
+    grown = {seconds: int(10 * seconds + 4.6 * (12 * seconds) ** 0.5) for seconds in (9, 11, 20)}
+    found = {
+        seconds: asked(
+            window(came({"red": count}), came({"red": count // 2 + 5}), float(seconds)),
+            usual(tenants={"red": 10.0}),
+        ).more_requests
+        for seconds, count in grown.items()
+    }
+
+    assert found[9] == found[11] == 0
+    assert found[20] == grown[20] - 200
+
+
+def test_beside_a_fault_that_is_told_a_second_needs_to_be_less_sure() -> None:
+    """Chance has been ruled out for the alarm already."""
+    count = int(80 + 4.6 * 96**0.5)
+    some, later = came({"red": count}), came({"red": count // 2 + 5})
+    reference = usual(tenants={"red": 10.0})
+
+    assert asked(window(some, later), reference).more_requests == 0
+    assert asked(window(some, later, is_told=True), reference).more_requests == count - 80
 
 
 def test_a_burst_of_one_tenant_that_others_wait_for_is_his() -> None:
@@ -106,9 +150,10 @@ def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> Non
     counts.hit_requests, counts.hit_tokens = 6, 500
     reference = usual(hit_requests_share=0.3, hit_share=0.25)
     young = asked(window(counts, counts, 4.0), reference)
-    lasting = asked(window(counts, counts, 12.0), reference)
+    aging = asked(window(counts, counts, 11.0), reference)
+    lasting = asked(window(counts, counts, 20.0), reference)
 
-    assert young.output_tokens == 0
+    assert young.output_tokens == aging.output_tokens == 0
     assert not young.prompt_tokens
     assert lasting.output_tokens == 9 * 12
     assert lasting.prompt_tokens[S.PREFILL_INTERFERENCE] > 0
@@ -123,6 +168,25 @@ def test_one_request_with_more_choices_is_no_habit() -> None:
 
     assert asked(window(one, one, 12.0), rare).choices == 0
     assert asked(window(three, three, 12.0), rare).choices > 8
+
+
+def test_three_in_twelve_who_want_more_choices_may_be_chance() -> None:
+    """Where one in fifty does; three of four are not."""
+    rare = usual(choices=1.02, choices_spread=0.14, several_share=0.02)
+    some, most = came({"red": 12}), came({"red": 4})
+    some.choices_asked, most.choices_asked = [1] * 9 + [2] * 3, [1, 2, 2, 2]
+
+    assert asked(window(some, some, 4.0), rare).choices == 0
+    assert asked(window(most, most, 4.0), rare).choices > 2
+
+
+def test_of_thousands_of_requests_the_mean_tells_who_wants_more_choices() -> None:
+    """The chance of so many is no number any more."""
+    rare = usual(choices=1.02, choices_spread=0.14, several_share=0.02)
+    crowd = came({"red": 4000})
+    crowd.choices_asked = [1, 3] * 2000
+
+    assert asked(window(crowd, crowd, 4.0), rare).choices == pytest.approx(0.98 * 4000)
 
 
 def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:
