@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from server import eventually
 
-from benchmarks.diagnosis.episodes import series
+from benchmarks.diagnosis.episodes import CLEAN, RESULTS, Kept, capacity_of_twin, series
 from diagnosis.symptoms import Symptom
 from service.cli.main import main
 from service.config import ConfigError
@@ -114,6 +114,18 @@ def test_every_class_has_its_turn_before_any_has_a_second() -> None:
     assert [one.mechanism.symptom for one in dev[:count]] == symptoms()
     assert len({one.name for one in dev}) == 3 * count
     assert not {one.seed for one in dev} & {one.seed for one in test}
+
+
+def test_a_clean_twin_gets_the_requests_of_its_episode() -> None:
+    """Its traffic goes by the capacity that was measured for the episode, not by today's."""
+    clean, faulty = next(series(CLEAN, 1)), next(series(TEST, 1))
+    kept = msgspec.json.decode((RESULTS / f"{faulty.name}.json").read_bytes(), type=Kept)
+
+    assert kept.episode.capacity is not None
+    assert capacity_of_twin(clean, RESULTS) == kept.episode.capacity
+    assert capacity_of_twin(faulty, RESULTS) is None
+    with pytest.raises(ConfigError, match="--split test"):
+        capacity_of_twin(clean, RESULTS / "nowhere")
 
 
 def test_unknown_names_are_answered_with_those_that_are_known(

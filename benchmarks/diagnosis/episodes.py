@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ from service.drill.mechanism import DEV, TEST, Mechanism
 from service.drill.registry import find, mechanisms_of, of_split
 from service.drill.result import EpisodeResult
 from service.drill.servers import DidNotStart
-from service.drill.spec import EpisodeSpec, Phases
+from service.drill.spec import Capacity, EpisodeSpec, Phases
 from service.drill.watch import Turn
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "episodes"
@@ -115,7 +115,18 @@ def is_done(path: Path, again: bool) -> bool:
     return not again or not msgspec.json.decode(path.read_bytes(), type=Kept).episode.discarded
 
 
-def run_one(planned: Planned, split: str, work: Path) -> Kept:
+def capacity_of_twin(planned: Planned, results: Path) -> Capacity | None:
+    """What was measured for the episode whose clean twin this is: with another capacity the
+    requests would be others. None for other episodes. Raises ConfigError where that was not run."""
+    if not planned.clean:
+        return None
+    path = results / f"{replace(planned, clean=False).name}.json"
+    if not path.exists():
+        raise ConfigError(f"{path} is missing: run the episodes of the test first (--split test)")
+    return msgspec.json.decode(path.read_bytes(), type=Kept).episode.capacity
+
+
+def run_one(planned: Planned, split: str, work: Path, results: Path) -> Kept:
     spec = EpisodeSpec(
         symptom=planned.mechanism.symptom,
         mechanism=planned.mechanism.name,
@@ -124,6 +135,7 @@ def run_one(planned: Planned, split: str, work: Path) -> Kept:
         phases={SMOKE: SMOKE_PHASES, HEALTHY: HEALTHY_PHASES}.get(split, Phases()),
         out=work,
         clean=planned.clean,
+        capacity=capacity_of_twin(planned, results),
     )
     result = run_episode(spec, say)
     date = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -174,7 +186,7 @@ def main() -> int:
     for number, one in enumerate(missing[: args.most], 1):
         print(f"{number}/{len(missing)} {one.name} at {one.intensity:g}", flush=True)
         try:
-            kept = run_one(one, args.split, args.work or work_folder(args.split))
+            kept = run_one(one, args.split, args.work or work_folder(args.split), args.out)
         except (DidNotStart, ConfigError, OSError) as error:
             failed += 1
             say(f"failed: {error}")
