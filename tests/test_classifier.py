@@ -17,6 +17,7 @@ from diagnosis.offline import diagnose_journal
 from diagnosis.reference import BaselineError, read_baseline, save_baseline
 from diagnosis.rules import RULES
 from diagnosis.symptoms import LATENCY, Symptom
+from diagnosis.window import Window
 from service.sim.twins.registry import TWINS
 from service.sim.twins.twin import Twin
 from telemetry.clock import MonotonicClock
@@ -79,6 +80,22 @@ def test_what_is_clear_once_and_not_again_has_to_wait(monkeypatch: pytest.Monkey
     monkeypatch.setattr("diagnosis.classifier._CLEAR_SHARE", 1.01)
 
     assert soon < wavering == first_said_ns(one)
+
+
+def test_once_something_is_found_the_window_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a second cause needs to be less sure; before, and when all is over, it does not."""
+    told: list[bool] = []
+
+    def seen(*args: Any, **more: Any) -> Window:
+        told.append(more["is_told"])
+        return Window(*args, **more)
+
+    monkeypatch.setattr("diagnosis.classifier.Window", seen)
+    first_said_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
+
+    assert not told[0]
+    assert told.index(True) > 0
+    assert all(told[told.index(True) : told.index(True) + 4])
 
 
 def test_a_finding_carries_its_proof() -> None:
