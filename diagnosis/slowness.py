@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from statistics import fmean
 
@@ -44,7 +45,8 @@ def without_stalls(question: Question) -> Calm | None:
 
 
 def without_residual(question: Question) -> Calm | None:
-    """Steps of the window as long, for what they compute, as those of the reference."""
+    """Steps of the window as long, for what they compute, as those of the reference that are as
+    long among theirs: what makes some of them three times longer spares others altogether."""
     window, reference = question.window, question.reference
     if reference is None:
         return None
@@ -52,13 +54,17 @@ def without_residual(question: Question) -> Calm | None:
     now = [o.ratio for o in question.cost.disturbances if window.has(o.begin_ns)]
     if not before or not now:
         return None
-    factor = fmean(now) / fmean(before)
-    if factor < _RESIDUAL_FLOOR:
+    if fmean(now) < _RESIDUAL_FLOOR * fmean(before):
         return None
+    ranked, usual = sorted(now), sorted(before)
+
+    def as_usual(ratio: float) -> float:
+        place = bisect_left(ranked, ratio) * len(usual) // len(ranked)
+        return min(ratio, usual[min(len(usual) - 1, place)])
 
     def calm(known: Disturbances) -> Disturbances:
         return tuple(
-            one._replace(ratio=one.ratio / factor) if window.has(one.begin_ns) else one
+            one._replace(ratio=as_usual(one.ratio)) if window.has(one.begin_ns) else one
             for one in known
         )
 
