@@ -52,8 +52,6 @@ _TENANTS = 64
 # so far on the way to a threshold, what has begun may be told if it is clear what it is; a little
 # less is enough to go on with it, since between two requests all is quiet
 _HUNCH, _STILL_HUNCH = 0.6, 0.4
-
-
 # threshold and the most that half a second adds, of each stage, their total, and what is `Exact`
 _LIMITS = (
     *[(_THRESHOLD, inf)] * (len(Stage) + 1),
@@ -73,8 +71,8 @@ class Half(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """How many requests on average over half a second are held up by what is known without the
-    noise of their stage: by slow steps, by longer prompts, and by being stopped."""
+    """How many on average over half a second are held up by what is known without the noise of
+    their stage: requests by slow steps and by longer prompts, sequences by being stopped."""
 
     slow: float = 0.0
     prompts: float = 0.0
@@ -178,23 +176,25 @@ def dispersion_of(halves: Iterable[Half]) -> float:
 
 
 class _Sum:
-    """A cumulative sum, and since when it is above zero."""
+    """A cumulative sum, since when it is above zero, and whether it is far on the way to its
+    threshold. It goes no higher than twice that, so that it comes down when all is well again."""
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: float) -> None:
         self.value = 0.0
         self.since_ns = 0
         self.is_hunch = False
+        self._threshold = threshold
 
-    def take(self, bucket_ns: int, excess: float, most: float) -> None:
+    @property
+    def level(self) -> float:
+        """1 at the threshold."""
+        return self.value / self._threshold
+
+    def take(self, bucket_ns: int, excess: float) -> None:
         if self.value == 0.0:
             self.since_ns = bucket_ns
-        self.value = min(most, max(0.0, self.value + excess))
-
-    def level(self, threshold: float) -> float:
-        """How far it is on the way there."""
-        found = self.value / threshold
-        self.is_hunch = found > (_STILL_HUNCH if self.is_hunch else _HUNCH)
-        return found
+        self.value = min(2 * self._threshold, max(0.0, self.value + excess))
+        self.is_hunch = self.level > (_STILL_HUNCH if self.is_hunch else _HUNCH)
 
 
 class Watch:
@@ -212,7 +212,7 @@ class Watch:
 
     def _begin(self) -> None:
         self.hunch_ns: int | None = None
-        self._sums = [_Sum() for _ in range(len(Stage) + 1 + len(Exact._fields))]
+        self._sums = [_Sum(threshold) for threshold, _ in _LIMITS]
         self._firsts: dict[str, _Sum] = {}
         self._calm = 0
         self._level = 0.0
@@ -248,26 +248,24 @@ class Watch:
         what is known exactly, and such times to first token."""
         held_up = (*requests, sum(requests), *exact)
         calm = True
-        for held, spread, one, (threshold, most) in zip(
+        for held, spread, one, (_, most) in zip(
             held_up, spreads_of(reference), self._sums, _LIMITS, strict=True
         ):
-            one.take(bucket_ns, min(most, held / spread) - _DRIFT, 2 * threshold)
+            one.take(bucket_ns, min(most, held / spread) - _DRIFT)
             calm = calm and held < _DRIFT * spread
         spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
         for tenant, late in first_logs:
             z = (late - reference.first_log) / spread
             one = self._of_tenant(tenant)
-            one.take(bucket_ns, min(z, _MOST_LATE) - _FIRST_DRIFT, 2 * _FIRST_THRESHOLD)
+            one.take(bucket_ns, min(z, _MOST_LATE) - _FIRST_DRIFT)
         self._weigh(calm)
 
     def _weigh(self, calm: bool) -> None:
         """How near each sum is to its threshold."""
-        sums = [(one, limit) for one, (limit, _) in zip(self._sums, _LIMITS, strict=True)]
-        sums += [(one, _FIRST_THRESHOLD) for one in self._firsts.values()]
-        levels = [(one.level(limit), one) for one, limit in sums]
-        self._level = max(level for level, _ in levels)
-        self.hunch_ns = min((one.since_ns for _, one in levels if one.is_hunch), default=None)
-        self._alarm([one.since_ns for level, one in levels if level > 1], calm)
+        sums = [*self._sums, *self._firsts.values()]
+        self._level = max(one.level for one in sums)
+        self.hunch_ns = min((one.since_ns for one in sums if one.is_hunch), default=None)
+        self._alarm([one.since_ns for one in sums if one.level > 1], calm)
 
     def believe(self) -> None:
         """The hunch is an alarm from now on."""
@@ -275,7 +273,7 @@ class Watch:
 
     def _of_tenant(self, tenant: str) -> _Sum:
         name = tenant if tenant in self._firsts or len(self._firsts) < _TENANTS else ""
-        return self._firsts.setdefault(name, _Sum())
+        return self._firsts.setdefault(name, _Sum(_FIRST_THRESHOLD))
 
     def _alarm(self, onsets: list[int], calm: bool) -> None:
         if self.onset_ns is None:
