@@ -38,7 +38,7 @@ from service.drill.watch import Turn
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "episodes"
 SMOKE, HEALTHY, CLEAN = "smoke", "healthy", "clean"
-FIRST_SEED = {DEV: 100, TEST: 1000, CLEAN: 1000, SMOKE: 900, HEALTHY: 700}
+FIRST_SEED = {DEV: 100, TEST: 2000, CLEAN: 2000, SMOKE: 900, HEALTHY: 700}
 SMOKE_PHASES = Phases(warm_up_s=5, reference_s=8, fault_s=10, recovery_s=5)
 HEALTHY_PHASES = Phases(warm_up_s=20, reference_s=20, fault_s=565, recovery_s=15)
 HEALTHY_LOADS = (0.2, 0.33, 0.46, 0.59, 0.72, 0.85)
