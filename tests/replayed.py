@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from ledger_world import gateway_facts
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from service.sim.recorded import RecordedRun, read_runs
 from service.sim.scenarios import Scenario, small_limits
 from service.sim.sim_executor import LinearCost
-from service.sim.workload import Mix, poisson
+from service.sim.workload import Arrival, Mix, poisson
 from service.sim.world import World
 from telemetry.records import (
     Fact,
@@ -27,14 +28,20 @@ COST = LinearCost(
 CLASS = "chat"
 
 
-def facts_at(rate_per_s: float, seed: int = 1, count: int = 120, **limits: object) -> list[Fact]:
-    """Open-loop arrivals in the simulated world, with a gateway around them."""
-    mix = Mix(Random(seed), 64)
+def facts_at(
+    rate_per_s: float,
+    seed: int = 1,
+    count: int = 120,
+    changed: Callable[[int, Arrival], Arrival] = lambda number, arrival: arrival,
+    **limits: object,
+) -> list[Fact]:
+    """Open-loop arrivals in the simulated world, each as `changed`, with a gateway around them."""
+    arrivals = poisson(Mix(Random(seed), 64), count, rate_per_s)
     scenario = Scenario(
         name="plain",
         seed=seed,
         limits=small_limits(blocks_total=256, max_model_tokens=64, **limits),
-        arrivals=tuple(poisson(mix, count, rate_per_s)),
+        arrivals=tuple(changed(number, one) for number, one in enumerate(arrivals)),
         cost=COST,
     )
     engine = list(World(scenario).run().facts)

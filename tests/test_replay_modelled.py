@@ -15,7 +15,8 @@ from service.sim.noise import Disturbance, DrawnNoise, NoNoise, RecordedNoise
 from service.sim.recorded import NotReplayable, RecordedRun
 from service.sim.replay_modelled import Change, replay_modelled
 from service.sim.turn_cost import Load, TurnCost, fit_turns, load_of_step
-from telemetry.engine_records import SequenceEnded, SequenceQueued, StepRecorded
+from service.sim.workload import Arrival
+from telemetry.engine_records import EngineIdled, SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.records import Fact, RequestEnded, fact_ns
 
 
@@ -127,6 +128,26 @@ def test_a_step_of_another_shape_costs_more_in_the_fit_and_in_the_replay(busy: l
             load = load_of_step(fact).after(tokens)
             tokens = load.tokens
             assert close(fact.committed_ns - fact.begin_ns, found.step_ns(load), 0.001)
+
+
+def test_an_engine_whose_readers_hold_all_it_has_is_idle_and_not_stalled() -> None:
+    """Whoever comes then is served at once, in the replay as in the record."""
+
+    def slow(number: int, arrival: Arrival) -> Arrival:
+        if not number % 3:
+            return arrival
+        return dataclasses.replace(arrival, pause_ns=60_000_000, resume_ns=3_000_000_000)
+
+    facts = facts_at(0.8, count=90, changed=slow)
+    run = run_of(facts)
+    held = [fact for fact in run.others if isinstance(fact, EngineIdled) and fact.running]
+    cost = fit_turns([run])
+    assert len(held) > 20
+    assert {one.gap_ns for one in cost.disturbances} == {50_000}
+    noise = RecordedNoise(cost.disturbances)
+    again = outcomes_of(replay_modelled(run, cost, Change(noise=noise))).classes[CLASS]
+    was = outcomes_of(facts).classes[CLASS]
+    assert again.latency["ttft"].max_ms == pytest.approx(was.latency["ttft"].max_ms, rel=0.02)
 
 
 def test_too_few_steps_are_not_fitted() -> None:

@@ -8,8 +8,8 @@ the fault that had been answered when the promise was made, which it is about. C
 asked for keep what is in the file; with `--again` nothing is run, and what was recorded is asked
 anew.
 
-    .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--classes A,B] [--again]
-        [--out FILE]
+    .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--seed 860] [--classes A,B]
+        [--again] [--out FILE]
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ def summary(taken: list[Taken]) -> Summary:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--each", type=int, default=1, help="episodes of each class")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the first of each")
     parser.add_argument("--classes", default=",".join(CLASSES), help="separated by commas")
     parser.add_argument("--again", action="store_true", help="ask what was recorded, run nothing")
     parser.add_argument("--work", type=Path, default=work_folder(DEV))
@@ -187,7 +188,7 @@ def main() -> int:
     classes = args.classes.split(",")
     for symptom in classes:
         find(symptom)
-    todo = [(symptom, SEED + number) for number in range(args.each) for symptom in classes]
+    todo = [(symptom, args.seed + number) for number in range(args.each) for symptom in classes]
     found = others_in(args.out, todo)
     for symptom, seed in todo:
         print(f"{symptom}, seed {seed}", flush=True)

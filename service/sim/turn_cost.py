@@ -18,6 +18,7 @@ in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -27,7 +28,7 @@ import numpy as np
 from service.engine.plan import Plan
 from service.sim.noise import Disturbance
 from service.sim.recorded import NotReplayable, RecordedRun
-from telemetry.engine_records import StepRecorded
+from telemetry.engine_records import EngineIdled, StepRecorded
 
 _LEAST_TURNS = 30
 # a turn that takes so many times longer than it should, or less, teaches nothing of what work costs
@@ -144,7 +145,8 @@ def fit_turns(
 
 class _Turn(NamedTuple):
     """A step's begin, load and span to its commit, what of that went to masks, and the gap to the
-    next begin if that followed."""
+    next begin if that followed: not where the engine went idle, be it that all who run are held
+    by their readers."""
 
     begin_ns: int
     load: Load
@@ -156,6 +158,7 @@ class _Turn(NamedTuple):
 def _turns_of(run: RecordedRun) -> list[_Turn]:
     """Where steps overlap, a step's span begins with the commit of the one before."""
     found: list[_Turn] = []
+    idled_ns = sorted(fact.at_ns for fact in run.others if isinstance(fact, EngineIdled))
     tokens = 0  # of the step before
     steps = sorted(run.steps.values(), key=lambda step: step.committed_ns)
     for step, following in zip(steps, [*steps[1:], None], strict=True):
@@ -167,8 +170,10 @@ def _turns_of(run: RecordedRun) -> list[_Turn]:
         if span_ns <= 0 or step.step_id in run.failed:
             continue
         gap_ns = None
-        if following is not None and step.running and following.begin_ns > step.committed_ns:
-            gap_ns = following.begin_ns - step.committed_ns
+        if following is not None and following.begin_ns > step.committed_ns:
+            idled = bisect_left(idled_ns, step.committed_ns)
+            if idled == len(idled_ns) or idled_ns[idled] >= following.begin_ns:
+                gap_ns = following.begin_ns - step.committed_ns
         mask_ns = min(step.mask_ns, span_ns // 2)  # where steps overlap it may be of the other's
         found.append(_Turn(begin_ns, load, span_ns, mask_ns, gap_ns))
     return found
