@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from diagnosis.question import Question, Span
-from diagnosis.slowness import without_residual
+from diagnosis.slowness import without_residual, without_stalls
 from service.sim.noise import Disturbance
 
 MS = 1_000_000
@@ -44,3 +44,20 @@ def test_what_was_quicker_stays_so_and_what_is_usual_is_no_cause() -> None:
 
 def test_a_longer_window_than_reference_is_put_back_by_rank_all_the_same() -> None:
     assert put_back(asked([1.0, 1.2], [2.0, 2.1, 3.0, 3.1]))[2:] == [1.0, 1.0, 1.2, 1.2]
+
+
+def test_what_is_behind_the_window_stays_as_it_was() -> None:
+    """It may be slow for another reason, which nobody asked about."""
+    question = asked([1.0] * 4, [2.0] * 4)
+    later = Disturbance(WINDOW.end_ns, 10 * MS, 3.0, 500 * MS)
+    stall = later._replace(begin_ns=WINDOW.begin_ns + 50 * MS)
+    turns = (*question.cost.disturbances, stall, later)
+    cost: Any = SimpleNamespace(disturbances=turns)
+    found = Question(question.run, cost, REFERENCE, WINDOW)
+
+    for without in (without_residual, without_stalls):
+        calm = without(found)
+        assert calm is not None
+        *_, stalled, last = calm(turns)
+        assert stalled != stall
+        assert last == later
