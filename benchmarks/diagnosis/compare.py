@@ -3,27 +3,40 @@
     .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER] [--split test] [--trees] [--out FILE]
 
 Ours is judged by what it said while the episode ran. The others are given the seconds of the
-reference and of the fault, and so are told when it began. Episodes of the dev split train the
-trees, which are left out without `--trees`.
+reference and of the fault, and so are told when it began; and then once more as they would have to
+live (`benchmarks.diagnosis.streamed`). Episodes of the dev split train the trees, which are left
+out without `--trees`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from benchmarks.diagnosis.baselines import BASELINES, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.baselines import trees as train
-from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
-from benchmarks.diagnosis.score import APART, Pair, judge, macro_f1, pairs_of, top_1, truth_of
+from benchmarks.diagnosis.episodes import HEALTHY, RESULTS, Kept, read_kept
+from benchmarks.diagnosis.score import (
+    APART,
+    Pair,
+    judge,
+    judge_kept,
+    macro_f1,
+    pairs_of,
+    top_1,
+    truth_of,
+)
+from benchmarks.diagnosis.streamed import figures_of, lessons_of, lived
 from service.drill.mechanism import DEV, TEST
 
 OUT = RESULTS.parent / "compare.json"
-OURS = "phasescope"
+OURS, TREES = "phasescope", "trees"
 
 
 def seconds_of(kept: Kept) -> tuple[list[Row], list[Row]] | None:
@@ -56,6 +69,44 @@ def answers(kept: Sequence[Kept], name: Namer) -> list[Pair]:
     return found
 
 
+def told_figures(
+    kept: Sequence[Kept], lessons: Sequence[Kept] | None
+) -> dict[str, dict[str, float | None]]:
+    """Who says what is wrong, told when it began."""
+    namers: dict[str, Namer] = dict(BASELINES)
+    if lessons is not None:
+        known = [(seconds_of(one), truth_of(one.episode)) for one in lessons]
+        namers[TREES] = train([(features_of(*s), truth) for s, truth in known if s is not None])
+    rows = {OURS: pairs_of(judge(one.episode) for one in kept)}
+    rows |= {name: answers(kept, namer) for name, namer in namers.items()}
+    return {
+        name: {"top_1": top_1(pairs), "macro_f1": macro_f1(pairs)} for name, pairs in rows.items()
+    }
+
+
+def live_figures(
+    kept: Sequence[Kept], healthy: Sequence[Kept], lessons: Sequence[Kept] | None
+) -> dict[str, dict[str, Any]]:
+    """Who says so when, and how often for nothing."""
+    namers: dict[str, Namer] = dict(BASELINES)
+    if lessons is not None:
+        namers[TREES] = train(lessons_of(lessons))
+    found = {OURS: figures_of([judge_kept(k) for k in kept], [judge_kept(k) for k in healthy])}
+    for name, namer in namers.items():
+        print(f"{name}, second by second", flush=True)
+        found[name] = figures_of(lived(kept, namer), lived(healthy, namer))
+    return found
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """A row for each of those that were compared."""
+    columns = list(figures[OURS])
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name, of_one in figures.items():
+        lines.append(f"| {name} | " + " | ".join(str(of_one[one]) for one in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
@@ -66,23 +117,16 @@ def main() -> int:
     )
     args = parser.parse_args()
     counted = [one for one in read_kept(args.folder) if not one.episode.discarded]
-    main_ones = [one for one in counted if truth_of(one.episode) not in APART]
-    chosen = [one for one in main_ones if one.split == args.split]
-    namers: dict[str, Namer] = dict(BASELINES)
-    if args.trees:
-        lessons = [
-            (seconds_of(one), truth_of(one.episode)) for one in main_ones if one.split == DEV
-        ]
-        namers["trees"] = train([(features_of(*s), truth) for s, truth in lessons if s is not None])
-    rows = {OURS: pairs_of(judge(one.episode) for one in chosen)}
-    rows |= {name: answers(chosen, namer) for name, namer in namers.items()}
-    figures = {
-        name: {"top_1": top_1(pairs), "macro_f1": macro_f1(pairs)} for name, pairs in rows.items()
-    }
-    print(f"| {len(chosen)} episodes | top-1 | macro-F1 |\n|---|---|---|")
-    for name, of_one in figures.items():
-        print(f"| {name} | {of_one['top_1']} | {of_one['macro_f1']} |")
-    found = {"split": args.split, "episodes": len(chosen), "figures": figures}
+    by_split: dict[str, list[Kept]] = defaultdict(list)
+    for one in counted:
+        if truth_of(one.episode) not in APART:
+            by_split[one.split].append(one)
+    chosen, lessons = by_split[args.split], by_split[DEV] if args.trees else None
+    told = told_figures(chosen, lessons)
+    live = live_figures(chosen, by_split[HEALTHY], lessons)
+    print(f"{len(chosen)} episodes, told when the fault began:\n\n{table(told)}\nlive:\n")
+    print(table(live))
+    found = {"split": args.split, "episodes": len(chosen), "told": told, "live": live}
     out = args.out or (OUT if args.trees else None)
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -1,0 +1,119 @@
+"""The other ways to name a cause, as they would have to live: asked every second, and not told when
+a fault began.
+
+Each second of an episode they are given the seconds of the reference and the last ten, from when
+there are so many. The reference is whole from the start, which no live answer had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from benchmarks.diagnosis.baselines import HEALTHY, SECOND, Namer, Row, features_of, rows_between
+from benchmarks.diagnosis.episodes import Kept
+from benchmarks.diagnosis.gauges import Gauges
+from benchmarks.diagnosis.score import Judged, by_class, judge_kept, score, truth_of
+from service.drill.watch import Turn
+
+WINDOW_S = 10
+_LEAST_S = 3  # of a server that has only begun
+_LESSON_EVERY_S = 5
+
+Example = tuple[list[float], str]
+
+
+def usual_rows(kept: Kept) -> list[Row]:
+    """The reference's, of the server that ran then."""
+    episode, gauges = kept.episode, kept.usual_gauges or kept.gauges
+    if gauges is None:
+        return []
+    begin_s = episode.phases.reference_at_s
+    return _between(gauges, episode.begin_ns, begin_s, begin_s + episode.phases.reference_s)
+
+
+def windows(kept: Kept) -> Iterator[tuple[float, list[Row]]]:
+    """At each second from the reference on, the rows of the last ten: of a server that took over
+    when the fault was put in, only its own."""
+    episode = kept.episode
+    if kept.gauges is None:
+        return
+    first_s = episode.phases.reference_at_s
+    if kept.usual_gauges is not None and episode.on_s is not None:
+        first_s = episode.on_s
+    for at_s in range(math.ceil(first_s) + _LEAST_S, int(episode.phases.end_s) + 1):
+        rows = _between(kept.gauges, episode.begin_ns, max(first_s, at_s - WINDOW_S), at_s)
+        if len(rows) >= _LEAST_S:
+            yield at_s, rows
+
+
+def _between(gauges: Gauges, begin_ns: int, from_s: float, until_s: float) -> list[Row]:
+    return rows_between(gauges, begin_ns + int(from_s * SECOND), begin_ns + int(until_s * SECOND))
+
+
+def turns_of(kept: Kept, name: Namer) -> list[Turn]:
+    """Every change of its mind."""
+    usual = usual_rows(kept)
+    found: list[Turn] = []
+    for at_s, rows in windows(kept):
+        answer = name(usual, rows)
+        if found and (found[-1].top or HEALTHY) == answer:
+            continue
+        named = () if answer == HEALTHY else ((answer, 1.0),)
+        verdict = "fault" if named else HEALTHY
+        found.append(Turn(at_s=float(at_s), verdict=verdict, named=named))
+    return found
+
+
+def lived(kept: Sequence[Kept], name: Namer) -> list[Judged]:
+    """Its answers, judged as ours are."""
+    found: list[Judged] = []
+    for one in kept:
+        episode = msgspec.structs.replace(one.episode, verdicts=turns_of(one, name))
+        found.append(judge_kept(msgspec.structs.replace(one, episode=episode)))
+    return found
+
+
+def lessons_of(kept: Sequence[Kept]) -> list[Example]:
+    """Windows of episodes with what was wrong in them, one in five seconds; none that are half in
+    and half out of a fault."""
+    found: list[Example] = []
+    for one in kept:
+        usual, episode = usual_rows(one), one.episode
+        for at_s, rows in windows(one):
+            if int(at_s) % _LESSON_EVERY_S:
+                continue
+            if episode.on_s is None or episode.off_s is None or at_s <= episode.on_s:
+                found.append((features_of(usual, rows), HEALTHY))
+            elif episode.on_s + WINDOW_S / 2 <= at_s <= episode.off_s:
+                found.append((features_of(usual, rows), truth_of(episode)))
+    return found
+
+
+def figures_of(judged: Sequence[Judged], healthy: Sequence[Judged]) -> dict[str, Any]:
+    """Of the test and of the healthy hour. Who is never named is named later than all others:
+    a quantile is None where it falls among those."""
+    found = score(judged)
+    faults = [one.to_detect_s for one in judged if one.truth != HEALTHY]
+    late = sorted(math.inf if one is None else one for one in faults)
+    return {
+        "top_1": found["top_1"],
+        "macro_f1": found["macro_f1"],
+        "classes_under_half": sum(one["recall"] < 0.5 for one in by_class(judged).values()),
+        "faults_detected": found["faults_detected"],
+        "to_detect_p50_s": _at(late, 0.5),
+        "to_detect_p95_s": _at(late, 0.95),
+        "false_alarms": found["false_alarms"],
+        "watched_hours": found["watched_hours"],
+        "false_alarms_of_healthy_hour": sum(one.alarms for one in healthy),
+    }
+
+
+def _at(ordered: Sequence[float], share: float) -> float | None:
+    if not ordered:
+        return None
+    value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return None if math.isinf(value) else round(value, 2)
