@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -86,15 +87,23 @@ def test_a_right_word_counts_from_when_it_is_said() -> None:
 
 
 def test_who_is_never_named_is_later_than_all_who_are() -> None:
-    """And a baseline that always sees something has one alarm in each healthy hour at least."""
     other = kept("throttled", row())
     healthy = kept("healthy_light", row())
     found = figures_of(lived([THRASH, other, healthy], preempted), [])
     assert found["faults_detected"] == [1, 2]
-    assert (found["to_detect_p50_s"], found["to_detect_p95_s"]) == (None, None)
-    assert figures_of(lived([THRASH], preempted), [])["to_detect_p95_s"] == 0.0
+    assert found["to_detect_s"] == {"p50": math.inf, "p95": math.inf}
+    assert figures_of(lived([THRASH], preempted), [])["to_detect_s"] == {"p50": 0.0, "p95": 0.0}
     assert found["classes_under_half"] == 1
 
+
+def test_what_is_seen_in_healthy_traffic_is_a_false_alarm() -> None:
+    healthy = kept("healthy_light", row())
+    assert (
+        figures_of(lived([THRASH], preempted), lived([healthy], preempted))[
+            "false_alarms_of_healthy_hour"
+        ]
+        == 0
+    )
     alarmed = lived([healthy], lambda usual, now: "throttled")
     assert figures_of(lived([THRASH], preempted), alarmed)["false_alarms_of_healthy_hour"] == 1
 

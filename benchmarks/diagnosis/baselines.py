@@ -7,9 +7,9 @@
   rank metrics).
 - `trees`: gradient-boosted trees over the gauges, trained on the episodes of the dev split.
 
-Each sees the reference's seconds and the fault's, told when the fault began: what takes ours its
-time to detect is a gift here. Rules and rankings know of fewer classes than there are; what they
-cannot name they get wrong, which is the point.
+Each sees the seconds of a reference and of what may be a fault: `compare` tells it when that began,
+so that what takes ours its time to detect is a gift, and `streamed` does not. Rules and rankings
+know of fewer classes than there are; what they cannot name they get wrong, which is the point.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _GAUGE_CAUSES = {
 }
 
 
-def rows_between(gauges: Gauges, begin_ns: int, end_ns: int) -> list[Row]:
-    """Of the whole seconds within [begin, end)."""
-    first = -(-(begin_ns - gauges.begin_ns) // SECOND)
-    last = (end_ns - gauges.begin_ns) // SECOND
+def rows_between(gauges: Gauges, zero_ns: int, from_s: float, until_s: float) -> list[Row]:
+    """Of the whole seconds within [from, until) after `zero_ns`."""
+    first = -(-(zero_ns + int(from_s * SECOND) - gauges.begin_ns) // SECOND)
+    last = (zero_ns + int(until_s * SECOND) - gauges.begin_ns) // SECOND
     return list(gauges.rows[max(0, first) : max(0, last)])
 
 

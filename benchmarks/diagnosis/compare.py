@@ -22,77 +22,57 @@ import msgspec
 from benchmarks.diagnosis.baselines import BASELINES, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.baselines import trees as train
 from benchmarks.diagnosis.episodes import HEALTHY, RESULTS, Kept, read_kept
-from benchmarks.diagnosis.score import (
-    APART,
-    Pair,
-    judge,
-    judge_kept,
-    macro_f1,
-    pairs_of,
-    top_1,
-    truth_of,
-)
-from benchmarks.diagnosis.streamed import figures_of, lessons_of, lived
+from benchmarks.diagnosis.score import APART, judge_kept, macro_f1, pairs_of, top_1, truth_of
+from benchmarks.diagnosis.streamed import Example, figures_of, lessons_of, lived, usual_rows
 from service.drill.mechanism import DEV, TEST
 
 OUT = RESULTS.parent / "compare.json"
 OURS, TREES = "phasescope", "trees"
+Seconds = tuple[list[Row], list[Row]]
 
 
-def seconds_of(kept: Kept) -> tuple[list[Row], list[Row]] | None:
-    """The rows of the reference and of the fault; of a healthy episode its second half stands
-    for the fault. None where a record is missing."""
-    episode, gauges = kept.episode, kept.gauges
-    if gauges is None:
+def seconds_of(kept: Kept) -> Seconds | None:
+    """The rows of the reference and of the fault; of a healthy episode all that follows stands for
+    the fault. None where a record is missing."""
+    episode, usual = kept.episode, usual_rows(kept)
+    span_s = (episode.phases.fault_at_s, episode.phases.end_s)
+    if episode.on_s is not None and episode.off_s is not None:
+        span_s = (episode.on_s, episode.off_s)
+    if kept.gauges is None:
         return None
-    phases, begin_ns = episode.phases, episode.begin_ns
-
-    def at(seconds: float) -> int:
-        return begin_ns + int(seconds * 1e9)
-
-    if episode.on_s is None or episode.off_s is None:
-        middle_s = (phases.reference_at_s + phases.end_s) / 2
-        before = rows_between(gauges, at(phases.reference_at_s), at(middle_s))
-        return before, rows_between(gauges, at(middle_s), at(phases.end_s))
-    usual = gauges if kept.usual_gauges is None else kept.usual_gauges
-    before = rows_between(usual, at(phases.reference_at_s), at(episode.on_s))
-    return before, rows_between(gauges, at(episode.on_s), at(episode.off_s))
+    rows = rows_between(kept.gauges, episode.begin_ns, *span_s)
+    return (usual, rows) if usual and rows else None
 
 
-def answers(kept: Sequence[Kept], name: Namer) -> list[Pair]:
-    """(truth, answer) of every episode that has its gauges."""
-    found: list[Pair] = []
-    for one in kept:
-        seconds = seconds_of(one)
-        if seconds is not None and seconds[0] and seconds[1]:
-            found.append((truth_of(one.episode), name(*seconds)))
-    return found
+def told_of(kept: Sequence[Kept]) -> list[tuple[Seconds, str]]:
+    """What is shown of each episode, and the truth of it."""
+    asked = [(seconds_of(one), truth_of(one.episode)) for one in kept]
+    return [(seconds, truth) for seconds, truth in asked if seconds is not None]
 
 
-def told_figures(
-    kept: Sequence[Kept], lessons: Sequence[Kept] | None
-) -> dict[str, dict[str, float | None]]:
+def with_trees(lessons: Sequence[Example]) -> dict[str, Namer]:
+    """All that ours is compared with; the trees only where there is something to learn from."""
+    return {**BASELINES, TREES: train(lessons)} if lessons else BASELINES
+
+
+def told_figures(kept: Sequence[Kept], lessons: Sequence[Kept]) -> dict[str, dict[str, Any]]:
     """Who says what is wrong, told when it began."""
-    namers: dict[str, Namer] = dict(BASELINES)
-    if lessons is not None:
-        known = [(seconds_of(one), truth_of(one.episode)) for one in lessons]
-        namers[TREES] = train([(features_of(*s), truth) for s, truth in known if s is not None])
-    rows = {OURS: pairs_of(judge(one.episode) for one in kept)}
-    rows |= {name: answers(kept, namer) for name, namer in namers.items()}
+    known = told_of(lessons)
+    namers = with_trees([(features_of(*seconds), truth) for seconds, truth in known])
+    rows = {OURS: pairs_of(judge_kept(one) for one in kept)}
+    for name, namer in namers.items():
+        rows[name] = [(truth, namer(*seconds)) for seconds, truth in told_of(kept)]
     return {
         name: {"top_1": top_1(pairs), "macro_f1": macro_f1(pairs)} for name, pairs in rows.items()
     }
 
 
 def live_figures(
-    kept: Sequence[Kept], healthy: Sequence[Kept], lessons: Sequence[Kept] | None
+    kept: Sequence[Kept], healthy: Sequence[Kept], lessons: Sequence[Kept]
 ) -> dict[str, dict[str, Any]]:
     """Who says so when, and how often for nothing."""
-    namers: dict[str, Namer] = dict(BASELINES)
-    if lessons is not None:
-        namers[TREES] = train(lessons_of(lessons))
     found = {OURS: figures_of([judge_kept(k) for k in kept], [judge_kept(k) for k in healthy])}
-    for name, namer in namers.items():
+    for name, namer in with_trees(lessons_of(lessons)).items():
         print(f"{name}, second by second", flush=True)
         found[name] = figures_of(lived(kept, namer), lived(healthy, namer))
     return found
@@ -121,7 +101,7 @@ def main() -> int:
     for one in counted:
         if truth_of(one.episode) not in APART:
             by_split[one.split].append(one)
-    chosen, lessons = by_split[args.split], by_split[DEV] if args.trees else None
+    chosen, lessons = by_split[args.split], by_split[DEV] if args.trees else []
     told = told_figures(chosen, lessons)
     live = live_figures(chosen, by_split[HEALTHY], lessons)
     print(f"{len(chosen)} episodes, told when the fault began:\n\n{table(told)}\nlive:\n")

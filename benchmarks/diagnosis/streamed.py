@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.diagnosis.baselines import HEALTHY, SECOND, Namer, Row, features_of, rows_between
+from benchmarks.diagnosis.baselines import HEALTHY, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.episodes import Kept
-from benchmarks.diagnosis.gauges import Gauges
-from benchmarks.diagnosis.score import Judged, by_class, judge_kept, score, truth_of
+from benchmarks.diagnosis.score import Judged, by_class, judge_kept, quantiles, score, truth_of
+from service.drill.spec import Phase
 from service.drill.watch import Turn
 
 WINDOW_S = 10
@@ -31,8 +31,7 @@ def usual_rows(kept: Kept) -> list[Row]:
     episode, gauges = kept.episode, kept.usual_gauges or kept.gauges
     if gauges is None:
         return []
-    begin_s = episode.phases.reference_at_s
-    return _between(gauges, episode.begin_ns, begin_s, begin_s + episode.phases.reference_s)
+    return rows_between(gauges, episode.begin_ns, *episode.phases.span_s(Phase.REFERENCE))
 
 
 def windows(kept: Kept) -> Iterator[tuple[float, list[Row]]]:
@@ -45,13 +44,9 @@ def windows(kept: Kept) -> Iterator[tuple[float, list[Row]]]:
     if kept.usual_gauges is not None and episode.on_s is not None:
         first_s = episode.on_s
     for at_s in range(math.ceil(first_s) + _LEAST_S, int(episode.phases.end_s) + 1):
-        rows = _between(kept.gauges, episode.begin_ns, max(first_s, at_s - WINDOW_S), at_s)
+        rows = rows_between(kept.gauges, episode.begin_ns, max(first_s, at_s - WINDOW_S), at_s)
         if len(rows) >= _LEAST_S:
             yield at_s, rows
-
-
-def _between(gauges: Gauges, begin_ns: int, from_s: float, until_s: float) -> list[Row]:
-    return rows_between(gauges, begin_ns + int(from_s * SECOND), begin_ns + int(until_s * SECOND))
 
 
 def turns_of(kept: Kept, name: Namer) -> list[Turn]:
@@ -94,26 +89,17 @@ def lessons_of(kept: Sequence[Kept]) -> list[Example]:
 
 
 def figures_of(judged: Sequence[Judged], healthy: Sequence[Judged]) -> dict[str, Any]:
-    """Of the test and of the healthy hour. Who is never named is named later than all others:
-    a quantile is None where it falls among those."""
+    """Of the test and of the healthy hour. Who is never named is named later than all others, and
+    a quantile that falls among those is infinite (null in JSON)."""
     found = score(judged)
     faults = [one.to_detect_s for one in judged if one.truth != HEALTHY]
-    late = sorted(math.inf if one is None else one for one in faults)
     return {
         "top_1": found["top_1"],
         "macro_f1": found["macro_f1"],
         "classes_under_half": sum(one["recall"] < 0.5 for one in by_class(judged).values()),
         "faults_detected": found["faults_detected"],
-        "to_detect_p50_s": _at(late, 0.5),
-        "to_detect_p95_s": _at(late, 0.95),
+        "to_detect_s": quantiles(math.inf if one is None else one for one in faults),
         "false_alarms": found["false_alarms"],
         "watched_hours": found["watched_hours"],
         "false_alarms_of_healthy_hour": sum(one.alarms for one in healthy),
     }
-
-
-def _at(ordered: Sequence[float], share: float) -> float | None:
-    if not ordered:
-        return None
-    value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-    return None if math.isinf(value) else round(value, 2)
