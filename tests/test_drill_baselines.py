@@ -31,11 +31,11 @@ def row(**values: float) -> Row:
 
 
 def kept(symptom: str, during: Row, taken_over: bool = False) -> Kept:
-    """Forty seconds, the fault from 20 to 30 s. A server that took over has its own gauges from
-    there on."""
+    """Forty seconds, the fault from 20 to 30 s. A server that took over has its own gauges, which
+    begin five seconds earlier, when it was started."""
     quiet, hurt = [row()] * ON, [during] * (OFF - ON) + [row()] * (END - OFF)
     whole = Gauges(begin_ns=0, rows=(*quiet, *hurt))
-    own = Gauges(begin_ns=ON * SECOND, rows=tuple(hurt))
+    own = Gauges(begin_ns=(ON - 5) * SECOND, rows=(*[row()] * 5, *hurt))
     return Kept(
         split="test",
         date="",
@@ -70,7 +70,7 @@ def test_live_they_are_given_the_last_ten_seconds_and_no_more() -> None:
     assert hurt == set(range(ON + 1, OFF + 10))
 
 
-def test_a_server_that_took_over_is_watched_from_its_first_seconds() -> None:
+def test_a_server_that_took_over_is_watched_from_when_it_did() -> None:
     own = kept("kv_thrash", row(preemptions=2.0), taken_over=True)
     assert [(at_s, len(rows)) for at_s, rows in windows(own)][:2] == [(23, 3), (24, 4)]
     turns = turns_of(own, preempted)
