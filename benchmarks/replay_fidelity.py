@@ -4,12 +4,15 @@ One server for each load: blocks of two mixes of lengths, from which the cost of
 alternate with blocks of a third, at 0.6, 0.8 and 0.95 of what that one was measured to take at
 most. They alternate because a shared machine drifts by more than what is looked for, and the learnt
 mixes differ because the rows of a batch have about the same context on average, whatever each has:
-what either costs is told apart only where that average changes. The whole
-journal is decided again exactly (mode A) and replayed by the learnt cost with its noise drawn
-(mode B); of the tested mix, quantiles of what was foretold, the median over some seeds of the
-noise, stand beside those that were recorded.
+what either costs is told apart only where that average changes. Every block of the tested mix comes
+again with other texts, some minutes later: near saturation the longest waits are of one burst, and
+what the machine was like at that moment is no merit of the foretelling. The whole journal is
+decided again exactly (mode A) and replayed by the learnt cost with its noise drawn, but for stolen
+time, which is as it was (mode B); of the tested mix, quantiles of what was foretold, the median
+over some seeds of the noise, stand beside those that were recorded.
 
-    .venv/bin/python -m benchmarks.replay_fidelity [--blocks 6] [--seconds 20] [--out FILE]
+    .venv/bin/python -m benchmarks.replay_fidelity
+        [--blocks 12] [--schedules 4] [--seconds 20] [--weights int8] [--out FILE]
 """
 
 from __future__ import annotations
@@ -33,17 +36,18 @@ from benchmarks.machine import machine
 from dashboards.source import download
 from diagnosis.outcomes import Outcomes, outcomes_of
 from diagnosis.whatif import identities_of
-from service.sim.noise import DrawnNoise
 from service.sim.recorded import read_runs
 from service.sim.replay_modelled import Change, replay_modelled
+from service.sim.stolen import StolenNoise, stolen_from
 from service.sim.turn_cost import fit_turns
 from telemetry.journal_reader import open_journal
+from telemetry.records import fact_ns
 
 RESULTS = Path(__file__).parent / "results" / "replay_fidelity.json"
 FLAGS = ("--max-num-seqs", "16", "--max-batched-tokens", "256", "--queue-limit", "2048",
          "--journal-memory", "256MiB")  # fmt: skip
 NOISE_SEEDS = 5
-CAPACITY_USERS, CAPACITY_S = 24, 30.0
+CAPACITY_USERS, CAPACITY_S = 24, 60.0
 LEARNT, TESTED = "batch", "chat"  # SLO classes tell the mixes apart
 LEARNT_LOAD = 0.7
 # measure: largest error of p50 and p99 up to a load of 0.8
@@ -74,10 +78,10 @@ def tested_mix(draw: random.Random) -> tuple[int, int]:
     return min(300, 12 + int(draw.expovariate(1 / 50))), draw.randint(16, 80)
 
 
-async def capacity_per_s(mix: Mix, seconds: float) -> float:
+async def capacity_per_s(mix: Mix, seconds: float, flags: Sequence[str]) -> float:
     """Requests a second when there are always more than fit."""
     draw, done = random.Random(11), 0
-    async with Server(*FLAGS) as server:
+    async with Server(*flags) as server:
         half_ns = now_ns() + int(seconds * 0.25e9)
         end_ns = now_ns() + int(seconds * 1e9)
 
@@ -94,6 +98,17 @@ async def capacity_per_s(mix: Mix, seconds: float) -> float:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Of each load: how many blocks of the learnt and of the tested mix, of which so many differ in
+    arrivals and lengths."""
+
+    flags: tuple[str, ...]
+    blocks: int
+    schedules: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Recorded:
     """A journal, and when steps belong to the learnt mix."""
 
@@ -105,29 +120,33 @@ class Recorded:
 
 
 async def recorded(
-    learnt_per_s: Sequence[float], tested_per_s: float, blocks: int, seconds: float, path: Path
+    learnt_per_s: Sequence[float], tested_per_s: float, plan: Plan, path: Path
 ) -> Recorded:
     """One server under Poisson arrivals of the mixes in turn, each served to its end."""
-    draw, learning = random.Random(tested_per_s), list[tuple[int, int]]()
-    async with Server(*FLAGS) as server:
+    learning = list[tuple[int, int]]()
+    async with Server(*plan.flags) as server:
 
-        async def block(mix: Mix, rate_per_s: float, seed: int, slo_class: str) -> None:
+        async def block(name: str, mix: Mix, rate_per_s: float, seed: int, slo_class: str) -> None:
+            draw = random.Random(f"{mix.__name__}-{seed}")
+
             def start(number: int) -> asyncio.Task[Any]:
                 prompt, output = mix(draw)
-                body = completion(prompt_ids(f"{seed}-{number}", prompt), output)
+                body = completion(prompt_ids(f"{name}-{number}", prompt), output)
                 headers = {"x-slo-class": slo_class}
                 return asyncio.create_task(ask(server.port, body, headers=headers))
 
             async with ticking(f"{slo_class}, {rate_per_s:.2f} requests/s"):
-                await asyncio.gather(*await open_loop(rate_per_s, seconds, seed, start))
+                await asyncio.gather(*await open_loop(rate_per_s, plan.seconds, seed, start))
             await server.until_empty()
 
-        for number in range(blocks):
+        for number in range(plan.blocks):
             begin_ns = now_ns()
             turn = number % len(LEARNT_MIXES)
-            await block(LEARNT_MIXES[turn], learnt_per_s[turn], 2 * number, LEARNT)
+            name = f"block {number} of {LEARNT}"
+            await block(name, LEARNT_MIXES[turn], learnt_per_s[turn], 2 * number, LEARNT)
             learning.append((begin_ns, now_ns()))
-            await block(tested_mix, tested_per_s, 2 * number + 1, TESTED)
+            seed = 2 * (number % plan.schedules) + 1
+            await block(f"block {number}", tested_mix, tested_per_s, seed, TESTED)
         await asyncio.sleep(1.0)  # the last facts are folded
         await asyncio.to_thread(download, f"http://127.0.0.1:{server.port}", path)
     return Recorded(path, learning)
@@ -140,11 +159,13 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
     (run,) = read_runs(journal.facts())
     cost = fit_turns([run], found.is_learning)
     was = outcomes_of(journal.facts())
+    stolen = stolen_from([run])
     replayed, speeds = list[Outcomes](), list[float]()
     for seed in range(seeds):
         say(f"  replaying {found.path.stem}, noise {seed + 1} of {seeds}")
         begin_ns = now_ns()
-        facts = replay_modelled(run, cost, Change(noise=DrawnNoise(cost.disturbances, seed)))
+        noise = StolenNoise(cost.disturbances, stolen, stolen, seed)
+        facts = replay_modelled(run, cost, Change(noise=noise))
         taken_ns = now_ns() - begin_ns
         replayed.append(outcomes_of(facts))
         speeds.append(replayed[-1].span_s * 1e9 / taken_ns)
@@ -163,6 +184,8 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
         "requests": was.classes[TESTED].requests,
         "learnt_turns": cost.turns,
         "fit_mean_error": cost.mean_error,
+        "stolen": stolen.share(run.started.at_ns, fact_ns(run.facts[-1])),
+        "per_stolen": noise.per_share,
         "decisions": sum(one.decisions for one in identities),
         "differences": sum(not one.holds for one in identities),
         "speed": statistics.median(speeds),
@@ -212,10 +235,15 @@ def markdown(loads: dict[float, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def flags_of(args: argparse.Namespace) -> tuple[str, ...]:
+    return (*FLAGS, "--weights", args.weights) if args.weights else FLAGS
+
+
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    learnt_per_s = [await capacity_per_s(mix, CAPACITY_S) for mix in LEARNT_MIXES]
+    plan = Plan(flags_of(args), args.blocks, args.schedules, args.seconds)
+    learnt_per_s = [await capacity_per_s(mix, CAPACITY_S, plan.flags) for mix in LEARNT_MIXES]
     say(f"the learnt mixes: at most {', '.join(f'{one:.2f}' for one in learnt_per_s)} requests/s")
-    tested_per_s = await capacity_per_s(tested_mix, CAPACITY_S)
+    tested_per_s = await capacity_per_s(tested_mix, CAPACITY_S, plan.flags)
     say(f"the tested mix: at most {tested_per_s:.2f} requests/s")
     loads: dict[float, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -225,7 +253,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             path = folder / f"load-{load}.journal"
             learnt = [LEARNT_LOAD * one for one in learnt_per_s]
             tested = load * tested_per_s
-            found = await recorded(learnt, tested, args.blocks, args.seconds, path)
+            found = await recorded(learnt, tested, plan, path)
             loads[load] = {
                 "rates_per_s": [*learnt, tested],
                 "learning": found.learning,
@@ -240,10 +268,14 @@ def main() -> int:
     parser.add_argument(
         "--blocks",
         type=int,
-        default=6,
-        help="of learnt mixes, and of the tested one, for each load",
+        default=12,
+        help="of learnt mixes, and of the tested one, for each load (default 12)",
+    )
+    parser.add_argument(
+        "--schedules", type=int, default=4, help="so many blocks, then they come again (default 4)"
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each block")
+    parser.add_argument("--weights", help="as of `phasescope serve`")
     parser.add_argument("--noise-seeds", type=int, default=NOISE_SEEDS)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the journals here")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -253,8 +285,9 @@ def main() -> int:
     about = {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "machine": machine(),
-        "server": list(FLAGS),
+        "server": list(flags_of(args)),
         "blocks": args.blocks,
+        "schedules": args.schedules,
         "seconds": args.seconds,
         **found,
         "figures": [asdict(figure) for figure in made],

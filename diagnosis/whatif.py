@@ -9,11 +9,12 @@ import msgspec
 
 from diagnosis.outcomes import Outcomes, outcomes_of
 from service.config import ConfigError
-from service.sim.noise import DrawnNoise, Noise, NoNoise, RecordedNoise
+from service.sim.noise import Noise, NoNoise, RecordedNoise
 from service.sim.recorded import NotReplayable, RecordedRun, read_runs
 from service.sim.replay_exact import Identity, replay_exactly
 from service.sim.replay_modelled import Change, replay_modelled
 from service.sim.settings import changed_limits
+from service.sim.stolen import StolenNoise, stolen_from
 from service.sim.turn_cost import TurnCost, fit_turns
 from telemetry.clock import Clock
 from telemetry.journal_reader import Journal
@@ -22,7 +23,8 @@ from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
 
 
 class NoiseKind(StrEnum):
-    """What a step takes over its modelled cost: nothing, what it took then, or of that kind."""
+    """What a step takes over its modelled cost: nothing, what it took then, or of that kind, but
+    stolen time as it was."""
 
     NONE = "none"
     RECORDED = "recorded"
@@ -87,11 +89,13 @@ def replay_journal(
     progress("reading the journal")
     runs = read_runs(journal.facts())
     compared, why = _compare(journal, progress)
-    cost = fit_turns(runs if cost_from is None else read_runs(cost_from.facts()))
+    learnt = runs if cost_from is None else read_runs(cost_from.facts())
+    cost = fit_turns(learnt)
+    stolen = stolen_from(learnt), stolen_from(runs)
     makers: dict[NoiseKind, Callable[[], Noise]] = {
         NoiseKind.NONE: NoNoise,
         NoiseKind.RECORDED: lambda: RecordedNoise(cost.disturbances),
-        NoiseKind.DRAWN: lambda: DrawnNoise(cost.disturbances, seed),
+        NoiseKind.DRAWN: lambda: StolenNoise(cost.disturbances, *stolen, seed),
     }
     make = makers[noise]
     progress("replaying as it was")

@@ -42,7 +42,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--noise",
         choices=["none", "recorded", "drawn"],
-        help="what a step takes over its modelled cost (default recorded; with --cost-from drawn)",
+        help="what a step takes over its modelled cost: nothing, what it took then, or noise of "
+        "that kind, but stolen time as it was (default recorded; with --cost-from drawn)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of drawn noise (default 0)")
     parser.add_argument(

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 _SPELL_TURNS = 20
 _BINS = 8
 # times its cost; a turn that takes longer is no slow one
-_STALL = 2.0
+STALL = 2.0
 
 
 class Disturbance(NamedTuple):
@@ -29,7 +29,7 @@ class Disturbance(NamedTuple):
     def span_ns(self, cost_ns: int) -> int:
         """Of a turn of another cost under it. A slow machine slows all in proportion; what takes
         more than that was a stall, which is as long whatever it interrupts."""
-        slow = min(self.ratio, _STALL)
+        slow = min(self.ratio, STALL)
         return int(slow * cost_ns + (self.ratio - slow) * self.cost_ns)
 
 
