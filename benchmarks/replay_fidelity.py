@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -41,12 +42,11 @@ from service.sim.replay_modelled import Change, replay_modelled
 from service.sim.stolen import StolenNoise, stolen_from
 from service.sim.turn_cost import fit_turns
 from telemetry.journal_reader import open_journal
-from telemetry.records import fact_ns
 
 RESULTS = Path(__file__).parent / "results" / "replay_fidelity.json"
 FLAGS = ("--max-num-seqs", "16", "--max-batched-tokens", "256", "--queue-limit", "2048",
          "--journal-memory", "256MiB")  # fmt: skip
-NOISE_SEEDS = 5
+NOISE_SEEDS = 9
 CAPACITY_USERS, CAPACITY_S = 24, 60.0
 LEARNT, TESTED = "batch", "chat"  # SLO classes tell the mixes apart
 LEARNT_LOAD = 0.7
@@ -184,8 +184,8 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
         "requests": was.classes[TESTED].requests,
         "learnt_turns": cost.turns,
         "fit_mean_error": cost.mean_error,
-        "stolen": stolen.share(run.started.at_ns, fact_ns(run.facts[-1])),
-        "per_stolen": noise.per_share,
+        "stolen": stolen.mean_share,
+        "slowed_by_stolen": noise.slowed,
         "decisions": sum(one.decisions for one in identities),
         "differences": sum(not one.holds for one in identities),
         "speed": statistics.median(speeds),
@@ -254,11 +254,13 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             learnt = [LEARNT_LOAD * one for one in learnt_per_s]
             tested = load * tested_per_s
             found = await recorded(learnt, tested, plan, path)
+            gc.disable()  # as `phasescope replay` does
             loads[load] = {
                 "rates_per_s": [*learnt, tested],
                 "learning": found.learning,
                 **foretold(found, args.noise_seeds),
             }
+            gc.enable()
             say(markdown(loads))
     return {"at_most_per_s": [*learnt_per_s, tested_per_s], "loads": loads}
 

@@ -30,59 +30,74 @@ def sampled(*shares: float | None) -> list[HostSampled]:
     ]
 
 
+def spells(*shares: float) -> list[HostSampled]:
+    """Of nine seconds each, so that the one in the middle has nothing else around it."""
+    return sampled(*(share for share in shares for _ in range(9)))
+
+
 def turns(*ratios: float) -> list[Disturbance]:
-    """In each second as many as end within it, all with the same ratio."""
+    """In the middle of each spell as many as end within it, all with the same ratio."""
     return [
-        Disturbance(second * S + number * COST_NS, COST_NS, ratio, 5)
-        for second, ratio in enumerate(ratios)
+        Disturbance((9 * spell + 4) * S + number * COST_NS, COST_NS, ratio, 5)
+        for spell, ratio in enumerate(ratios)
         for number in range(95)
     ]
 
 
-def ratios_at(noise: StolenNoise, second: int) -> list[float]:
-    met = [noise.at(second * S + number * COST_NS, COST_NS // 2) for number in range(90)]
+def ratios_in(noise: StolenNoise, spell: int) -> list[float]:
+    begin_ns = (9 * spell + 4) * S
+    met = [noise.at(begin_ns + number * COST_NS, COST_NS // 2) for number in range(90)]
     return [one.ratio for one in met if one is not None]
 
 
-def test_a_span_meets_the_windows_that_it_touches() -> None:
-    stolen = StolenTime(sampled(0.0, 0.5, 1.0))
-    assert stolen.share(S // 4, S // 2) == 0.0
-    assert stolen.share(S + 1, 2 * S - 1) == 0.5
-    assert stolen.share(S + S // 2, 2 * S + 1) == 0.75
-    assert stolen.share(0, 9 * S) == 0.5
+def test_a_moment_has_the_root_of_what_was_stolen_in_the_seconds_around_it() -> None:
+    stolen = StolenTime(sampled(0.0, 0.0, 0.0, 0.2, 0.0, 0.6, 1.0))
+    windows = [stolen.window(second * S + S // 2) for second in range(7)]
+    assert windows == list(range(7))
+    assert stolen.roots == pytest.approx(
+        [0.0, 0.05**0.5, 0.04**0.5, 0.16**0.5, 0.36**0.5, 0.45**0.5, (1.6 / 3) ** 0.5]
+    )
+    assert stolen.mean_share == pytest.approx(1.8 / 7)
 
 
-def test_nothing_is_stolen_where_nothing_was_sampled() -> None:
-    stolen = StolenTime(sampled(0.5, None))
-    assert stolen.share(S + 1, 2 * S) == stolen.share(7 * S, 8 * S) == 0.0
-    assert StolenTime([]).share(0, S) == 0.0
+def test_moments_that_were_not_sampled_have_none() -> None:
+    stolen = StolenTime([*sampled(None), *sampled(0.0, 0.5)[1:]])
+    assert stolen.window(S - 1) is stolen.window(2 * S + 1) is None
+    assert stolen.window(S) == stolen.window(2 * S) == 0
+    assert StolenTime([]).window(S) is None
+    assert StolenTime([]).mean_share == 0.0
 
 
 def test_what_was_stolen_is_put_back_where_it_was_and_nowhere_else() -> None:
-    """Turns took 1.5 times as long while half a CPU was stolen; now another second has that."""
-    learnt = StolenTime(sampled(0.0, 0.5, 0.0, 0.5))
-    replayed = StolenTime(sampled(0.5, 0.0, 0.25))
+    """Turns took 1.5 times as long while a quarter of a CPU was stolen; others have that now."""
+    learnt = StolenTime(spells(0.0, 0.25, 0.0, 0.25))
+    replayed = StolenTime(spells(0.25, 0.0, 0.01, 1.0))
     noise = StolenNoise(turns(1.0, 1.5, 1.0, 1.5), learnt, replayed, 1)
-    assert noise.per_share == pytest.approx(1.0, abs=0.02)
-    assert ratios_at(noise, 0) == pytest.approx([1.5] * 90, rel=0.02)
-    assert ratios_at(noise, 1) == pytest.approx([1.0] * 90, rel=0.02)
-    assert ratios_at(noise, 2) == pytest.approx([1.25] * 90, rel=0.02)
+    assert noise.slowed == pytest.approx(1.0)
+    for spell, ratio in enumerate((1.5, 1.0, 1.1, 2.0)):
+        assert ratios_in(noise, spell) == pytest.approx([ratio] * 90)
 
 
 def test_on_the_record_itself_the_mean_stays_what_it_was() -> None:
     """The cost was fitted with what was stolen in it."""
-    stolen = StolenTime(sampled(0.0, 0.4, 0.1, 0.3))
+    stolen = StolenTime(spells(0.0, 0.16, 0.01, 0.09))
     known = turns(0.9, 1.2, 0.95, 1.15)
     noise = StolenNoise(known, stolen, stolen, 2)
-    drawn = [ratio for second in range(4) for ratio in ratios_at(noise, second)]
+    drawn = [ratio for spell in range(4) for ratio in ratios_in(noise, spell)]
     assert mean(drawn) == pytest.approx(mean(one.ratio for one in known), rel=0.02)
+
+
+def test_where_nothing_was_sampled_as_much_is_stolen_as_usual() -> None:
+    learnt = StolenTime(spells(0.0, 0.25))
+    noise = StolenNoise(turns(1.0, 1.5), learnt, StolenTime([]), 1)
+    assert ratios_in(noise, 0) == pytest.approx([1.25] * 90)
 
 
 def test_without_samples_all_noise_is_drawn() -> None:
     known = turns(0.9, 1.3, 1.0)
     nothing = StolenTime([])
     noise, drawn = StolenNoise(known, nothing, nothing, 3), DrawnNoise(known, 3)
-    assert noise.per_share == 0.0
+    assert noise.slowed == 0.0
     assert [noise.at(at, COST_NS) for at in range(500)] == [
         drawn.at(at, COST_NS) for at in range(500)
     ]
@@ -90,31 +105,35 @@ def test_without_samples_all_noise_is_drawn() -> None:
 
 
 def test_stalls_tell_nothing_of_what_stealing_does() -> None:
-    stolen = StolenTime(sampled(0.0, 0.2))
+    stolen = StolenTime(spells(0.0, 0.04))
     known = turns(1.0, 1.2)
     known[150] = known[150]._replace(ratio=40.0)
-    assert StolenNoise(known, stolen, stolen, 1).per_share == pytest.approx(1.0, abs=0.02)
+    assert StolenNoise(known, stolen, stolen, 1).slowed == pytest.approx(1.0)
 
 
 def test_a_machine_that_got_faster_while_robbed_was_not_made_so_by_that() -> None:
-    stolen = StolenTime(sampled(0.0, 0.2))
-    assert StolenNoise(turns(1.0, 0.9), stolen, stolen, 1).per_share == 0.0
+    stolen = StolenTime(spells(0.0, 0.04))
+    assert StolenNoise(turns(1.0, 0.9), stolen, stolen, 1).slowed == 0.0
 
 
 def test_requests_are_slower_in_a_replay_whose_machine_was_robbed() -> None:
     facts: list[Fact] = facts_at(2.0)
     run = run_of(facts)
     cost = fit_turns([run])
-    seconds = fact_ns(facts[-1]) // S + 2
-    half = [0.0 if second % 2 else 0.5 for second in range(seconds)]
-    learnt = StolenTime(sampled(*half))
-    slowed = [o._replace(ratio=1 + learnt.share(o.begin_ns, o.begin_ns)) for o in cost.disturbances]
+    known = sampled(*([0.0] * 9 + [0.25] * 9) * (fact_ns(facts[-1]) // (18 * S) + 1))
+    learnt = StolenTime(known)
+
+    def robbed(one: Disturbance) -> float:
+        window = learnt.window(one.begin_ns)
+        return 1.0 if window is None else 1 + learnt.roots[window]
+
+    slowed = [one._replace(ratio=robbed(one)) for one in cost.disturbances]
 
     def e2e_ms(share: float) -> float:
-        samples = [replace(one, steal_ns=int(share * S)) for one in sampled(*half)]
+        samples = [replace(one, steal_ns=int(share * S)) for one in known]
         met = stolen_from([run_of(sorted([*facts, *samples], key=fact_ns))])
         noise = StolenNoise(slowed, learnt, met, 1)
         replayed = outcomes_of(replay_modelled(run, cost, Change(noise=noise)))
         return replayed.classes[CLASS].latency["e2e"].p50_ms
 
-    assert e2e_ms(0.5) > 1.3 * e2e_ms(0.0)
+    assert e2e_ms(0.25) > 1.3 * e2e_ms(0.0)

@@ -79,6 +79,8 @@ class DrawnNoise:
         for place, one in enumerate(disturbances):
             bins.setdefault(bisect_left(self._tops_ns, one.cost_ns), []).append(place)
         self._bins = bins
+        places = range(len(self._tops_ns) + 1)
+        self._nearest = [min(bins, key=lambda known: abs(known - one)) for one in places if bins]
         self._next = dict.fromkeys(bins, 0)
 
     def at(self, now_ns: int, cost_ns: int) -> Disturbance | None:
@@ -87,8 +89,7 @@ class DrawnNoise:
         if not self._left:
             self._begin_spell()
         self._left -= 1
-        wanted = bisect_left(self._tops_ns, cost_ns)
-        number = min(self._bins, key=lambda known: abs(known - wanted))
+        number = self._nearest[bisect_left(self._tops_ns, cost_ns)]
         alike = self._bins[number]
         place = alike[self._next[number] % len(alike)]
         self._next[number] += 1

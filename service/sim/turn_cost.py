@@ -1,16 +1,18 @@
 """What a turn of the engine's loop takes, fitted to turns that were recorded.
 
-    T = base + prompt tokens + pairs + decode rows, in pieces + context + P * D + samples + reshape
+    T = base + prompt tokens + pairs + decode rows, in pieces + context + rows beside prompts
+        + samples + reshape
 
 A *pair* is a prompt token and one that it attends to. The cost of decode rows has a kink wherever
 another row began to matter in what was seen (1, 2, 4, 8, ... rows), because small batches are
-read-bound and large ones are not. A step *reshapes* when it has another number of tokens than the
-one before it: runtimes that infer shapes as they go prepare all layers anew. Fitted is the span
-from one turn's begin to the commit of its step, apart from the span from there to the next turn's
-begin, by least squares of the relative error; then the coefficients are scaled so that the mean
-error is none, which matters more to a replay than any single step: a queue adds biases up. What
-masks took is left out of the fit but not of the mean: it depends on whose rows they are and on
-nothing that a load says.
+read-bound and large ones are not. Beside a prompt each row from the second on differs by so much: a
+step is not read-bound then, and a row is one token more. A step *reshapes* when it has another
+number of tokens than the one before it: runtimes that infer shapes as they go prepare all layers
+anew. Fitted is the span from one turn's begin to the commit of its step, apart from the span from
+there to the next turn's begin, by least squares of the relative error; then the coefficients are
+scaled so that the mean error is none, which matters more to a replay than any single step: a queue
+adds biases up. What masks took is left out of the fit but not of the mean: it depends on whose rows
+they are and on nothing that a load says.
 
 What the fit leaves, the ratio of each turn to what was foretold and the gap behind it, is kept
 in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
@@ -20,7 +22,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +41,7 @@ _KINKS = (1, 2, 4, 8, 16, 32, 64, 128)
 _RIDGE = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(NamedTuple):
     """What a step computes. `pairs` counts prompt tokens times what they attend to; `reshapes` says
     that the step before it had another number of tokens."""
 
@@ -57,7 +59,7 @@ class Load:
 
     def after(self, tokens: int) -> Load:
         """The same behind a step with so many tokens."""
-        return replace(self, reshapes=self.tokens != tokens)
+        return self._replace(reshapes=self.tokens != tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +78,23 @@ class TurnCost:
 
     def step_ns(self, load: Load) -> int:
         """From begin to commit, without noise."""
-        columns = _columns(load, self.kinks)
-        found = sum(a * b for a, b in zip(self.coefficients, columns, strict=True))
-        return max(1000, int(found))
+        return max(1000, int(sum(map(mul, self.coefficients, _columns(load, self.kinks)))))
 
 
 def load_of_plan(plan: Plan) -> Load:
     """What a plan asks for."""
-    return Load(
-        prompt_tokens=sum(len(chunk.tokens) for chunk in plan.prefills),
-        pairs=sum(_pairs(len(chunk.tokens), chunk.start) for chunk in plan.prefills),
-        decode_tokens=sum(1 + len(row.drafts) for row in plan.decodes),
-        decode_rows=len(plan.decodes),
-        context_tokens=sum(row.start for row in plan.decodes),
-        sampled_rows=len(plan.decodes) + sum(chunk.samples for chunk in plan.prefills),
-    )
+    decode_rows = len(plan.decodes)
+    prompt_tokens, pairs, sampled_rows = 0, 0.0, decode_rows
+    for chunk in plan.prefills:
+        tokens = len(chunk.tokens)
+        prompt_tokens += tokens
+        pairs += _pairs(tokens, chunk.start)
+        sampled_rows += chunk.samples
+    decode_tokens, context_tokens = decode_rows, 0
+    for row in plan.decodes:
+        decode_tokens += len(row.drafts)
+        context_tokens += row.start
+    return Load(prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows)
 
 
 def load_of_step(step: StepRecorded) -> Load:
@@ -201,9 +205,9 @@ def _columns(load: Load, kinks: Sequence[int]) -> tuple[float, ...]:
         load.prompt_tokens,
         load.pairs,
         load.decode_tokens,
-        *(max(0, load.decode_rows - kink) for kink in kinks),
+        *[max(0, load.decode_rows - kink) for kink in kinks],
         load.context_tokens,
-        load.prompt_tokens * load.decode_tokens,
+        max(0, load.decode_rows - 1) if load.prompt_tokens else 0,
         float(load.decode_rows > 0),
         float(load.prompt_tokens > 0),
         load.sampled_rows - load.decode_rows,
