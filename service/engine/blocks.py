@@ -12,7 +12,7 @@ is told when it is taken away (`on_evict`).
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 
@@ -106,18 +106,23 @@ class BlockPool:
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Walk the whole pool against the block tables of all live requests."""
-        expected = Counter(block for table in held for block in table)
-        for block, references in enumerate(self._references):
-            assert references == expected[block], (
+        expected = [0] * self.total
+        for table in held:
+            for block in table:
+                expected[block] += 1
+        if self._references != expected:
+            block = next(b for b in range(self.total) if self._references[b] != expected[b])
+            raise AssertionError(
                 f"{self._describe(block)}, but live requests hold {expected[block]}"
             )
+        used = {block for block, references in enumerate(expected) if references}
         free = set(self._free)
         assert len(free) == len(self._free), "a block is in the free list twice"
         assert not free & self._cached.keys(), "a block is free and cached"
-        assert all(self._references[block] == 0 for block in free), "a used block is free"
-        assert all(self._references[block] == 0 for block in self._cached), "a used one is cached"
+        assert not free & used, "a used block is free"
+        assert not used & self._cached.keys(), "a used one is cached"
         assert self._cached.keys() <= self._kept, "a block is cached that nobody keeps"
-        assert len(free) + len(self._cached) + len(expected) == self.total, "a block is lost"
+        assert len(free) + len(self._cached) + len(used) == self.total, "a block is lost"
 
     def _take(self) -> int:
         if self._free:

@@ -63,13 +63,16 @@ class Planner:
 
     def _service_order(self, now_ns: int) -> list[Request]:
         """Running sequences, the first to be served and the last to be preempted in front."""
+        running = self.residents.running
+        if len(running) < 2:
+            return list(running)
         rank = self._rank(now_ns)
 
         def key(request: Request) -> tuple[bool, int, int]:
             priority, service, _, _ = rank(request)
             return (request.paused, priority, service)
 
-        return sorted(self.residents.running, key=key)
+        return sorted(running, key=key)
 
     def _rank(self, now_ns: int) -> Callable[[Request], Rank]:
         batch = Counter(request.submit.tenant for request in self.residents.running)
@@ -137,8 +140,10 @@ class Planner:
 
     def _plan_prefills(self, draft: Draft, now_ns: int) -> None:
         """Chunks of running prompts and new admissions, in one order of service."""
-        rank = self._rank(now_ns)
         started = [r for r in self.residents.running if r.in_prefill and not r.paused]
+        if not started and not self.residents.queue.has_candidates:
+            return  # nearly always
+        rank = self._rank(now_ns)
         pending = deque(sorted(started, key=rank))
         capped: set[str] = set()
         head = self._head(draft, capped, now_ns)

@@ -58,9 +58,9 @@ class ModelledDevice:
         return StepOutcome(samples, begin_ns, end_ns)
 
     def _samples(self, row: DecodeRow | PrefillChunk) -> tuple[Sample, ...]:
-        count = 1
-        if isinstance(row, DecodeRow) and row.drafts:
-            held = self._held.get(row.seq_id, {}).get(row.start, 1)
-            count = min(held, 1 + len(row.drafts))
+        if not isinstance(row, DecodeRow) or not row.drafts:
+            return (Sample(self._token(row.seq_id, row.output_index)),)
+        held = self._held.get(row.seq_id, {}).get(row.start, 1)
+        count = min(held, 1 + len(row.drafts))
         outputs = range(row.output_index, row.output_index + count)
         return tuple(Sample(self._token(row.seq_id, index)) for index in outputs)
