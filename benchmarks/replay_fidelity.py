@@ -12,7 +12,8 @@ time, which is as it was (mode B); of the tested mix, quantiles of what was fore
 over some seeds of the noise, stand beside those that were recorded.
 
     .venv/bin/python -m benchmarks.replay_fidelity
-        [--blocks 12] [--schedules 4] [--seconds 20] [--weights int8] [--out FILE]
+        [--blocks 12] [--schedules 4] [--seconds 20] [--weights int8] [--keep FOLDER] [--out FILE]
+    .venv/bin/python -m benchmarks.replay_fidelity --again FILE --keep FOLDER --out FILE
 """
 
 from __future__ import annotations
@@ -160,6 +161,7 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
     cost = fit_turns([run], found.is_learning)
     was = outcomes_of(journal.facts())
     stolen = stolen_from([run])
+    gc.disable()  # as `phasescope replay` does
     replayed, speeds = list[Outcomes](), list[float]()
     for seed in range(seeds):
         say(f"  replaying {found.path.stem}, noise {seed + 1} of {seeds}")
@@ -169,6 +171,7 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
         taken_ns = now_ns() - begin_ns
         replayed.append(outcomes_of(facts))
         speeds.append(replayed[-1].span_s * 1e9 / taken_ns)
+    gc.enable()
     rows: dict[str, Any] = {}
     for measure in LIMITS:
         for quantile in ("p50_ms", "p99_ms"):
@@ -254,15 +257,33 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             learnt = [LEARNT_LOAD * one for one in learnt_per_s]
             tested = load * tested_per_s
             found = await recorded(learnt, tested, plan, path)
-            gc.disable()  # as `phasescope replay` does
             loads[load] = {
                 "rates_per_s": [*learnt, tested],
                 "learning": found.learning,
                 **foretold(found, args.noise_seeds),
             }
-            gc.enable()
             say(markdown(loads))
-    return {"at_most_per_s": [*learnt_per_s, tested_per_s], "loads": loads}
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "machine": machine(),
+        "server": list(plan.flags),
+        "blocks": args.blocks,
+        "schedules": args.schedules,
+        "seconds": args.seconds,
+        "at_most_per_s": [*learnt_per_s, tested_per_s],
+        "loads": loads,
+    }
+
+
+def asked_again(args: argparse.Namespace) -> dict[str, Any]:
+    """What the present version foretells of a run whose journals were kept."""
+    about: dict[str, Any] = json.loads(args.again.read_text())
+    for load, one in about["loads"].items():
+        learning = [(begin_ns, end_ns) for begin_ns, end_ns in one["learning"]]
+        found = Recorded(args.keep / f"load-{load}.journal", learning)
+        one.update(foretold(found, args.noise_seeds))
+    about["loads"] = {float(load): one for load, one in about["loads"].items()}
+    return about | {"asked_again": time.strftime("%Y-%m-%d %H:%M:%S %z")}
 
 
 def main() -> int:
@@ -280,23 +301,20 @@ def main() -> int:
     parser.add_argument("--weights", help="as of `phasescope serve`")
     parser.add_argument("--noise-seeds", type=int, default=NOISE_SEEDS)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the journals here")
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE", help="ask the kept journals of these results"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    found = asyncio.run(measure(args))
-    made = figures(found["loads"])
-    about = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "machine": machine(),
-        "server": list(flags_of(args)),
-        "blocks": args.blocks,
-        "schedules": args.schedules,
-        "seconds": args.seconds,
-        **found,
-        "figures": [asdict(figure) for figure in made],
-    }
+    if args.again is not None and args.keep is None:
+        parser.error("--again needs --keep: the folder with the journals")
+    about = asked_again(args) if args.again is not None else asyncio.run(measure(args))
+    loads = about["loads"]
+    made = figures(loads)
+    about["figures"] = [asdict(figure) for figure in made]
     args.out.write_text(json.dumps(about, indent=1) + "\n")
-    args.out.with_suffix(".md").write_text(markdown(found["loads"]))
-    say(markdown(found["loads"]))
+    args.out.with_suffix(".md").write_text(markdown(loads))
+    say(markdown(loads))
     for figure in made:
         say(figure.line())
     return 0 if all(figure.holds for figure in made) else 1
