@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     except (JournalError, NotReplayable, Unreachable) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
+    finally:
+        gc.enable()
 
 
 def _exact(args: argparse.Namespace) -> int:
