@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import mean
 
 import pytest
 from msgspec.structs import replace
-from replayed import CLASS, facts_at, run_of
+from replayed import CLASS, facts_at
 
 from diagnosis.outcomes import outcomes_of
+from diagnosis.whatif import NoiseKind, replay_journal
 from service.sim.noise import Disturbance, DrawnNoise
-from service.sim.replay_modelled import Change, replay_modelled
-from service.sim.stolen import StolenNoise, StolenTime, stolen_from
-from service.sim.turn_cost import fit_turns
+from service.sim.stolen import StolenNoise, StolenTime
+from telemetry.clock import MonotonicClock
+from telemetry.engine_records import StepRecorded
 from telemetry.host_records import HostSampled
+from telemetry.journal import write_journal
+from telemetry.journal_reader import Journal, open_journal
 from telemetry.records import Fact, fact_ns
 
 S = 1_000_000_000
@@ -116,24 +120,38 @@ def test_a_machine_that_got_faster_while_robbed_was_not_made_so_by_that() -> Non
     assert StolenNoise(turns(1.0, 0.9), stolen, stolen, 1).slowed == 0.0
 
 
-def test_requests_are_slower_in_a_replay_whose_machine_was_robbed() -> None:
+def slowed_while_robbed(facts: list[Fact], samples: list[HostSampled]) -> list[Fact]:
+    """Steps took longer by the root of what was stolen."""
+    stolen, found = StolenTime(samples), list[Fact]()
+    for fact in facts:
+        if isinstance(fact, StepRecorded):
+            window = stolen.window((fact.begin_ns + fact.committed_ns) // 2)
+            span_ns = fact.committed_ns - fact.begin_ns
+            more_ns = 0 if window is None else int(stolen.roots[window] * span_ns)
+            fact = replace(fact, begin_ns=fact.begin_ns - more_ns)
+        found.append(fact)
+    return sorted([*found, *samples], key=fact_ns)
+
+
+def test_a_replay_is_slow_where_its_own_machine_was_robbed_not_the_one_learnt_from(
+    tmp_path: Path,
+) -> None:
     facts: list[Fact] = facts_at(2.0)
-    run = run_of(facts)
-    cost = fit_turns([run])
     known = sampled(*([0.0] * 9 + [0.25] * 9) * (fact_ns(facts[-1]) // (18 * S) + 1))
-    learnt = StolenTime(known)
+    clock = MonotonicClock()
 
-    def robbed(one: Disturbance) -> float:
-        window = learnt.window(one.begin_ns)
-        return 1.0 if window is None else 1 + learnt.roots[window]
+    def kept(name: str, facts: list[Fact]) -> Journal:
+        write_journal(tmp_path / name, facts, clock, "test")
+        return open_journal(tmp_path / name)
 
-    slowed = [one._replace(ratio=robbed(one)) for one in cost.disturbances]
+    learnt = kept("learnt", slowed_while_robbed(facts, known))
 
     def e2e_ms(share: float) -> float:
         samples = [replace(one, steal_ns=int(share * S)) for one in known]
-        met = stolen_from([run_of(sorted([*facts, *samples], key=fact_ns))])
-        noise = StolenNoise(slowed, learnt, met, 1)
-        replayed = outcomes_of(replay_modelled(run, cost, Change(noise=noise)))
-        return replayed.classes[CLASS].latency["e2e"].p50_ms
+        own = kept(f"own-{share}", sorted([*facts, *samples], key=fact_ns))
+        report, _ = replay_journal(own, clock, cost_from=learnt, noise=NoiseKind.DRAWN)
+        return report.replayed.classes[CLASS].latency["e2e"].p50_ms
 
-    assert e2e_ms(0.25) > 1.3 * e2e_ms(0.0)
+    unrobbed_ms = outcomes_of(facts).classes[CLASS].latency["e2e"].p50_ms
+    assert e2e_ms(0.0) == pytest.approx(unrobbed_ms, rel=0.1)
+    assert e2e_ms(0.25) > 1.35 * unrobbed_ms
