@@ -38,6 +38,7 @@ from benchmarks.machine import machine
 from dashboards.source import download
 from diagnosis.outcomes import Outcomes, outcomes_of
 from diagnosis.whatif import identities_of
+from service.sim.noise import Disturbance
 from service.sim.recorded import read_runs
 from service.sim.replay_modelled import Change, replay_modelled
 from service.sim.stolen import StolenNoise, stolen_from
@@ -189,11 +190,23 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
         "fit_mean_error": cost.mean_error,
         "stolen": stolen.mean_share,
         "slowed_by_stolen": noise.slowed,
+        "blocks_differ": _blocks_differ(cost.disturbances, found),
+        "blocks_differ_but_for_stolen": _blocks_differ(noise.rest, found),
         "decisions": sum(one.decisions for one in identities),
         "differences": sum(not one.holds for one in identities),
         "speed": statistics.median(speeds),
         "quantiles": rows,
     }
+
+
+def _blocks_differ(disturbances: Sequence[Disturbance], found: Recorded) -> float:
+    """The standard deviation of how slow the learnt blocks were beside the fit."""
+    slow: list[float] = []
+    for begin_ns, end_ns in found.learning:
+        within = [one for one in disturbances if begin_ns <= one.begin_ns < end_ns]
+        took_ns = sum(one.span_ns(one.cost_ns) for one in within)
+        slow.append(took_ns / sum(one.cost_ns for one in within))
+    return statistics.pstdev(slow)
 
 
 def _quantile(outcomes: Outcomes, measure: str, quantile: str) -> float:

@@ -6,9 +6,9 @@ its noise anew need not draw this part of it. So it is taken out of what was rec
 drawn from, and put back as it was at the moment that is replayed.
 
 Turns are slowed long before much is stolen: neighbours who leave a guest its CPU still share its
-core, its caches and its memory. On a machine that was watched for two hours the slowing went with
-the root of the share, and best with that of some seconds around, since a second of it is counted in
-few ticks.
+core, its caches and its memory. So the slowing is taken to go with the root of the share, and that
+of some seconds around, since a second of it is counted in few ticks. How much of a machine's drift
+is explained so is in what `benchmarks.replay_fidelity` prints.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class StolenNoise:
 
     `disturbances` were recorded while time was stolen as `learnt` says; the turns that are
     replayed meet `replayed`. `slowed` is by how much of itself a turn gets longer while a CPU is
-    stolen, by least squares over what it costs; half of that while a quarter of one is. At moments
-    that were not sampled as much is stolen as usual.
+    stolen, by least squares over what it costs; half of that while a quarter of one is. `rest` is
+    what it leaves of the disturbances. At moments that were not sampled as much is stolen as usual.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class StolenNoise:
         ]
         self.slowed, usual = _slowed_by(sampled)
         self._level = 1 + self.slowed * usual
-        rest = [
+        self.rest = [
             one if window is None else one._replace(ratio=one.ratio / self._by(learnt, window))
             for one, window in zip(disturbances, windows, strict=True)
         ]
-        self._drawn: Noise = DrawnNoise(rest, seed)
+        self._drawn: Noise = DrawnNoise(self.rest, seed)
         self._replayed = replayed
 
     def at(self, now_ns: int, cost_ns: int) -> Disturbance | None:
