@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable
 from statistics import mean
 
@@ -315,8 +316,30 @@ def test_a_turn_is_disturbed_as_turns_of_its_cost_were() -> None:
     short = [Disturbance(at, 1000, 3.0, 5) for at in range(0, 100, 2)]
     long = [Disturbance(at, 90_000, 1.1, 5) for at in range(1, 100, 2)]
     noise = DrawnNoise(sorted([*short, *long]), 1)
-    assert {one.ratio for _ in range(99) if (one := noise.at(0, 900)) is not None} == {3.0}
-    assert {one.ratio for _ in range(99) if (one := noise.at(0, 95_000)) is not None} == {1.1}
+    met = [noise.at(0, cost_ns) for cost_ns in (900, 95_000) for _ in range(99)]
+    assert [one.ratio for one in met if one] == pytest.approx([3.0] * 99 + [1.1] * 99)
+
+
+def bursts() -> list[Disturbance]:
+    """Prompts in bursts, each first one slow, among turns that decode; dear ones are quick."""
+    draw = random.Random(7)
+    found = list[tuple[int, float]]()
+    for _ in range(150):
+        found += [(draw.randint(900, 1100), 1.0) for _ in range(draw.randint(5, 60))]
+        for number in range(draw.randint(1, 12)):
+            cost_ns = draw.choice([20_000, 40_000])
+            found.append((cost_ns, (1.5 if number == 0 else 0.9) + 4000 / cost_ns))
+    return [Disturbance(at, cost_ns, ratio, 5) for at, (cost_ns, ratio) in enumerate(found)]
+
+
+def test_what_is_drawn_adds_up_to_what_was_recorded() -> None:
+    known = bursts()
+    took_ns = sum(one.span_ns(one.cost_ns) for one in known)
+    drawn_ns = [
+        sum(met.span_ns(one.cost_ns) for one in known if (met := noise.at(0, one.cost_ns)))
+        for noise in (DrawnNoise(known, seed) for seed in range(30))
+    ]
+    assert mean(drawn_ns) == pytest.approx(took_ns, rel=0.005)
 
 
 def test_drawn_noise_has_the_spread_that_was_recorded() -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from random import Random
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 _SPELL_TURNS = 20
-_BINS = 8
+_BINS = 12  # by turns, and as many by time
 # times its cost; a turn that takes longer is no slow one
 STALL = 2.0
 
@@ -67,18 +70,20 @@ class RecordedNoise:
 
 class DrawnNoise:
     """Of the same kind, drawn in spells, so that what lasted lasts. Within a spell each turn is
-    disturbed as the next recorded one of about its own cost."""
+    disturbed as the next recorded one of about its own cost; were the recorded turns replayed, they
+    would take as long in all as they took."""
 
     def __init__(self, disturbances: Sequence[Disturbance], seed: int) -> None:
-        self._disturbances = disturbances
         self._random = Random(seed)
         self._left = 0
-        ordered = sorted(one.cost_ns for one in disturbances) or [0]
-        self._tops_ns = sorted({ordered[len(ordered) * n // _BINS] for n in range(1, _BINS)})
+        self._tops_ns = _tops_ns(disturbances)
         bins: dict[int, list[int]] = {}
         for place, one in enumerate(disturbances):
             bins.setdefault(bisect_left(self._tops_ns, one.cost_ns), []).append(place)
         self._bins = bins
+        self._disturbances = list(disturbances)
+        for alike in bins.values():
+            _keep_total(self._disturbances, alike)
         places = range(len(self._tops_ns) + 1)
         self._nearest = [min(bins, key=lambda known: abs(known - one)) for one in places if bins]
         self._next = dict.fromkeys(bins, 0)
@@ -100,3 +105,36 @@ class DrawnNoise:
         self._left = _SPELL_TURNS
         since = self._random.randrange(len(self._disturbances))
         self._next = {n: bisect_left(alike, since) for n, alike in self._bins.items()}
+
+
+def _tops_ns(disturbances: Sequence[Disturbance]) -> list[int]:
+    """Where bins of cost end, so that none has more than its part of the turns, nor of their time:
+    most turns decode, and most time goes to prompts."""
+    ordered = sorted(one.cost_ns for one in disturbances) or [0]
+    sums_ns = list(accumulate(ordered))
+    parts = range(1, _BINS)
+    by_turns = {ordered[len(ordered) * part // _BINS] for part in parts}
+    by_time = {ordered[bisect_left(sums_ns, sums_ns[-1] * part // _BINS)] for part in parts}
+    return sorted(by_turns | by_time)
+
+
+def _keep_total(disturbances: list[Disturbance], alike: Sequence[int]) -> None:
+    """Scale these, which are drawn for each other, so that what is drawn adds up to what they took.
+
+    It would not by itself: spells begin anywhere, so a turn is drawn more often the longer none of
+    its kind came before it, and the first of a burst are not like those that follow; and a turn
+    counts for what it costs where it was recorded, but not where it is drawn. Stalls are left.
+    """
+    places = np.array(alike)
+    slow = np.array([min(disturbances[place].ratio, STALL) for place in alike])
+    costs_ns = np.array([disturbances[place].cost_ns for place in alike], dtype=np.float64)
+    begins = np.diff(places, prepend=places[-1] - len(disturbances))  # after which it comes first
+    _, ranks = np.unique(places // _SPELL_TURNS, return_counts=True)
+    often = np.zeros(len(alike))
+    for rank in range(int(ranks.max())):
+        often += (ranks > rank).sum() * np.roll(begins, rank)
+    scale = float((slow @ costs_ns / costs_ns.sum()) / (slow @ often / often.sum()))
+    for place in alike:
+        one = disturbances[place]
+        if one.ratio < STALL:
+            disturbances[place] = one._replace(ratio=one.ratio * scale)
