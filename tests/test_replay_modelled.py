@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from replayed import CLASS, COST, close, facts_at, run_of
 
 from diagnosis.outcomes import Outcomes, latency_of, outcomes_of
-from service.sim.noise import Disturbance, DrawnNoise, NoNoise, RecordedNoise
+from service.sim.noise import STALL, Disturbance, DrawnNoise, NoNoise, RecordedNoise
 from service.sim.recorded import NotReplayable, RecordedRun
 from service.sim.replay_modelled import Change, replay_modelled
 from service.sim.turn_cost import Load, TurnCost, fit_turns, load_of_step
@@ -320,6 +320,16 @@ def test_a_turn_is_disturbed_as_turns_of_its_cost_were() -> None:
     assert [one.ratio for one in met if one] == pytest.approx([3.0] * 99 + [1.1] * 99)
 
 
+def test_few_turns_that_take_most_time_are_told_apart_by_what_they_cost() -> None:
+    known = [
+        Disturbance(at, *{0: (100_000, 1.0), 30: (400_000, 1.5)}.get(at % 60, (1000, 1.2)), 5)
+        for at in range(6000)
+    ]
+    noise = DrawnNoise(known, 1)
+    met = [noise.at(0, cost_ns) for cost_ns in (100_000, 400_000) for _ in range(99)]
+    assert [one.ratio for one in met if one] == pytest.approx([1.0] * 99 + [1.5] * 99)
+
+
 def bursts() -> list[Disturbance]:
     """Prompts in bursts, each first one slow, among turns that decode; dear ones are quick."""
     draw = random.Random(7)
@@ -340,6 +350,15 @@ def test_what_is_drawn_adds_up_to_what_was_recorded() -> None:
         for noise in (DrawnNoise(known, seed) for seed in range(30))
     ]
     assert mean(drawn_ns) == pytest.approx(took_ns, rel=0.005)
+
+
+def test_a_stall_is_as_long_as_it_was_however_often_it_is_drawn() -> None:
+    known = bursts()
+    place = max(range(len(known)), key=lambda place: known[place].cost_ns)
+    known[place] = known[place]._replace(ratio=30.0)
+    noise = DrawnNoise(known, 5)
+    met = [noise.at(0, known[place].cost_ns) for _ in range(9000)]
+    assert {one.ratio for one in met if one and one.ratio > STALL} == {30.0}
 
 
 def test_drawn_noise_has_the_spread_that_was_recorded() -> None:
