@@ -12,9 +12,8 @@ is decided again exactly (mode A) and replayed by the learnt cost with its noise
 stolen time, which is as it was (mode B); of the tested mix, quantiles of what was foretold, the
 median over some seeds of the noise, stand beside those that were recorded.
 
-    .venv/bin/python -m benchmarks.replay_fidelity
-        [--blocks N | N,N,N] [--schedules 4] [--seconds 20] [--weights int8] [--keep FOLDER]
-        [--out FILE]
+    .venv/bin/python -m benchmarks.replay_fidelity [--blocks N | N,N,N] [--schedules 4]
+        [--seconds 20] [--weights int8] [--keep FOLDER] [--out FILE]
     .venv/bin/python -m benchmarks.replay_fidelity --again FILE --keep FOLDER --out FILE
 """
 
