@@ -6,7 +6,9 @@
 A *pair* is a prompt token and one that it attends to. The cost of decode rows has a kink wherever
 another row began to matter in what was seen (1, 2, 4, 8, ... rows), because small batches are
 read-bound and large ones are not. Beside a prompt each row from the second on differs by so much: a
-step is not read-bound then, and a row is one token more. A step *reshapes* when it has another
+step is not read-bound then, and a row is one token more. Kernels take rows by threes, by sixes or
+by whatever fits their registers, which no kinks follow: so steps that only decode differ by a
+factor for every number of tokens of which enough was seen. A step *reshapes* when it has another
 number of tokens than the one before it: runtimes that infer shapes as they go prepare all layers
 anew. Fitted is the span from one turn's begin to the commit of its step, apart from the span from
 there to the next turn's begin, by least squares of the relative error; then the coefficients are
@@ -21,7 +23,7 @@ in order: it is the noise of the machine (`service.sim.noise`), stalls and all.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from typing import NamedTuple
@@ -70,6 +72,7 @@ class TurnCost:
 
     coefficients: tuple[float, ...]
     kinks: tuple[int, ...]
+    factors: Mapping[int, float]  # by how many tokens a step that only decodes computes
     gap_ns: int
     wake_ns: int
     turns: int
@@ -78,7 +81,10 @@ class TurnCost:
 
     def step_ns(self, load: Load) -> int:
         """From begin to commit, without noise."""
-        return max(1000, int(sum(map(mul, self.coefficients, _columns(load, self.kinks)))))
+        found = sum(map(mul, self.coefficients, _columns(load, self.kinks)))
+        if not load.prompt_tokens:
+            found *= self.factors.get(load.decode_tokens, 1.0)
+        return max(1000, int(found))
 
 
 def load_of_plan(plan: Plan) -> Load:
@@ -125,15 +131,19 @@ def fit_turns(
     widest = max(load.decode_rows for load in loads)
     kinks = tuple(kink for kink in _KINKS if kink < widest)
     columns = np.array([_columns(load, kinks) for load in loads])
+    decoded = np.array([0 if load.prompt_tokens else load.decode_tokens for load in loads])
     found, usual = _fit_usual(columns, computed_ns)
-    found *= spans_ns[usual].sum() / (columns[usual] @ found).sum()
-    foretold = (columns @ found).clip(1000)
+    factors = _factors(decoded[usual], computed_ns[usual], columns[usual] @ found)
+    differs = np.array([factors.get(tokens, 1.0) for tokens in decoded.tolist()])
+    found *= spans_ns[usual].sum() / (columns @ found * differs)[usual].sum()
+    foretold = (columns @ found * differs).clip(1000)
     ratios = spans_ns / foretold
     gaps = sorted(turn.gap_ns for turn in turns if turn.gap_ns is not None)
     gap_ns = gaps[len(gaps) // 2] if gaps else 0
     return TurnCost(
         coefficients=tuple(found.tolist()),
         kinks=kinks,
+        factors=factors,
         gap_ns=gap_ns,
         wake_ns=_wake_ns(runs),
         turns=len(turns),
@@ -213,6 +223,19 @@ def _columns(load: Load, kinks: Sequence[int]) -> tuple[float, ...]:
         load.sampled_rows - load.decode_rows,
         float(load.reshapes),
     )
+
+
+def _factors(decoded: np.ndarray, spans_ns: np.ndarray, foretold: np.ndarray) -> dict[int, float]:
+    """What turns took over what was foretold, for every number of tokens that enough of them
+    decoded. `decoded` is 0 where a prompt was computed, too."""
+    counts, groups = np.unique(decoded, return_inverse=True)
+    enough = np.bincount(groups) >= _LEAST_TURNS
+    took = np.bincount(groups, spans_ns) / np.bincount(groups, foretold)
+    return {
+        int(tokens): float(factor)
+        for tokens, factor, known in zip(counts, took, enough, strict=True)
+        if known and tokens
+    }
 
 
 def _fit_usual(columns: np.ndarray, spans_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
