@@ -237,8 +237,8 @@ def test_the_default_models_quality_is_kept(
     default_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Perplexity of a real text against the torch decoder in float32: equal with weights in
-    bf16 (nearly, where products are of bf16, too), and within the stated bounds with int8 weights
-    or an int8 cache."""
+    bf16 (nearly, where products are of bf16, too), and within the stated bounds with int8 weights.
+    An int8 cache is judged beside one of bf16 with the same products: they are not its doing."""
     ref = ModelRef(kind=ModelKind.GGUF, path=str(default_model), name="default")
     source = Read(open_weights(ref))
     ids = load_tokenizer(ref).encode(LICENSE.read_text())[:200]
@@ -259,7 +259,7 @@ def test_the_default_models_quality_is_kept(
         print("\n[openvino] perplexity", {name: f"{100 * c:+.3f} %" for name, c in changes.items()})
     assert abs(changes["bf16"]) < (0.01 if cpu_multiplies_bf16() else 0.005)
     assert abs(changes["int8 weights"]) < 0.03
-    assert abs(changes["int8 cache"]) < 0.01
+    assert abs((1 + changes["int8 cache"]) / (1 + changes["bf16"]) - 1) < 0.01
 
 
 def run_python(program: str) -> subprocess.CompletedProcess[str]:
