@@ -8,6 +8,7 @@ from random import Random
 from ledger_world import gateway_facts
 from msgspec.structs import replace
 
+from service.sim.noise import Disturbance
 from service.sim.recorded import RecordedRun, read_runs
 from service.sim.scenarios import Scenario, small_limits
 from service.sim.sim_executor import LinearCost
@@ -68,6 +69,11 @@ def _as_it_came(fact: Fact, came_ns: dict[str, int]) -> Fact:
 def run_of(facts: list[Fact]) -> RecordedRun:
     (run,) = read_runs(facts)
     return run
+
+
+def disturbed(*ratios: float) -> list[Disturbance]:
+    """Turns a hundred ns apart, many times over."""
+    return [Disturbance(100 * place, 1000, ratio, 5) for place, ratio in enumerate(ratios * 30)]
 
 
 def close(a: float, b: float, relative: float) -> bool:
