@@ -35,8 +35,9 @@ sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants ch
 bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks.serving
 
-docs: $(VENV)/.core ## Write telemetry/METRICS.md from the catalog
+docs: $(VENV)/.core ## Write telemetry/METRICS.md and docs/limits.md from the code
 	$(BIN)/python -m telemetry.metrics_doc
+	$(BIN)/python -m service.gateway.limits_doc
 
 prometheus: ## Install Debian's prometheus and promtool, which some tests want (needs root)
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { apt-get update -qq && \

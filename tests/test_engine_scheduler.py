@@ -145,11 +145,13 @@ def test_end_and_stop_tokens_end_a_sequence_with_their_own_reason() -> None:
     assert world.ends[first] == [EndReason.EOS]
     assert len(world.outputs[first]) == 3
 
-    second = world.submit(4, max_tokens=8, stop_token_ids=(sim_token(1, 0, 1000),))
+    second = world.submit(4, max_tokens=8, stop_token_ids=frozenset({sim_token(1, 0, 1000)}))
     world.run()
     assert world.ends[second] == [EndReason.STOP_TOKEN]
 
-    third = world.submit(4, max_tokens=8, min_tokens=2, stop_token_ids=(sim_token(2, 0, 1000),))
+    third = world.submit(
+        4, max_tokens=8, min_tokens=2, stop_token_ids=frozenset({sim_token(2, 0, 1000)})
+    )
     world.run()
     assert world.ends[third] == [EndReason.MAX_TOKENS]
 

@@ -33,7 +33,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sampling: SamplingParams
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     tenant: str = ""
     priority: int = 0
     deadline_ns: int | None = None

@@ -17,13 +17,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.gateway.completions import Exchange
 from service.gateway.errors import ApiError, internal
 from service.gateway.http import header
+from service.gateway.limits import REQUEST_ID_CHARACTERS
 from service.gateway.ops import error_response, ops_routes
 from service.gateway.responses import Operation
 from service.gateway.state import GatewayState
 
 log = logging.getLogger("phasescope.gateway")
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{REQUEST_ID_CHARACTERS.value}}}")
 
 
 def build_app(state: GatewayState) -> ASGIApp:

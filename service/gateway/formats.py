@@ -14,20 +14,18 @@ from typing import Any
 import msgspec
 
 from service.engine.plan import Grammar, GrammarKind
-from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS
+from service.gateway import limits
+from service.gateway.decoding import INVALID_GRAMMAR
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.json_schemas import fault_of_schema, matches, validates
+from service.gateway.request_types import ResponseFormat, StructuredOutputs
 
-CODE = "invalid_grammar"
-MAX_CHOICES_OF_TEXT = 4096
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _GUIDED = ("json", "regex", "grammar", "choice")
 
 
 def parse_grammar(take: Callable[[str], Any]) -> Grammar | None:
-    """The constraint among a body's fields; `take` removes and returns a field."""
+    """The constraint among a body's fields; `take` returns a field's value."""
     found: dict[str, Grammar] = {}
     grammar = _response_format(take("response_format"))
     if grammar is not None:
@@ -67,58 +65,35 @@ def outputs_are_valid(grammar: Grammar, texts: Iterable[str]) -> bool | None:
 
 
 def _wrong(message: str, param: str) -> ApiError:
-    return bad_request(message, param, CODE)
+    return bad_request(message, param, INVALID_GRAMMAR)
 
 
-def _response_format(value: Any) -> Grammar | None:
-    where = "response_format"
+def _response_format(value: ResponseFormat | None) -> Grammar | None:
+    where = "response_format.json_schema"
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise _wrong(f"{where} must be an object", where)
-    kind = value.get("type")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise _wrong(
-            f"{where}.type must be 'text', 'json_object' or 'json_schema'", f"{where}.type"
-        )
-    _refuse_unknown(value, {"type", "json_schema"} if kind == "json_schema" else {"type"}, where)
-    match kind:
+    if value.json_schema is not None and value.type != "json_schema":
+        raise _wrong(f"{where} is not known where type is {value.type!r}", where)
+    match value.type:
         case "json_schema":
-            return _named_schema(value.get("json_schema"), f"{where}.json_schema")
+            if value.json_schema is None:
+                raise _wrong(f"{where} must be an object with a name and a schema", where)
+            return _schema(value.json_schema.schema, f"{where}.schema")
         case "json_object":
             return Grammar(GrammarKind.JSON_OBJECT, "")
-        case _:
+        case "text":
             return None
 
 
-def _named_schema(value: Any, where: str) -> Grammar:
-    """`strict` changes nothing: a schema is always enforced."""
-    if not isinstance(value, dict):
-        raise _wrong(f"{where} must be an object with a name and a schema", where)
-    _refuse_unknown(value, {"name", "schema", "strict", "description"}, where)
-    name = value.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _wrong(
-            f"{where}.name must be a string of 1 to 64 letters, digits, _ and -", f"{where}.name"
-        )
-    if not isinstance(value.get("strict"), bool | None):
-        raise _wrong(f"{where}.strict must be true or false", f"{where}.strict")
-    if not isinstance(value.get("description"), str | None):
-        raise _wrong(f"{where}.description must be a string", f"{where}.description")
-    return _schema(value.get("schema"), f"{where}.schema")
-
-
-def _structured(value: Any) -> list[tuple[str, Any]]:
+def _structured(value: StructuredOutputs | None) -> list[tuple[str, Any]]:
     """The constraints that are set in `structured_outputs`."""
-    where = "structured_outputs"
     if value is None:
         return []
-    if not isinstance(value, dict):
-        raise _wrong(f"{where} must be an object", where)
-    _refuse_unknown(value, {*_GUIDED, "json_object"}, where)
-    found = [(name, item) for name, item in value.items() if item is not None]
+    names = StructuredOutputs.__struct_fields__
+    found = [(name, getattr(value, name)) for name in names if getattr(value, name) is not None]
     if not found:
-        raise _wrong(f"{where} needs one of {', '.join(_GUIDED)}", where)
+        where = "structured_outputs"
+        raise _wrong(f"{where} needs one of {', '.join(names)}", where)
     return found
 
 
@@ -131,9 +106,9 @@ def _structured_one(name: str, value: Any, where: str) -> Grammar:
                 raise _wrong(f"{where} must be true", where)
             return Grammar(GrammarKind.JSON_OBJECT, "")
         case "regex":
-            return Grammar(GrammarKind.REGEX, _text(value, where))
+            return Grammar(GrammarKind.REGEX, value)
         case "grammar":
-            return Grammar(GrammarKind.EBNF, _text(value, where))
+            return Grammar(GrammarKind.EBNF, value)
         case _:
             return _choice(value, where)
 
@@ -147,37 +122,39 @@ def _schema(value: Any, where: str) -> Grammar:
             raise _wrong(f"{where} is not valid JSON: {error}", where) from error
     if not isinstance(value, dict):
         raise _wrong(f"{where} must be a JSON schema, that is an object", where)
-    source = _text(msgspec.json.encode(value).decode(), where)
+    if _is_deeper(value, limits.SCHEMA_LEVELS.value):
+        most = limits.SCHEMA_LEVELS.value
+        raise _wrong(f"{where} is nested too deeply; {most} levels are allowed", where)
+    source = _capped(msgspec.json.encode(value).decode(), where)
     fault = fault_of_schema(source)
     if fault is not None:
         raise _wrong(f"{where}: {fault}", where)
     return Grammar(GrammarKind.JSON_SCHEMA, source)
 
 
-def _choice(value: Any, where: str) -> Grammar:
-    if (
-        not isinstance(value, list)
-        or not 1 <= len(value) <= MAX_CHOICES_OF_TEXT
-        or not all(isinstance(item, str) and item for item in value)
-    ):
-        raise _wrong(
-            f"{where} must be a list of 1 to {MAX_CHOICES_OF_TEXT} strings, none empty", where
-        )
-    escaped = (_META.sub(r"\\\g<0>", item) for item in dict.fromkeys(value))
-    return Grammar(GrammarKind.REGEX, _text("|".join(escaped), where))
+def _choice(texts: list[str], where: str) -> Grammar:
+    escaped = (_META.sub(r"\\\g<0>", text) for text in dict.fromkeys(texts))
+    return Grammar(GrammarKind.REGEX, _capped("|".join(escaped), where))
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise _wrong(f"{where} must be a string and not empty", where)
-    if len(value) > MAX_GRAMMAR_CHARACTERS:
-        raise _wrong(
-            f"{where} has {len(value)} characters; {MAX_GRAMMAR_CHARACTERS} are allowed", where
-        )
-    return value
+def _capped(source: str, where: str) -> str:
+    most = limits.GRAMMAR_CHARACTERS.value
+    if len(source) > most:
+        raise _wrong(f"{where} has {len(source)} characters; {most} are allowed", where)
+    return source
 
 
-def _refuse_unknown(value: dict[str, Any], known: set[str], where: str) -> None:
-    for name in value:
-        if name not in known:
-            raise _wrong(f"{where}.{name} is not known", f"{where}.{name}")
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in more levels than that; by no recursion."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [child for node in layer for child in _children(node)]
+        if not layer:
+            return False
+    return True
+
+
+def _children(node: Any) -> Iterable[Any]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()

@@ -10,6 +10,7 @@ from starlette.types import Scope
 from service.engine.inbox import Submit
 from service.engine.plan import GrammarKind
 from service.gateway.http import header
+from service.gateway.limits import LABEL_CHARACTERS
 from service.gateway.schemas import GenerationRequest
 from telemetry.clock import Clock
 from telemetry.reasons import EndReason
@@ -22,8 +23,6 @@ from telemetry.records import (
     SequenceSubmitted,
 )
 from telemetry.traceparent import new_trace_id, parse_traceparent, parse_tracestate
-
-_MAX_LABEL_CHARACTERS = 64
 
 
 class Witness:
@@ -140,6 +139,6 @@ def _must_be_json(request: GenerationRequest) -> bool:
 def label(value: str | None) -> str:
     """A header that becomes a label: short and printable, or absent."""
     text = (value or "").strip()
-    if len(text) > _MAX_LABEL_CHARACTERS or not text.isprintable():
+    if len(text) > LABEL_CHARACTERS.value or not text.isprintable():
         return ""
     return text

@@ -107,7 +107,7 @@ class RecordedSequence:
             max_tokens=entry.max_tokens,
             sampling=SamplingParams(temperature=0.0),
             end_token_ids=() if reason is EndReason.STOP_TOKEN else (END_TOKEN,),
-            stop_token_ids=(END_TOKEN,) if reason is EndReason.STOP_TOKEN else (),
+            stop_token_ids=frozenset((END_TOKEN,) if reason is EndReason.STOP_TOKEN else ()),
             tenant=entry.tenant,
             priority=entry.priority,
             deadline_ns=entry.deadline_ns,

@@ -1,0 +1,103 @@
+"""How much of anything a client may send: every cap, its unit and its reason, in this place.
+
+A list without a cap is a lever: whatever is looked at once a token, or kept for as long as a
+request lives, costs everybody. The request types state these caps, so that parsing, the OpenAPI
+document and `docs/limits.md` cannot differ. What is text has no cap of its own: the size of the
+body bounds it (`--max-body`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that is taken of `what`, in `unit`."""
+
+    value: int
+    unit: str
+    what: str
+    reason: str
+
+
+MESSAGES = Limit(
+    4096, "messages", "`messages`",
+    "the chat template runs once over each, and a conversation this long fits no context",
+)  # fmt: skip
+CONTENT_PARTS = Limit(
+    1024, "parts", "`content` of one message", "they are joined into one text anyway"
+)
+MESSAGE_NAME_CHARACTERS = Limit(256, "characters", "`name` of a message", "it is a name")
+SEQUENCES = Limit(
+    256, "sequences", "prompts times `n`", "each is scheduled, and holds cache blocks, on its own"
+)
+CHOICES = Limit(16, "choices", "`n`", "they share a prompt and are kept until the last one ends")
+PROMPT_IDS = Limit(
+    1 << 20, "token ids", "`prompt` as token ids, or the list of prompts",
+    "more than any context holds",
+)  # fmt: skip
+TOKEN_ID = Limit((1 << 31) - 1, "", "a token id", "more than any vocabulary has")
+TOKENS = Limit(
+    1 << 31, "tokens", "`max_tokens`, `max_completion_tokens`, `min_tokens`, `top_k`",
+    "the context bounds the output before this does",
+)  # fmt: skip
+STOPS = Limit(16, "texts", "`stop`", "each is looked for in the text after every token")
+STOP_CHARACTERS = Limit(
+    1024, "characters", "each text of `stop`",
+    "so much of a stream is held back, and searched, while it might be the beginning of one",
+)  # fmt: skip
+STOP_IDS = Limit(
+    256, "token ids", "`stop_token_ids`", "they travel to the engine, which keeps them as a set"
+)
+LOGIT_BIAS = Limit(
+    1024, "token ids", "`logit_bias`", "it is added to the logits of every step of the request"
+)
+LOGPROBS = Limit(
+    20, "tokens", "`logprobs`, `top_logprobs`", "so many are sorted, named and sent a token"
+)
+PRIORITY = Limit(100, "classes each way", "`priority`", "requests age through them")
+TIMEOUT_S = Limit(86_400, "seconds", "`timeout`", "a day")
+MODEL_CHARACTERS = Limit(512, "characters", "`model`", "it is echoed in the error")
+SALT_CHARACTERS = Limit(256, "characters", "`cache_salt`", "it is hashed for every cached block")
+USER_CHARACTERS = Limit(
+    512, "characters", "`user`, `safety_identifier`, `prompt_cache_key`",
+    "they have no effect here; this is what OpenAI allows and more",
+)  # fmt: skip
+METADATA_ENTRIES = Limit(16, "entries", "`metadata`", "OpenAI's own cap; it has no effect here")
+METADATA_KEY_CHARACTERS = Limit(64, "characters", "a key of `metadata`", "OpenAI's own cap")
+METADATA_CHARACTERS = Limit(512, "characters", "a value of `metadata`", "OpenAI's own cap")
+GRAMMAR_CHARACTERS = Limit(
+    MAX_GRAMMAR_CHARACTERS, "characters", "a JSON schema, a regular expression or a grammar",
+    "compiling takes time that grows with it",
+)  # fmt: skip
+SCHEMA_LEVELS = Limit(
+    128, "levels", "nesting of a JSON schema", "whoever walks it does so by recursion"
+)
+CHOICE_TEXTS = Limit(
+    4096, "texts", "`guided_choice`, `structured_outputs.choice`",
+    "they become one regular expression, to which its cap applies too",
+)  # fmt: skip
+SCHEMA_NAME_CHARACTERS = Limit(
+    64, "characters", "`response_format.json_schema.name`", "OpenAI's own cap"
+)
+SCHEMA_DESCRIPTION_CHARACTERS = Limit(
+    4096, "characters", "`response_format.json_schema.description`", "it has no effect here"
+)
+REQUEST_ID_CHARACTERS = Limit(
+    128, "characters", "the header `x-request-id`",
+    "it is kept with every fact of the request; a longer one is replaced",
+)  # fmt: skip
+LABEL_CHARACTERS = Limit(
+    64, "characters", "the headers `x-tenant` and `x-slo-class`",
+    "they become labels of metrics; a longer one counts as absent",
+)  # fmt: skip
+PROFILE_STEPS = Limit(200, "steps", "`steps` of a profile", "the trace grows with each")
+PROFILE_S = Limit(120, "seconds", "`timeout_s` of a profile", "profiling slows every step")
+
+
+def all_limits() -> list[Limit]:
+    """In the order in which they are written here."""
+    return [value for value in globals().values() if isinstance(value, Limit)]
