@@ -18,6 +18,7 @@ from service.gateway.completions import Exchange
 from service.gateway.errors import ApiError, internal
 from service.gateway.http import header
 from service.gateway.limits import REQUEST_ID_CHARACTERS
+from service.gateway.openapi import openapi_route
 from service.gateway.ops import error_response, ops_routes
 from service.gateway.responses import Operation
 from service.gateway.state import GatewayState
@@ -33,16 +34,21 @@ def build_app(state: GatewayState) -> ASGIApp:
         "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
         "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
     }
-    routes: list[Route] = [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
-        *ops_routes(state),
-    ]
     app = Starlette(
-        routes=routes,
+        routes=routes_of(state, generation),
         exception_handlers={HTTPException: _http_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
     return RequestIds(app, state.live_request_ids, generation)
+
+
+def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route]:
+    """All of them; `generation` are those that answer for themselves."""
+    return [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
+        *ops_routes(state),
+        openapi_route(state),
+    ]
 
 
 class GenerationEndpoint:

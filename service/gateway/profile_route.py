@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from service import wire
+from service.gateway import limits
 from service.gateway.errors import (
     ApiError,
     EngineUnavailable,
@@ -31,12 +32,13 @@ from service.gateway.errors import (
     error_of_end,
     not_ready,
 )
+from service.gateway.query_types import ProfileQuery
 from service.gateway.state import GatewayState
 from telemetry.clock import utc_stamp
 from telemetry.reasons import EndReason
 
-_STEPS, _STEPS_MAX = 20, 200
-_TIMEOUT_S, _TIMEOUT_S_MAX = 30.0, 120.0
+_STEPS, _STEPS_MAX = ProfileQuery().steps, limits.PROFILE_STEPS.value
+_TIMEOUT_S, _TIMEOUT_S_MAX = ProfileQuery().timeout_s, limits.PROFILE_S.value
 _WRITING_S = 60.0
 _PART_BYTES = 1 << 20
 _GZIP_LEVEL, _GZIP_WBITS = 4, 31
