@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from service.config import GatewayConfig
 from service.gateway.ops import json_response
-from service.gateway.response_types import ErrorBody
+from service.gateway.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.route_table import (
     DESCRIPTIONS,
     EVENTS,
@@ -26,15 +26,17 @@ from service.gateway.route_table import (
 )
 from service.gateway.state import GatewayState
 
+_NAMED_EVENTS = (StreamAccepted, StreamCompleted)
 _REFERENCE = "#/components/schemas/{name}"
 _ABOUT = """An LLM inference server built around its own observability.
 
 Errors have one shape, whatever the route. A path that is not here is answered with 404, a method
 that is not here with 405. Every answer names its request in `x-request-id`. Caps on what is sent
 are in the schemas; the body as a whole is bounded by `--max-body`."""
-_STREAM = (
-    "Server-sent events, with `stream: true`. The data of each is a chunk of this schema, and "
-    "`[DONE]` at the end: {chunk}. Lines that begin with a colon are comments."
+_EVENT = (
+    "One server-sent event of a stream (`stream: true`). Its data is a chunk, an error that ends "
+    "the stream, or `[DONE]` at the end. Events have names where `stream_options.include_events` "
+    "asked for them. Lines that begin with a colon are comments."
 )
 
 
@@ -87,7 +89,7 @@ _SECURITY = {
 
 def _types() -> list[Any]:
     """All that any route takes or answers, each once."""
-    found: list[Any] = [ErrorBody]
+    found: list[Any] = [ErrorBody, *_NAMED_EVENTS]
     for one in DESCRIPTIONS:
         found += [one.body, one.not_ready, *one.answer.values()]
     return [kind for kind in dict.fromkeys(found) if kind is not None]
@@ -173,9 +175,27 @@ def _media(kind: str, answer: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
     if answer is None:
         return {}
     if kind == EVENTS:
-        chunk = schema_of[answer]["$ref"]
-        return {"schema": {"type": "string", "description": _STREAM.format(chunk=chunk)}}
+        return {"schema": _event(answer, schema_of)}
     return {"schema": schema_of[answer]}
+
+
+def _event(chunk: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    """The data is JSON in a string, as server-sent events have it; `first_token` has none."""
+    kinds = [schema_of[kind] for kind in (chunk, ErrorBody, *_NAMED_EVENTS)]
+    data = {
+        "type": "string",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [*kinds, {"type": "object", "maxProperties": 0}]},
+    }
+    return {
+        "description": _EVENT,
+        "type": "object",
+        "properties": {
+            "event": {"type": "string"},
+            "data": {"anyOf": [{"const": "[DONE]"}, data]},
+        },
+        "required": ["data"],
+    }
 
 
 def _response(about: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,18 @@ class ChatCompletionChunk(Struct, kw_only=True):
     metrics: RequestTimings | UnsetType = UNSET
 
 
+class StreamAccepted(Struct, kw_only=True):
+    """Data of the typed event `accepted`."""
+
+    request_id: str
+
+
+class StreamCompleted(Struct, kw_only=True):
+    """Data of the typed event `completed`: one reason a choice."""
+
+    finish_reasons: list[Literal["stop", "length"]]
+
+
 class Model(Struct, kw_only=True):
     """The model that is served; the last three are known once the engine has started."""
 

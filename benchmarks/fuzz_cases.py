@@ -1,0 +1,75 @@
+"""Makes generated requests cheap, and those that are meant to be right likely to be served.
+
+Types cannot say that a token id must be in the vocabulary, that one constraint is enough, or that
+an answer should be short because there are thousands to come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST_TOKENS = 4
+MOST_SEQUENCES = 4
+_COMMON_IDS = 1000
+_CONSTRAINTS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar",
+    "guided_choice",
+)  # fmt: skip
+_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+def make_short(body: Any) -> None:
+    """Bound what the request may generate; what is wrong with it stays wrong."""
+    if not isinstance(body, dict):
+        return
+    for name in _LIMITS:
+        if _is_int(body.get(name)) and MOST_TOKENS < body[name] <= 1 << 31:
+            body[name] = MOST_TOKENS
+    if all(body.get(name) is None for name in _LIMITS):
+        body["max_tokens"] = MOST_TOKENS
+    if _is_int(body.get("n")) and MOST_SEQUENCES < body["n"] <= 16:
+        body["n"] = MOST_SEQUENCES
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and not all(map(_is_int, prompt)):
+        body["prompt"] = prompt[:MOST_SEQUENCES]
+
+
+def make_servable(body: Any) -> None:
+    """For a body of the right types: what the types do not say."""
+    if not isinstance(body, dict):
+        return
+    make_short(body)
+    for name in ("model", "suffix"):
+        body.pop(name, None)
+    if _is_int(body.get("min_tokens")):
+        body["min_tokens"] = min(body["min_tokens"], MOST_TOKENS)
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    if not body.get("logprobs"):
+        body.pop("top_logprobs", None)
+    asked = [name for name in _CONSTRAINTS if body.get(name) is not None]
+    for name in asked[1:]:
+        del body[name]
+    if asked:
+        body.pop("ignore_eos", None)
+    _use_common_ids(body)
+
+
+def _use_common_ids(body: dict[str, Any]) -> None:
+    for name in ("prompt", "stop_token_ids"):
+        if isinstance(body.get(name), list):
+            body[name] = [_common(item) for item in body[name]]
+    if isinstance(body.get("logit_bias"), dict):
+        body["logit_bias"] = {
+            str(int(key) % _COMMON_IDS): bias for key, bias in body["logit_bias"].items()
+        }
+
+
+def _common(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_common(one) for one in item]
+    return item % _COMMON_IDS if _is_int(item) else item
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
