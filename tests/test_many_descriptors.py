@@ -4,12 +4,16 @@ start, hear and replace its engine."""
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
 import socket
+import struct
+import termios
 from collections.abc import Iterator
 
 import pytest
+from server import eventually
 
 from service import wire
 from service.config import EngineConfig, ModelKind, ModelRef
@@ -38,6 +42,12 @@ def crowded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def unread_bytes(connection: socket.socket) -> int:
+    """Of what was sent, what the other end has not taken yet."""
+    (count,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
+
+
 def test_a_link_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -51,7 +61,7 @@ def test_a_link_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None
 
 
 def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: None) -> None:
-    """It reads its first message over a number that it inherited, and answers that."""
+    """It waits for the rest of its first message on a number that it inherited."""
     config = EngineConfig(
         model=ModelRef(kind=ModelKind.HF_FOLDER, path="/nowhere/at/all", name="none")
     )
@@ -68,7 +78,10 @@ def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: Non
     try:
         assert engine.connection.fileno() > 1023
         engine.connection.settimeout(60)
-        engine.connection.sendall(wire.encode(wire.Launch(config, engine.begun_ns)))
+        launch = wire.encode(wire.Launch(config, engine.begun_ns))
+        engine.connection.sendall(launch[:20])
+        eventually(lambda: not unread_bytes(engine.connection), "the engine's first read", 60)
+        engine.connection.sendall(launch[20:])
         word = first_word()
         assert not isinstance(word, wire.EngineFailed) or word.is_config, word
     finally:
