@@ -29,6 +29,8 @@ from telemetry.host_records import HostPaused, HostSampled
 from telemetry.reasons import EndReason, WaitReason
 from telemetry.records import (
     EngineDied,
+    EngineHung,
+    EngineRecovered,
     ExportFailed,
     Fact,
     RequestAccepted,
@@ -46,11 +48,13 @@ _ZOMBIE_NS = 150_000_000
 
 class Tally:
     """Keeps three minutes. `started` is the engine that runs or ran last, None before the
-    first; `ready` says whether it runs; `recording` whether steps are recorded."""
+    first; `ready` says whether it runs; `hung` how it hangs, None while it does not; `recording`
+    whether steps are recorded."""
 
     def __init__(self) -> None:
         self.started: EngineStarted | None = None
         self.ready = False
+        self.hung: EngineHung | None = None
         self.recording = True
         self.first_ns: int | None = None
         self.last_ns = 0
@@ -153,6 +157,11 @@ class Tally:
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
                 self._restarted(fact)
+            case EngineHung():
+                self.hung = fact
+                self._at(fact.at_ns).hangs.append(fact)
+            case EngineRecovered():
+                self.hung = None
             case ExportFailed():
                 self._at(fact.at_ns).exports_failed += 1
             case RecordingSet():
@@ -162,7 +171,7 @@ class Tally:
                 pass
 
     def _restarted(self, fact: EngineStarted | EngineDied) -> None:
-        self._commit_ns = self._last_step_id = None
+        self._commit_ns = self._last_step_id = self.hung = None
         self._heads.clear()
         self._constrained.clear()
         self._paused.clear()

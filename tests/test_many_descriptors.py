@@ -85,5 +85,5 @@ def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: Non
         word = first_word()
         assert not isinstance(word, wire.EngineFailed) or word.is_config, word
     finally:
-        engine.abandon()
+        engine.close()
         asyncio.run(engine.wait(20))
