@@ -159,9 +159,8 @@ class Tally:
                 self._restarted(fact)
             case EngineHung():
                 self.hung = fact
-                self._at(fact.at_ns).hangs.append(fact)
             case EngineRecovered():
-                self.hung = None
+                self._hang_ended(fact.at_ns)
             case ExportFailed():
                 self._at(fact.at_ns).exports_failed += 1
             case RecordingSet():
@@ -171,7 +170,8 @@ class Tally:
                 pass
 
     def _restarted(self, fact: EngineStarted | EngineDied) -> None:
-        self._commit_ns = self._last_step_id = self.hung = None
+        self._commit_ns = self._last_step_id = None
+        self._hang_ended(fact.at_ns)
         self._heads.clear()
         self._constrained.clear()
         self._paused.clear()
@@ -182,6 +182,11 @@ class Tally:
         counts.deaths.append(fact.detail)
         counts.deaths_unready += not self.ready
         self.ready = False
+
+    def _hang_ended(self, at_ns: int) -> None:
+        hang, self.hung = self.hung, None
+        if hang is not None:
+            self._at(at_ns).hangs.append(hang)
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
         counts = self._at(fact.at_ns)

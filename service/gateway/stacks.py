@@ -66,7 +66,8 @@ def kernel_lines(pid: int) -> list[str]:
             facts += [f"waits in {waits}"] if waits not in ("", "0") else []
             facts += [f"system call {call}"] if call.isdigit() else []
             found.append(f"Thread {thread.name} ({_read(thread / 'comm')}): {', '.join(facts)}")
-            found += [f"  kernel: {line}" for line in _read(thread / "stack").splitlines()]
+            if state not in STOPPED:  # all of those are in the same place
+                found += [f"  kernel: {line}" for line in _read(thread / "stack").splitlines()]
     return _cut(found)
 
 
