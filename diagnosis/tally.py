@@ -211,6 +211,8 @@ class Tally:
             turn_ns = max(1, step.committed_ns - step.begin_ns)
         self._last_step_id = step.step_id
         row = self._row(step, turn_ns, counts)
+        if self.hung is not None and step.begin_ns < self.hung.at_ns:
+            return  # it was under way when the engine hung: its length tells nothing of steps
         self._steps.append(row)
         self._waits(step, turn_ns, counts)
 
