@@ -55,6 +55,7 @@ class Tally:
         self.started: EngineStarted | None = None
         self.ready = False
         self.hung: EngineHung | None = None
+        self._hung_ns = 0
         self.recording = True
         self.first_ns: int | None = None
         self.last_ns = 0
@@ -158,7 +159,7 @@ class Tally:
             case EngineStarted() | EngineDied():
                 self._restarted(fact)
             case EngineHung():
-                self.hung = fact
+                self.hung, self._hung_ns = fact, fact.at_ns
             case EngineRecovered():
                 self._hang_ended(fact.at_ns)
             case ExportFailed():
@@ -211,7 +212,7 @@ class Tally:
             turn_ns = max(1, step.committed_ns - step.begin_ns)
         self._last_step_id = step.step_id
         row = self._row(step, turn_ns, counts)
-        if self.hung is not None and step.begin_ns < self.hung.at_ns:
+        if step.begin_ns < self._hung_ns < step.committed_ns:
             return  # it was under way when the engine hung: its length tells nothing of steps
         self._steps.append(row)
         self._waits(step, turn_ns, counts)
