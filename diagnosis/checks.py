@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from diagnosis.counts import Counts
+from diagnosis.runbook import runbook_name
 from diagnosis.symptoms import Evidence, Finding, Symptom
 from diagnosis.tally import Tally
-from telemetry.reasons import EndReason
+from telemetry.reasons import EndReason, HangKind, StackSource
+from telemetry.records import EngineHung
 
 # Of constrained answers that were judged, so many invalid ones are no accident.
 _LEAST_INVALID = 3
@@ -16,6 +20,18 @@ _LEAST_FAILED = 1
 # an abort takes a step or two; so many sequences that had so many rows were not aborted
 _LEAST_LEAKED, _LEAST_ROWS = 2, 8
 _MEMORY_WORDS = ("memory", "alloc")
+
+_HANGS = {
+    HangKind.STOPPED: "the engine's process is stopped by a signal",
+    HangKind.SILENT: "the engine's process lives, and its heartbeat has ended",
+    HangKind.STUCK: "the engine's heart beats, and one turn of its loop does not end",
+}
+_SOURCES = {
+    StackSource.NOBODY: "its threads could not be looked at",
+    StackSource.FAULTHANDLER: "its threads, by itself at a signal (faulthandler):",
+    StackSource.PY_SPY: "its threads, from its memory (py-spy):",
+    StackSource.KERNEL: "its threads, as the kernel tells (a stopped process runs no handler):",
+}
 
 Check = Callable[[Counts, Tally], Finding | None]
 
@@ -71,6 +87,31 @@ def out_of_memory(counts: Counts, tally: Tally) -> Finding | None:
     )
 
 
+def engine_hung(counts: Counts, tally: Tally) -> Finding | None:
+    """The engine lives and gives no sign of life, or did so until a moment ago."""
+    if tally.hung is None and not counts.hangs:
+        return None
+    hang = tally.hung or counts.hangs[-1]
+    since = "" if tally.hung is not None else "; it is over"
+    found = _finding(
+        Symptom.ENGINE_HUNG,
+        f"{_HANGS[hang.kind]} (process {hang.engine_pid}, state {hang.process_state}); "
+        f"{hang.sequences} sequences wait for it, and new requests are refused{since}",
+        0.95,
+        (
+            Evidence("unanswered", round((hang.at_ns - hang.since_ns) / 1e6), "ms"),
+            Evidence("hung_sequences", hang.sequences, "sequences"),
+            Evidence("deaths", len(counts.deaths), "engines"),
+        ),
+    )
+    return msgspec.structs.replace(found, stacks=_told(hang))
+
+
+def _told(hang: EngineHung) -> tuple[str, ...]:
+    """Where its threads are, headed by who says so."""
+    return (_SOURCES[hang.stacks_source], *hang.stacks)
+
+
 def load_failure(counts: Counts, tally: Tally) -> Finding | None:
     """The engine ends before it is ready."""
     if tally.ready or not counts.deaths_unready:
@@ -115,6 +156,7 @@ def is_whole(counts: Counts, tally: Tally) -> bool:
 CHECKS: tuple[Check, ...] = (
     telemetry_degraded,
     load_failure,
+    engine_hung,
     out_of_memory,
     invalid_output,
     leaked,
@@ -131,4 +173,5 @@ def _finding(
         harm_ms=0.0,
         evidence=evidence,
         share=0.0,
+        runbook=runbook_name(symptom),
     )

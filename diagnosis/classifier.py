@@ -37,7 +37,7 @@ from diagnosis.symptoms import Finding, Symptom
 from diagnosis.tally import Tally
 from diagnosis.window import Window
 from telemetry.engine_records import RecordingSet
-from telemetry.records import EngineDied, Fact, fact_ns
+from telemetry.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
 
 _GRACE_NS = 250_000_000  # facts of another writer may be so late
 _WARM_UP_NS = 3_000_000_000
@@ -59,6 +59,7 @@ _UNEXPLAINED_NS = 5_000_000_000
 # of the harm, by one cause: then it is clear what a hunch is about
 _CLEAR_SHARE = 0.65
 _CHECKED_NS = 10_000_000_000
+_LAST_FOR_LONG = (EngineDied, EngineHung, EngineRecovered, RecordingSet)  # perhaps
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -103,7 +104,7 @@ class Diagnoser:
         for fact in facts:
             self._tally.take(fact)
             self._advance(fact_ns(fact) - _GRACE_NS)
-            if isinstance(fact, EngineDied | RecordingSet):  # perhaps the last for long
+            if isinstance(fact, _LAST_FOR_LONG):
                 self._judge(fact.at_ns + 1)
 
     def diagnosis(self) -> Diagnosis:
@@ -312,7 +313,11 @@ def _together(charged: list[Finding], counted: list[Finding]) -> list[Finding]:
 
 def _is_no_failure(finding: Finding) -> bool:
     """What ends requests is said before what delays them."""
-    return finding.symptom not in (Symptom.OUT_OF_MEMORY, Symptom.LOAD_FAILURE)
+    return finding.symptom not in (
+        Symptom.ENGINE_HUNG,
+        Symptom.OUT_OF_MEMORY,
+        Symptom.LOAD_FAILURE,
+    )
 
 
 def _alike(window: Window) -> Reference:

@@ -9,6 +9,7 @@ from enum import IntEnum
 
 from telemetry.host_records import HostSampled
 from telemetry.reasons import EndReason, WaitReason
+from telemetry.records import EngineHung
 
 BUCKET_NS = 500_000_000
 
@@ -79,6 +80,7 @@ class Counts:
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
+    hangs: list[EngineHung] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         for entry in fields(self):

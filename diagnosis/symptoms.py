@@ -29,6 +29,7 @@ class Symptom(StrEnum):
     UNFAIRNESS = "unfairness"  # one tenant's work delays the others'
     HEAVY_SAMPLING = "heavy_sampling"  # choosing tokens takes the time
     OUT_OF_MEMORY = "out_of_memory"  # steps fail for want of memory
+    ENGINE_HUNG = "engine_hung"  # the engine's process lives and does nothing
     LOAD_FAILURE = "load_failure"  # the model does not load
     BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small to be worth their fixed cost
     TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is not whole
@@ -41,6 +42,7 @@ LATENCY = tuple(
     not in (
         Symptom.INVALID_OUTPUT,
         Symptom.OUT_OF_MEMORY,
+        Symptom.ENGINE_HUNG,
         Symptom.LOAD_FAILURE,
         Symptom.TELEMETRY_DEGRADED,
     )
@@ -68,7 +70,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all that was
     lost. `confidence` is 0 to 1. `culprits` and `victims` are request ids (or tenants where the
-    cause is one), worst first; `exemplars` are trace ids of victims.
+    cause is one), worst first; `exemplars` are trace ids of victims. `stacks` say where the threads
+    of a process that hangs are.
     """
 
     symptom: Symptom
@@ -83,3 +86,4 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     onset_ns: int | None = None
     runbook: str = ""
+    stacks: tuple[str, ...] = ()

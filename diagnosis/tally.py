@@ -29,6 +29,8 @@ from telemetry.host_records import HostPaused, HostSampled
 from telemetry.reasons import EndReason, WaitReason
 from telemetry.records import (
     EngineDied,
+    EngineHung,
+    EngineRecovered,
     ExportFailed,
     Fact,
     RequestAccepted,
@@ -46,11 +48,14 @@ _ZOMBIE_NS = 150_000_000
 
 class Tally:
     """Keeps three minutes. `started` is the engine that runs or ran last, None before the
-    first; `ready` says whether it runs; `recording` whether steps are recorded."""
+    first; `ready` says whether it runs; `hung` how it hangs, None while it does not; `recording`
+    whether steps are recorded."""
 
     def __init__(self) -> None:
         self.started: EngineStarted | None = None
         self.ready = False
+        self.hung: EngineHung | None = None
+        self._hung_ns = 0
         self.recording = True
         self.first_ns: int | None = None
         self.last_ns = 0
@@ -153,6 +158,10 @@ class Tally:
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
                 self._restarted(fact)
+            case EngineHung():
+                self.hung, self._hung_ns = fact, fact.at_ns
+            case EngineRecovered():
+                self._hang_ended(fact.at_ns)
             case ExportFailed():
                 self._at(fact.at_ns).exports_failed += 1
             case RecordingSet():
@@ -163,6 +172,7 @@ class Tally:
 
     def _restarted(self, fact: EngineStarted | EngineDied) -> None:
         self._commit_ns = self._last_step_id = None
+        self._hang_ended(fact.at_ns)
         self._heads.clear()
         self._constrained.clear()
         self._paused.clear()
@@ -173,6 +183,11 @@ class Tally:
         counts.deaths.append(fact.detail)
         counts.deaths_unready += not self.ready
         self.ready = False
+
+    def _hang_ended(self, at_ns: int) -> None:
+        hang, self.hung = self.hung, None
+        if hang is not None:
+            self._at(at_ns).hangs.append(hang)
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
         counts = self._at(fact.at_ns)
@@ -197,6 +212,8 @@ class Tally:
             turn_ns = max(1, step.committed_ns - step.begin_ns)
         self._last_step_id = step.step_id
         row = self._row(step, turn_ns, counts)
+        if step.begin_ns < self._hung_ns < step.committed_ns:
+            return  # it was under way when the engine hung: its length tells nothing of steps
         self._steps.append(row)
         self._waits(step, turn_ns, counts)
 

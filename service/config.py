@@ -18,6 +18,7 @@ TRACING_MODES = ("off", "sampled", "full")
 
 
 ANY_ADDRESS = ("0.0.0.0", "::")
+LEAST_ENGINE_DEADLINE_S = 3.0
 
 
 class ConfigError(Exception):
@@ -236,7 +237,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `tenant_keys` are API keys that name their tenant. A stream whose reader leaves more than
     `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a stream
-    is dropped when one write to it has been waiting for `slow_client_timeout_s`.
+    is dropped when one write to it has been waiting for `slow_client_timeout_s`. An engine that
+    gives no sign of life for `engine_deadline_s` is replaced; 0: none is.
     """
 
     host: str = "127.0.0.1"
@@ -250,6 +252,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_buffer_tokens: int = 256
     slow_client_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
+    engine_deadline_s: float = 30.0
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
@@ -268,6 +271,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--slow-client-timeout must be positive")
         if self.drain_timeout_s < 0:
             raise ConfigError("--drain-timeout must not be negative")
+        if self.engine_deadline_s and not self.engine_deadline_s >= LEAST_ENGINE_DEADLINE_S:
+            raise ConfigError(
+                f"--engine-deadline must be at least {LEAST_ENGINE_DEADLINE_S:g} s: an engine is "
+                "called hung after two; 0 replaces none"
+            )
 
 
 class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 It is a process of its own so that nothing the gateway does (SSE, JSON, exporters, its
 garbage collector) can hold the interpreter lock while the device waits. The process has
-one thread of its own; it never blocks on the gateway (`service.link`).
+one thread that works and one that beats (`service.pulse`); it never blocks on the gateway
+(`service.link`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
 from service.link import GatewayGone, Link
 from service.profiling import Profiles
+from service.pulse import Pulse
 from telemetry.clock import Clock, MonotonicClock, sleep_ns
 from telemetry.engine_records import EngineStarted, StageTime
 from telemetry.gc_watch import GcWatch, settle_collector
@@ -62,6 +64,7 @@ class EngineHost:
         compiler: GrammarCompiler,
         profiles: Profiles,
         pauses: Lane | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self._link = link
         self._clock = clock
@@ -71,12 +74,13 @@ class EngineHost:
         self._loop = loop
         self._lane = lane
         self._pauses = Lane(1) if pauses is None else pauses
+        self._pulse = Pulse(None, clock) if pulse is None else pulse
 
     def serve(self) -> None:
         """Run until told to shut down. Raises GatewayGone when the gateway went away."""
         while True:
             constrained: list[Submit] = []
-            for message in self._link.receive(self._idle_s()):
+            for message in self._receive():
                 match message:
                     case Submit():
                         self._inbox.put(message)
@@ -107,6 +111,15 @@ class EngineHost:
             if self._profiles.open is not None and self._profiles.end_full():
                 self._link.send_frame(wire.Frame([], self._take_facts(), self._lost))
 
+    def _receive(self) -> list[wire.ToEngine]:
+        """What has come; a turn begins with it."""
+        idle_s = self._idle_s()
+        if idle_s != 0:
+            self._pulse.rest()
+        messages = self._link.receive(idle_s)
+        self._pulse.turn()
+        return messages
+
     def _take_facts(self) -> list[Fact]:
         facts = self._lane.drain()
         if len(self._pauses):
@@ -135,13 +148,15 @@ class EngineHost:
         return None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / 1e9)
 
 
-def run_engine_process(connection: socket.socket) -> int:
+def run_engine_process(connection: socket.socket, pulse_fd: int | None = None) -> int:
     """The engine process from its first message to its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the gateway decides when we end
-    link = Link(connection)
+    link, clock = Link(connection), MonotonicClock()
+    pulse = Pulse(pulse_fd, clock)
+    pulse.start()
     try:
-        return _run(link, _read_only(link, wire.Launch), MonotonicClock())
+        return _run(link, _read_only(link, wire.Launch), clock, pulse)
     except GatewayGone:
         return 0
     except ConfigError as error:
@@ -165,7 +180,7 @@ def _read_only(link: Link, kind: type[First]) -> First:
     return message
 
 
-def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
+def _run(link: Link, launch: wire.Launch, clock: Clock, pulse: Pulse) -> int:
     config = launch.config
     lane, inbox = Lane(), Inbox()
     stages = Stages(clock, launch.begun_ns)
@@ -205,7 +220,7 @@ def _run(link: Link, launch: wire.Launch, clock: Clock) -> int:
     link.send_frame(wire.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, link.send)
     try:
-        EngineHost(link, inbox, loop, lane, clock, compilers[0], profiles, pauses).serve()
+        EngineHost(link, inbox, loop, lane, clock, compilers[0], profiles, pauses, pulse).serve()
     finally:
         profiles.close()
     loaded.executor.close()

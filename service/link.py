@@ -1,12 +1,14 @@
 """The engine's end of the socket to the gateway.
 
 It never blocks on the gateway: what the socket does not take is kept, and when too much is
-kept, facts are dropped and counted, tokens never.
+kept, facts are dropped and counted, tokens never. It waits with `poll`, which takes descriptors
+of any number: the gateway hands down the number that was free, and may have thousands open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -36,6 +38,8 @@ class Link:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
 
     def wake(self) -> None:
         """Make a `receive` that waits return; any thread may call it."""
@@ -48,15 +52,13 @@ class Link:
         self._flush()
         messages = self._read()
         while not messages and wait_s != 0:
-            writable = [self._connection.fileno()] if self._backlog else []
-            readable = [self._connection.fileno(), self._wake_read]
-            ready, sendable, _ = select.select(readable, writable, [], wait_s)
+            ready = self._wait(wait_s)
             self._flush()
             messages = self._read()
             woken = self._wake_read in ready
             if woken:
                 os.read(self._wake_read, 4096)
-            if woken or not (ready or sendable):
+            if woken or not ready:
                 break
         return messages
 
@@ -84,6 +86,13 @@ class Link:
         """Send and wait until it is out: the process ends after this."""
         self._connection.setblocking(True)
         self.send(message)
+
+    def _wait(self, wait_s: float | None) -> set[int]:
+        """Descriptors that can be read, or written where something waits to be."""
+        events = select.POLLIN | select.POLLOUT if self._backlog else select.POLLIN
+        self._poll.register(self._connection, events)
+        wait_ms = None if wait_s is None else math.ceil(wait_s * 1e3)
+        return {number for number, _ in self._poll.poll(wait_ms)}
 
     def _read(self) -> list[wire.ToEngine]:
         if self._unread:

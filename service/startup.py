@@ -41,5 +41,5 @@ def run_service(config: ServeConfig, say: Say) -> int:
         stages.end(StartStage.GATEWAY_IMPORTS)
         return serve(config, listener, engine, stages, say)
     finally:
-        engine.abandon()
+        engine.close()
         listener.close()

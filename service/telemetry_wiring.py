@@ -32,6 +32,7 @@ from telemetry.happening import Happenings
 from telemetry.harm import harm_families
 from telemetry.histograms import Histograms
 from telemetry.machine import MachineWatch
+from telemetry.machine_metrics import heartbeat_families
 from telemetry.metrics import Metrics
 from telemetry.otlp import SpanExporterThread
 from telemetry.otlp_config import exporter_from_config
@@ -212,6 +213,7 @@ def build_telemetry(
         kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
         more=lambda: [
             *machine.families(),
+            *heartbeat_families(bridge.health.heartbeat_age_ns, bridge.health.hangs),
             *harm_families(accountant.harm),
             *finding_families(diagnoser.diagnosis()),
         ],
@@ -283,7 +285,7 @@ def _machine(
     config: ServeConfig, clock: Clock, bridge: Bridge, is_busy: Callable[[], bool]
 ) -> MachineWatch:
     def engine_pid() -> int | None:
-        return bridge.started.pid if bridge.ready and bridge.started is not None else None
+        return bridge.started.pid if bridge.has_engine and bridge.started is not None else None
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(

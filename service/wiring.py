@@ -59,7 +59,8 @@ async def _serve(
     dump_on_signal(None)  # until there is a recorder
     gateway_lane, engine_lane = Lane(), Lane()
     bridge = Bridge(engine_lane, say)
-    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first)
+    deadline_s = config.gateway.engine_deadline_s
+    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first, deadline_s)
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)

@@ -24,6 +24,14 @@ BLOCKS_CACHED = Metric(
 )
 BLOCKS_TOTAL = Metric("phasescope_kv_blocks", Kind.GAUGE, "Blocks of the paged KV cache.")
 ENGINE_RESTARTS = Metric("phasescope_engine_restarts", Kind.COUNTER, "Engine processes that died.")
+ENGINE_HEARTBEAT_AGE = Metric(
+    "phasescope_engine_heartbeat_age_seconds",
+    Kind.GAUGE,
+    "Time since the engine's last sign of life; absent while none has loaded.",
+)
+ENGINE_HUNG = Metric(
+    "phasescope_engine_hung", Kind.COUNTER, "Times an engine that lives stopped responding."
+)
 STEPS = Metric("phasescope_steps", Kind.COUNTER, "Engine steps.")
 PROMPT_TOKENS = Metric(
     "phasescope_prompt_tokens", Kind.COUNTER, "Prompt tokens computed, recomputed ones included."

@@ -17,6 +17,12 @@ Family = tuple[Metric, list[tuple[Mapping[str, str], float]]]
 _WINDOW_FIELDS = ("at_ns", "window_ns", "unavailable")
 
 
+def heartbeat_families(age_ns: int | None, hangs: int) -> Iterator[Family]:
+    """Of the engine's process; no age while none has loaded."""
+    yield catalog.ENGINE_HEARTBEAT_AGE, [] if age_ns is None else [({}, age_ns / 1e9)]
+    yield catalog.ENGINE_HUNG, [({}, float(hangs))]
+
+
 def pause_families(impact: HostImpact) -> Iterator[Family]:
     """Counters by process and cause."""
     totals = [

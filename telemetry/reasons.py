@@ -124,3 +124,20 @@ class PauseCause(StrEnum):
     THROTTLED = "cgroup_throttled"  # the control group had used up its share of CPU
     OFF_CPU = "off_cpu"  # runnable, but something else had the CPU
     LOOP_BLOCKED = "loop_blocked"  # its loop did not turn, and none of the above explains it
+
+
+class HangKind(StrEnum):
+    """How an engine process that lives gives no sign of life."""
+
+    STOPPED = "stopped"  # a signal or a debugger has stopped it: it runs no instruction
+    SILENT = "silent"  # it runs or waits, and its heartbeat has ended
+    STUCK = "stuck"  # its heart beats, and one turn of its loop does not end
+
+
+class StackSource(StrEnum):
+    """Who told where the threads of a process are."""
+
+    NOBODY = "nobody"
+    FAULTHANDLER = "faulthandler"  # the process itself, in C, at a signal
+    PY_SPY = "py-spy"  # from outside, from its memory
+    KERNEL = "kernel"  # what /proc says of each thread: no functions of ours

@@ -31,7 +31,7 @@ from telemetry.engine_records import (
 )
 from telemetry.fact import FactStruct as _Fact
 from telemetry.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.reasons import EndReason
+from telemetry.reasons import EndReason, HangKind, StackSource
 
 SCHEMA_VERSION = 3
 
@@ -65,6 +65,29 @@ class StallDetected(_Fact, frozen=True):
     engine_pid: int | None
     process_state: str | None = None
     loop_silent_ns: int | None = None
+
+
+class EngineHung(_Fact, frozen=True):
+    """The engine's process lives and has given no sign of life since `since_ns`; requests that come
+    are refused, and `sequences` that it has are kept. `process_state` is the kernel's letter (T:
+    stopped). `stacks` are lines about its threads, told by `stacks_source`: files, line numbers
+    and functions, no values."""
+
+    at_ns: int
+    since_ns: int
+    kind: HangKind
+    sequences: int
+    engine_pid: int
+    process_state: str | None = None
+    stacks_source: StackSource = StackSource.NOBODY
+    stacks: tuple[str, ...] = ()
+
+
+class EngineRecovered(_Fact, frozen=True):
+    """The engine that gave no sign of life since `since_ns` works again."""
+
+    at_ns: int
+    since_ns: int
 
 
 class RequestAccepted(_Fact, frozen=True):
@@ -174,6 +197,8 @@ Fact = (
     | RecordingSet
     | ExportFailed
     | ProfileTaken
+    | EngineHung
+    | EngineRecovered
 )
 
 

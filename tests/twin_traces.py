@@ -23,6 +23,8 @@ from telemetry.host_records import HostPaused, HostSampled
 from telemetry.reasons import EndReason, HostProcess, PauseCause, WaitReason
 from telemetry.records import (
     EngineDied,
+    EngineHung,
+    EngineRecovered,
     Fact,
     RequestAccepted,
     RequestEnded,
@@ -153,6 +155,16 @@ TRACES: dict[tuple[str, str], Callable[[Twin], bool]] = {
     ),
     ("out_of_memory", "activations"): lambda one: _ends(one, EndReason.EXECUTOR_ERROR) > 10,
     ("out_of_memory", "growth"): lambda one: len(of(one.facts, EngineStarted)) == 2,
+    ("engine_hung", "stopped"): lambda one: (
+        len(of(one.facts, EngineRecovered)) == len(of(one.facts, EngineStarted)) == 1
+        and _ends(one, EndReason.NOT_READY) > 3
+        and not _ends(one, EndReason.ENGINE_DIED)
+    ),
+    ("engine_hung", "replaced"): lambda one: (
+        len(of(one.facts, EngineHung)) == len(of(one.facts, EngineDied)) == 1
+        and _ends(one, EndReason.NOT_READY) > 3
+        and _ends(one, EndReason.ENGINE_DIED) > 1
+    ),
     ("load_failure", "start"): lambda one: not of(one.facts, EngineStarted),
     ("load_failure", "restart"): lambda one: len(of(one.facts, EngineDied)) > 3,
     ("telemetry_degraded", "steps_lost"): lambda one: 0.05 < _missing_steps(one) < 0.2,

@@ -33,6 +33,8 @@ from telemetry.phases import RequestTimeline
 from telemetry.reasons import EndReason
 from telemetry.records import (
     EngineDied,
+    EngineHung,
+    EngineRecovered,
     Fact,
     RequestAccepted,
     RequestEnded,
@@ -84,6 +86,10 @@ class _Builder:
                 self._engine.died(fact)
             case StallDetected():
                 self._engine.stalled(fact)
+            case EngineHung():
+                self._engine.hung(fact)
+            case EngineRecovered():
+                self._engine.recovered(fact)
             case RequestAccepted():
                 self._requests.accepted(fact)
             case RequestParsed():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
 from telemetry.engine_records import EngineIdled, EngineStarted, StepRecorded
-from telemetry.records import EngineDied, StallDetected
+from telemetry.records import EngineDied, EngineHung, EngineRecovered, StallDetected
 
 PID = 1
 LIFE = Row(PID, 1)
@@ -53,6 +53,20 @@ class EngineTrack:
             "process_state": fact.process_state,
         }
         self._trace.instant(LIFE, "stall detected", fact.at_ns, "g", args)
+
+    def hung(self, fact: EngineHung) -> None:
+        args = {
+            "seconds": (fact.at_ns - fact.since_ns) / 1e9,
+            "kind": fact.kind.value,
+            "sequences": fact.sequences,
+            "process_state": fact.process_state,
+            "stacks": "\n".join(fact.stacks),
+        }
+        self._trace.instant(LIFE, "engine hung", fact.at_ns, "g", args)
+
+    def recovered(self, fact: EngineRecovered) -> None:
+        args = {"seconds": (fact.at_ns - fact.since_ns) / 1e9}
+        self._trace.instant(LIFE, "engine recovered", fact.at_ns, "g", args)
 
     def step(self, step: StepRecorded) -> None:
         begin_ns = max(step.begin_ns, self._trace.origin_ns)

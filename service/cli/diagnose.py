@@ -113,6 +113,8 @@ def _say_finding(rank: int, finding: Finding) -> None:
     for name, listed in (("culprits", finding.culprits), ("victims", finding.victims[:5])):
         if listed:
             print(f"   {name:>24}: {', '.join(listed)}")
+    for line in finding.stacks:
+        print(f"   {'stacks':>24}: {line}")
     for other in finding.excluded:
         print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
     print(f"   {'runbook':>24}: {finding.runbook}")

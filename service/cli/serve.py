@@ -228,6 +228,14 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
         help="how long running requests may go on after SIGTERM",
     )
     group.add_argument(
+        "--engine-deadline",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="replace an engine that gives no sign of life for so long: its process is ended, and "
+        "its requests end with an error; 0 replaces none. Must be longer than the longest step",
+    )
+    group.add_argument(
         "--debug-key",
         default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
         help="key that /debug/* and /metrics ask for (or PHASESCOPE_DEBUG_KEY)",
@@ -310,6 +318,7 @@ def run(args: argparse.Namespace) -> int:
         stream_buffer_tokens=args.stream_buffer,
         slow_client_timeout_s=args.slow_client_timeout,
         drain_timeout_s=args.drain_timeout,
+        engine_deadline_s=args.engine_deadline,
     )
     gateway.validate()
     config = ServeConfig(

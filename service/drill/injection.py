@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +116,30 @@ class Flushing(Injection):
             with contextlib.suppress(OSError):
                 await call(port, "POST", "/debug/cache/flush")
             await asyncio.sleep(1 / self._per_s)
+
+
+class Stopping(Injection):
+    """The engine's process is stopped from outside, and continued after `seconds`, or at the end
+    of the fault. One that has been replaced meanwhile is not there any more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._pid = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def begin(self, live: Live) -> None:
+        self._pid = live.server.engine_pid
+        os.kill(self._pid, signal.SIGSTOP)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._continue)
+
+    async def end(self, live: Live) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._continue()
+
+    def _continue(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGCONT)
 
 
 class Hanging(Injection):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from service import wire
 from service.config import EngineConfig
@@ -24,12 +25,23 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
-from service.gateway.errors import EngineUnavailable
+from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.gateway.mailbox import Mailbox
 from telemetry.engine_records import EngineStarted, SequenceAdmitted
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import Fact
+
+
+@dataclass(slots=True)
+class Health:
+    """The present engine's signs of life, for any thread to read; None: there is none to watch, or
+    it gives them. `hung_ns` is for how long it has given none; `hangs` counts, since the start,
+    how often one began to."""
+
+    hung_ns: int | None = None
+    heartbeat_age_ns: int | None = None
+    hangs: int = 0
 
 
 class Bridge:
@@ -42,6 +54,7 @@ class Bridge:
         self.started: EngineStarted | None = None
         self.failure: wire.EngineFailed | None = None
         self.lost_facts = 0
+        self.health = Health()
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
         self._lane = lane
         self._on_progress = on_progress
@@ -56,7 +69,23 @@ class Bridge:
 
     @property
     def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.has_engine and self.health.hung_ns is None
+
+    @property
+    def has_engine(self) -> bool:
+        """One has loaded and lives, even if it is hung."""
         return self._ready.is_set()
+
+    @property
+    def sequences(self) -> int:
+        """How many the engine has to work on."""
+        return len(self._mailboxes)
+
+    def refusal(self) -> ApiError:
+        """Why no request is taken now."""
+        hung_ns = self.health.hung_ns
+        return not_ready() if hung_ns is None else not_responding(hung_ns)
 
     async def wait_ready(self) -> EngineStarted:
         await self._ready.wait()
@@ -192,6 +221,7 @@ class Bridge:
     def _detach(self) -> None:
         """The engine is gone: say so to everybody who waits for it."""
         self._ready.clear()
+        self.health.hung_ns = self.health.heartbeat_age_ns = None
         self._writer = None
         self._lost_before = self.lost_facts
         self._profile_ended(None)

@@ -25,7 +25,6 @@ from service.gateway.errors import (
     error_of_end,
     internal,
     model_not_found,
-    not_ready,
     timed_out,
 )
 from service.gateway.formats import outputs_are_valid
@@ -169,7 +168,7 @@ class Exchange:
 
     async def _generate(self, request: GenerationRequest, timeout_s: float | None) -> EndReason:
         if not self._state.bridge.ready:
-            raise not_ready()
+            raise self._state.bridge.refusal()
         prompts = await encode_prompts(self._state, request)
         deadline_ns = None
         if timeout_s is not None:
@@ -185,7 +184,7 @@ class Exchange:
             try:
                 self._state.bridge.submit(submit, self._mailbox)
             except EngineUnavailable:
-                raise not_ready() from None
+                raise self._state.bridge.refusal() from None
             self._witness.submitted(submit, index, submitted_ns)
         head = ResponseHead(
             operation=self._operation,

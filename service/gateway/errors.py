@@ -82,6 +82,18 @@ def not_ready() -> ApiError:
     )
 
 
+def not_responding(hung_ns: int) -> ApiError:
+    """The engine may go on, or is replaced after --engine-deadline."""
+    return ApiError(
+        503,
+        f"the engine has not responded for {hung_ns / 1e9:.1f} s; try again",
+        "service_unavailable_error",
+        "engine_not_responding",
+        reason=EndReason.NOT_READY,
+        headers={"retry-after": "2"},
+    )
+
+
 def internal() -> ApiError:
     return ApiError(
         500, "internal error; the request id finds it in the server's log", "server_error",

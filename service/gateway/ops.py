@@ -106,7 +106,9 @@ async def _health(state: GatewayState, request: Request) -> Response:
 async def _ready(state: GatewayState, request: Request) -> Response:
     if state.bridge.ready and not state.drain.active:
         return json_response(b'{"ready":true}')
-    why = "the engine is loading or restarting"
+    why, hung_ns = "the engine is loading or restarting", state.bridge.health.hung_ns
+    if hung_ns is not None:
+        why = f"the engine has not responded for {hung_ns / 1e9:.1f} s"
     if state.drain.active:
         why = "the server is shutting down"
     body = msgspec.json.encode({"ready": False, "reason": why})

@@ -2,7 +2,8 @@
 
 An engine that never became ready because of its configuration is not tried again: the
 service ends with the engine's one line. One that dies later is replaced, with a growing
-pause while it keeps dying, and the gateway goes on answering meanwhile.
+pause while it keeps dying, and the gateway goes on answering meanwhile. One that is hung for
+longer than the deadline is ended (`engine_watch`), and replaced like one that died.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from service.config import EngineConfig
 from service.gateway.bridge import Bridge
 from service.gateway.engine_process import EngineProcess, start_engine
+from service.gateway.engine_watch import EngineWatch
 from telemetry.clock import Clock
 from telemetry.recorder import Lane
 from telemetry.records import EngineDied
@@ -40,13 +42,17 @@ class Supervisor:
         clock: Clock,
         lane: Lane,
         first: EngineProcess | None = None,
+        deadline_s: float = 0.0,
     ) -> None:
-        """`first` is an engine that has been started already."""
+        """`first` is an engine that has been started already. One that gives no sign of life for
+        `deadline_s` is ended; 0: none is."""
         self._bridge = bridge
         self._config = config
         self._clock = clock
         self._lane = lane
         self._engine = first
+        self._deadline_s = deadline_s
+        self._verdict: str | None = None
         self._stopping = asyncio.Event()
         self.restarts = 0
 
@@ -77,21 +83,28 @@ class Supervisor:
             self._bridge.request_shutdown()
             await engine.wait(_STOP_GRACE_S)
 
-    async def _run_one(self) -> int:
+    async def _run_one(self) -> int | None:
+        """The exit code of one engine; None when it could not be started, for `_verdict`."""
         try:
             engine = self._engine = self._engine or start_engine(self._clock)
         except OSError as error:
-            raise EngineStartFailed(f"cannot start the engine process: {error}") from error
+            self._verdict = f"cannot start the engine process: {error}"
+            return None
+        watch = EngineWatch(self._bridge, engine, self._clock, self._lane, self._deadline_s)
+        watching = asyncio.create_task(watch.run(), name="engine watch")
         try:
             await self._bridge.attach(engine.connection, self._config, engine.begun_ns)
         finally:
+            watching.cancel()
+            self._verdict = watch.verdict
             engine.connection.close()
             # the socket is closed: a process that lingers is of no use to anybody
             code = await engine.wait(_STOP_GRACE_S)
+            engine.close()
             self._engine = None
         return code
 
-    def _record_death(self, code: int) -> None:
+    def _record_death(self, code: int | None) -> None:
         self._lane.append(
             EngineDied(
                 at_ns=self._clock.now_ns(),
@@ -105,7 +118,9 @@ class Supervisor:
         failure = self._bridge.failure
         return failure is not None and failure.is_config
 
-    def _detail(self, code: int) -> str:
+    def _detail(self, code: int | None) -> str:
+        if self._verdict is not None or code is None:
+            return self._verdict or "was not started"
         if self._bridge.failure is not None:
             return self._bridge.failure.message
         if code < 0:

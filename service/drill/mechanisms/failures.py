@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from service.drill.injection import ByHook, Hanging
+from service.drill.injection import ByHook, Hanging, Stopping
 from service.drill.mechanism import DEV, TEST, Mechanism
 
 _HEADER_BYTES = 8 << 20
@@ -39,6 +39,25 @@ FAILURES = (
         levels=(48.0, 40.0, 32.0),
         traffic=lambda scene: scene.usual(),
         injection=lambda scene: ByHook("engine", "memory", above_tokens=scene.intensity),
+    ),
+    Mechanism(
+        symptom="engine_hung",
+        name="stopped",
+        split=DEV,
+        about="the engine's process is stopped by a signal, and continued before it is replaced",
+        unit="s",
+        levels=(6.0, 12.0, 20.0),
+        injection=lambda scene: Stopping(scene.intensity),
+    ),
+    Mechanism(
+        symptom="engine_hung",
+        name="replaced",
+        split=TEST,
+        about="the engine's process is stopped by a signal for longer than its deadline",
+        unit="s",
+        levels=(12.0, 16.0, 20.0),
+        flags=("--engine-deadline", "8"),
+        injection=lambda scene: Stopping(scene.intensity),
     ),
     Mechanism(
         symptom="load_failure",

@@ -7,10 +7,12 @@ from random import Random
 from service.engine.inbox import SetRecording
 from service.engine.plan import Plan
 from service.sim.twins.fault import Fault, Mechanisms
-from service.sim.twins.life import START_NS, Death, Life, Outage, Span
+from service.sim.twins.life import START_NS, Death, Hang, Life, Outage, Span
+from service.sim.twins.losses import Loss, Stops
 from service.sim.twins.physics import MS, SECOND
 from service.sim.twins.traffic import Setting
 from telemetry.engine_records import EngineStarted, RecordingSet, StepRecorded
+from telemetry.reasons import HangKind
 from telemetry.records import Fact, fact_ns
 
 _CUT_FILE = (
@@ -55,6 +57,37 @@ def _memory_grows(life: Life, span: Span, draw: Random) -> None:
 OUT_OF_MEMORY: Mechanisms = {
     "activations": Fault(strike=_large_steps_fail),
     "growth": Fault(strike=_memory_grows),
+}
+
+
+def _falls_silent(life: Life, begin_ns: int, end_ns: int, draw: Random, kind: HangKind) -> None:
+    """The engine's process lives until `end_ns` and does nothing."""
+    seen_ns = begin_ns + int(draw.uniform(2.0, 2.5) * SECOND)
+    life.thieves.append(Stops([(begin_ns, end_ns - begin_ns)], Loss.STOPPED))
+    life.hang = Hang(begin_ns, seen_ns, end_ns, kind, recovers=kind is HangKind.STOPPED)
+    life.struck = Span(begin_ns, end_ns)
+
+
+def _stopped(life: Life, span: Span, draw: Random) -> None:
+    """Somebody stops it, and lets it go on some seconds later."""
+    end_ns = span.begin_ns + int(draw.uniform(6, 14) * SECOND)
+    _falls_silent(life, span.begin_ns, end_ns, draw, HangKind.STOPPED)
+
+
+def _replaced(life: Life, span: Span, draw: Random) -> None:
+    """A call does not return, and holds the interpreter; at its deadline the engine is ended."""
+    deadline_s = draw.randint(8, 12)
+    killed_ns = span.begin_ns + deadline_s * SECOND
+    back_ns = killed_ns + int(draw.uniform(2.5, 4.0) * SECOND)
+    _falls_silent(life, span.begin_ns, killed_ns, draw, HangKind.SILENT)
+    said = f"did not respond for {deadline_s} s and was ended"
+    life.outage = Outage(killed_ns, back_ns, (Death(killed_ns, -9, said),))
+    life.struck = Span(span.begin_ns, back_ns)
+
+
+ENGINE_HUNG: Mechanisms = {
+    "stopped": Fault(strike=_stopped),
+    "replaced": Fault(strike=_replaced),
 }
 
 

@@ -11,6 +11,7 @@ from service.engine.plan import Plan
 from service.sim.twins.losses import Thief
 from service.sim.twins.physics import SECOND, Physics, Slowdown
 from service.sim.twins.traffic import Ask, Setting
+from telemetry.reasons import HangKind
 from telemetry.records import Fact
 
 START_NS = 1_000 * SECOND
@@ -64,6 +65,21 @@ class Outage:
     deaths: tuple[Death, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """The engine's process lives in [begin, end) and does nothing. At `seen_ns` the gateway has
+    found that out: it refuses from then on. It `recovers` at the end, or is ended then."""
+
+    begin_ns: int
+    seen_ns: int
+    end_ns: int
+    kind: HangKind
+    recovers: bool
+
+    def refuses(self, at_ns: int) -> bool:
+        return self.seen_ns <= at_ns < self.end_ns
+
+
 @dataclass(slots=True, kw_only=True)
 class Life:
     """Everything that happens to one server. `culprits` and `victims` are requests by number, or
@@ -80,6 +96,7 @@ class Life:
     slowdowns: list[Slowdown] = field(default_factory=list)
     thieves: list[Thief] = field(default_factory=list)
     outage: Outage | None = None
+    hang: Hang | None = None
     fails: Callable[[Plan, int], bool] | None = None
     loses: Callable[[Fact], bool] | None = None
     resident: Callable[[int], int] = field(default=lambda at_ns: 900 << 20)

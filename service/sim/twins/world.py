@@ -12,20 +12,25 @@ from service.sim.twins.delivery import end_of
 from service.sim.twins.device import Needs, PacedScheduler, TwinDevice
 from service.sim.twins.gateway import EventLoop, Exchange, facts_on_the_way_in, take_in
 from service.sim.twins.host import host_facts
-from service.sim.twins.life import START_NS, Life
+from service.sim.twins.life import START_NS, Hang, Life
 from service.sim.twins.losses import Loss, Stops
-from service.sim.twins.physics import Machine
+from service.sim.twins.physics import MS, Machine
 from service.sim.virtual_engine import VirtualEngine
 from telemetry.clock import ManualClock
 from telemetry.engine_records import EngineStarted
-from telemetry.reasons import EndReason
-from telemetry.records import EngineDied, Fact, fact_ns
+from telemetry.reasons import EndReason, HangKind, StackSource
+from telemetry.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
+
+_PID = 4242
 
 
 def live(life: Life) -> list[Fact]:
     """All facts of a life, in the order of time."""
     loop = EventLoop()
     exchanges = take_in(life, loop)
+    for exchange in exchanges:
+        if _is_refused(life, exchange):
+            _turn_away(exchange)
     engine: list[Fact] = []
     ran_ns: Counter[int] = Counter()
     for begin_ns, end_ns in _lives(life):
@@ -42,7 +47,9 @@ def live(life: Life) -> list[Fact]:
     ended = [end_of(exchange, loop, draw) for exchange in exchanges]
     gateway = [fact for exchange in exchanges for fact in facts_on_the_way_in(exchange)]
     host = host_facts(life, ran_ns, ended, loop)
-    facts = sorted([*gateway, *_deaths(life), *engine, *ended, *host], key=fact_ns)
+    facts = sorted(
+        [*gateway, *_hangs(life, exchanges), *_deaths(life), *engine, *ended, *host], key=fact_ns
+    )
     loses = life.loses
     return facts if loses is None else [fact for fact in facts if not loses(fact)]
 
@@ -63,6 +70,12 @@ def _lives(life: Life) -> list[tuple[int, int | None]]:
 def _is_served(exchange: Exchange, begin_ns: int, end_ns: int | None) -> bool:
     at_ns = exchange.submitted_ns
     return at_ns is not None and begin_ns <= at_ns and (end_ns is None or at_ns < end_ns)
+
+
+def _is_refused(life: Life, exchange: Exchange) -> bool:
+    """By a gateway that has noticed that the engine does not respond."""
+    at_ns = exchange.submitted_ns
+    return life.hang is not None and at_ns is not None and life.hang.refuses(at_ns)
 
 
 def _turn_away(exchange: Exchange) -> None:
@@ -109,13 +122,45 @@ def _serve(
 def _started(life: Life, at_ns: int) -> EngineStarted:
     return EngineStarted(
         at_ns=at_ns,
-        pid=4242,
+        pid=_PID,
         model="virtual",
         backend="virtual",
         dtype="none",
         pipeline_depth=1,
         **record_of(life.setting.limits),
     )
+
+
+_BY_ITSELF = ("Current thread 0x1 (most recent call first):", '  File "driver.py", line 7 in wait')
+
+
+def _hangs(life: Life, exchanges: Sequence[Exchange]) -> list[Fact]:
+    """As the gateway notes it, some milliseconds after it has asked where the threads are."""
+    hang = life.hang
+    if hang is None:
+        return []
+    has_handler = hang.kind is not HangKind.STOPPED
+    facts: list[Fact] = [
+        EngineHung(
+            at_ns=hang.seen_ns + 60 * MS,
+            since_ns=hang.begin_ns,
+            kind=hang.kind,
+            sequences=sum(len(one.seq_ids) for one in exchanges if _waits(one, hang)),
+            engine_pid=_PID,
+            process_state="S" if has_handler else "T",
+            stacks_source=StackSource.FAULTHANDLER if has_handler else StackSource.KERNEL,
+            stacks=_BY_ITSELF if has_handler else (f"Thread {_PID} (python): state T",),
+        )
+    ]
+    if hang.recovers:
+        facts.append(EngineRecovered(hang.end_ns, hang.begin_ns))
+    return facts
+
+
+def _waits(exchange: Exchange, hang: Hang) -> bool:
+    """The engine had it when it was found to hang."""
+    at_ns, over = exchange.submitted_ns, exchange.is_over and exchange.over_ns < hang.seen_ns
+    return at_ns is not None and at_ns < hang.seen_ns and not over
 
 
 def _deaths(life: Life) -> list[Fact]:

@@ -1,0 +1,89 @@
+"""Nothing hangs on the number of a descriptor: a gateway with thousands of connections can still
+start, hear and replace its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import resource
+import socket
+import struct
+import termios
+from collections.abc import Iterator
+
+import pytest
+from server import eventually
+
+from service import wire
+from service.config import EngineConfig, ModelKind, ModelRef
+from service.gateway.engine_process import start_engine
+from service.link import Link
+from telemetry.clock import MonotonicClock
+
+_HIGH = 1_100
+
+
+@pytest.fixture
+def crowded() -> Iterator[None]:
+    """More descriptors are open than `select` can count."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * _HIGH:
+        pytest.skip("this machine does not permit so many descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * _HIGH), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < _HIGH:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def unread_bytes(connection: socket.socket) -> int:
+    """Of what was sent, what the other end has not taken yet."""
+    (count,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
+
+
+def test_a_link_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = Link(theirs)
+        assert theirs.fileno() > 1023
+        assert link.receive(0.001) == []
+        link.wake()
+        assert link.receive(None) == []
+        ours.sendall(wire.encode(wire.Shutdown()))
+        assert link.receive(None) == [wire.Shutdown()]
+
+
+def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: None) -> None:
+    """It waits for the rest of its first message on a number that it inherited."""
+    config = EngineConfig(
+        model=ModelRef(kind=ModelKind.HF_FOLDER, path="/nowhere/at/all", name="none")
+    )
+
+    def first_word() -> wire.ToGateway:
+        unframer = wire.Unframer()
+        while True:
+            data = engine.connection.recv(1 << 16)
+            assert data, "the engine ended without a word"
+            for payload in unframer.feed(data):
+                return wire.to_gateway_decoder.decode(payload)
+
+    engine = start_engine(MonotonicClock())
+    try:
+        assert engine.connection.fileno() > 1023
+        engine.connection.settimeout(60)
+        launch = wire.encode(wire.Launch(config, engine.begun_ns))
+        engine.connection.sendall(launch[:20])
+        eventually(lambda: not unread_bytes(engine.connection), "the engine's first read", 60)
+        engine.connection.sendall(launch[20:])
+        word = first_word()
+        assert not isinstance(word, wire.EngineFailed) or word.is_config, word
+    finally:
+        engine.close()
+        asyncio.run(engine.wait(20))
