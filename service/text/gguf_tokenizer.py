@@ -7,13 +7,15 @@ below are those that the models' authors publish in their tokenizer.json.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from service.config import ConfigError
 from service.gguf_file import GgufFile
+from service.stated import Stated
+from service.text.known_keys import GGUF_TOKENIZER, GGUF_TOKENIZER_PREFIXES
+from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
 from service.text.tokenizer import (
     Tokenizer,
     broken,
@@ -22,7 +24,7 @@ from service.text.tokenizer import (
     metaspace_bytes,
 )
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -34,51 +36,77 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "</s>")
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
-    """Raises ConfigError when the metadata lacks something or is of an unknown kind."""
+    """Raises ConfigError when the metadata lacks something, is of an unknown kind, or states
+    something that nobody obeys."""
     file = GgufFile(path)
-    meta = file.metadata
-    kind = meta.get("tokenizer.ggml.model")
-    tokens: list[str] | None = meta.get("tokenizer.ggml.tokens")
-    if not tokens:
-        raise broken(path, "the file carries no token list")
+    meta = Stated(
+        path, {key: file.metadata[key] for key in file.metadata if key.startswith("tokenizer.")}
+    )
+    kind = meta.take("tokenizer.ggml.model")
+    tokens, types, rows = _tokens(file, meta)
+    prefixes_space = meta.flag("tokenizer.ggml.add_space_prefix", True)
+    merges, scores = meta.take("tokenizer.ggml.merges", []), meta.take("tokenizer.ggml.scores", [])
+    rules = meta.take("tokenizer.ggml.pre", "default")
     match kind:
         case "gpt2":
-            backend = _byte_level(path, meta, tokens)
+            backend = _byte_level(path, tokens, merges, rules)
             table = byte_level_table()
             encoded = [byte_level_bytes(token, table) for token in tokens]
         case "llama":
-            backend = _sentencepiece(path, meta, tokens)
+            backend = _sentencepiece(path, tokens, scores[: len(tokens)], prefixes_space)
             encoded = [metaspace_bytes(token) for token in tokens]
         case _:
             raise broken(path, f"kind {kind!r} is not supported (gpt2 and llama are)")
-    types: list[int] = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     special = frozenset(i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN))
     for token_id, token_type in enumerate(types):
         if token_type in (_CONTROL, _USER_DEFINED):
             encoded[token_id] = tokens[token_id].encode()
     _add_special(backend, tokens, types)
-    return Tokenizer(
+    ends = _end_tokens(meta, tokens, special)
+    bos = meta.take("tokenizer.ggml.bos_token_id")
+    refuse_ids_beyond(path, "eos_token_id", ends, rows)
+    refuse_ids_beyond(path, "bos_token_id", () if bos is None else (bos,), rows)
+    tokenizer = Tokenizer(
         backend,
         token_bytes=encoded,
         special_ids=special,
-        bos_token_id=meta.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=_end_tokens(meta, tokens, special),
-        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", kind == "llama")),
-        strip_first_space=kind == "llama" and _prefixes_space(meta),
-        chat_template=meta.get("tokenizer.chat_template"),
+        bos_token_id=bos,
+        eos_token_ids=ends,
+        add_bos=meta.flag("tokenizer.ggml.add_bos_token", kind == "llama"),
+        strip_first_space=kind == "llama" and prefixes_space,
+        chat_template=meta.take("tokenizer.chat_template"),
     )
+    meta.finish(GGUF_TOKENIZER, GGUF_TOKENIZER_PREFIXES)
+    return tokenizer
 
 
-def _byte_level(path: Path, meta: dict[str, Any], tokens: list[str]) -> Backend:
+def _tokens(file: GgufFile, meta: Stated) -> tuple[list[str], list[int], int]:
+    """Tokens and their types, and the rows of the embedding; padding beyond them is left out.
+    Raises ConfigError."""
+    tokens: list[str] = meta.take("tokenizer.ggml.tokens", [])
+    if not tokens:
+        raise broken(file.path, "the file carries no token list")
+    types: list[int] = meta.take("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise broken(file.path, f"{len(tokens)} tokens have {len(types)} types")
+    embedding = file.tensors.get("token_embd.weight")
+    rows = len(tokens) if embedding is None else embedding.shape[0]
+    known = {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}
+    refuse_tokens_beyond(file.path, known, rows)
+    return tokens[:rows], types[:rows], rows
+
+
+def _byte_level(path: Path, tokens: list[str], merges: list[str], rules: str) -> Backend:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = [tuple(merge.split(" ", 1)) for merge in meta.get("tokenizer.ggml.merges") or []]
-    ignore_merges = meta.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3")
+    halves = (merge.partition(" ") for merge in merges)
+    pairs = [(left, right) for left, _, right in halves]
+    ignore_merges = rules in ("llama-bpe", "llama3", "llama-v3")
     try:
-        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges)
+        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=ignore_merges)
     except Exception as error:
         raise broken(path, error) from error
     backend = Backend(model)
-    backend.pre_tokenizer = _pre_tokenizer(path, meta.get("tokenizer.ggml.pre", "default"))
+    backend.pre_tokenizer = _pre_tokenizer(path, rules)
     return backend
 
 
@@ -106,9 +134,10 @@ def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
             )
 
 
-def _sentencepiece(path: Path, meta: dict[str, Any], tokens: list[str]) -> Backend:
+def _sentencepiece(
+    path: Path, tokens: list[str], scores: list[float], prefixes_space: bool
+) -> Backend:
     """SentencePiece BPE: pieces merge in the order of their scores."""
-    scores: list[float] = meta.get("tokenizer.ggml.scores") or []
     if len(scores) != len(tokens):
         raise broken(path, "the file carries no scores for its SentencePiece tokens")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
@@ -118,7 +147,7 @@ def _sentencepiece(path: Path, meta: dict[str, Any], tokens: list[str]) -> Backe
     except Exception as error:
         raise broken(path, error) from error
     backend = Backend(model)
-    scheme = "first" if _prefixes_space(meta) else "never"
+    scheme = "first" if prefixes_space else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     return backend
 
@@ -135,10 +164,6 @@ def _merges_from_scores(vocab: dict[str, int], scores: list[float]) -> list[tupl
     return [pair for *_, pair in sorted(found)]
 
 
-def _prefixes_space(meta: dict[str, Any]) -> bool:
-    return bool(meta.get("tokenizer.ggml.add_space_prefix", True))
-
-
 def _add_special(backend: Backend, tokens: list[str], types: list[int]) -> None:
     for token_type, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         added = [
@@ -149,14 +174,11 @@ def _add_special(backend: Backend, tokens: list[str], types: list[int]) -> None:
         backend.add_special_tokens(added) if special else backend.add_tokens(added)
 
 
-def _end_tokens(
-    meta: dict[str, Any], tokens: list[str], special: frozenset[int]
-) -> tuple[int, ...]:
+def _end_tokens(meta: Stated, tokens: list[str], special: frozenset[int]) -> tuple[int, ...]:
     """The stated EOS and EOT, and control tokens that are known to end a turn."""
-    found = [
-        int(meta[key])
-        for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        if meta.get(key) is not None
+    stated = [
+        meta.take(key) for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     ]
+    found = [token_id for token_id in stated if token_id is not None]
     found += [i for i in sorted(special) if tokens[i] in _END_OF_TURN]
     return tuple(dict.fromkeys(found))

@@ -8,6 +8,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from service.stated import Stated
+from service.text.known_keys import TOKENIZER_CONFIG
+from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
 from service.text.tokenizer import (
     Tokenizer,
     broken,
@@ -15,6 +18,9 @@ from service.text.tokenizer import (
     byte_level_table,
     metaspace_bytes,
 )
+
+# Classes of transformers that build the rule for BOS and EOS anew from their flags.
+_OBEY_FLAGS = frozenset({"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizerFast"})
 
 
 def hf_tokenizer(folder: Path) -> Tokenizer:
@@ -26,11 +32,20 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise broken(path, error) from error
-    settings = _json(folder / "tokenizer_config.json")
+    backend.no_truncation()  # prompts are whole, and alone
+    backend.no_padding()
+    settings_path = folder / "tokenizer_config.json"
+    settings = Stated(settings_path, _json(settings_path))
     described: dict[str, Any] = _json(path)
     byte_level = "ByteLevel" in json.dumps(described.get("decoder") or {})
-    bos = _token_id(backend, settings.get("bos_token"))
-    return Tokenizer(
+    bos = _token_id(backend, settings.take("bos_token"))
+    ends = _end_tokens(folder, backend, settings.take("eos_token"))
+    rows = _json(folder / "config.json").get("vocab_size")
+    if isinstance(rows, int):
+        refuse_tokens_beyond(path, backend.get_vocab(with_added_tokens=True), rows)
+        refuse_ids_beyond(folder, "eos_token_id", ends, rows)
+    _check_added(settings, backend)
+    tokenizer = Tokenizer(
         backend,
         token_bytes=_all_bytes(backend, byte_level),
         special_ids=frozenset(
@@ -39,11 +54,47 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
             if token.special
         ),
         bos_token_id=bos,
-        eos_token_ids=_end_tokens(folder, backend, settings),
-        add_bos=bos is not None and backend.encode("a").ids[:1] == [bos],
+        eos_token_ids=ends,
+        add_bos=_adds_bos(settings, backend, bos),
         strip_first_space=not byte_level and "Metaspace" in json.dumps(described),
-        chat_template=_chat_template(folder, settings),
+        chat_template=_chat_template(folder, settings.take("chat_template")),
     )
+    settings.finish(TOKENIZER_CONFIG)
+    return tokenizer
+
+
+def _adds_bos(settings: Stated, backend: Backend, bos: int | None) -> bool:
+    """As tokenizer.json does it, unless the class is one that obeys a flag of its own. Raises
+    ConfigError if a prompt is to have anything else around it."""
+    begins, ends = settings.take("add_bos_token"), settings.take("add_eos_token", False)
+    if settings.peek("tokenizer_class") in _OBEY_FLAGS and begins is not None:
+        if ends:
+            raise settings.refused("add_eos_token", ends, "prompts have no end token")
+        return bool(begins) and bos is not None
+    bare, whole = (backend.encode("a", add_special_tokens=added).ids for added in (False, True))
+    if whole not in (bare, [bos, *bare]):
+        raise broken(
+            settings.path.with_name("tokenizer.json"),
+            "it puts tokens around a prompt, and bos_token in tokenizer_config.json is not all",
+        )
+    return whole != bare
+
+
+def _check_added(settings: Stated, backend: Backend) -> None:
+    """Tokens are added in tokenizer.json; a second list has to say the same. Raises
+    ConfigError."""
+    added = settings.take("added_tokens_decoder", {})
+    for token_id, token in added.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if not token_id.isdecimal() or backend.id_to_token(int(token_id)) != text:
+            raise settings.refused(
+                "added_tokens_decoder", {token_id: text}, "tokenizer.json has another token there"
+            )
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        named = settings.take(key, [])
+        for token in named.values() if isinstance(named, dict) else named:
+            if _token_id(backend, token) is None:
+                raise settings.refused(key, token, "tokenizer.json has no such token")
 
 
 def _all_bytes(backend: Backend, byte_level: bool) -> list[bytes]:
@@ -61,13 +112,13 @@ def _all_bytes(backend: Backend, byte_level: bool) -> list[bytes]:
     return found
 
 
-def _end_tokens(folder: Path, backend: Backend, settings: dict[str, Any]) -> tuple[int, ...]:
+def _end_tokens(folder: Path, backend: Backend, stated_token: Any) -> tuple[int, ...]:
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         stated = _json(folder / name).get("eos_token_id")
         if stated is not None:
             found += stated if isinstance(stated, list) else [int(stated)]
-    named = _token_id(backend, settings.get("eos_token"))
+    named = _token_id(backend, stated_token)
     if named is not None:
         found.append(named)
     return tuple(dict.fromkeys(found))
@@ -81,11 +132,10 @@ def _token_id(backend: Backend, token: Any) -> int | None:
     return token_id
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, template: Any) -> str | None:
     separate = folder / "chat_template.jinja"
     if separate.exists():
         return separate.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
     if isinstance(template, list):  # several named templates
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")

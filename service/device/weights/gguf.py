@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from service.config import ConfigError
+from service.device.layers import rope_frequencies
 from service.device.spec import ModelSpec, Rope, RopeScaling
+from service.device.weights.dummy import tensor_shape
+from service.device.weights.gguf_keys import GENERAL_PREFIXES, of_family
+from service.device.weights.inventory import tensor_names
 from service.gguf_file import GgufFile
+from service.stated import Stated, refuse_tensors
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -36,6 +40,7 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_ROPE_FREQUENCIES = "rope_freqs.weight"
 _TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm"}
 
 
@@ -45,6 +50,7 @@ class GgufWeights:
     def __init__(self, path: str) -> None:
         self._file = GgufFile(Path(path))
         self._spec = _read_spec(self._file)
+        _check_tensors(self._file, self._spec)
         self._reader = ThreadPoolExecutor(1, "phasescope-weights")
         self._ahead: dict[str, Future[torch.Tensor]] = {}
         self._layer = -1
@@ -116,72 +122,107 @@ def halves_order(file: GgufFile, name: str, heads: int) -> NDArray[np.int64] | N
 
 
 def _read_spec(file: GgufFile) -> ModelSpec:
-    meta = file.metadata
-    family = meta.get("general.architecture")
+    """Every key but the tokenizer's is obeyed, known to be harmless, or refused."""
+    meta = Stated(
+        file.path,
+        {key: file.metadata[key] for key in file.metadata if not key.startswith("tokenizer.")},
+    )
+    family = meta.take("general.architecture")
     if family not in _FAMILIES:
         raise ConfigError(
             f"{file.path} is a {family} model; supported are {', '.join(_FAMILIES)} "
             "(SmolLM is llama)"
         )
-    _refuse_experts(file, family)
-
-    def need(key: str) -> Any:
-        if f"{family}.{key}" not in meta:
-            raise ConfigError(f"{file.path} does not state {family}.{key}")
-        return meta[f"{family}.{key}"]
-
-    heads, hidden = int(need("attention.head_count")), int(need("embedding_length"))
+    if meta.whole(f"{family}.expert_count", 0) > 0:
+        raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
+    heads = meta.whole(f"{family}.attention.head_count")
+    hidden = meta.whole(f"{family}.embedding_length")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ConfigError(f"{file.path} has no tensor token_embd.weight")
-    eos = meta.get("tokenizer.ggml.eos_token_id")
-    return ModelSpec(
+    eos = file.metadata.get("tokenizer.ggml.eos_token_id")
+    spec = ModelSpec(
         family=family,
-        layers=int(need("block_count")),
+        layers=meta.whole(f"{family}.block_count"),
         hidden=hidden,
         heads=heads,
-        kv_heads=int(meta.get(f"{family}.attention.head_count_kv", heads)),
-        head_dim=int(meta.get(f"{family}.attention.key_length", hidden // heads)),
-        ffn=int(need("feed_forward_length")),
+        kv_heads=meta.whole(f"{family}.attention.head_count_kv", heads),
+        head_dim=_head_dim(meta, family, hidden // max(1, heads)),
+        ffn=meta.whole(f"{family}.feed_forward_length"),
         vocab=embedding.shape[0],
-        context_tokens=int(need("context_length")),
-        norm_eps=float(need("attention.layer_norm_rms_epsilon")),
-        rope=_read_rope(file, family),
+        context_tokens=meta.whole(f"{family}.context_length"),
+        norm_eps=meta.number(f"{family}.attention.layer_norm_rms_epsilon"),
+        rope=_read_rope(file, meta, family),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
-        sliding_window_tokens=meta.get(f"{family}.attention.sliding_window"),
+        sliding_window_tokens=meta.take(f"{family}.attention.sliding_window"),
         eos_token_ids=() if eos is None else (int(eos),),
     )
+    meta.finish(of_family(family), GENERAL_PREFIXES)
+    return spec
 
 
-def _refuse_experts(file: GgufFile, family: str) -> None:
-    if int(file.metadata.get(f"{family}.expert_count", 0)) > 0:
-        raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
+def _head_dim(meta: Stated, family: str, usual: int) -> int:
+    """Queries, keys and values have heads of one size, which is rotated whole. Raises
+    ConfigError."""
+    size = meta.whole(f"{family}.attention.key_length", usual)
+    for key in (f"{family}.attention.value_length", f"{family}.rope.dimension_count"):
+        stated = meta.whole(key, size)
+        if stated != size:
+            raise meta.refused(key, stated, f"heads are of {size} values and rotated whole")
+    return size
 
 
-def _read_rope(file: GgufFile, family: str) -> Rope:
-    meta = file.metadata
-    theta = float(meta.get(f"{family}.rope.freq_base", 10_000.0))
-    kind = meta.get(f"{family}.rope.scaling.type", "none")
-    if "rope_freqs.weight" in file.tensors:
-        return _llama3_rope(file, family, theta)
+def _read_rope(file: GgufFile, meta: Stated, family: str) -> Rope:
+    theta = meta.number(f"{family}.rope.freq_base", 10_000.0)
+    kind = meta.take(f"{family}.rope.scaling.type", "none")
+    factor = meta.number(f"{family}.rope.scaling.factor", 1.0)
+    original = meta.whole(f"{family}.rope.scaling.original_context_length", 8192)
+    if _ROPE_FREQUENCIES in file.tensors:
+        return _llama3_rope(file, theta, original)
     if kind == "none":
+        if factor != 1.0:
+            raise meta.refused(f"{family}.rope.scaling.factor", factor, "of what kind is not told")
         return Rope(theta=theta)
     if kind == "linear":
-        factor = float(meta.get(f"{family}.rope.scaling.factor", 1.0))
         return Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
     raise ConfigError(f"{file.path}: rope scaling {kind!r} is not supported")
 
 
-def _llama3_rope(file: GgufFile, family: str, theta: float) -> Rope:
+def _llama3_rope(file: GgufFile, theta: float, original: int) -> Rope:
     """llama.cpp stores Llama 3's stretched frequencies as divisors; the factor is their
     maximum, and the other three numbers are the same in every published Llama 3 model."""
-    divisors = file.load("rope_freqs.weight")
-    original = int(file.metadata.get(f"{family}.rope.scaling.original_context_length", 8192))
-    return Rope(
+    divisors = torch.from_numpy(file.load(_ROPE_FREQUENCIES))
+    rope = Rope(
         theta=theta,
         scaling=RopeScaling.LLAMA3,
         factor=float(divisors.max()),
         original_context_tokens=original,
     )
+    head_dim = 2 * len(divisors)
+    meant = rope_frequencies(Rope(theta=theta), head_dim) / rope_frequencies(rope, head_dim)
+    if divisors.dim() != 1 or not torch.allclose(divisors, meant, rtol=1e-3):
+        raise ConfigError(
+            f"{file.path}: tensor {_ROPE_FREQUENCIES} does not hold Llama 3's divisors; other ways "
+            "to stretch the context are not supported"
+        )
+    return rope
+
+
+def _check_tensors(file: GgufFile, spec: ModelSpec) -> None:
+    """The right ones, of the right shapes. Raises ConfigError."""
+    canonical = {gguf_name(name): name for name in tensor_names(spec)}
+    extra = file.tensors.keys() - canonical.keys() - {_ROPE_FREQUENCIES}
+    why = f"no part of a {spec.family} model of {spec.layers} layers; use a file without"
+    refuse_tensors(file.path, extra, why)
+    for stored, name in canonical.items():
+        info = file.tensors.get(stored)
+        if info is None:
+            raise ConfigError(f"{file.path} has no tensor {stored}")
+        expected = tensor_shape(spec, name)
+        if info.shape != expected:
+            raise ConfigError(
+                f"{file.path}: tensor {stored} has shape {list(info.shape)}, "
+                f"expected {list(expected)}"
+            )

@@ -11,6 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from service.config import ConfigError
 from service.device.spec import ModelSpec, Rope, RopeScaling
+from service.device.weights.config_keys import CONFIG, GENERATION, ROPE
+from service.device.weights.inventory import EMBEDDING, HEAD, StoredTensor, check_tensors
+from service.stated import Stated
 
 _FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -18,6 +21,12 @@ _FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+
+
+# What a key that is not there means, as transformers' classes have it.
+_HEAD_DIM = {"qwen3": 128}
+_MISTRAL_WINDOW = 4096
+_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
 
 class SafetensorsWeights:
@@ -28,6 +37,7 @@ class SafetensorsWeights:
         self._spec = _read_spec(self._folder)
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._check()
 
     @property
     def spec(self) -> ModelSpec:
@@ -42,6 +52,21 @@ class SafetensorsWeights:
         except SafetensorError as error:
             raise ConfigError(f"{path}: tensor {name}: {error}") from error
         return tensor
+
+    def _check(self) -> None:
+        """Headers only, so it takes no time. Raises ConfigError."""
+        found: dict[str, StoredTensor] = {}
+        for name, path in self._where.items():
+            piece = self._files[path].get_slice(name)
+            found[name] = StoredTensor(piece.get_dtype(), tuple(piece.get_shape()))
+        check_tensors(self._folder, self._spec, found)
+        if self._spec.tied_embeddings and HEAD in found:
+            head, embedding = self.tensor(HEAD), self.tensor(EMBEDDING)
+            if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+                raise ConfigError(
+                    f"{self._folder}: tensor {HEAD} is not the embedding, although "
+                    "tie_word_embeddings is true in config.json; one of the two has to go"
+                )
 
 
 def _open(path: Path) -> Any:
@@ -84,80 +109,111 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_spec(folder: Path) -> ModelSpec:
+    """Every key of config.json is obeyed, known to be harmless, or refused."""
     path = folder / "config.json"
-    config = read_json(path)
-    architecture = (config.get("architectures") or ["(none)"])[0]
+    config = Stated(path, read_json(path))
+    architecture = (config.take("architectures") or ["(none)"])[0]
     family = _FAMILIES.get(architecture)
     if family is None:
         supported = ", ".join(_FAMILIES)
         raise ConfigError(f"{path}: architecture {architecture}; supported are {supported}")
-
-    if family != "qwen2" and config.get("attention_bias"):
+    _refuse_quantised(config)
+    if config.take("attention_bias") and family != "qwen2":
         raise ConfigError(f"{path}: attention_bias is not supported for {architecture}")
-
-    def need(key: str) -> int:
-        if not isinstance(config.get(key), int):
-            raise ConfigError(f"{path} does not state {key}")
-        return int(config[key])
-
-    heads, hidden = need("num_attention_heads"), need("hidden_size")
-    return ModelSpec(
+    heads, hidden = config.whole("num_attention_heads"), config.whole("hidden_size")
+    spec = ModelSpec(
         family=family,
-        layers=need("num_hidden_layers"),
+        layers=config.whole("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        ffn=need("intermediate_size"),
-        vocab=need("vocab_size"),
-        context_tokens=int(config.get("max_position_embeddings") or 2048),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_read_rope(path, config),
+        kv_heads=config.whole("num_key_value_heads", heads),
+        head_dim=config.whole("head_dim", _HEAD_DIM.get(family, hidden // max(1, heads))),
+        ffn=config.whole("intermediate_size"),
+        vocab=config.whole("vocab_size"),
+        context_tokens=config.whole("max_position_embeddings", 2048),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope=_read_rope(config),
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tied_embeddings=config.flag("tie_word_embeddings"),
         sliding_window_tokens=_sliding_window(config, family),
         eos_token_ids=_eos(folder, config),
     )
+    config.finish(CONFIG)
+    return spec
 
 
-def _sliding_window(config: dict[str, Any], family: str) -> int | None:
-    if family != "mistral" and not config.get("use_sliding_window"):
+def _refuse_quantised(config: Stated) -> None:
+    for key in ("quantization_config", "compression_config"):
+        stated = config.take(key)
+        if stated:
+            method = stated.get("quant_method") if isinstance(stated, dict) else None
+            raise ConfigError(
+                f"{config.path}: {key}: weights quantised by {method or 'an unknown method'} are "
+                "not supported; use the unquantised checkpoint, and --weights to quantise it"
+            )
+
+
+def _sliding_window(config: Stated, family: str) -> int | None:
+    """The shortest of any layer: whoever chooses the context stays within it, so that all layers
+    attend to everything. Which layers have one then makes no difference."""
+    kinds = set(config.take("layer_types", []))
+    if not kinds <= _ATTENTION_KINDS:
+        raise config.refused("layer_types", sorted(kinds - _ATTENTION_KINDS), "unknown attention")
+    config.take("max_window_layers")
+    is_used = config.flag("use_sliding_window", family == "mistral")
+    is_told = config.states("sliding_window")
+    window = config.take("sliding_window")
+    if family == "mistral":
+        window = window if is_told else _MISTRAL_WINDOW
+    elif not is_used:
         return None
-    window = config.get("sliding_window")
-    return None if window is None else int(window)
+    if window is None:
+        return None
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise config.refused("sliding_window", window, "a number of tokens is expected")
+    return window
 
 
-def _eos(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+def _eos(folder: Path, config: Stated) -> tuple[int, ...]:
     """generation_config.json knows more (end-of-turn tokens) than config.json."""
     path = folder / "generation_config.json"
-    stated = read_json(path).get("eos_token_id") if path.exists() else None
-    if stated is None:
-        stated = config.get("eos_token_id")
+    stated = config.take("eos_token_id")
+    if path.exists():
+        generation = Stated(path, read_json(path))
+        stated = generation.take("eos_token_id", stated)
+        generation.finish(GENERATION)
     if stated is None:
         return ()
     return tuple(stated) if isinstance(stated, list) else (int(stated),)
 
 
-def _read_rope(path: Path, config: dict[str, Any]) -> Rope:
+def _read_rope(config: Stated) -> Rope:
     """Both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    old, new = config.part("rope_scaling"), config.part("rope_parameters")
+    scaling = new if not new.is_empty else old
+    if scaling is new and not old.is_empty:
+        raise config.refused("rope_scaling", "beside rope_parameters", "state one of the two")
+    theta = config.number("rope_theta", 10_000.0)
+    theta = scaling.number("rope_theta", theta)
+    kinds = (scaling.take("rope_type"), scaling.take("type"))
+    kind = kinds[0] or kinds[1] or "default"
     match kind:
         case "default":
-            return Rope(theta=theta)
+            rope = Rope(theta=theta)
         case "linear":
-            factor = float(scaling["factor"])
-            return Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
+            factor = scaling.number("factor")
+            rope = Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
         case "llama3":
-            return Rope(
+            rope = Rope(
                 theta=theta,
                 scaling=RopeScaling.LLAMA3,
-                factor=float(scaling["factor"]),
-                low_freq_factor=float(scaling["low_freq_factor"]),
-                high_freq_factor=float(scaling["high_freq_factor"]),
-                original_context_tokens=int(scaling["original_max_position_embeddings"]),
+                factor=scaling.number("factor"),
+                low_freq_factor=scaling.number("low_freq_factor"),
+                high_freq_factor=scaling.number("high_freq_factor"),
+                original_context_tokens=scaling.whole("original_max_position_embeddings"),
             )
         case _:
-            raise ConfigError(f"{path}: rope scaling {kind!r} is not supported")
+            raise ConfigError(f"{config.path}: rope scaling {kind!r} is not supported")
+    scaling.finish(ROPE)
+    return rope

@@ -1,0 +1,74 @@
+"""Keys of GGUF metadata that need not be obeyed, and why.
+
+Those that are obeyed are taken in `service.device.weights.gguf`; what is in neither place is
+refused by name. Keys of the tokenizer are `service.text.gguf_keys`' business.
+"""
+
+from __future__ import annotations
+
+from service.stated import Harmless
+
+_DESCRIBES = Harmless("it describes the file, not the model")
+
+GENERAL: dict[str, Harmless] = {
+    **dict.fromkeys(
+        (
+            "general.name",
+            "general.author",
+            "general.version",
+            "general.organization",
+            "general.basename",
+            "general.finetune",
+            "general.description",
+            "general.quantized_by",
+            "general.size_label",
+            "general.parameter_count",
+            "general.license",
+            "general.url",
+            "general.doi",
+            "general.uuid",
+            "general.repo_url",
+            "general.tags",
+            "general.languages",
+            "general.datasets",
+            "general.file_type",  # tensors say themselves what they are
+            "general.quantization_version",
+            "general.alignment",  # obeyed by `service.gguf_file`
+        ),
+        _DESCRIBES,
+    ),
+    "general.type": Harmless("only whole models are loaded", only=("model",)),
+    "split.count": Harmless("a file that is one of several is not whole", only=(0, 1)),
+    "split.no": _DESCRIBES,
+    "split.tensors.count": _DESCRIBES,
+}
+GENERAL_PREFIXES = (
+    "general.license.",
+    "general.source.",
+    "general.base_model.",
+    "general.dataset.",
+    "general.sampling.",  # what the authors recommend; a request states it
+    "quantize.imatrix.",
+)
+
+# After the name of the architecture.
+_OF_FAMILY: dict[str, Harmless] = {
+    "vocab_size": Harmless("the embedding's rows decide"),
+    "tensor_data_layout": _DESCRIBES,
+    "rope.scaling.finetuned": _DESCRIBES,
+    "expert_count": Harmless("mixtures of experts are not known", only=(0,)),
+    "expert_used_count": Harmless("mixtures of experts are not known", only=(0,)),
+    "use_parallel_residual": Harmless("residuals are in a row", only=(False,)),
+    "attention.causal": Harmless("tokens see what is before them", only=(True,)),
+    "attention.max_alibi_bias": Harmless("positions are rotary", only=(0.0,)),
+    "attention.clamp_kqv": Harmless("nothing is clamped", only=(0.0,)),
+    "rope.scale_linear": Harmless("an old spelling of rope.scaling.factor", only=(1.0,)),
+    "rope.scaling.attn_factor": Harmless("attention is not scaled", only=(1.0,)),
+    "rope.scaling.yarn_log_multiplier": Harmless("YaRN is not known", only=(0.0,)),
+}
+
+
+def of_family(family: str) -> dict[str, Harmless]:
+    """All of a file of that architecture."""
+    own = {f"{family}.{key}": harmless for key, harmless in _OF_FAMILY.items()}
+    return {**GENERAL, **own}
