@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,17 +31,20 @@ class Started:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, checkout: Path | None = None) -> Iterator[Started]:
-    """`phasescope serve` with these flags, from the code in `checkout` if given. SystemExit when
-    it does not start."""
+def serving(
+    *flags: str, checkout: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Started]:
+    """`phasescope serve` with these flags, from the code in `checkout` if given, with more in its
+    environment. SystemExit when it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
-    environment = dict(os.environ)
+    variables = dict(os.environ)
     if checkout is not None:
-        environment["PYTHONPATH"] = str(checkout)
-    process = subprocess.Popen(command, cwd=checkout, env=environment, stderr=subprocess.DEVNULL)
+        variables["PYTHONPATH"] = str(checkout)
+    variables |= environment or {}
+    process = subprocess.Popen(command, cwd=checkout, env=variables, stderr=subprocess.DEVNULL)
     try:
         started = Started(process, port)
         _wait_ready(started)

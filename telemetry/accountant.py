@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from telemetry.charging import Charger, Pauses, Track
+from telemetry.charging import Charger, Pauses
 from telemetry.engine_records import (
     EngineStarted,
     Row,
     SequenceAdmitted,
+    SequencePaused,
     SequenceQueued,
+    SequenceResumed,
     StepRecorded,
 )
 from telemetry.harm import Harm, Taker
 from telemetry.host_records import HostPaused
-from telemetry.ledger import Account, Ledger, entries_of
+from telemetry.ledger import Account, Ledger, Part, entries_of
 from telemetry.life import charge_ingest, charge_life, critical_of
 from telemetry.pauses import pause_of
 from telemetry.phases import RequestTimeline
 from telemetry.records import Fact, RequestAccepted, SequenceSubmitted
-from telemetry.stalls import find_stalls, main_taker
+from telemetry.stalls import culprit_of, find_stalls
 from telemetry.tape import Tape, apportion
+from telemetry.track import Track
 
 DEFAULT_ITL_TARGET_NS = 100_000_000
 _TAKERS_KEPT = 65_536
@@ -43,6 +46,7 @@ class Accountant:
         self._constrained: set[int] = set()
         self._accepted: dict[str, RequestAccepted] = {}
         self._takers: OrderedDict[int, Taker] = OrderedDict()
+        self._siblings: dict[str, dict[int, Track]] = {}
 
     def take(self, fact: Fact) -> None:
         match fact:
@@ -60,6 +64,12 @@ class Accountant:
                 track = self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
                 if track.hit_tokens is None:
                     track.hit_tokens, track.ghost_tokens = fact.hit_tokens, fact.ghost_tokens
+            case SequencePaused():
+                if (track := self._tracks.get(fact.seq_id)) is not None:
+                    track.paused(fact.at_ns)
+            case SequenceResumed():
+                if (track := self._tracks.get(fact.seq_id)) is not None:
+                    track.resumed(fact.at_ns)
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
             case HostPaused():
@@ -70,17 +80,17 @@ class Accountant:
     def account(self, timeline: RequestTimeline) -> Account:
         """Draw up an ended request's account and forget the request."""
         self._accepted.pop(timeline.accepted.request_id, None)
+        self._siblings.pop(timeline.accepted.request_id, None)
         tracks = {s.seq_id: self._forget(s.seq_id) for s in timeline.sequences}
         critical = critical_of(timeline)
         if critical is None:
-            charger = Charger(self.tape, self._pauses, Track(-1), frozenset())
+            charger = Charger(self.tape, self._pauses, Track(-1))
             charge_ingest(charger, timeline, timeline.ended.at_ns)
         else:
-            siblings = frozenset(tracks)
-            charger = Charger(self.tape, self._pauses, tracks[critical.seq_id], siblings)
+            charger = Charger(self.tape, self._pauses, tracks[critical.seq_id], tracks)
             charge_life(charger, timeline, critical, tracks[critical.seq_id], self.tape)
         ledger = Ledger(timeline.e2e_ns, entries_of(charger.book, self._request_of))
-        self._note_harm(timeline, charger)
+        self._note_harm(charger)
         target_ns = self._itl_target_ns(timeline.accepted.slo_class)
         stalls, cut = find_stalls(
             timeline, tracks, self.tape, self._pauses, self._takers, target_ns
@@ -92,10 +102,12 @@ class Accountant:
         return self._tracks.pop(seq_id, None) or Track(seq_id)
 
     def _submitted(self, fact: SequenceSubmitted) -> None:
-        self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
+        track = self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
         accepted = self._accepted.get(fact.request_id)
         if accepted is None:
             return
+        track.late_ns = self._itl_target_ns(accepted.slo_class)
+        self._siblings.setdefault(fact.request_id, {})[fact.seq_id] = track
         self._takers[fact.seq_id] = Taker(
             accepted.request_id, accepted.trace_id, accepted.tenant, accepted.slo_class
         )
@@ -103,36 +115,60 @@ class Accountant:
             self._takers.popitem(last=False)
 
     def _step(self, step: StepRecorded) -> None:
-        index, rows_ns = self.tape.append(step, self._constrained)
-        for row, spent_ns in zip(step.rows, rows_ns, strict=True):
-            track = self._tracks.get(row.seq_id)
+        """Each row's part goes to its sequence: of the decodes, as whole numbers that add up."""
+        index, cut = self.tape.append(step, self._constrained)
+        at_ns, tracks, prompts_ns = step.committed_ns, self._tracks, iter(cut.prompts_ns)
+        token_ns, context_ns, decodes_ns = cut.token_ns, cut.context_ns, cut.decodes_ns
+        decoded, told_ns = 0.5, 0  # rounds to the nearest
+        late: list[Track] = []
+        for row in step.rows:
+            track = tracks.get(row.seq_id)
+            if row.is_prefill:
+                spent_ns, prompt_ns = 0, next(prompts_ns)
+                if track is not None:
+                    track.split[index] = split_prompt(row, track, prompt_ns)
+            else:
+                decoded += row.tokens * token_ns + row.context_tokens * context_ns
+                until_ns = int(decoded)
+                spent_ns, told_ns = until_ns - told_ns, until_ns
             if track is None:
                 continue
             track.steps.append(index)
-            if row.is_prefill:
-                track.split[index] = split_prompt(row, track, spent_ns)
+            track.decode_ns += spent_ns
+            track.decoded_ns.append(track.decode_ns)
             if row.sampled and not row.wasted:
-                self._token(track, step.committed_ns)
+                if track.late_ns is not None and at_ns - track.token_ns > track.late_ns:
+                    late.append(track)
+                else:
+                    track.token_ns, track.token_step = at_ns, index
+        assert told_ns == decodes_ns, f"decode rows have {told_ns} ns of {decodes_ns}"
+        for track in late:
+            self._token_was_late(track, index, at_ns)
 
-    def _token(self, track: Track, at_ns: int) -> None:
-        """A late token: its culprit is known now, while that request may still be traced."""
-        last_ns, track.last_token_ns = track.last_token_ns, at_ns
-        taker = self._takers.get(track.seq_id)
-        if last_ns is None or taker is None:
+    def _token_was_late(self, track: Track, index: int, at_ns: int) -> None:
+        """Its culprit is known now, while that request may still be traced. A first token is
+        not late."""
+        first, begin_ns = track.token_step + 1, track.token_ns
+        track.token_ns, track.token_step = at_ns, index
+        if first <= 0 or first < self.tape.first:
             return
-        if at_ns - last_ns <= self._itl_target_ns(taker.slo_class):
-            return
-        found = main_taker(self.tape, track, last_ns, at_ns)
-        if found is not None and found in self._takers:
-            self.harm.accuse(self._takers[found].request_id)
+        own = self._siblings.get(self._request_of(track.seq_id) or "", {track.seq_id: track})
+        paused_ns = track.pause[1] - max(begin_ns, track.pause[0])
+        found = culprit_of(self.tape, own, first, index + 1, paused_ns)
+        taker = None if found is None else self._takers.get(found.seq_id)
+        if found is not None and taker is not None:
+            track.late.add(begin_ns, at_ns, found)
+            self.harm.accuse(taker.request_id)
 
     def _request_of(self, seq_id: int) -> str | None:
         taker = self._takers.get(seq_id)
         return None if taker is None else taker.request_id
 
-    def _note_harm(self, timeline: RequestTimeline, charger: Charger) -> None:
+    def _note_harm(self, charger: Charger) -> None:
         for (_, _, part, payer), spent_ns in charger.book.items():
-            if isinstance(payer, int) and spent_ns and payer in self._takers:
+            if part is Part.CO_DECODE:
+                self.harm.add_batch(spent_ns)
+            elif isinstance(payer, int) and spent_ns and payer in self._takers:
                 self.harm.add(self._takers[payer], part, spent_ns)
 
 

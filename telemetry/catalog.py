@@ -159,7 +159,10 @@ STALLS = Metric(
 )
 
 HARM_SECONDS = Metric(
-    "phasescope_harm_seconds", Kind.COUNTER, "Time that requests took from others.", ("part",)
+    "phasescope_harm_seconds",
+    Kind.COUNTER,
+    "Time that requests took from others; co_decode is of the whole batch and of no one.",
+    ("part",),
 )
 HARM_BY_TENANT = Metric(
     "phasescope_harm_by_tenant_seconds",

@@ -1,39 +1,27 @@
 """Charges an interval of a sequence's life to the steps of the tape.
 
 A sequence that has a row in a step waits for all of it: its own row, everybody else's, and
-what no row owns. One that waits for the step pays the same, with nothing of its own. An
-interval that begins or ends within a step takes the very parts that it covers; the rows'
-time, which has no order within a step, is scaled and rounded by largest remainders.
+what no row owns. One that waits for the step pays the same, with nothing of its own. Others'
+prompts and masks are charged to whom they belong to; others' decodes are charged together and
+to nobody, because a batch is slow by its size and not by one of its rows, and because naming
+each would cost as much as the batch is large, for each token. An interval that begins or ends
+within a step takes the very parts that it covers; the rows' time, which has no order within a
+step, is scaled and rounded by largest remainders.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from telemetry.ledger import Book, Part, State
 from telemetry.pauses import Pause
 from telemetry.reasons import HostProcess
 from telemetry.tape import GAP_NS, At, Share, Tape, apportion
+from telemetry.track import Track
 
 _PAUSES_KEPT = 4096
-
-
-@dataclass(slots=True)
-class Track:
-    """What a sequence did on the tape: the steps with a row of it, in order.
-
-    For prompt rows `split` says how their time divides: computed for the first time, computed
-    again after a preemption, and what a larger prefix cache would have had.
-    """
-
-    seq_id: int
-    hit_tokens: int | None = None
-    ghost_tokens: int = 0
-    steps: list[int] = field(default_factory=list)
-    split: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    last_token_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +36,16 @@ class Pauses:
 
 
 class Charger:
-    """Puts intervals of one sequence into a book. `siblings` are the request's other sequences:
-    what they take is the request's own."""
+    """Puts intervals of one sequence into a book. `own` are the sequences of its request, itself
+    among them: what those take is the request's own."""
 
-    def __init__(self, tape: Tape, pauses: Pauses, track: Track, siblings: frozenset[int]) -> None:
+    def __init__(
+        self, tape: Tape, pauses: Pauses, track: Track, own: Mapping[int, Track] | None = None
+    ) -> None:
         self._tape = tape
         self._pauses = pauses
         self._track = track
-        self._own = siblings | {track.seq_id}
+        self._own = {track.seq_id: track} if own is None else own
         self.book: Book = Book()
 
     def plain(self, state: State, reason: str, part: Part, begin_ns: int, end_ns: int) -> None:
@@ -118,59 +108,73 @@ class Charger:
     def _whole(self, state: State, reason: str, first: int, stop: int) -> None:
         """The steps [first, stop), each with the gap before it."""
         tape, book = self._tape, self.book
-        short_ns, long_ns = tape.gaps(first, stop)
-        book[state, reason, Part.GAP, None] += short_ns
-        book[state, reason, Part.UNATTRIBUTED, None] += long_ns
         sums = tape.sums(first, stop)
         for share, part in _PLAIN_SHARES:
             book[state, reason, part, None] += sums[share]
-        for seq_id, prefill, spent_ns in tape.by_sequence(first, stop):
-            self._row(state, reason, seq_id, prefill, spent_ns)
+        own_ns = sum(track.decodes_ns(first, stop) for track in self._own.values())
+        self._decodes(state, reason, own_ns, sums[Share.DECODES] - own_ns)
+        unnamed_mask_ns = sums[Share.MASK]
+        for index, named in tape.named(first, stop):
+            for seq_id, spent_ns in zip(named.prompt_ids, named.prompts_ns, strict=True):
+                self._prompt(state, reason, seq_id, spent_ns)
+            if named.masked:
+                mask_ns = tape.sum(Share.MASK, index, index + 1)
+                self._mask(state, reason, named.masked, mask_ns)
+                unnamed_mask_ns -= mask_ns
+        book[state, reason, Part.CO_MASK, None] += unnamed_mask_ns
         for index, split_ns in self._track.split.items():
             if first <= index < stop:
                 self._split(state, reason, split_ns)
-        for index in tape.masked_steps(first, stop):
-            self._mask(state, reason, index, tape.numbers(index)[Share.MASK])
 
     def _partial(self, state: State, reason: str, index: int, begin_ns: int, end_ns: int) -> None:
         tape, book = self._tape, self.book
-        numbers = tape.numbers(index)
+        stamps, shares = tape.stamps(index), tape.sums(index, index + 1)
+        named = next((found for _, found in tape.named(index, index + 1)), None)
 
         def covered(start: At, stop: At) -> int:
-            return max(0, min(end_ns, numbers[stop]) - max(begin_ns, numbers[start]))
+            return max(0, min(end_ns, stamps[stop]) - max(begin_ns, stamps[start]))
 
         self._gap(state, reason, covered(At.BEFORE, At.START))
         host_ns = covered(At.START, At.FORWARD) + covered(At.COLLECTED, At.END)
         book[state, reason, Part.HOST, None] += host_ns
         sampling_ns = covered(At.SAMPLE, At.COLLECTED)
-        mask_ns, plain_ns = apportion((numbers[Share.MASK], numbers[Share.SAMPLING]), sampling_ns)
-        if sampling_ns and not numbers[Share.MASK]:
+        mask_ns, plain_ns = apportion((shares[Share.MASK], shares[Share.SAMPLING]), sampling_ns)
+        if sampling_ns and not shares[Share.MASK]:
             mask_ns, plain_ns = 0, sampling_ns
         book[state, reason, Part.SAMPLE, None] += plain_ns
         if mask_ns:
-            self._mask(state, reason, index, mask_ns)
+            self._mask(state, reason, named.masked if named else (), mask_ns)
         forward_ns = covered(At.FORWARD, At.SAMPLE)
         if not forward_ns:
             return
-        rows = tape.rows(index)
-        parts = [numbers[Share.BASE], numbers[Share.INTERACTION], numbers[Share.SLOW]]
-        scaled = apportion([*parts, *rows.spent_ns.tolist()], forward_ns)
+        own_ns = sum(track.decodes_ns(index, index + 1) for track in self._own.values())
+        parts = [shares[share] for share in (Share.BASE, Share.INTERACTION, Share.SLOW)]
+        prompts_ns = named.prompts_ns if named else ()
+        decodes_ns = (own_ns, shares[Share.DECODES] - own_ns)
+        scaled = apportion([*parts, *decodes_ns, *prompts_ns], forward_ns)
         book[state, reason, Part.BASE, None] += scaled[0]
         book[state, reason, Part.INTERACTION, None] += scaled[1]
         book[state, reason, Part.SLOW_STEP, None] += scaled[2]
-        columns = zip(rows.seq_ids.tolist(), rows.prefill.tolist(), scaled[3:], strict=True)
-        for seq_id, prefill, spent_ns in columns:
-            self._row(state, reason, seq_id, prefill, spent_ns)
+        self._decodes(state, reason, scaled[3], scaled[4])
+        prompt_ids = named.prompt_ids if named else ()
+        for seq_id, spent_ns in zip(prompt_ids, scaled[5:], strict=True):
+            self._prompt(state, reason, seq_id, spent_ns)
             if seq_id == self._track.seq_id and index in self._track.split:
                 self._split(state, reason, apportion(self._track.split[index], spent_ns))
 
-    def _row(self, state: State, reason: str, seq_id: int, prefill: bool, spent_ns: int) -> None:
-        if seq_id in self._own:
-            part = Part.OWN_PREFILL if prefill else Part.OWN_DECODE
-            self.book[state, reason, part, None] += spent_ns
-        else:
-            part = Part.CO_PREFILL if prefill else Part.CO_DECODE
-            self.book[state, reason, part, seq_id] += spent_ns
+    def _decodes(self, state: State, reason: str, own_ns: int, others_ns: int) -> None:
+        self.book[state, reason, Part.OWN_DECODE, None] += own_ns
+        self.book[state, reason, Part.CO_DECODE, None] += others_ns
+
+    def _prompt(self, state: State, reason: str, seq_id: int, spent_ns: int) -> None:
+        own = seq_id in self._own
+        key = (
+            state,
+            reason,
+            Part.OWN_PREFILL if own else Part.CO_PREFILL,
+            None if own else seq_id,
+        )
+        self.book[key] += spent_ns
 
     def _split(self, state: State, reason: str, split_ns: Sequence[int]) -> None:
         """Of the sequence's own prompt, what was computed again or could have been reused."""
@@ -179,9 +183,8 @@ class Charger:
         self.book[state, reason, Part.OWN_RECOMPUTE, None] += again_ns
         self.book[state, reason, Part.OWN_AVOIDABLE, None] += avoidable_ns
 
-    def _mask(self, state: State, reason: str, index: int, mask_ns: int) -> None:
+    def _mask(self, state: State, reason: str, masked: Sequence[int], mask_ns: int) -> None:
         """Masks are made one after another, for all that are constrained alike."""
-        masked = self._tape.rows(index).masked
         if not masked:
             self.book[state, reason, Part.CO_MASK, None] += mask_ns
             return
@@ -201,14 +204,12 @@ class Charger:
     ) -> None:
         left_ns = until_ns - since_ns
         for index in range(*self._tape.overlapping(since_ns, until_ns)):
-            numbers = self._tape.numbers(index)
+            stamps, slow_ns = self._tape.stamps(index), self._tape.sum(Share.SLOW, index, index + 1)
             for start, stop, parts in _PAUSABLE:
-                within_ns = min(until_ns, numbers[stop]) - max(since_ns, numbers[start])
+                within_ns = min(until_ns, stamps[stop]) - max(since_ns, stamps[start])
                 if within_ns > 0:
                     left_ns -= within_ns
-                    most_ns = (
-                        min(within_ns, numbers[Share.SLOW]) if start is At.FORWARD else within_ns
-                    )
+                    most_ns = min(within_ns, slow_ns) if start is At.FORWARD else within_ns
                     self._move(state, reason, parts, most_ns, cause)
         self._move(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
 
@@ -236,6 +237,8 @@ _PLAIN_SHARES = (
     (Share.INTERACTION, Part.INTERACTION),
     (Share.SLOW, Part.SLOW_STEP),
     (Share.SAMPLING, Part.SAMPLE),
+    (Share.SHORT_GAP, Part.GAP),
+    (Share.LONG_GAP, Part.UNATTRIBUTED),
 )
 
 

@@ -2,7 +2,8 @@
 
 The sums are those of the ended requests' ledgers, so they count time that others spent in
 steps with a row of the taker, running or waiting. It is direct harm: what a backlog did to
-requests that came later is not in it.
+requests that came later is not in it. Whom prompts and masks took time from is known by name;
+what the decodes of a batch took from each other is one sum and nobody's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Taker:
 
 
 class HarmReport(msgspec.Struct, frozen=True):
-    """Nanoseconds taken from other requests since the start; `by_request` the largest first."""
+    """Nanoseconds taken from other requests since the start; `by_request` the largest first.
+    `co_decode` is in the total and among the parts, and of no tenant, class or request."""
 
     total_ns: int
     by_part_ns: dict[str, int]
@@ -60,6 +62,11 @@ class Harm:
         self._by_request[taker.request_id] += spent_ns
         if len(self._by_request) > 2 * _REQUESTS_KEPT:
             self._by_request = Counter(dict(self._by_request.most_common(_REQUESTS_KEPT)))
+
+    def add_batch(self, spent_ns: int) -> None:
+        """Time that a request lost to the decodes of all others."""
+        if spent_ns:
+            self._by_part[Part.CO_DECODE] += spent_ns
 
     def accuse(self, request_id: str) -> None:
         """The request made somebody's token late; its trace is worth keeping."""

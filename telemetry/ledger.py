@@ -31,7 +31,8 @@ class State(StrEnum):
 
 
 class Part(StrEnum):
-    """What the time went into. The CO_ parts have a payer, another request."""
+    """What the time went into. CO_PREFILL and CO_MASK have a payer, another request; CO_DECODE is
+    the decodes of all others together."""
 
     ACCEPT = "accept"  # in the socket; the gateway did not get to reading it
     PARSE = "parse"
@@ -63,7 +64,7 @@ class Part(StrEnum):
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """So many ns in one state for one reason went into one part.
 
-    `payer` is the request id that the CO_ parts name (None: those beyond the largest
+    `payer` is the request id that CO_PREFILL and CO_MASK name (None: those beyond the largest
     NAMED_PAYERS), or the cause of a HOST_STALL. `reason` is empty where the state needs none.
     """
 

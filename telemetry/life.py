@@ -10,11 +10,15 @@ steps overlap, a step that was begun waits for the one in flight.
 
 from __future__ import annotations
 
-from telemetry.charging import Charger, Track
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from telemetry.charging import Charger
 from telemetry.ledger import Part, State
 from telemetry.phases import RequestTimeline, SequenceTimeline, WaitSpan
 from telemetry.reasons import EndReason, Outcome, WaitReason
 from telemetry.tape import At, Tape
+from telemetry.track import Track
 
 NEXT_STEP = "next_step"
 IN_FLIGHT = "in_flight"
@@ -103,19 +107,35 @@ def charge_engine(
 def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
     """Successive steps with a row, put together, within [begin, end): when the first was begun,
     when its body starts, when the last one's ends."""
+    first, stop = tape.overlapping(begin_ns, end_ns)
+    steps = track.steps
+    place, end = bisect_left(steps, first), bisect_left(steps, stop)
+    if 0 < place < end and first > tape.first and steps[place - 1] == steps[place] - 1:
+        place -= 1  # the gap before a step belongs to the run that it goes on with
     runs: list[tuple[int, int, int]] = []
-    last = -2
-    for index in track.steps:
-        if index < tape.first:
-            continue  # too long ago for the tape
-        if index == last + 1:
-            runs[-1] = (*runs[-1][:2], tape.stamp(index, At.END))
-        else:
-            start_ns, stop_ns = tape.stamp(index, At.START), tape.stamp(index, At.END)
-            runs.append((tape.begun(index), start_ns, stop_ns))
-        last = index
+    while place < end:
+        last = _last_of_run(steps, place, end)
+        start_ns = tape.stamp(steps[place], At.START)
+        runs.append((tape.stamp(steps[place], At.BEGUN), start_ns, tape.stamp(steps[last], At.END)))
+        place = last + 1
     cut = ((begun_ns, max(a, begin_ns), min(b, end_ns)) for begun_ns, a, b in runs)
     return [run for run in cut if run[1] < run[2]]
+
+
+def _last_of_run(steps: Sequence[int], place: int, end: int) -> int:
+    """The last place of the unbroken row of steps that begins at `place`, by doubling: a sequence
+    has a row in nearly every step of its life."""
+    reach = 1
+    while place + reach < end and steps[place + reach] - steps[place] == reach:
+        reach *= 2
+    low, high = place + reach // 2, min(place + reach, end)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if steps[middle] - steps[place] == middle - place:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _charge_rest(charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int) -> None:

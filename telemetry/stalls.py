@@ -1,8 +1,10 @@
 """Late tokens, and what made them late.
 
 A gap between two tokens of a sequence that is longer than its class allows is a stall. It is
-split like any interval of the ledger; the part that took most is its cause, and when that is
-others' prompts or masks, the request that took most of it is the culprit.
+split like any interval of the ledger; the part that took most is its cause. When others' prompts
+or others' masks took most, the request that took most of those is the culprit; that is decided
+once, when the late token comes, because the culprit's trace must be worth keeping from then on.
+Others' decodes have no culprit: a batch is not one of its rows.
 """
 
 from __future__ import annotations
@@ -10,16 +12,56 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from telemetry.charging import Charger, Pauses, Track
+from telemetry.charging import Charger, Pauses
 from telemetry.harm import Taker
 from telemetry.ledger import Entry, Part, Stall, entries_of
 from telemetry.life import charge_engine
 from telemetry.phases import RequestTimeline, SequenceTimeline
-from telemetry.tape import At, Tape
+from telemetry.tape import Share, Tape, apportion
+from telemetry.track import MAX_STALLS, Culprit, Track
 
-MAX_STALLS = 64
 _ENTRIES = 8
-_NAMED = frozenset({Part.CO_PREFILL, Part.CO_MASK, Part.CO_DECODE})
+_NOBODYS = tuple(
+    share for share in Share if share not in (Share.PROMPTS, Share.DECODES, Share.MASK)
+)
+
+
+def culprit_of(
+    tape: Tape, own: Mapping[int, Track], first: int, stop: int, paused_ns: int
+) -> Culprit | None:
+    """Who made the token late that step `stop - 1` gave, when the one before came from step
+    `first - 1`: the largest of those whose prompts or masks took most, if these took more than
+    anything else. `paused_ns` of the gap the client itself did not read."""
+    if not any(True for _ in tape.named(first, stop)):
+        return None
+    named: dict[Part, Counter[int]] = {Part.CO_PREFILL: Counter(), Part.CO_MASK: Counter()}
+    steps: Counter[tuple[Part, int, int]] = Counter()
+    own_ns: Counter[Part] = Counter()
+    for index, found in tape.named(first, stop):
+        masks_ns = apportion([1] * len(found.masked), tape.sum(Share.MASK, index, index + 1))
+        for part, ids, spent_ns in (
+            (Part.CO_PREFILL, found.prompt_ids, found.prompts_ns),
+            (Part.CO_MASK, found.masked, masks_ns),
+        ):
+            for seq_id, ns in zip(ids, spent_ns, strict=True):
+                if seq_id in own:
+                    own_ns[part] += ns
+                else:
+                    named[part][seq_id] += ns
+                    steps[part, seq_id, found.step_id] += ns
+    part = max(named, key=lambda one: named[one].total())
+    sums = tape.sums(first, stop)
+    own_decodes_ns = sum(track.decodes_ns(first, stop) for track in own.values())
+    shared_ns = (sums[share] for share in _NOBODYS)
+    decodes_ns = (own_decodes_ns, sums[Share.DECODES] - own_decodes_ns)
+    if named[part].total() <= max(*shared_ns, *decodes_ns, *own_ns.values(), paused_ns):
+        return None
+    seq_id = min(named[part], key=lambda one: (-named[part][one], one))
+    step_id = max(
+        (step for held, taker, step in steps if (held, taker) == (part, seq_id)),
+        key=lambda step: (steps[part, seq_id, step], -step),
+    )
+    return Culprit(part, seq_id, step_id)
 
 
 def find_stalls(
@@ -31,34 +73,35 @@ def find_stalls(
     target_ns: int,
 ) -> tuple[tuple[Stall, ...], int]:
     """The longest MAX_STALLS gaps above `target_ns`, in order of time; how many more there were."""
-    late = [
+    gaps = [
         (begin_ns, end_ns, sequence)
         for sequence in timeline.sequences
         for begin_ns, end_ns in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
         if end_ns - begin_ns > target_ns
     ]
-    late.sort(key=lambda gap: (gap[0] - gap[1], gap[0], gap[2].seq_id))
-    kept = sorted(late[:MAX_STALLS], key=lambda gap: (gap[0], gap[2].seq_id))
-    siblings = frozenset(tracks)
+    gaps.sort(key=lambda gap: (gap[0] - gap[1], gap[0], gap[2].seq_id))
+    kept = sorted(gaps[:MAX_STALLS], key=lambda gap: (gap[0], gap[2].seq_id))
+    culprits = {seq_id: track.late.culprits() for seq_id, track in tracks.items()}
     stalls: list[Stall] = []
     for begin_ns, end_ns, sequence in kept:
         track = tracks[sequence.seq_id]
-        charger = Charger(tape, pauses, track, siblings)
+        charger = Charger(tape, pauses, track, tracks)
         charge_engine(charger, sequence, track, tape, begin_ns, end_ns)
-        stalls.append(_stall(charger, sequence, tape, takers, begin_ns, end_ns, target_ns))
-    return tuple(stalls), len(late) - len(kept)
+        culprit = culprits[sequence.seq_id].get(end_ns)
+        stalls.append(_stall(charger, sequence, culprit, takers, begin_ns, end_ns, target_ns))
+    return tuple(stalls), len(gaps) - len(kept)
 
 
 def _stall(
     charger: Charger,
     sequence: SequenceTimeline,
-    tape: Tape,
+    culprit: Culprit | None,
     takers: Mapping[int, Taker],
     begin_ns: int,
     end_ns: int,
     target_ns: int,
 ) -> Stall:
-    """Name the part that took most, and for a part with payers the largest of those."""
+    """Name the part that took most, and its culprit if it has one."""
     parts: Counter[Part] = Counter()
     for (_, _, part, _), spent_ns in charger.book.items():
         parts[part] += spent_ns
@@ -70,9 +113,9 @@ def _stall(
             payers[payer] += spent_ns
             reasons[reason] += spent_ns
     payer = min(payers.items(), key=lambda item: (-item[1], str(item[0])))[0]
-    culprit = payer if part in _NAMED and isinstance(payer, int) else None
-    taker = None if culprit is None else takers.get(culprit)
-    step_id = None if culprit is None else _largest_step(tape, culprit, begin_ns, end_ns)
+    if culprit is not None and culprit.part is not part:
+        culprit = None
+    taker = None if culprit is None else takers.get(culprit.seq_id)
     entries = entries_of(charger.book, lambda seq_id: _name(takers, seq_id))
     return Stall(
         seq_id=sequence.seq_id,
@@ -85,24 +128,10 @@ def _stall(
         cause=payer if isinstance(payer, str) else None,
         culprit_request_id=taker.request_id if taker else None,
         culprit_trace_id=taker.trace_id if taker else None,
-        culprit_seq_id=culprit,
-        culprit_step_id=step_id,
+        culprit_seq_id=culprit.seq_id if culprit else None,
+        culprit_step_id=culprit.step_id if culprit else None,
         entries=_largest(entries),
     )
-
-
-def main_taker(tape: Tape, track: Track, begin_ns: int, end_ns: int) -> int | None:
-    """Whose prompt took more of [begin, end) than everything else together; None if nobody's."""
-    first, stop = tape.overlapping(begin_ns, end_ns)
-    if not any(tape.rows(index).prefill.any() for index in range(first, stop)):
-        return None
-    taken: Counter[int] = Counter()
-    for seq_id, prefill, spent_ns in tape.by_sequence(first, stop):
-        if prefill and seq_id != track.seq_id:
-            taken[seq_id] += spent_ns
-    if not taken or 2 * taken.total() < end_ns - begin_ns:
-        return None
-    return taken.most_common(1)[0][0]
 
 
 def _name(takers: Mapping[int, Taker], seq_id: int) -> str | None:
@@ -112,14 +141,3 @@ def _name(takers: Mapping[int, Taker], seq_id: int) -> str | None:
 
 def _largest(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: -entry.ns)[:_ENTRIES])
-
-
-def _largest_step(tape: Tape, seq_id: int, begin_ns: int, end_ns: int) -> int | None:
-    """The step within [begin, end) whose row of `seq_id` took most."""
-    best: tuple[int, int] | None = None
-    for index in range(*tape.overlapping(begin_ns, end_ns)):
-        rows = tape.rows(index)
-        spent_ns = int(rows.spent_ns[rows.seq_ids == seq_id].sum())
-        if spent_ns and tape.stamp(index, At.END) <= end_ns and (not best or spent_ns > best[0]):
-            best = (spent_ns, rows.step_id)
-    return best[1] if best else None

@@ -1,0 +1,1 @@
+"""What the gateway costs at a steady rate of tokens: see `__main__`."""
