@@ -19,6 +19,7 @@ import numpy as np
 from diagnosis.counts import Counts, Stage
 from diagnosis.steps import Steps
 from telemetry.engine_records import EngineStarted
+from telemetry.quantiles import quantile
 from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.step_cost import fit_relative
 
@@ -209,8 +210,8 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         prompt_spread=_spread(counts.prompt_lengths),
         output_tokens=counts.output_tokens,
         output_spread=_spread(counts.output_lengths),
-        longest_prompt=quantile(counts.prompt_lengths, 0.99),
-        longest_output=quantile(counts.output_lengths, 0.99),
+        longest_prompt=quantile(counts.prompt_lengths, 0.99) or 0,
+        longest_output=quantile(counts.output_lengths, 0.99) or 0,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
         hit_requests_share=counts.hit_requests / max(1, counts.admitted),
@@ -255,13 +256,6 @@ def parts_of(steps: Steps, cost: Cost | None) -> dict[str, float]:
         "host": steps.host_ns * rows,
     }
     return {name: float(spent.sum()) / tokens for name, spent in parts.items()}
-
-
-def quantile(values: list[int], share: float) -> int:
-    """0 without values."""
-    if not values:
-        return 0
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def _spread(values: Sequence[float]) -> float:

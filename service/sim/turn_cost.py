@@ -34,6 +34,7 @@ from service.engine.plan import Plan
 from service.sim.noise import Disturbance
 from service.sim.recorded import NotReplayable, RecordedRun
 from telemetry.engine_records import EngineIdled, StepRecorded
+from telemetry.quantiles import median, quantile
 
 _LEAST_TURNS = 30
 # a turn that takes so many times longer than it should, or less, teaches nothing of what work costs
@@ -138,8 +139,7 @@ def fit_turns(
     found *= spans_ns[usual].sum() / (columns @ found * differs)[usual].sum()
     foretold = (columns @ found * differs).clip(1000)
     ratios = spans_ns / foretold
-    gaps = sorted(turn.gap_ns for turn in turns if turn.gap_ns is not None)
-    gap_ns = gaps[len(gaps) // 2] if gaps else 0
+    gap_ns = median(turn.gap_ns for turn in turns if turn.gap_ns is not None) or 0
     return TurnCost(
         coefficients=tuple(found.tolist()),
         kinks=kinks,
@@ -196,13 +196,13 @@ def _turns_of(run: RecordedRun) -> list[_Turn]:
 def _wake_ns(runs: Sequence[RecordedRun]) -> int:
     """What passes between the gateway's submission and the turn that takes it up, at best: the
     rest of it is the turn before."""
-    waits = sorted(
+    waits = (
         sequence.entry.at_ns - sequence.submitted_ns
         for run in runs
         for sequence in run.sequences.values()
         if sequence.submitted_ns is not None
     )
-    return max(0, waits[len(waits) // 10]) if waits else 0
+    return max(0, quantile(waits, 0.1) or 0)
 
 
 def _pairs(tokens: int, context: int) -> float:
@@ -244,7 +244,9 @@ def _fit_usual(columns: np.ndarray, spans_ns: np.ndarray) -> tuple[np.ndarray, n
     only that while computed would else be taken for its price."""
     found = _fit(columns, spans_ns)
     far = np.abs(np.log(spans_ns / (columns @ found).clip(1)))
-    limit = np.clip(_FAR * np.median(far), np.log(_LEAST_OUTLIER), np.log(_MOST_OUTLIER))
+    limit = np.clip(
+        _FAR * (median(far.tolist()) or 0.0), np.log(_LEAST_OUTLIER), np.log(_MOST_OUTLIER)
+    )
     usual = far < limit
     if _LEAST_TURNS <= usual.sum() < len(spans_ns):
         return _fit(columns[usual], spans_ns[usual]), usual
