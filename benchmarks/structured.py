@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ import jsonschema
 
 from benchmarks.machine import machine
 from benchmarks.starter import serving
+from telemetry.quantiles import median
 
 HERE = Path(__file__).parent
 MASK_SECONDS = "phasescope_grammar_mask_seconds_total"
@@ -103,6 +103,11 @@ async def run_all(
     return list(await asyncio.gather(*(guarded(body) for body in bodies)))
 
 
+def _p50_ms(values_s: list[float]) -> float | None:
+    middle_s = median(values_s)
+    return None if middle_s is None else 1000 * middle_s
+
+
 def counters(text: str) -> dict[str, float]:
     """The two counters of grammars in a Prometheus exposition, summed over labels."""
     found: dict[str, float] = {}
@@ -128,8 +133,8 @@ def summary(answers: list[Answer], wall_s: float) -> dict[str, Any]:
     return {
         "wall_s": wall_s,
         "tokens": sum(answer.tokens for answer in good),
-        "ttft_ms_p50": 1000 * statistics.median([a.ttft_s for a in good]) if good else None,
-        "tpot_ms_p50": 1000 * statistics.median(tpots) if tpots else None,
+        "ttft_ms_p50": _p50_ms([answer.ttft_s for answer in good]),
+        "tpot_ms_p50": _p50_ms(tpots),
         "finish": dict(Counter(str(answer.finish or answer.status) for answer in answers)),
     }
 

@@ -25,6 +25,7 @@ from diagnosis.question import Question, Span
 from service.sim.replay_modelled import replay_modelled
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
+from telemetry.quantiles import quantile
 from telemetry.reasons import Outcome
 from telemetry.records import Fact
 
@@ -215,14 +216,14 @@ def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
     """In ms, of requests that came in a span and finished: mean and 95th percentile of TTFT,
     mean of each one's worst gap, of TPOT and of E2E. Empty for too few."""
     mine = _in(timelines, span)
-    ttft = sorted(t.ttft_ns for t in mine if t.ttft_ns is not None)
+    ttft = [t.ttft_ns for t in mine if t.ttft_ns is not None]
     if len(ttft) < _LEAST_REQUESTS:
         return {}
     worst = [gap for t in mine if (gap := _worst_gap_ns(t)) is not None]
     tpot = [t.tpot_ns for t in mine if t.tpot_ns is not None]
     values = {
         "ttft_mean": fmean(ttft),
-        "ttft_p95": ttft[math.ceil(0.95 * len(ttft)) - 1],
+        "ttft_p95": float(quantile(ttft, 0.95) or 0),
         _WHOLE: fmean(t.e2e_ns for t in mine),
     }
     if worst and tpot:

@@ -22,6 +22,7 @@ from diagnosis.reference import Cost, Reference, engine_lost, own_prompts_ns
 from diagnosis.steps import Steps
 from diagnosis.symptoms import Symptom
 from diagnosis.window import Window
+from telemetry.quantiles import median
 
 S = Symptom
 
@@ -314,7 +315,7 @@ def _small_steps(found: EngineTime, window: Window, reference: Reference, cost: 
     fixed = cost.forward[0] / max(1.0, float(steps.forward_ns.mean()))
     if not reference.seconds and (share < _MOST or fixed < _MOST):
         return
-    spent_ns = max(0.0, chunks) * float(np.median(steps.turn_ns))
+    spent_ns = max(0.0, chunks) * (median(steps.turn_ns.tolist()) or 0.0)
     found.taken_ns[S.BUDGET_TOO_SMALL] += spent_ns
     found.prompting_ns[S.BUDGET_TOO_SMALL] += spent_ns
 

@@ -29,6 +29,7 @@ from service.sim.noise import RecordedNoise
 from service.sim.recorded import RecordedRun, RecordedSequence
 from service.sim.replay_modelled import Change
 from telemetry.engine_records import SequenceEnded
+from telemetry.quantiles import quantile_sorted
 from telemetry.reasons import EndReason
 from telemetry.records import RequestEnded
 
@@ -227,7 +228,7 @@ def _as_before(now: dict[int, int], before: list[int]) -> dict[int, int]:
 
 
 def _has_longer_tail(longest: int, usual: Sequence[int]) -> bool:
-    return longest >= _LENGTH_FLOOR * usual[max(0, math.ceil(0.99 * len(usual)) - 1)]
+    return longest >= _LENGTH_FLOOR * (quantile_sorted(usual, 0.99) or 0)
 
 
 def _are_longer(now: Collection[int], usual: Collection[int]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +9,7 @@ import msgspec
 
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import Measure, Measured, RequestTimeline
+from telemetry.quantiles import rank
 from telemetry.records import Fact, fact_ns
 from telemetry.slo import judge
 from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
@@ -20,7 +20,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one measure, nearest rank, in ms."""
+    """Of one measure, in ms."""
 
     count: int
     p50_ms: float
@@ -113,5 +113,5 @@ def _outcome(
 def latency_of(values_ns: Sequence[int]) -> Latency:
     """Quantiles of at least one value."""
     ordered = sorted(values_ns)
-    p50, p90, p99 = (ordered[max(0, math.ceil(q * len(ordered)) - 1)] / 1e6 for q in QUANTILES)
+    p50, p90, p99 = (ordered[rank(share, len(ordered)) - 1] / 1e6 for share in QUANTILES)
     return Latency(count=len(ordered), p50_ms=p50, p90_ms=p90, p99_ms=p99, max_ms=ordered[-1] / 1e6)

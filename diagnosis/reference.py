@@ -17,18 +17,16 @@ import msgspec
 import numpy as np
 
 from diagnosis.counts import Counts, Stage
-from diagnosis.steps import Steps
+from diagnosis.steps import FEATURES, Steps
+from telemetry.cost_model import AROUND, BASELINE, Preset, fit
 from telemetry.engine_records import EngineStarted
+from telemetry.quantiles import quantile
 from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
-from telemetry.step_cost import fit_relative
 
-_LEAST_STEPS = 30
-_OUTLIER = 1.5
 # beyond what was seen often, prices hold for so much more of prompts, and for no more rows at all:
 # another row may be one more than the kernels or the caches take in one go
 _ROOM = np.array([1.25, 1.25, 1.0, 1.25, 1.25, 1.0])
 _OFTEN_SHARE, _OFTEN = 0.02, 8
-_STAIRS = (1, 2, 4, 8, 16, 32, 64)
 _PER_TENANT = 64
 
 Columns = tuple[float, ...]
@@ -41,8 +39,8 @@ class BaselineError(Exception):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of a step: a constant and one for each of `steps.FEATURES`, for the forward
     pass, for sampling (masks apart) and for all that the host does around them. `stairs` come on
-    top of the forward pass for more than `_STAIRS` rows that decode: kernels take rows by the
-    tile, and the first row of another costs as much as all of it. All of it holds for
+    top of the forward pass for more rows that decode than each of BASELINE's knots: kernels take
+    rows by the tile, and the first row of another costs as much as all of it. All of it holds for
     steps with no more than `most` of each feature, and with at least `least_rows` that decode,
     which not only a few had. `longest_chunk` is the most prompt tokens that any had."""
 
@@ -163,15 +161,20 @@ def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
 def fit_cost(steps: Steps) -> Cost | None:
     """None for too few steps. Stalled ones teach nothing of what rows cost, but the mean of all
     is kept: a queue adds small biases up."""
-    if len(steps) < _LEAST_STEPS:
+    if len(steps) < BASELINE.least_steps:
         return None
-    columns = _fit(np.hstack([steps.features, _stairs(steps)]), steps.forward_ns)
-    split = len(columns) - len(_STAIRS)
+    columns = _fit(BASELINE, np.hstack([steps.features, _stairs(steps)]), steps.forward_ns)
+    split = len(columns) - len(BASELINE.knots)
+    unpriced = (0.0,) * (len(FEATURES) - len(AROUND.terms))
+    sample, host = (
+        _fit(AROUND, steps.features[:, len(unpriced) :], spans_ns)
+        for spans_ns in (steps.sample_ns, steps.host_ns)
+    )
     return Cost(
         forward=columns[:split],
         stairs=columns[split:],
-        sample=_fit(steps.features[:, 5:], steps.sample_ns, skipped=5),
-        host=_fit(steps.features[:, 5:], steps.host_ns, skipped=5),
+        sample=(sample[0], *unpriced, *sample[1:]),
+        host=(host[0], *unpriced, *host[1:]),
         most=_often(steps.features),
         longest_chunk=float(steps.prompt_tokens.max()),
         least_rows=-_often(-steps.decode_rows[:, None])[0],
@@ -209,8 +212,8 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         prompt_spread=_spread(counts.prompt_lengths),
         output_tokens=counts.output_tokens,
         output_spread=_spread(counts.output_lengths),
-        longest_prompt=quantile(counts.prompt_lengths, 0.99),
-        longest_output=quantile(counts.output_lengths, 0.99),
+        longest_prompt=quantile(counts.prompt_lengths, 0.99) or 0,
+        longest_output=quantile(counts.output_lengths, 0.99) or 0,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
         hit_requests_share=counts.hit_requests / max(1, counts.admitted),
@@ -257,13 +260,6 @@ def parts_of(steps: Steps, cost: Cost | None) -> dict[str, float]:
     return {name: float(spent.sum()) / tokens for name, spent in parts.items()}
 
 
-def quantile(values: list[int], share: float) -> int:
-    """0 without values."""
-    if not values:
-        return 0
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def _spread(values: Sequence[float]) -> float:
     return pstdev(values) if values else 0.0
 
@@ -292,7 +288,7 @@ def read_baseline(path: Path) -> Reference:
 
 def _stairs(steps: Steps) -> np.ndarray:
     """(steps, stairs), 1 where more rows than that decode."""
-    return (steps.decode_rows[:, None] > np.array(_STAIRS)).astype(np.float64)
+    return (steps.decode_rows[:, None] > np.array(BASELINE.knots)).astype(np.float64)
 
 
 def _often(features: np.ndarray) -> Columns:
@@ -308,16 +304,6 @@ def _priced(columns: Columns, steps: Steps) -> np.ndarray:
     return found
 
 
-def _fit(features: np.ndarray, spans_ns: np.ndarray, skipped: int = 0) -> Columns:
-    spans = np.maximum(spans_ns, 1000.0)
-    found = fit_relative(features, spans)
-    foretold = found[0] + features @ found[1:]
-    usual = (spans <= _OUTLIER * foretold) & (spans * _OUTLIER >= foretold)
-    if usual.sum() >= _LEAST_STEPS:
-        found = fit_relative(features[usual], spans[usual])
-        foretold = found[0] + features @ found[1:]
-    total = float(foretold.sum())
-    if total > 0:
-        found = found * (float(spans.sum()) / total)
-    constant, *rest = found.tolist()
-    return (constant, *(0.0,) * skipped, *rest)
+def _fit(preset: Preset, features: np.ndarray, spans_ns: np.ndarray) -> Columns:
+    columns = np.column_stack((np.ones(len(features)), features))
+    return tuple(fit(preset, columns, np.maximum(spans_ns, 1000.0)).coefficients.tolist())

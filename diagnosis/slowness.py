@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable
 from statistics import fmean
@@ -10,6 +9,7 @@ from statistics import fmean
 from diagnosis.question import Question
 from service.sim.noise import Disturbance
 from telemetry.engine_records import StepRecorded
+from telemetry.quantiles import quantile_sorted
 
 # a difference smaller than this is none
 _RESIDUAL_FLOOR = 1.08
@@ -26,9 +26,9 @@ def without_stalls(question: Question) -> Calm | None:
     if reference is None:
         return None
     usual = sorted(o.gap_ns for o in question.cost.disturbances if reference.has(o.begin_ns))
-    if not usual:
+    top_ns = quantile_sorted(usual, 0.99)
+    if top_ns is None:
         return None
-    top_ns = usual[max(0, math.ceil(0.99 * len(usual)) - 1)]
     worst_ns = max(
         (one.gap_ns for one in question.cost.disturbances if window.has(one.begin_ns)), default=0
     )

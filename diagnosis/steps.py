@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-FEATURES = ("prompt_tokens", "pairs", "decode_tokens", "context_tokens", "crossed", "sampled_rows")
+from telemetry.cost_model import BASELINE, Term
+
+# the linear terms of the preset that prices steps, as columns side by side
+FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STAIRS)
 
 
 class StepRow(NamedTuple):

@@ -40,10 +40,9 @@ from telemetry.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.step_load import load_of_step
 
 KEPT_NS = 180_000_000_000
-_KEPT_REQUESTS = 4_000
-_ZOMBIE_NS = 150_000_000
 
 
 class Tally:
@@ -218,25 +217,17 @@ class Tally:
         self._waits(step, turn_ns, counts)
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
-        prompt_tokens = decode_tokens = context_tokens = sampled = 0
-        prompt_rows = zombies = recompute = 0
-        pairs = 0.0
+        load = load_of_step(step)
+        zombies = recompute = 0
         for row in step.rows:
             if self.requests.is_gone(row.seq_id, step.begin_ns):
                 zombies += 1
                 counts.gone_rows[row.seq_id] += 1
             if row.is_prefill:
-                prompt_rows += 1
-                prompt_tokens += row.tokens
                 recompute += row.recompute_tokens
-                pairs += row.tokens * (row.context_tokens + row.tokens / 2)
                 counts.prefill_by_sequence[row.seq_id] += row.tokens
                 self._heads.discard(row.seq_id)
-            else:
-                decode_tokens += row.tokens
-                context_tokens += row.context_tokens
             if row.sampled:
-                sampled += 1
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
         forward_ns = max(0, step.sample_ns - step.forward_ns)
         sample_ns = max(0, step.collected_ns - step.sample_ns)
@@ -249,14 +240,14 @@ class Tally:
             sample_ns=sample_ns - mask_ns,
             mask_ns=mask_ns,
             host_ns=max(0, turn_ns - forward_ns - sample_ns),
-            prompt_tokens=prompt_tokens,
-            pairs=pairs,
-            decode_tokens=decode_tokens,
-            context_tokens=context_tokens,
-            crossed=prompt_tokens * decode_tokens,
-            sampled_rows=sampled,
-            prompt_rows=prompt_rows,
-            decode_rows=len(step.rows) - prompt_rows,
+            prompt_tokens=load.prompt_tokens,
+            pairs=load.pairs,
+            decode_tokens=load.decode_tokens,
+            context_tokens=load.context_tokens,
+            crossed=load.crossed,
+            sampled_rows=load.sampled_rows,
+            prompt_rows=len(step.rows) - load.decode_rows,
+            decode_rows=load.decode_rows,
             waiting=step.waiting,
             running=step.running,
             paused=len(self._paused),

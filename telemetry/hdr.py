@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
 
-from telemetry.window import Percentiles
+from telemetry.quantiles import Percentiles, rank
 
 LOWEST_US, HIGHEST_US, DIGITS = 1, 3_600_000_000, 3
 COUNTERS = 23_552
@@ -68,13 +68,13 @@ class Distribution:
         """By nearest rank, each at the top of its counter but never above the maximum."""
         if not self.count:
             return Percentiles(0, None, None, None, None)
-        p50, p90, p95, p99, p999 = self.at((50.0, 90.0, 95.0, 99.0, 99.9))
+        p50, p90, p95, p99, p999 = self.at((0.5, 0.9, 0.95, 0.99, 0.999))
         return Percentiles(self.count, p50, p95, p99, self.max_ns, p90_ns=p90, p999_ns=p999)
 
-    def at(self, percents: Sequence[float]) -> list[int]:
-        """Values at these percentiles, in ns; there must be values."""
+    def at(self, shares: Sequence[float]) -> list[int]:
+        """Quantiles at these shares, in ns; there must be values."""
         sums = self.counts.cumsum()
-        ranks = [max(1, int(percent / 100 * self.count + 0.5)) for percent in percents]
+        ranks = [rank(share, self.count) for share in shares]
         places = self.indices[np.searchsorted(sums, ranks)]
         tops_ns = (LOW_US[places] + WIDTH_US[places] - 1) * 1000
         return [min(int(top_ns), self.max_ns) for top_ns in tops_ns]
@@ -84,6 +84,29 @@ class Distribution:
         sums = np.concatenate(([0], self.counts.cumsum()))
         limits = [index_of(bound_ns) for bound_ns in bounds_ns]
         return [int(sums[k]) for k in np.searchsorted(self.indices, limits, side="right")]
+
+
+class Recorder:
+    """Counters that values are added to, for as long as somebody measures. One thread."""
+
+    def __init__(self) -> None:
+        self._counts: Ints = np.zeros(COUNTERS, np.int64)
+        self._count = self._sum_ns = self._max_ns = 0
+
+    def record(self, values_ns: Ints | list[int]) -> None:
+        """Below 1 us they count as 1 us, above an hour as an hour."""
+        values = np.asarray(values_ns, np.int64)
+        if not len(values):
+            return
+        np.add.at(self._counts, indices_of(values), 1)
+        self._count += len(values)
+        self._sum_ns += int(values.sum())
+        self._max_ns = max(self._max_ns, int(values.max()))
+
+    def distribution(self) -> Distribution:
+        """What was recorded."""
+        used = np.nonzero(self._counts)[0]
+        return Distribution(used, self._counts[used], self._count, self._sum_ns, self._max_ns)
 
 
 _NOTHING: Ints = np.zeros(0, np.int64)

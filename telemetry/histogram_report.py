@@ -16,7 +16,7 @@ from telemetry.clock import sleep_ns
 from telemetry.hdr import Distribution
 from telemetry.histograms import Histograms
 from telemetry.phases import Measure
-from telemetry.window import Percentiles
+from telemetry.quantiles import Percentiles
 from telemetry.windows import WINDOWS_S
 
 SCHEMA = 1

@@ -12,7 +12,7 @@ import numpy as np
 from telemetry.classes import OTHER, ClassBook, WorkloadClass
 from telemetry.hdr import PAGE, Distribution, Ints, distribution_of, merged
 from telemetry.phases import Measure, Measured
-from telemetry.window import Percentiles
+from telemetry.quantiles import Percentiles
 from telemetry.windows import SECOND_NS, WINDOWS_S, Windows
 
 _PENDING = 8192

@@ -25,6 +25,7 @@ import msgspec
 from telemetry.engine_records import EngineStarted, ModelShape, StepRecorded
 from telemetry.host_records import GpuFound, GpuSampled
 from telemetry.records import EngineDied, Fact
+from telemetry.step_load import attended
 
 WINDOW_NS = 10_000_000_000
 _BUCKET_NS = 1_000_000_000
@@ -53,7 +54,7 @@ def step_flop(shape: ModelShape, new_tokens: int, read_tokens: int, sampled_rows
 
 def prefill_flop(shape: ModelShape, tokens: int) -> float:
     """A chunk at the beginning of a prompt; token i attends to i + 1 tokens."""
-    return step_flop(shape, tokens, tokens * (tokens + 1) // 2, 1)
+    return step_flop(shape, tokens, attended(tokens, 0), 1)
 
 
 class StepKind(StrEnum):
@@ -103,7 +104,7 @@ class StepFloor:
                 read_cells += tokens
             else:
                 decodes += 1
-            read_tokens += tokens * context + tokens * (tokens + 1) // 2
+            read_tokens += attended(tokens, context)
             if row.sampled:
                 sampled_rows += 1
         kind = StepKind.MIXED if decodes else StepKind.PREFILL

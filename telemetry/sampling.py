@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from telemetry.phases import RequestTimeline
+from telemetry.quantiles import quantile_sorted
 from telemetry.reasons import Outcome
 
 DEFAULT_RATE = 0.01
@@ -227,7 +228,8 @@ class _Recent:
             return False
         ordered = self._by_size
         count = len(ordered)
-        is_tail = count >= _LEAST_REQUESTS and value_ns > ordered[(99 * count + 99) // 100 - 1]
+        high_ns = quantile_sorted(ordered, 0.99) if count >= _LEAST_REQUESTS else None
+        is_tail = high_ns is not None and value_ns > high_ns
         if count >= _WINDOW_REQUESTS:
             del ordered[bisect_left(ordered, self._by_age.popleft())]
         self._by_age.append(value_ns)

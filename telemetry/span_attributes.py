@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from telemetry.phases import RequestTimeline
+from telemetry.quantiles import quantile_sorted
 from telemetry.reasons import EndReason, Outcome, Phase
 from telemetry.stall_spans import Attributes, account_attributes
 
@@ -129,8 +130,9 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
         case Phase.DECODE:
             gaps = sorted(end - start for start, end in token_gaps(timeline))
             attributes: Attributes = {"phasescope.decode.tokens": timeline.token_count}
-            if gaps:
-                attributes["phasescope.itl.p50_ms"] = gaps[len(gaps) // 2] / 1e6
+            middle_ns = quantile_sorted(gaps, 0.5)
+            if middle_ns is not None:
+                attributes["phasescope.itl.p50_ms"] = middle_ns / 1e6
                 attributes["phasescope.itl.max_ms"] = gaps[-1] / 1e6
             return attributes
         case Phase.DETOKENIZE:

@@ -25,6 +25,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from telemetry.clock import WallAnchor
 from telemetry.happening import Happening
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
+from telemetry.quantiles import median
 from telemetry.reasons import Outcome, Phase, WaitReason
 from telemetry.span_attributes import (
     MAX_ATTRIBUTES,
@@ -296,7 +297,6 @@ def _slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, i
     gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
     if len(gaps) < 3:
         return []
-    lengths = sorted(end - start for start, end in gaps)
-    bar_ns = _SLOW_FACTOR * lengths[len(lengths) // 2]
+    bar_ns = _SLOW_FACTOR * (median(end - start for start, end in gaps) or 0)
     slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
     return sorted(slow, key=lambda gap: gap[0] - gap[1])

@@ -1,10 +1,8 @@
-"""What a step costs, fitted to the steps that were measured.
+"""What a step costs the scheduler's adaptive budget, fitted to the last steps.
 
     T = base + a * prefill tokens + b * decode rows + c * context tokens of the decodes
 
-The fit is least squares of the relative error over the last steps, with no coefficient
-below zero: relative, because a wrong short step harms a latency target as much as a wrong
-long one. Ledger, simulator and the scheduler's adaptive budget share this model.
+Terms and fit are the preset BUDGET of `telemetry.cost_model`.
 """
 
 from __future__ import annotations
@@ -15,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from telemetry.cost_model import BUDGET
+from telemetry.cost_model import fit as fit_preset
 from telemetry.engine_records import EngineStarted, StepRecorded
 from telemetry.records import Fact
+from telemetry.step_load import load_of_step
 
 WINDOW_STEPS = 400
 REFIT_STEPS = 50
-_LEAST_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,8 @@ class StepCost:
 
 def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> StepCost:
     """`features` are (prefill tokens, decode rows, context tokens) of each step."""
-    found = fit_relative(np.asarray(features), np.asarray(spans_ns))
+    columns = np.column_stack((np.ones(len(features)), np.asarray(features)))
+    found = fit_preset(BUDGET, columns, np.asarray(spans_ns)).coefficients
     base, prefill, decode, context = (round(value) for value in found.tolist())
     return StepCost(
         base_ns=base,
@@ -51,28 +52,6 @@ def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> St
         decode_row_ns=decode,
         context_token_ns=context,
     )
-
-
-def fit_relative(features: np.ndarray, spans_ns: np.ndarray) -> np.ndarray:
-    """Coefficients (1 + columns,) of a constant and the columns of `features` (steps, columns),
-    none below zero, with the least squares of the relative error.
-
-    A coefficient that would be negative is taken out and the rest fitted again.
-    """
-    spans = spans_ns.astype(np.float64)
-    columns = np.column_stack((np.ones(len(spans)), features.astype(np.float64)))
-    weighted = columns / spans[:, None]
-    target = np.ones(len(spans))
-    scale = np.abs(weighted).max(axis=0)
-    kept = [index for index in range(columns.shape[1]) if not index or np.ptp(columns[:, index])]
-    found = np.zeros(columns.shape[1])
-    while kept:
-        solution, *_ = np.linalg.lstsq(weighted[:, kept] / scale[kept], target, rcond=None)
-        if (solution >= 0).all():
-            found[kept] = solution / scale[kept]
-            break
-        kept.pop(int(np.argmin(solution)))
-    return found
 
 
 class StepCostFold:
@@ -105,12 +84,10 @@ class StepCostFold:
         self._last_ns = step.committed_ns
         if span_ns <= 0 or all(row.wasted for row in step.rows):
             return  # it failed: what it took says nothing of what it computed
-        decodes = [row for row in step.rows if not row.is_prefill]
-        prefill_tokens = sum(row.tokens for row in step.rows if row.is_prefill)
-        context_tokens = sum(row.context_tokens for row in decodes)
-        self._features.append((prefill_tokens, len(decodes), context_tokens))
+        load = load_of_step(step)
+        self._features.append((load.prompt_tokens, load.decode_rows, load.context_tokens))
         self._spans_ns.append(span_ns)
         self._since_fit += 1
-        if self._since_fit >= REFIT_STEPS and len(self._spans_ns) >= _LEAST_STEPS:
+        if self._since_fit >= REFIT_STEPS and len(self._spans_ns) >= BUDGET.least_steps:
             self._since_fit = 0
             self._on_cost(fit(self._features, self._spans_ns))

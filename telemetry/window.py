@@ -10,22 +10,11 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.quantiles import Percentiles
 from telemetry.recorder_stats import RecorderStats
 from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
 from telemetry.tracing_view import TracingView
-
-
-class Percentiles(msgspec.Struct, frozen=True):
-    """Of one measure over the window, in ns. `count` 0 leaves the others None."""
-
-    count: int
-    p50_ns: int | None
-    p95_ns: int | None
-    p99_ns: int | None
-    max_ns: int | None
-    p90_ns: int | None = None
-    p999_ns: int | None = None
 
 
 class Cell(StrEnum):

@@ -17,6 +17,7 @@ from telemetry.engine_records import (
 )
 from telemetry.histograms import Histograms
 from telemetry.phases import RequestTimeline
+from telemetry.quantiles import median
 from telemetry.recorder_stats import RecorderStats
 from telemetry.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.slo_report import SloReport
@@ -121,7 +122,7 @@ class WindowFold:
             max_seqs=started.max_seqs if started else None,
             budget_tokens=started.budget_tokens if started else None,
             steps_total=self._steps_total,
-            step_ns_p50=_median([span_ns for _, span_ns, _, _ in self._steps]),
+            step_ns_p50=median([span_ns for _, span_ns, _, _ in self._steps]),
             prompt_tokens_per_s=sum(prompt for _, _, prompt, _ in self._steps) / seconds,
             output_tokens_per_s=sum(output for *_, output in self._steps) / seconds,
             requests_per_s=len(self._ends) / seconds,
@@ -280,7 +281,3 @@ class WindowFold:
             output_tokens=seen.output_tokens,
             cells="".join(cells),
         )
-
-
-def _median(values: list[int]) -> int | None:
-    return sorted(values)[len(values) // 2] if values else None

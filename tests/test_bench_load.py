@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from service.bench import sharegpt
 from service.bench.arrivals import Due, due_times, read_trace, streams_of
-from service.bench.histogram import DIGITS, HIGHEST_US, LOWEST_US, Histogram
 from service.bench.http import parse_url
 from service.bench.lengths import draw, lengths_rng, longest
 from service.bench.parse import lengths_text, parse_arrivals, parse_class, parse_lengths
@@ -40,7 +38,10 @@ from service.bench.spec import (
     validate,
 )
 from service.bench.sweep import Over, SweepSpec, find_knee
+from service.bench.tally import latency_of
 from service.config import ConfigError
+from telemetry.hdr import DIGITS, HIGHEST_US, LOWEST_US, Recorder
+from telemetry.quantiles import quantile
 
 counts = st.integers(1, 3000)
 bounds = st.tuples(counts, counts).map(lambda pair: tuple(sorted(pair)))
@@ -299,19 +300,20 @@ def test_prompts_of_the_real_tokenizer_are_words_of_the_exact_length(
 @given(st.lists(st.integers(0, 1 << 45), min_size=1, max_size=60))
 def test_the_histogram_is_the_one_that_the_library_would_have_made(values_ns: list[int]) -> None:
     """Vectorised recording lands in the same counters, and the encoding reads back."""
-    ours, theirs = Histogram(), HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
+    ours, theirs = Recorder(), HdrHistogram(LOWEST_US, HIGHEST_US, DIGITS)
     ours.record(values_ns)
     for value_ns in values_ns:
         theirs.record_value(min(max(value_ns // 1000, LOWEST_US), HIGHEST_US))
 
-    latency = ours.latency()
+    latency = latency_of(ours.distribution())
     assert latency is not None
     decoded = HdrHistogram.decode(latency.hdr)
     assert decoded.get_total_count() == len(values_ns)
     assert list(decoded.counts)[: theirs.counts_len] == list(theirs.counts)[: theirs.counts_len]
     assert latency.max_ms == max(values_ns) / 1e6
-    nearest_ns = sorted(values_ns)[math.ceil(0.95 * len(values_ns)) - 1]
-    nearest_ns = min(nearest_ns, HIGHEST_US * 1000)
+    exact_ns = quantile(values_ns, 0.95)
+    assert exact_ns is not None
+    nearest_ns = min(exact_ns, HIGHEST_US * 1000)
     assert latency.p95_ms == pytest.approx(nearest_ns / 1e6, rel=1e-3, abs=2e-3)
 
 

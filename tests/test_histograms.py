@@ -16,6 +16,7 @@ from telemetry.hdr import DIGITS, HIGHEST_US, LOWEST_US, Distribution, distribut
 from telemetry.histogram_report import HistogramReport, distributions, merge, report
 from telemetry.histograms import Histograms, LatencyHistogram
 from telemetry.phases import Measure, Measured
+from telemetry.quantiles import rank
 from telemetry.slo_policy import DEFAULT_POLICY
 
 SECOND = 1_000_000_000
@@ -48,9 +49,9 @@ def test_percentiles_are_within_a_thousandth_of_the_exact_ones(values: list[int]
         (50, found.p50_ns), (90, found.p90_ns), (95, found.p95_ns), (99, found.p99_ns),
         (99.9, found.p999_ns),
     ):  # fmt: skip
-        rank = max(1, int(q / 100 * len(exact) + 0.5))
+        place = rank(q / 100, len(exact))
         assert value is not None
-        assert abs(value - exact[rank - 1]) <= exact[rank - 1] / 1000 + 1000
+        assert abs(value - exact[place - 1]) <= exact[place - 1] / 1000 + 1000
     assert found.max_ns == exact[-1]
     assert of(values).total().sum_ns == sum(values)
 

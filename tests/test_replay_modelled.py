@@ -15,10 +15,11 @@ from diagnosis.outcomes import Outcomes, latency_of, outcomes_of
 from service.sim.noise import Disturbance, DrawnNoise, RecordedNoise
 from service.sim.recorded import NotReplayable, RecordedRun
 from service.sim.replay_modelled import Change, replay_modelled
-from service.sim.turn_cost import Load, TurnCost, fit_turns, load_of_step
+from service.sim.turn_cost import TurnCost, fit_turns
 from service.sim.workload import Arrival
 from telemetry.engine_records import EngineIdled, SequenceEnded, SequenceQueued, StepRecorded
 from telemetry.records import Fact, RequestEnded, fact_ns
+from telemetry.step_load import Load, load_of_step
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 from benchmarks.contract.client import HOST, NotSupported, call, message_of, now_ns
 from benchmarks.machine import CORES, machine
+from telemetry.quantiles import quantile
 
 READY_TIMEOUT_S = 300
 
@@ -93,9 +93,8 @@ def equal(name: str, value: float | None, limit: float) -> Figure:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Nearest rank; None of nothing."""
-    ordered = sorted(values)
-    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
+    """As the server's own; None of nothing."""
+    return quantile(values, share)
 
 
 def ratio(upper: float | None, lower: float | None) -> float | None:

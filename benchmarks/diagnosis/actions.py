@@ -15,7 +15,6 @@ anew.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from service.sim.recorded import NotReplayable
 from telemetry.clock import MonotonicClock
 from telemetry.journal import write_journal
 from telemetry.journal_reader import open_journal
+from telemetry.quantiles import quantile
 from telemetry.records import fact_ns
 
 OUT = RESULTS.parent / "actions.json"
@@ -80,7 +80,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def measured(log: Sequence[Sent]) -> dict[str, float]:
     """What the replay calls by the same names, as clients saw it, in ms."""
-    ttft = sorted(one.ttft_ns for one in log if one.ttft_ns is not None)
+    ttft = [one.ttft_ns for one in log if one.ttft_ns is not None]
     e2e = [one.e2e_ns for one in log if one.e2e_ns is not None]
     tpot = [one.tpot_ns for one in log if one.tpot_ns is not None]
     gaps = [1000 * max(one.gaps_us) for one in log if one.gaps_us]
@@ -88,7 +88,7 @@ def measured(log: Sequence[Sent]) -> dict[str, float]:
         return {}
     found = {
         "ttft_mean": fmean(ttft),
-        "ttft_p95": float(ttft[math.ceil(0.95 * len(ttft)) - 1]),
+        "ttft_p95": float(quantile(ttft, 0.95) or 0),
         "e2e_mean": fmean(e2e),
         "tpot_mean": fmean(tpot),
         "worst_gap_mean": fmean(gaps),

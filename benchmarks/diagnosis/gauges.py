@@ -20,6 +20,7 @@ from telemetry.host_records import HostSampled
 from telemetry.journal_reader import open_journal
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
+from telemetry.quantiles import quantile_sorted
 from telemetry.reasons import Outcome
 from telemetry.records import Fact, fact_ns
 
@@ -131,10 +132,10 @@ def _values(row: dict[str, list[float]]) -> dict[str, float]:
     for name, values in row.items():
         if name in ("ttft", "itl", "e2e"):
             ordered = sorted(values)
-            found[f"{name}_p50"] = ordered[len(ordered) // 2]
+            found[f"{name}_p50"] = quantile_sorted(ordered, 0.5) or 0.0
             tail = {"ttft": ("ttft_p95", 0.95), "itl": ("itl_p99", 0.99)}.get(name)
             if tail is not None:
-                found[tail[0]] = ordered[min(len(ordered) - 1, int(tail[1] * len(ordered)))]
+                found[tail[0]] = quantile_sorted(ordered, tail[1]) or 0.0
         elif name in ("preemptions", "requests", "prompt_tokens", "output_tokens", "failed"):
             found[name] = float(sum(values))
         else:

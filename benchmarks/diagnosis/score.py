@@ -28,6 +28,7 @@ from benchmarks.diagnosis.gauges import GAUGES
 from service.drill.result import EpisodeResult
 from service.drill.spec import Phase
 from service.drill.watch import Turn
+from telemetry.quantiles import rank
 from telemetry.slo_policy import DEFAULT_POLICY
 
 HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
@@ -273,10 +274,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float] | None:
     if not ordered:
         return None
     picks = {"p50": 0.5, "p95": 0.95}
-    return {
-        name: round(ordered[min(len(ordered) - 1, int(at * len(ordered)))], 2)
-        for name, at in picks.items()
-    }
+    return {name: round(ordered[rank(at, len(ordered)) - 1], 2) for name, at in picks.items()}
 
 
 def confusion(judged: Sequence[Judged]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections import Counter, defaultdict
@@ -27,6 +26,7 @@ from diagnosis.classifier import Diagnoser, Diagnosis
 from service.sim.twins.compounds import COMPOUNDS, build_compound
 from service.sim.twins.registry import TWINS, build_twin
 from service.sim.twins.twin import Twin
+from telemetry.quantiles import quantile_sorted
 from telemetry.records import fact_ns
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "twins.json"
@@ -160,11 +160,12 @@ def summary(judged: Sequence[Judged]) -> dict[str, object]:
     for one in judged:
         by_class[one.truth].append(one)
     detected = sorted(o.to_detect_s for o in judged if o.to_detect_s is not None)
+    p50_s, p95_s = quantile_sorted(detected, 0.5), quantile_sorted(detected, 0.95)
     return {
         "twins": len(judged),
         "top_1": round(sum(one.is_right for one in judged) / len(judged), 4),
-        "to_detect_p50_s": round(statistics.median(detected), 2) if detected else None,
-        "to_detect_p95_s": round(detected[int(0.95 * len(detected))], 2) if detected else None,
+        "to_detect_p50_s": None if p50_s is None else round(p50_s, 2),
+        "to_detect_p95_s": None if p95_s is None else round(p95_s, 2),
         "false_alarms_before": sum(one.alarms_before for one in judged),
         "by_class": {
             name: [sum(one.is_right for one in ones), len(ones)] for name, ones in by_class.items()

@@ -20,6 +20,7 @@ from diagnosis.root import ACTIONS
 from diagnosis.symptoms import Symptom
 from service.sim.replay_modelled import replay_modelled
 from telemetry.phases import RequestTimeline
+from telemetry.quantiles import quantile
 
 _FLOORS = 3.0
 _LEAST_INNOCENT = 5
@@ -112,11 +113,12 @@ def summary(pairs: Sequence[Pair]) -> dict[str, object]:
     counted = [pair for pair in pairs if pair.counts]
     errors = [pair.error for pair in counted]
     off = [pair.off for pair in counted]
+    error_p90 = quantile(errors, 0.9)
     return {
         "episodes": len(pairs),
         "compared": len(counted),
         "error_median": round(statistics.median(errors), 4) if errors else None,
-        "error_p90": round(sorted(errors)[int(0.9 * len(errors))], 4) if errors else None,
+        "error_p90": None if error_p90 is None else round(error_p90, 4),
         "promise_off_median": round(statistics.median(off), 4) if off else None,
         "promise_within_20_percent": sum(one <= 0.2 for one in off),
     }

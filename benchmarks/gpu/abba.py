@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.paired import DRAWS, Block, Cost, Floats, Pair
+from benchmarks.paired import DRAWS, Block, Cost, Floats, Pair, gap_at
+from telemetry.quantiles import rank
 
 OFF, CONTROL, ON = "off", "off again", "on"
 
@@ -31,9 +32,10 @@ def median_costs(pairs: Sequence[Pair], seed: int = 1) -> dict[str, Cost]:
 
 
 def _gap_ms(block: Block, share: int) -> float:
-    return float(np.percentile(block.gaps_ms, share))
+    return gap_at(block.gaps_ms, share / 100)
 
 
 def _median(percent: Floats, picks: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Cost:
-    low, high = np.percentile(np.median(percent[picks], axis=1), (2.5, 97.5))
-    return Cost(float(np.median(percent)), float(low), float(high))
+    drawn = np.sort(np.median(percent[picks], axis=1))
+    low, high = (float(drawn[rank(share, len(drawn)) - 1]) for share in (0.025, 0.975))
+    return Cost(float(np.median(percent)), low, high)

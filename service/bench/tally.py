@@ -12,17 +12,19 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from service.bench.histogram import Histogram
 from service.bench.result import (
     CacheState,
     ClassResult,
     ErrorCount,
     ErrorKind,
+    Latency,
     Rates,
     Spread,
 )
 from service.bench.spec import Slo
 from service.bench.stream import Reply
+from telemetry.hdr import Distribution, Recorder, encode
+from telemetry.quantiles import quantile, quantile_sorted
 
 
 @dataclass(slots=True)
@@ -79,8 +81,8 @@ class Tally:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._lateness, self._ttft = Histogram(), Histogram()
-        self._itl, self._tpot, self._e2e = Histogram(), Histogram(), Histogram()
+        self._lateness, self._ttft = Recorder(), Recorder()
+        self._itl, self._tpot, self._e2e = Recorder(), Recorder(), Recorder()
         self._throughput, self._goodput = _Flow(), _Flow()
         self._asked = (list[int](), list[int]())
         self._seen = (list[int](), list[int]())
@@ -151,7 +153,7 @@ class Tally:
         if tokens > 1 and len(stamps) > 1:
             tpot_ns = int(stamps[-1] - stamps[0]) // (tokens - 1)
             self._tpot.record([tpot_ns])
-        itl_ns = None if not len(gaps) else int(np.sort(gaps)[math.ceil(0.99 * len(gaps)) - 1])
+        itl_ns = quantile(gaps.tolist(), 0.99)
         demands = (
             (ttft_ns, slo.ttft_ms), (itl_ns, slo.itl_ms),
             (tpot_ns, slo.tpot_ms), (e2e_ns, slo.e2e_ms),
@@ -196,11 +198,11 @@ class Tally:
             offered_per_s=self._offered_per_s(by_time),
             throughput=self._throughput.rates(seconds),
             goodput=self._goodput.rates(seconds),
-            lateness=self._lateness.latency(),
-            ttft=self._ttft.latency(),
-            itl=self._itl.latency(),
-            tpot=self._tpot.latency(),
-            e2e=self._e2e.latency(),
+            lateness=latency_of(self._lateness.distribution()),
+            ttft=latency_of(self._ttft.distribution()),
+            itl=latency_of(self._itl.distribution()),
+            tpot=latency_of(self._tpot.distribution()),
+            e2e=latency_of(self._e2e.distribution()),
             prompt_asked=spread(self._asked[0]),
             prompt_seen=spread(self._seen[0]),
             output_asked=spread(self._asked[1]),
@@ -237,17 +239,35 @@ class Tally:
         return CacheState.UNSAID if self._cached_tokens is None else CacheState.COLD
 
 
-def spread(values: list[int]) -> Spread | None:
-    """None when there are none; percentiles by nearest rank."""
-    if not values:
+def latency_of(values: Distribution) -> Latency | None:
+    """None when nothing was recorded."""
+    if not values.count:
         return None
+    p50, p90, p95, p99 = (value_ns / 1e6 for value_ns in values.at((0.5, 0.9, 0.95, 0.99)))
+    return Latency(
+        count=values.count,
+        mean_ms=values.sum_ns / values.count / 1e6,
+        p50_ms=p50,
+        p90_ms=p90,
+        p95_ms=p95,
+        p99_ms=p99,
+        max_ms=values.max_ns / 1e6,
+        hdr=encode(values),
+    )
+
+
+def spread(values: list[int]) -> Spread | None:
+    """None when there are none."""
     ordered = sorted(values)
+    p50, p99 = quantile_sorted(ordered, 0.5), quantile_sorted(ordered, 0.99)
+    if p50 is None or p99 is None:
+        return None
     return Spread(
         count=len(ordered),
         mean=sum(ordered) / len(ordered),
         min=ordered[0],
-        p50=ordered[math.ceil(0.50 * len(ordered)) - 1],
-        p99=ordered[math.ceil(0.99 * len(ordered)) - 1],
+        p50=p50,
+        p99=p99,
         max=ordered[-1],
     )
 

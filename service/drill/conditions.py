@@ -10,6 +10,7 @@ import msgspec
 
 from telemetry.clock import Clock
 from telemetry.proc import pressure_ns, steal_ns
+from telemetry.quantiles import quantile
 from telemetry.unavailable import Unavailable
 
 LAG_LIMIT_MS = 5.0
@@ -82,9 +83,9 @@ def between(first: Reading, last: Reading, late_ms: list[float]) -> Conditions:
 
     foreign = share(first.busy_ns, last.busy_ns)
     own = (last.own_ns - first.own_ns) / span_ns
-    ordered = sorted(late_ms)
+    lag_ms = quantile(late_ms, 0.99)
     return Conditions(
-        lag_p99_ms=round(ordered[int(0.99 * (len(ordered) - 1))], 3) if ordered else None,
+        lag_p99_ms=None if lag_ms is None else round(lag_ms, 3),
         foreign=None if foreign is None else round(max(0.0, foreign - own), 4),
         steal=share(first.steal_ns, last.steal_ns),
         pressure=share(first.pressure_ns, last.pressure_ns),

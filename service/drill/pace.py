@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 from service.drill.outside import Helper
+from telemetry.quantiles import median
 
 
 class Beat(NamedTuple):
@@ -60,8 +61,8 @@ def paces(
     usual = [beat for second in numbers or seconds for beat in seconds[second]]
     if not usual:
         return ()
-    compute_ns = median(beat.compute_ns for beat in usual)
-    memory_ns = median(beat.memory_ns for beat in usual)
+    compute_ns = median(beat.compute_ns for beat in usual) or 1
+    memory_ns = median(beat.memory_ns for beat in usual) or 1
 
     def pace(mine: Sequence[Beat]) -> tuple[float, float]:
         if not mine:

@@ -13,6 +13,7 @@ from service.drill.conditions import Conditions
 from service.drill.labels import Label
 from service.drill.spec import Capacity, Phase, Phases
 from service.drill.watch import Root, Turn
+from telemetry.quantiles import quantile
 
 HARMED = 1.5
 _MOST = 0.95
@@ -113,11 +114,11 @@ def seen(log: Sequence[Sent]) -> Seen:
         "e2e": [one.e2e_ns / 1e6 for one in log if one.e2e_ns is not None],
     }
     times: dict[str, float | None] = {
-        "itl_p50": _rank(gaps_ms, 0.5),
-        "itl_p99": _rank(gaps_ms, 0.99),
+        "itl_p50": _rounded(gaps_ms, 0.5),
+        "itl_p99": _rounded(gaps_ms, 0.99),
     }
     for name, values in measures.items():
-        times |= {f"{name}_p50": _rank(values, 0.5), f"{name}_p95": _rank(values, 0.95)}
+        times |= {f"{name}_p50": _rounded(values, 0.5), f"{name}_p95": _rounded(values, 0.95)}
     return Seen(
         requests=len(log),
         good=sum(one.is_good for one in log),
@@ -156,7 +157,7 @@ def limits_of(usual: Iterable[Sent]) -> Limits | None:
     ttfts = [one.ttft_ns for one in served if one.ttft_ns is not None]
     tpots = [one.tpot_ns for one in served if one.tpot_ns is not None]
     gaps = [1000 * max(one.gaps_us) for one in served if one.gaps_us]
-    high = [_rank(values, _MOST) for values in (ttfts, tpots, gaps)]
+    high = [_rounded(values, _MOST) for values in (ttfts, tpots, gaps)]
     if any(one is None for one in high):
         return None
     ttft_ns, tpot_ns, gap_ns = (HARMED * (one or 0.0) for one in high)
@@ -185,8 +186,7 @@ def _end(one: Sent) -> str:
     return str(one.status) if one.error is None else f"{one.status} {one.error[:40]}"
 
 
-def _rank(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank, to a microsecond; None of nothing."""
-    if not values:
-        return None
-    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 3)
+def _rounded(values: Sequence[float], share: float) -> float | None:
+    """A quantile to a microsecond; None of nothing."""
+    found = quantile(values, share)
+    return None if found is None else round(found, 3)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from service.engine.admission import Limits
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
 from service.sim.noise import Noise
-from service.sim.turn_cost import TurnCost, load_of_plan
+from service.sim.plan_load import load_of_plan
+from service.sim.turn_cost import TurnCost
 from telemetry.clock import ManualClock
 
 

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from telemetry.quantiles import quantile_sorted
+
 _SPELL_TURNS = 20
 _BINS = 12  # by turns, and as many by time
 # times its cost; a turn that takes longer is no slow one
@@ -113,7 +115,7 @@ def _tops_ns(disturbances: Sequence[Disturbance]) -> list[int]:
     ordered = sorted(one.cost_ns for one in disturbances) or [0]
     sums_ns = list(accumulate(ordered))
     parts = range(1, _BINS)
-    by_turns = {ordered[len(ordered) * part // _BINS] for part in parts}
+    by_turns = {quantile_sorted(ordered, part / _BINS) or 0 for part in parts}
     by_time = {ordered[bisect_left(sums_ns, sums_ns[-1] * part // _BINS)] for part in parts}
     return sorted(by_turns | by_time)
 

@@ -30,38 +30,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.engine.plan import Plan
 from service.sim.noise import Disturbance
 from service.sim.recorded import NotReplayable, RecordedRun
-from telemetry.engine_records import EngineIdled, StepRecorded
+from telemetry.cost_model import REPLAY, fit
+from telemetry.engine_records import EngineIdled
+from telemetry.quantiles import median, quantile
+from telemetry.step_load import Load, load_of_step
 
-_LEAST_TURNS = 30
-# a turn that takes so many times longer than it should, or less, teaches nothing of what work costs
-_LEAST_OUTLIER, _MOST_OUTLIER = 1.3, 2.0
-_FAR = 6.0  # medians
-_KINKS = (1, 2, 4, 8, 16, 32, 64, 128)
-_RIDGE = 1e-4
-
-
-class Load(NamedTuple):
-    """What a step computes. `pairs` counts prompt tokens times what they attend to; `reshapes` says
-    that the step before it had another number of tokens."""
-
-    prompt_tokens: int = 0
-    pairs: float = 0.0
-    decode_tokens: int = 0
-    decode_rows: int = 0
-    context_tokens: int = 0
-    sampled_rows: int = 0
-    reshapes: bool = False
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.decode_tokens
-
-    def after(self, tokens: int) -> Load:
-        """The same behind a step with so many tokens."""
-        return self._replace(reshapes=self.tokens != tokens)
+_LEAST_TURNS = REPLAY.least_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,40 +57,10 @@ class TurnCost:
 
     def step_ns(self, load: Load) -> int:
         """From begin to commit, without noise."""
-        found = sum(map(mul, self.coefficients, _columns(load, self.kinks)))
+        found = sum(map(mul, self.coefficients, REPLAY.columns(load, self.kinks)))
         if not load.prompt_tokens:
             found *= self.factors.get(load.decode_tokens, 1.0)
         return max(1000, int(found))
-
-
-def load_of_plan(plan: Plan) -> Load:
-    """What a plan asks for."""
-    decode_rows = len(plan.decodes)
-    prompt_tokens, pairs, sampled_rows = 0, 0.0, decode_rows
-    for chunk in plan.prefills:
-        tokens = len(chunk.tokens)
-        prompt_tokens += tokens
-        pairs += _pairs(tokens, chunk.start)
-        sampled_rows += chunk.samples
-    decode_tokens, context_tokens = decode_rows, 0
-    for row in plan.decodes:
-        decode_tokens += len(row.drafts)
-        context_tokens += row.start
-    return Load(prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows)
-
-
-def load_of_step(step: StepRecorded) -> Load:
-    """What a recorded step computed."""
-    prompts = [row for row in step.rows if row.is_prefill]
-    decodes = [row for row in step.rows if not row.is_prefill]
-    return Load(
-        prompt_tokens=sum(row.tokens for row in prompts),
-        pairs=sum(_pairs(row.tokens, row.context_tokens) for row in prompts),
-        decode_tokens=sum(row.tokens for row in decodes),
-        decode_rows=len(decodes),
-        context_tokens=sum(row.context_tokens for row in decodes),
-        sampled_rows=len(decodes) + sum(row.sampled > 0 for row in prompts),
-    )
 
 
 def fit_turns(
@@ -129,17 +75,16 @@ def fit_turns(
     spans_ns = np.array([turn.span_ns for turn in turns], dtype=np.float64)
     computed_ns = spans_ns - np.array([turn.mask_ns for turn in turns])
     widest = max(load.decode_rows for load in loads)
-    kinks = tuple(kink for kink in _KINKS if kink < widest)
-    columns = np.array([_columns(load, kinks) for load in loads])
+    kinks = tuple(kink for kink in REPLAY.knots if kink < widest)
+    columns = np.array([REPLAY.columns(load, kinks) for load in loads])
     decoded = np.array([0 if load.prompt_tokens else load.decode_tokens for load in loads])
-    found, usual = _fit_usual(columns, computed_ns)
+    found, usual = fit(REPLAY, columns, computed_ns)
     factors = _factors(decoded[usual], computed_ns[usual], columns[usual] @ found)
     differs = np.array([factors.get(tokens, 1.0) for tokens in decoded.tolist()])
     found *= spans_ns[usual].sum() / (columns @ found * differs)[usual].sum()
     foretold = (columns @ found * differs).clip(1000)
     ratios = spans_ns / foretold
-    gaps = sorted(turn.gap_ns for turn in turns if turn.gap_ns is not None)
-    gap_ns = gaps[len(gaps) // 2] if gaps else 0
+    gap_ns = median(turn.gap_ns for turn in turns if turn.gap_ns is not None) or 0
     return TurnCost(
         coefficients=tuple(found.tolist()),
         kinks=kinks,
@@ -196,33 +141,13 @@ def _turns_of(run: RecordedRun) -> list[_Turn]:
 def _wake_ns(runs: Sequence[RecordedRun]) -> int:
     """What passes between the gateway's submission and the turn that takes it up, at best: the
     rest of it is the turn before."""
-    waits = sorted(
+    waits = (
         sequence.entry.at_ns - sequence.submitted_ns
         for run in runs
         for sequence in run.sequences.values()
         if sequence.submitted_ns is not None
     )
-    return max(0, waits[len(waits) // 10]) if waits else 0
-
-
-def _pairs(tokens: int, context: int) -> float:
-    return tokens * (context + tokens / 2)
-
-
-def _columns(load: Load, kinks: Sequence[int]) -> tuple[float, ...]:
-    return (
-        1.0,
-        load.prompt_tokens,
-        load.pairs,
-        load.decode_tokens,
-        *[max(0, load.decode_rows - kink) for kink in kinks],
-        load.context_tokens,
-        max(0, load.decode_rows - 1) if load.prompt_tokens else 0,
-        float(load.decode_rows > 0),
-        float(load.prompt_tokens > 0),
-        load.sampled_rows - load.decode_rows,
-        float(load.reshapes),
-    )
+    return max(0, quantile(waits, 0.1) or 0)
 
 
 def _factors(decoded: np.ndarray, spans_ns: np.ndarray, foretold: np.ndarray) -> dict[int, float]:
@@ -236,30 +161,3 @@ def _factors(decoded: np.ndarray, spans_ns: np.ndarray, foretold: np.ndarray) ->
         for tokens, factor, known in zip(counts, took, enough, strict=True)
         if known and tokens
     }
-
-
-def _fit_usual(columns: np.ndarray, spans_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The fit, and (turns,) bool of those that it was made to: all that are not far from it, by
-    how far they usually are. On a quiet machine little is far; where it was slow for a while, what
-    only that while computed would else be taken for its price."""
-    found = _fit(columns, spans_ns)
-    far = np.abs(np.log(spans_ns / (columns @ found).clip(1)))
-    limit = np.clip(_FAR * np.median(far), np.log(_LEAST_OUTLIER), np.log(_MOST_OUTLIER))
-    usual = far < limit
-    if _LEAST_TURNS <= usual.sum() < len(spans_ns):
-        return _fit(columns[usual], spans_ns[usual]), usual
-    return found, usual
-
-
-def _fit(columns: np.ndarray, spans_ns: np.ndarray) -> np.ndarray:
-    """Least squares of the relative error, with a ridge so light that it only decides what the
-    data leave open. Coefficients may be negative: kinks bend both ways."""
-    weighted = columns / spans_ns[:, None]
-    scale = np.abs(weighted).max(axis=0)
-    scale[scale == 0] = 1.0
-    scaled = weighted / scale
-    ridge = _RIDGE * np.sqrt(len(spans_ns)) * np.eye(columns.shape[1])
-    target = np.concatenate([np.ones(len(spans_ns)), np.zeros(columns.shape[1])])
-    solution, *_ = np.linalg.lstsq(np.vstack([scaled, ridge]), target, rcond=None)
-    found: np.ndarray = solution / scale
-    return found

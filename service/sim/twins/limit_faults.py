@@ -11,6 +11,7 @@ from service.sim.twins.fault import Fault, Mechanisms
 from service.sim.twins.physics import MS
 from service.sim.twins.traffic import Setting
 from telemetry.engine_records import StepRecorded
+from telemetry.quantiles import quantile
 from telemetry.records import Fact
 
 
@@ -25,8 +26,8 @@ def _long_prompts(setting: Setting, draw: Random) -> None:
 
 def _half_the_need(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
     """40 to 60 % of the blocks that were wanted when there were enough."""
-    wanted = sorted(fact.blocks_used for fact in good if isinstance(fact, StepRecorded))
-    need = wanted[len(wanted) * 98 // 100]
+    wanted = [fact.blocks_used for fact in good if isinstance(fact, StepRecorded)]
+    need = quantile(wanted, 0.98) or 0
     _shrink(setting, int(draw.uniform(0.4, 0.6) * need))
 
 

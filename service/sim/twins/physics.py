@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.engine.plan import Plan
+from service.sim.plan_load import load_of_plan
 from service.sim.twins.losses import Stops, Thief
 from telemetry.clock import ManualClock
 
@@ -88,18 +89,13 @@ class Machine:
         for slow in self._active():
             base, prompt = base * slow.base, prompt * slow.prompt
             decode, context = decode * slow.decode, context * slow.context
-        tokens, pairs = 0, 0.0
-        for chunk in plan.prefills:
-            count = len(chunk.tokens)
-            tokens += count
-            pairs += count * (chunk.start + count / 2)
-        starts = sum([row.start for row in plan.decodes])
+        load = load_of_plan(plan)
         cost_ns = (
             base
-            + prompt * tokens
-            + physics.pair_ns * pairs
-            + decode * len(plan.decodes)
-            + context * starts
+            + prompt * load.prompt_tokens
+            + physics.pair_ns * load.pairs
+            + decode * load.decode_rows
+            + context * load.context_tokens
         )
         self._run(int(cost_ns * factor))
 
