@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from service.http_config import HttpConfig
+
 EXECUTORS = ("auto", "native", "openvino", "torch")
 ATTENTIONS = ("auto", "flash", "triton", "torch")
 # of weights, and of keys and values; "auto" is what `dtype` says
@@ -250,6 +252,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_buffer_tokens: int = 256
     slow_client_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
+    http: HttpConfig = HttpConfig()
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
@@ -268,6 +271,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--slow-client-timeout must be positive")
         if self.drain_timeout_s < 0:
             raise ConfigError("--drain-timeout must not be negative")
+        problem = self.http.problem()
+        if problem is not None:
+            raise ConfigError(problem)
 
 
 class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):
