@@ -12,8 +12,9 @@ import gc
 from typing import TYPE_CHECKING
 
 from service.config import ConfigError, ServeConfig
+from service.gateway.acceptor import raise_descriptor_limit
 from service.gateway.engine_process import start_engine
-from service.gateway.listener import bind
+from service.gateway.listener import bind, release
 from telemetry.clock import MonotonicClock, process_start_ns
 from telemetry.reasons import StartStage
 from telemetry.stages import Stages
@@ -28,11 +29,12 @@ def run_service(config: ServeConfig, say: Say) -> int:
     faulthandler.enable(2)  # a crash of the interpreter leaves all stacks on stderr
     clock = MonotonicClock()
     stages = Stages(clock, process_start_ns())
-    listener = bind(config.gateway.host, config.gateway.port)
+    raise_descriptor_limit()
+    listener = bind(config.gateway)
     try:
         engine = start_engine(clock)
     except OSError as error:
-        listener.close()
+        release(listener, config.gateway)
         raise ConfigError(f"cannot start the engine process: {error}") from error
     stages.end(StartStage.LAUNCH, engine.begun_ns)
     try:
@@ -41,5 +43,10 @@ def run_service(config: ServeConfig, say: Say) -> int:
         stages.end(StartStage.GATEWAY_IMPORTS)
         return serve(config, listener, engine, stages, say)
     finally:
+<<<<<<< HEAD
         engine.close()
         listener.close()
+=======
+        engine.abandon()
+        release(listener, config.gateway)
+>>>>>>> w-http

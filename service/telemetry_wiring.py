@@ -25,6 +25,7 @@ from telemetry.accountant import Accountant
 from telemetry.burn_watch import BurnWatch
 from telemetry.classes import ClassBook
 from telemetry.clock import Clock
+from telemetry.connections import ConnectionCounts, connection_families
 from telemetry.drain_rate import DrainRate
 from telemetry.dumps import DumpReason
 from telemetry.flight_recorder import FlightRecorder
@@ -176,6 +177,7 @@ def build_telemetry(
     lanes: tuple[Lane, ...],
     port: int,
     is_busy: Callable[[], bool],
+    connections: ConnectionCounts,
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
@@ -216,6 +218,7 @@ def build_telemetry(
             *heartbeat_families(bridge.health.heartbeat_age_ns, bridge.health.hangs),
             *harm_families(accountant.harm),
             *finding_families(diagnoser.diagnosis()),
+            *connection_families(connections),
         ],
     )
     pusher = build_pusher(config, clock, all_metrics)
@@ -330,7 +333,7 @@ def _build_exporter(
         return verdict in (Verdict.LATE_FIRST_TOKEN, Verdict.SLOW_TOKENS)
 
     tracing = config.tracing
-    host = config.gateway.host
+    host = config.gateway.http.uds or config.gateway.host
     address = socket.gethostname() if host in ANY_ADDRESS else host
     policy = SamplingPolicy(TracingMode(tracing.mode), tracing.rate)
     try:
@@ -340,7 +343,7 @@ def _build_exporter(
             tracing.service_name,
             clock,
             TailSampler(policy, is_culprit, missed),
-            (address, port),
+            (address, port or None),
             happenings,
         )
     except OSError as error:

@@ -13,6 +13,7 @@ from service.engine.vocabulary import Vocabulary
 from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
 from service.gateway.engine_process import EngineProcess
+from service.gateway.listener import port_of
 from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
@@ -21,6 +22,7 @@ from service.recording import dump_on_signal, record_failed_start
 from service.telemetry_wiring import Telemetry, build_telemetry
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
+from telemetry.connections import ConnectionCounts
 from telemetry.gc_watch import settle_collector
 from telemetry.reasons import StartStage
 from telemetry.recorder import Lane
@@ -67,10 +69,12 @@ async def _serve(
         stages.end(StartStage.TOKENIZER)
         bridge.use_vocabulary(vocabulary)
         live: set[str] = set()
-        port = listener.getsockname()[1]
+        port, connections = port_of(listener), ConnectionCounts()
         # in this order: what the gateway says of a sequence then comes with or before the engine's
         lanes = (engine_lane, gateway_lane)
-        telemetry = build_telemetry(config, clock, bridge, lanes, port, lambda: bool(live))
+        telemetry = build_telemetry(
+            config, clock, bridge, lanes, port, lambda: bool(live), connections
+        )
         start = Start(config, clock, bridge, telemetry, stages, port, say)
         state = GatewayState(
             config=config.gateway,
@@ -86,6 +90,7 @@ async def _serve(
             start_report=lambda: start.report,
             live_request_ids=live,
             recorder=telemetry.recorder,
+            connections=connections,
         )
         settle_collector()
         telemetry.start()
@@ -156,21 +161,33 @@ class Start:
             self._say(f"spans go to {exporter.target}, tracing {exporter.sampler.policy.mode}")
         if self._telemetry.pusher is not None:
             self._say(f"metrics go to {self._telemetry.pusher.target}")
-        address = f"http://{self._config.gateway.host}:{self._port}"
+        address = address_of(self._config, self._port)
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")
         sys.stderr.flush()
 
 
+def address_of(config: ServeConfig, port: int) -> str:
+    """Where it is reached."""
+    http = config.gateway.http
+    if http.uds is not None:
+        return f"unix:{http.uds}"
+    return f"{'https' if http.is_tls else 'http'}://{config.gateway.host}:{port}"
+
+
 def curl_line(config: ServeConfig, port: int) -> str:
     """A first request that can be pasted."""
+    http = config.gateway.http
+    scheme = "https" if http.is_tls else "http"
     key = " -H 'authorization: Bearer KEY'" if config.gateway.api_key else ""
     host = "127.0.0.1" if config.gateway.host in ANY_ADDRESS else config.gateway.host
     body = (
         '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
         '"max_tokens": 64, "temperature": 0, "stream": true}'
     )
+    place = f"{scheme}://{host}:{port}"
+    if http.uds is not None:
+        place = f"--unix-socket {http.uds} {scheme}://localhost"
     return (
-        f"curl -N http://{host}:{port}/v1/chat/completions{key} "
-        f"-H 'content-type: application/json' -d '{body}'"
+        f"curl -N {place}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
     )

@@ -63,6 +63,21 @@ HOST_VICTIM_SECONDS = Metric(
     "Latency that it cost them, all together.",
     ("process", "cause"),
 )
+CONNECTIONS = Metric("phasescope_connections", Kind.GAUGE, "Open connections of HTTP clients.")
+CONNECTIONS_ACCEPTED = Metric(
+    "phasescope_connections_accepted", Kind.COUNTER, "Connections taken from the listening socket."
+)
+CONNECTIONS_REFUSED = Metric(
+    "phasescope_connections_refused",
+    Kind.COUNTER,
+    "Connections ended by the server before they had an answer, by why.",
+    ("reason",),
+)
+ACCEPT_FAILURES = Metric(
+    "phasescope_accept_failures",
+    Kind.COUNTER,
+    "Times no connection could be taken, as for lack of file descriptors.",
+)
 STEP_SECONDS = Metric(
     "phasescope_step_seconds", Kind.COUNTER, "From one step to the next, by kind.", ("kind",)
 )

@@ -59,13 +59,13 @@ def exporter_from_config(
     service_name: str | None,
     clock: Clock,
     sampler: TailSampler | None = None,
-    server: tuple[str, int] | None = None,
+    server: tuple[str, int | None] | None = None,
     happenings: Happenings = lambda begin_ns, end_ns: (),
 ) -> SpanExporterThread | None:
     """The exporter that flags and variables ask for; None when they ask for none.
 
-    `server` is the address and port that requests come to. Raises OSError when a certificate
-    cannot be read.
+    `server` is the address and port that requests come to; a unix socket has no port. Raises
+    OSError when a certificate cannot be read.
     """
     target = asked_target(endpoint)
     if target is None:

@@ -53,13 +53,15 @@ class SpanBuilder:
         self,
         resource: Resource,
         new_span_id: Callable[[], str],
-        server: tuple[str, int] | None = None,
+        server: tuple[str, int | None] | None = None,
     ) -> None:
         self._resource = resource
         self._new_span_id = new_span_id
         self._server: Attributes = {}
         if server is not None:
-            self._server = {"server.address": server[0], "server.port": server[1]}
+            self._server = {"server.address": server[0]}
+            if server[1] is not None:
+                self._server["server.port"] = server[1]
 
     def build(
         self,

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 import msgspec
 
+from service.cli.http_flags import (
+    add_access_flags,
+    add_connection_flags,
+    http_config,
+    read_tenant_keys,
+)
 from service.cli.metrics_flags import add_metrics_flags, metrics_config
 from service.cli.sizes import parse_bytes
 from service.cli.telemetry_flags import (
@@ -42,6 +47,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_scheduler_flags(parser.add_argument_group("scheduler"))
     _add_policy_flags(parser.add_argument_group("policies"))
     _add_gateway_flags(parser.add_argument_group("HTTP"))
+    add_connection_flags(parser.add_argument_group("connections"))
+    add_access_flags(parser.add_argument_group("who may ask, and for what"))
     add_tracing_flags(parser.add_argument_group("tracing"))
     add_machine_flags(parser.add_argument_group("machine"))
     add_recorder_flags(parser.add_argument_group("flight recorder"))
@@ -200,11 +207,6 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
         help="key that /v1/* asks for (or PHASESCOPE_API_KEY)",
     )
     group.add_argument(
-        "--tenant-keys",
-        metavar="FILE",
-        help="API keys that name their tenant, one 'TENANT KEY' a line",
-    )
-    group.add_argument(
         "--slow-client",
         default="pause",
         choices=["pause", "drop"],
@@ -240,31 +242,6 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
         default=os.environ.get("PHASESCOPE_DEBUG_KEY"),
         help="key that /debug/* and /metrics ask for (or PHASESCOPE_DEBUG_KEY)",
     )
-
-
-def read_tenant_keys(path: str | None) -> dict[str, str]:
-    """Tenants by key, from a file of 'TENANT KEY' lines. Raises ConfigError."""
-    if path is None:
-        return {}
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise ConfigError(f"--tenant-keys {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--tenant-keys {path}: not a text file: {error}") from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or words[1] in found:
-            raise ConfigError(
-                f"--tenant-keys {path}:{number}: expected 'TENANT KEY', each key once"
-            )
-        found[words[1]] = words[0]
-    if not found:
-        raise ConfigError(f"--tenant-keys {path}: no keys in it; without the flag the API is open")
-    return found
 
 
 def run(args: argparse.Namespace) -> int:
@@ -306,6 +283,7 @@ def run(args: argparse.Namespace) -> int:
         watch_host=not args.no_host_telemetry,
     )
     engine.validate()
+    keys = read_tenant_keys(args.tenant_keys)
     gateway = GatewayConfig(
         host=args.host,
         port=args.port,
@@ -313,12 +291,16 @@ def run(args: argparse.Namespace) -> int:
         request_timeout_s=args.request_timeout,
         api_key=args.api_key,
         debug_key=args.debug_key,
-        tenant_keys=read_tenant_keys(args.tenant_keys),
+        tenant_keys=keys.tenants,
         slow_client=args.slow_client,
         stream_buffer_tokens=args.stream_buffer,
         slow_client_timeout_s=args.slow_client_timeout,
         drain_timeout_s=args.drain_timeout,
+<<<<<<< HEAD
         engine_deadline_s=args.engine_deadline,
+=======
+        http=http_config(args, keys),
+>>>>>>> w-http
     )
     gateway.validate()
     config = ServeConfig(

@@ -9,12 +9,14 @@ from collections.abc import Awaitable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.completions import Exchange
+from service.gateway.connection import body_is_whole
 from service.gateway.errors import ApiError, internal
 from service.gateway.http import header
 from service.gateway.limits import REQUEST_ID_CHARACTERS
@@ -26,6 +28,7 @@ from service.gateway.state import GatewayState
 log = logging.getLogger("phasescope.gateway")
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{REQUEST_ID_CHARACTERS.value}}}")
+_LAST = (b"connection", b"close")
 
 
 def build_app(state: GatewayState) -> ASGIApp:
@@ -39,7 +42,21 @@ def build_app(state: GatewayState) -> ASGIApp:
         exception_handlers={HTTPException: _http_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
-    return RequestIds(app, state.live_request_ids, generation)
+    return _for_pages(state, RequestIds(app, state.live_request_ids, generation))
+
+
+def _for_pages(state: GatewayState, app: ASGIApp) -> ASGIApp:
+    """Tells browsers which origins' pages may read our answers, if any may."""
+    origins = state.config.http.cors_origins
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "PUT", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "server-timing", "retry-after"),
+    )
 
 
 def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route]:
@@ -89,8 +106,10 @@ class RequestIds:
 
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                pair = (b"x-request-id", request_id.encode())
-                message["headers"] = [*message.get("headers", ()), pair]
+                more = [(b"x-request-id", request_id.encode())]
+                if not body_is_whole(scope):
+                    more.append(_LAST)  # what comes next on it is the rest of this body
+                message["headers"] = [*message.get("headers", ()), *more]
             return send(message)
 
         is_post = scope["method"] == "POST"
@@ -110,7 +129,7 @@ class RequestIds:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown route or method."""
     assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
+    path, method = request.scope["path"], request.method
     if error.status_code == 405:
         message = f"{method} is not allowed on {path}"
         shown = ApiError(405, message, "invalid_request_error", "method_not_allowed")

@@ -3,7 +3,8 @@
 A gateway whose event loop is busy, or that has no CPU, reads late what lies in its socket. The
 client waits for that too, and nothing that is stamped in Python can see it. So connections ask
 the kernel for a receive stamp (SO_TIMESTAMPNS of socket(7)), which the read of a request's head
-looks up first. Elsewhere than on Linux there is none, and a request begins when it is read.
+looks up first. Under TLS, and elsewhere than on Linux, there is none: a
+request begins when it is read.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import sys
 from typing import Any, cast
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.gateway.connection import ARRIVED, GuardedHttp
 from telemetry.clock import monotonic_of_unix
 
 _SO_TIMESTAMPNS = 35  # Linux; the socket module has no name for it
 _TIMESPEC = struct.Struct("qq")
-_READ_BYTES = 256 * 1024  # the stamp comes with all that one segment holds, or not at all
-_ARRIVED = "phasescope.arrived_ns"
+_PEEK_BYTES = 256 * 1024  # the stamp comes with all that one segment holds, or not at all
+_READ_BYTES = 16 * 1024  # what is parsed before other connections have their turn
 
 
 def stamp_arrivals(listener: socket.socket) -> None:
@@ -35,22 +36,7 @@ def stamp_arrivals(listener: socket.socket) -> None:
 
 def arrived_ns(scope: Scope) -> int | None:
     """When the request's head was in the host's socket, monotonic; None if nobody knows."""
-    return cast(int | None, scope.get(_ARRIVED))
-
-
-class _Http(HttpToolsProtocol):
-    """uvicorn's protocol; the scope of each request gets the stamp of the read it began in."""
-
-    stamp_ns: int | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """No request is under way: what comes next begins one."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        cast(Scope, self.scope)[_ARRIVED] = self.stamp_ns
+    return cast(int | None, scope.get(ARRIVED))
 
 
 class StampedProtocol(asyncio.BufferedProtocol):
@@ -60,16 +46,18 @@ class StampedProtocol(asyncio.BufferedProtocol):
     (uvloop asks no subclass of `asyncio.Protocol` for one, so uvicorn's is held, not inherited.)
     """
 
-    _buffer = memoryview(bytearray(_READ_BYTES))
+    _buffer = memoryview(bytearray(_PEEK_BYTES))
+    _readable = _buffer[:_READ_BYTES]
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        self._http = _Http(*args, **named)
+        self._http = GuardedHttp(*args, **named)
         self._socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._http.connection_made(cast(asyncio.Transport, transport))
         shown = transport.get_extra_info("socket")
-        if sys.platform == "linux" and shown is not None:
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        if sys.platform == "linux" and shown is not None and not is_tls:
             # a second object on the transport's descriptor, which stays the transport's own
             self._socket = socket.socket(fileno=shown.fileno())
 
@@ -80,9 +68,9 @@ class StampedProtocol(asyncio.BufferedProtocol):
         self._http.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._http.is_idle:
+        if self._http.begins_next:
             self._http.stamp_ns = self._unread_since_ns()
-        return self._buffer
+        return self._readable
 
     def buffer_updated(self, nbytes: int) -> None:
         self._http.data_received(bytes(self._buffer[:nbytes]))

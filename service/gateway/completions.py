@@ -41,7 +41,7 @@ from service.gateway.responses import (
     usage,
 )
 from service.gateway.schemas import GenerationRequest, parse_chat, parse_completion
-from service.gateway.security import identify
+from service.gateway.security import check_priority, identify
 from service.gateway.state import GatewayState
 from service.gateway.witness import Witness
 from telemetry.clock import unix_seconds
@@ -163,6 +163,7 @@ class Exchange:
                 request = parse_completion(body, defaults)
         if request.model is not None and request.model != self._state.model:
             raise model_not_found(request.model, self._state.model)
+        check_priority(self._state.config, self._scope, request.priority)
         self._witness.parsed(request, self._state.model)
         return request
 

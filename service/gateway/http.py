@@ -7,11 +7,11 @@ import asyncio
 from starlette.types import Message, Receive, Scope, Send
 
 from service.config import GatewayConfig
-from service.gateway.errors import ApiError, bad_request, timed_out, too_large
+from service.gateway.connection import body_is_broken
+from service.gateway.errors import ApiError, bad_request, too_large
+from service.gateway.http_errors import body_broken, body_late
 from service.gateway.mailbox import Interrupted
 from telemetry.reasons import EndReason
-
-_BODY_TIMEOUT_S = 60.0
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -23,15 +23,16 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
-    """The whole body, if it comes within the time that a request may take.
+    """The whole body, if it comes within its time.
 
     Raises ApiError when it does not or is too large, Interrupted when it breaks off.
     """
+    patience_s = min(config.http.body_timeout_s, config.request_timeout_s or float("inf"))
     try:
-        async with asyncio.timeout(config.request_timeout_s or _BODY_TIMEOUT_S):
+        async with asyncio.timeout(patience_s):
             return await _read_body(scope, receive, config.max_body_bytes)
     except TimeoutError:
-        raise timed_out(EndReason.TIMEOUT) from None
+        raise body_late(patience_s) from None
 
 
 async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
@@ -44,6 +45,8 @@ async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
             raise Interrupted(EndReason.DISCONNECT)
+        if body_is_broken(scope):
+            raise body_broken()
         part: bytes = message.get("body", b"")
         size_bytes += len(part)
         if size_bytes > limit_bytes:

@@ -29,7 +29,7 @@ from service.gateway.errors import (
 )
 from service.gateway.http import read_body
 from service.gateway.mailbox import Interrupted
-from service.gateway.security import identify, key_error
+from service.gateway.security import identify, refusal
 from service.gateway.state import GatewayState
 from telemetry.histogram_report import TOTAL
 from telemetry.reasons import EndReason
@@ -88,7 +88,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
 
 def _guarded(state: GatewayState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        refused = key_error(state.config, request.url.path, request.headers.get("authorization"))
+        refused = refusal(state.config, request.scope)
         if refused is not None:
             return error_response(refused)
         try:

@@ -1,7 +1,8 @@
 """Keys for the API and, apart from them, for what shows the service's inside.
 
 Who a request is charged to is its tenant: the one that its API key belongs to, else the
-one that the `x-tenant` header names.
+one that the `x-tenant` header names. Which path is guarded by which key is asked of the path
+that is routed, never of a URL, of which the client's `Host` header is a part.
 """
 
 from __future__ import annotations
@@ -11,46 +12,65 @@ import hmac
 from starlette.types import Scope
 
 from service.config import GatewayConfig
+from service.gateway.browsers import is_inside, page_error
 from service.gateway.errors import ApiError, unauthorized
 from service.gateway.http import header
+from service.gateway.http_errors import priority_not_allowed
 from service.gateway.witness import label
 
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:
     """The refusal, if the request may not go on, and the tenant."""
-    authorization = header(scope, b"authorization")
-    owner = _owner(config, _bearer(authorization))
-    if owner is not None:
-        return None, owner
+    foreign = page_error(config, scope)
+    if foreign is not None:
+        return foreign, ""
+    key = _tenant_key(config, _bearer(header(scope, b"authorization")))
+    if key is not None:
+        return None, config.tenant_keys[key]
     tenant = label(header(scope, b"x-tenant"))
     if tenant in config.tenant_keys.values():
         return unauthorized(), ""  # that name is reserved for the holder of its key
-    return key_error(config, scope["path"], authorization), tenant
+    return _key_error(config, scope), tenant
 
 
-def key_error(config: GatewayConfig, path: str, authorization: str | None) -> ApiError | None:
-    """None when the request may go on; otherwise the 401."""
-    if path.startswith("/debug/") or path == "/metrics":
+def refusal(config: GatewayConfig, scope: Scope) -> ApiError | None:
+    """None when the request may go on; otherwise the 401 or 403."""
+    return page_error(config, scope) or _key_error(config, scope)
+
+
+def check_priority(config: GatewayConfig, scope: Scope, priority: int) -> None:
+    """A better priority than others' comes with a key. Raises ApiError."""
+    http = config.http
+    key = _tenant_key(config, _bearer(header(scope, b"authorization")))
+    best = http.best_priority if key is None else http.key_priorities.get(key, http.best_priority)
+    if priority < best:
+        raise priority_not_allowed(priority, best)
+
+
+def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
+    path: str = scope["path"]
+    is_api = path.startswith("/v1/")
+    if is_inside(path):
         needed, guarded = config.debug_key, config.debug_key is not None
-    elif path.startswith("/v1/"):
+    elif is_api:
         needed = config.api_key
         guarded = needed is not None or bool(config.tenant_keys)
     else:
         return None
-    given = _bearer(authorization)
+    given = _bearer(header(scope, b"authorization"))
     if not guarded or (needed is not None and _equal(given, needed)):
         return None
-    if path.startswith("/v1/") and _owner(config, given) is not None:
+    if is_api and _tenant_key(config, given) is not None:
         return None
     return unauthorized()
 
 
-def _owner(config: GatewayConfig, given: str) -> str | None:
-    """The tenant of a key; every key is compared, so that the time tells nothing."""
+def _tenant_key(config: GatewayConfig, given: str) -> str | None:
+    """The known key that was given; every key is compared, so that the time tells nothing."""
     found: str | None = None
-    for key, tenant in config.tenant_keys.items():
+    for key in config.tenant_keys:
         if _equal(given, key):
-            found = tenant
+            found = key
     return found
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.gateway.acceptor import Acceptor, OpenConnections
 from service.gateway.arrival import StampedProtocol
 from service.gateway.state import GatewayState
 from telemetry.reasons import EndReason
@@ -27,7 +28,31 @@ _POLL_S = 0.02
 
 class _Server(uvicorn.Server):
     """uvicorn re-raises a signal after it has stopped, which would end the process before
-    the engine is ended and spans are flushed; here the signals are the runner's business."""
+    the engine is ended and spans are flushed; here the signals are the runner's business.
+    Connections are taken by an acceptor of our own."""
+
+    def __init__(
+        self, config: uvicorn.Config, listener: socket.socket, connections: OpenConnections
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._connections = connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+
+        def make_protocol() -> StampedProtocol:
+            return StampedProtocol(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                connections=self._connections,
+            )
+
+        acceptor = Acceptor(self._listener, self._connections, make_protocol, self.config.ssl)
+        acceptor.start()
+        self.servers = [acceptor]  # type: ignore[list-item]  # it is closed and waited for
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,19 +67,24 @@ async def run_gateway(
     announce: Callable[[], Awaitable[None]],
 ) -> None:
     """Serve until a signal comes or `engine`, the supervisor, ends (EngineStartFailed)."""
+    gateway = state.config
+    limits = gateway.http
     logging.getLogger("uvicorn.error").addFilter(_says_something)
     server = _Server(
         uvicorn.Config(
             app,
             ws="none",  # an upgrade would take the connection from its protocol
-            http=StampedProtocol,  # type: ignore[arg-type]  # it is only called
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_keep_alive=75,
+            timeout_keep_alive=limits.keep_alive_timeout_s,  # type: ignore[arg-type]
+            ssl_certfile=limits.ssl_certfile,
+            ssl_keyfile=limits.ssl_keyfile,
             timeout_graceful_shutdown=_LAST_REPLIES_S,
-        )
+        ),
+        listener,
+        OpenConnections(limits, state.connections, gateway.slow_client_timeout_s),
     )
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

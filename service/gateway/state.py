@@ -10,6 +10,7 @@ from service.config import GatewayConfig, SamplingDefaults
 from service.gateway.bridge import Bridge
 from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
+from telemetry.connections import ConnectionCounts
 from telemetry.flight_recorder import FlightRecorder
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
@@ -121,3 +122,4 @@ class GatewayState:
     exchanges: dict[str, Live] = field(default_factory=dict)
     drain: Drain = field(default_factory=Drain)
     recorder: FlightRecorder | None = None
+    connections: ConnectionCounts = field(default_factory=ConnectionCounts)
