@@ -26,12 +26,13 @@ from telemetry.engine_records import (
     SequenceQueued,
     SequenceRefused,
     SequenceResumed,
+    SequencesListed,
     StepCostSet,
     StepRecorded,
 )
 from telemetry.fact import FactStruct as _Fact
 from telemetry.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.reasons import EndReason
+from telemetry.reasons import EndReason, FactSource
 
 SCHEMA_VERSION = 3
 
@@ -67,6 +68,31 @@ class StallDetected(_Fact, frozen=True):
     loop_silent_ns: int | None = None
 
 
+class FactsLost(_Fact, frozen=True):
+    """Here `count` facts are missing: a lane was full, or the engine's backlog was. `at_ns` is the
+    stamp of the first of them; `source` says whose they are."""
+
+    at_ns: int
+    source: FactSource
+    count: int
+
+
+class FoldDetached(_Fact, frozen=True):
+    """The part `fold` of telemetry raised `error_type` and is not fed any more."""
+
+    at_ns: int
+    fold: str
+    error_type: str
+
+
+class RequestsListed(_Fact, frozen=True):
+    """Every request that the gateway serves at `at_ns`. One that it read earlier and that is not
+    in the list is over, whatever else is recorded of it."""
+
+    at_ns: int
+    request_ids: tuple[str, ...]
+
+
 class RequestAccepted(_Fact, frozen=True):
     """The request's head had come to the host at `at_ns`; the gateway got to reading it at
     `read_ns`. `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an
@@ -83,6 +109,10 @@ class RequestAccepted(_Fact, frozen=True):
     tenant: str
     slo_class: str
     read_ns: int | None = None
+
+    def was_read_before(self, at_ns: int) -> bool:
+        """Whether the gateway had got to reading it by then."""
+        return (self.at_ns if self.read_ns is None else self.read_ns) < at_ns
 
 
 class RequestParsed(_Fact, frozen=True):
@@ -174,6 +204,10 @@ Fact = (
     | RecordingSet
     | ExportFailed
     | ProfileTaken
+    | FactsLost
+    | FoldDetached
+    | RequestsListed
+    | SequencesListed
 )
 
 
