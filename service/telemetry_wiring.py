@@ -197,6 +197,7 @@ def build_telemetry(
             metric_pushes=lambda: push_counts(pusher),
         ),
     )
+    root_worker = _root_worker(config, clock, pump, diagnoser, recorder)
     all_metrics = build_metrics(
         config,
         clock,
@@ -209,6 +210,7 @@ def build_telemetry(
             *machine.families(),
             *harm_families(accountant.harm),
             *finding_families(opinion(pump, diagnoser)),
+            *(() if root_worker is None else root_worker.failures.families()),
         ],
     )
     pusher = build_pusher(config, clock, all_metrics)
@@ -251,7 +253,7 @@ def build_telemetry(
         drain_rate=drain_rate,
         accountant=accountant,
         recorder=recorder,
-        root_worker=_root_worker(config, clock, pump, diagnoser, recorder),
+        root_worker=root_worker,
     )
 
 

@@ -191,6 +191,12 @@ INDETERMINATE = Metric(
     Kind.GAUGE,
     "1 while the record does not say what is wrong.",
 )
+ROOT_FAILURES = Metric(
+    "phasescope_root_cause_failures",
+    Kind.COUNTER,
+    "Times that what would have helped could not be worked out, by why.",
+    ("reason",),
+)
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."
 )

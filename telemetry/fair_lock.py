@@ -35,6 +35,11 @@ class FairLock:
         self._depth += 1
         return True
 
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits for it at this moment."""
+        return self._door.locked()
+
     def release(self) -> None:
         assert self._owner == threading.get_ident(), "released by a thread that does not hold it"
         self._depth -= 1

@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 
 class Isolation:
-    """The parts that were guarded, what they raised, and `lane` with the detachments.
+    """The parts that were guarded, what they raised, and `lane` with the detachments. The first
+    errors of a part are logged, and its last.
 
     The pump's thread, and whoever calls a guarded part, writes; any thread may read.
     """
@@ -68,7 +69,8 @@ class Isolation:
         runs, so that the traceback is in the log."""
         self._errors[name] = self._errors.get(name, 0) + 1
         if not is_detached:
-            log.exception("telemetry's %s raised: it misses what it was given", name)
+            if self._errors[name] <= LIMIT:
+                log.exception("telemetry's %s raised: it misses what it was given", name)
             return
         self._detached[name] = f"{type(error).__name__}: {error}"
         log.exception("telemetry's %s is detached until the next start: it raised", name)
