@@ -160,7 +160,8 @@ def _checked(report: Report, session: requests.Session) -> Callable[[Case], None
         kind = "generation" if case.operation.path in _GENERATION else "other"
         meant = "right" if is_right else "wrong"
         report.statuses[f"{kind} {meant} {answer.status_code}"] += 1
-        if is_right and answer.status_code >= 400: print(answer.status_code, answer.text[:300], file=sys.stderr)
+        if is_right and answer.status_code >= 400:
+            print(answer.status_code, answer.text[:300], file=sys.stderr)
         wanted = list(_CHECKS) if answer.status_code == 503 else [*_CHECKS, not_a_server_error]
         try:
             case.validate_response(answer, checks=wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -19,6 +19,7 @@ _INVALID_SHARE = 0.2
 _LEAST_FAILED = 1
 # an abort takes a step or two; so many sequences that had so many rows were not aborted
 _LEAST_LEAKED, _LEAST_ROWS = 2, 8
+_NAMED = 6
 _MEMORY_WORDS = ("memory", "alloc")
 
 _HANGS = {
@@ -125,32 +126,62 @@ def load_failure(counts: Counts, tally: Tally) -> Finding | None:
 
 
 def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
-    """Steps are missing from the record, or are not recorded at all; or spans do not arrive,
-    which takes nothing from the record."""
+    """Facts are missing from the record, or are not recorded at all; or a part of telemetry has
+    raised, or spans do not arrive, which takes nothing from the record. The gravest is the claim;
+    everything is in the evidence."""
+    claims: list[str] = []
+    evidence: list[Evidence] = []
     if not tally.recording:
-        return _finding(Symptom.TELEMETRY_DEGRADED, "recording is switched off", 0.95, ())
+        claims.append("recording is switched off")
     if counts.steps_missing:
-        return _finding(
-            Symptom.TELEMETRY_DEGRADED,
+        claims.append(
             f"{counts.steps_missing} steps are missing from the record: what is said of others "
-            "rests on the rest",
-            0.95,
-            (Evidence("steps_missing", counts.steps_missing, "steps"),),
+            "rests on the rest"
         )
+        evidence.append(Evidence("steps_missing", counts.steps_missing, "steps"))
+    if counts.facts_lost:
+        claims.append(
+            f"{counts.facts_lost} facts never came to telemetry, which was not fast enough: what "
+            "is said of others rests on the rest"
+        )
+        evidence.append(Evidence("facts_lost", counts.facts_lost, "facts"))
+    if tally.detached:
+        claims.append(detached_claim(tally.detached))
+        evidence.append(Evidence("folds_detached", len(tally.detached), "parts"))
     if counts.exports_failed:
-        return _finding(
-            Symptom.TELEMETRY_DEGRADED,
+        claims.append(
             "spans do not reach their receiver, which fails or does not answer; serving is not "
-            "held up by it, and the record is whole",
-            0.95,
-            (Evidence("exports_failed", counts.exports_failed, "attempts"),),
+            "held up by it, and the record is whole"
         )
-    return None
+        evidence.append(Evidence("exports_failed", counts.exports_failed, "attempts"))
+    if not claims:
+        return None
+    return _finding(Symptom.TELEMETRY_DEGRADED, claims[0], 0.95, tuple(evidence))
+
+
+def detached_claim(detached: Mapping[str, str]) -> str:
+    """Which parts of telemetry are not fed any more, and what each raised."""
+    parts = ", ".join(f"{name} ({error})" for name, error in list(detached.items())[:_NAMED])
+    more = f" and {len(detached) - _NAMED} more" if len(detached) > _NAMED else ""
+    return (
+        f"parts of telemetry raised and are not fed until the next start: {parts}{more}; what they "
+        "show stands still, serving goes on"
+    )
+
+
+def diagnosis_detached(error: str) -> Finding:
+    """The fold that finds everything else is itself not fed any more."""
+    return _finding(
+        Symptom.TELEMETRY_DEGRADED,
+        detached_claim({"diagnosis": error}),
+        0.95,
+        (Evidence("folds_detached", 1, "parts"),),
+    )
 
 
 def is_whole(counts: Counts, tally: Tally) -> bool:
     """Whether all that happened is in the record."""
-    return tally.recording and not counts.steps_missing
+    return tally.recording and not counts.steps_missing and not counts.facts_lost
 
 
 CHECKS: tuple[Check, ...] = (

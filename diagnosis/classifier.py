@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from diagnosis.blame import Blame, blame
-from diagnosis.checks import CHECKS, is_whole
+from diagnosis.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.counts import BUCKET_NS, Counts
 from diagnosis.excess import (
     Exact,
@@ -110,6 +110,11 @@ class Diagnoser:
     def diagnosis(self) -> Diagnosis:
         """As of the last half second that is complete."""
         return self._diagnosis
+
+    @property
+    def live(self) -> int:
+        """Requests and sequences of which no end is known."""
+        return self._tally.live
 
     def blame(self) -> Blame | None:
         """The charges behind the last findings."""
@@ -302,6 +307,19 @@ class Diagnoser:
             reference=known if self._reference is not None else "slo",
             held_up=round(self._held_up, 3),
         )
+
+
+def not_fed(error: str) -> Diagnosis:
+    """In the place of an opinion that stands still because the diagnoser raised `error`."""
+    found = diagnosis_detached(error)
+    return Diagnosis(
+        findings=(found,),
+        window_ns=0,
+        steps=0,
+        healthy=False,
+        verdict="indeterminate",
+        why=f"the record is not read: {found.claim}",
+    )
 
 
 def _together(charged: list[Finding], counted: list[Finding]) -> list[Finding]:

@@ -56,6 +56,7 @@ class Counts:
     cut: int = 0
     invalid: int = 0
     steps_missing: int = 0
+    facts_lost: int = 0
     exports_failed: int = 0
     deaths_unready: int = 0
     host_window_ns: int = 0

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from diagnosis.counts import Counts, Stage, add_live
+from telemetry.engine_records import SequencesListed
 from telemetry.reasons import Outcome
 from telemetry.records import (
     RequestAccepted,
     RequestEnded,
     RequestParsed,
+    RequestsListed,
     RequestTokenized,
     SequenceSubmitted,
 )
 
 _KEPT = 4_000
+_KEPT_OPEN = 16_000
 _KEPT_SEQUENCES = 16_000
 # an abort takes a step or two to get through
 _ABORT_NS = 150_000_000
@@ -70,6 +73,8 @@ class Requests:
         self._lives[fact.request_id] = self._open[fact.request_id] = life
         if len(self._lives) > _KEPT:
             self._lives.popitem(last=False)
+        if len(self._open) > _KEPT_OPEN:
+            del self._open[next(iter(self._open))]
         self._at(fact.at_ns).accepted += 1
 
     def parsed(self, fact: RequestParsed) -> None:
@@ -136,6 +141,29 @@ class Requests:
         life.sequences.discard(seq_id)
         if not life.sequences and not life.ended:
             self._enter(life, Stage.DELIVER, at_ns)
+
+    def listed(self, fact: RequestsListed) -> None:
+        """Who is over and lost its end waits for nothing. When it ended is not known, so the time
+        in its last stage is filed nowhere."""
+        listed_ids = frozenset(fact.request_ids)
+        for request_id, life in list(self._open.items()):
+            if life.read_ns < fact.at_ns and request_id not in listed_ids:
+                del self._open[request_id]
+                life.ended = True
+
+    def sequences_listed(self, fact: SequencesListed) -> None:
+        """Sequences that are over and lost their ends. Of the time in the stage that was lost with
+        it none is filed."""
+        for seq_id in fact.over([s for s, life in self._owners.items() if s in life.sequences]):
+            life = self._owners[seq_id]
+            life.sequences.discard(seq_id)
+            if not life.sequences and not life.ended:
+                life.stage, life.entered_ns = Stage.DELIVER, fact.at_ns
+
+    @property
+    def live(self) -> int:
+        """Requests of which no end is known."""
+        return len(self._open)
 
     def is_gone(self, seq_id: int, at_ns: int) -> bool:
         """Whether the sequence's client had left for long enough to stop it."""

@@ -23,6 +23,7 @@ from telemetry.engine_records import (
     SequenceQueued,
     SequenceRefused,
     SequenceResumed,
+    SequencesListed,
     StepRecorded,
 )
 from telemetry.host_records import HostPaused, HostSampled
@@ -33,9 +34,12 @@ from telemetry.records import (
     EngineRecovered,
     ExportFailed,
     Fact,
+    FactsLost,
+    FoldDetached,
     RequestAccepted,
     RequestEnded,
     RequestParsed,
+    RequestsListed,
     RequestTokenized,
     SequenceSubmitted,
     fact_ns,
@@ -48,7 +52,7 @@ KEPT_NS = 180_000_000_000
 class Tally:
     """Keeps three minutes. `started` is the engine that runs or ran last, None before the
     first; `ready` says whether it runs; `hung` how it hangs, None while it does not; `recording`
-    whether steps are recorded."""
+    whether steps are recorded; `detached` are parts of telemetry that raised, and what."""
 
     def __init__(self) -> None:
         self.started: EngineStarted | None = None
@@ -61,6 +65,7 @@ class Tally:
         self._buckets: dict[int, Counts] = {}
         self._steps = StepLog()
         self.requests = Requests(self._at)
+        self.detached: dict[str, str] = {}
         self._heads: set[int] = set()
         self._paused: set[int] = set()
         self._constrained: set[int] = set()
@@ -89,6 +94,10 @@ class Tally:
                 self.requests.submitted(fact)
             case RequestEnded():
                 self.requests.ended(fact)
+            case RequestsListed():
+                self.requests.listed(fact)
+            case FactsLost() | FoldDetached():
+                self._of_telemetry(fact)
             case HostSampled():
                 self._at(at_ns).host(fact)
             case HostPaused():
@@ -145,6 +154,8 @@ class Tally:
                 counts.ghost_tokens += fact.ghost_tokens
             case SequenceEnded():
                 self._sequence_ended(fact)
+            case SequencesListed():
+                self._listed(fact)
             case SequencePaused():
                 self._paused.add(fact.seq_id)
             case SequenceResumed():
@@ -187,6 +198,23 @@ class Tally:
         hang, self.hung = self.hung, None
         if hang is not None:
             self._at(at_ns).hangs.append(hang)
+
+    def _listed(self, fact: SequencesListed) -> None:
+        """Whoever ended and did not say so, because that was lost."""
+        self.requests.sequences_listed(fact)
+        for kept in (self._heads, self._paused, self._constrained):
+            kept.difference_update(fact.over(kept))
+
+    def _of_telemetry(self, fact: FactsLost | FoldDetached) -> None:
+        if isinstance(fact, FoldDetached):
+            self.detached[fact.fold] = fact.error_type
+        elif fact.source.is_of_requests:
+            self._at(fact.at_ns).facts_lost += fact.count
+
+    @property
+    def live(self) -> int:
+        """Requests, and sequences with something of their own, of which no end is known."""
+        return self.requests.live + len(self._heads | self._paused | self._constrained)
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
         counts = self._at(fact.at_ns)

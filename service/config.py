@@ -254,11 +254,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_buffer_tokens: int = 256
     slow_client_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
-<<<<<<< HEAD
     engine_deadline_s: float = 30.0
-=======
     http: HttpConfig = HttpConfig()
->>>>>>> w-http
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
@@ -277,17 +274,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--slow-client-timeout must be positive")
         if self.drain_timeout_s < 0:
             raise ConfigError("--drain-timeout must not be negative")
-<<<<<<< HEAD
         if self.engine_deadline_s and not self.engine_deadline_s >= LEAST_ENGINE_DEADLINE_S:
             raise ConfigError(
                 f"--engine-deadline must be at least {LEAST_ENGINE_DEADLINE_S:g} s: an engine is "
                 "called hung after two; 0 replaces none"
             )
-=======
         problem = self.http.problem()
         if problem is not None:
             raise ConfigError(problem)
->>>>>>> w-http
 
 
 class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):

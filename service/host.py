@@ -37,17 +37,19 @@ from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
 from service.link import GatewayGone, Link
+from service.listing import SequenceLister
 from service.profiling import Profiles
 from service.pulse import Pulse
 from telemetry.clock import Clock, MonotonicClock, sleep_ns
 from telemetry.engine_records import EngineStarted, StageTime
 from telemetry.gc_watch import GcWatch, settle_collector
-from telemetry.reasons import HostProcess, StartStage
+from telemetry.reasons import FactSource, HostProcess, StartStage
 from telemetry.recorder import Lane
 from telemetry.records import Fact
 from telemetry.stages import Stages
 
 _PAUSES_KEPT = 1024
+_GAP_S = 1.0  # while facts were shed and that could not be told
 _LAST_WORDS_NS = 1_000_000_000
 
 
@@ -73,6 +75,7 @@ class EngineHost:
         self._inbox = inbox
         self._loop = loop
         self._lane = lane
+        self._lister = SequenceLister(clock)
         self._pauses = Lane(1) if pauses is None else pauses
         self._pulse = Pulse(None, clock) if pulse is None else pulse
 
@@ -83,6 +86,7 @@ class EngineHost:
             for message in self._receive():
                 match message:
                     case Submit():
+                        self._lister.heard(message.seq_id)
                         self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
@@ -106,6 +110,8 @@ class EngineHost:
             self._compile(constrained)
             emissions = self._loop.step()
             facts = self._take_facts()
+            live = self._loop.scheduler.residents.live
+            facts += self._lister.due(facts, live, self._link.has_gap_to_tell)
             if emissions or facts:
                 self._link.send_frame(wire.Frame(emissions, facts, self._lost))
             if self._profiles.open is not None and self._profiles.end_full():
@@ -145,6 +151,8 @@ class EngineHost:
         if self._loop.has_work or len(self._inbox):
             return 0
         wake_ns = self._loop.wake_ns
+        if self._link.has_gap:
+            return _GAP_S
         return None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / 1e9)
 
 
@@ -182,7 +190,7 @@ def _read_only(link: Link, kind: type[First]) -> First:
 
 def _run(link: Link, launch: wire.Launch, clock: Clock, pulse: Pulse) -> int:
     config = launch.config
-    lane, inbox = Lane(), Inbox()
+    lane, inbox = Lane(source=FactSource.ENGINE), Inbox()
     stages = Stages(clock, launch.begun_ns)
     stages.end(StartStage.IMPORTS)
 

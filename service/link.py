@@ -15,6 +15,8 @@ import socket
 from collections import deque
 
 from service import wire
+from telemetry.reasons import FactSource
+from telemetry.recorder import Gap
 
 _RECEIVE_BYTES = 1 << 18
 _BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
@@ -34,6 +36,7 @@ class Link:
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
         self._dropped_facts = 0
+        self._gap = Gap(FactSource.ENGINE)
         self._unread: deque[wire.ToEngine] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -78,9 +81,22 @@ class Link:
         """Send news of a step; sheds its facts when the gateway has stopped reading."""
         facts, lost = frame.facts, frame.lost_facts
         if self._backlog_bytes > _BACKLOG_LIMIT_BYTES:
+            self._gap.shed(facts)
             self._dropped_facts += len(facts)
             facts = []
+        else:
+            facts = [*self._gap.take(), *facts]
         self.send(wire.Frame(frame.emissions, facts, lost + self._dropped_facts))
+
+    @property
+    def has_gap(self) -> bool:
+        """Facts were shed, and that was not told yet."""
+        return bool(self._gap.count)
+
+    @property
+    def has_gap_to_tell(self) -> bool:
+        """The next frame will say how many facts were shed."""
+        return self.has_gap and self._backlog_bytes <= _BACKLOG_LIMIT_BYTES
 
     def send_last(self, message: wire.ToGateway) -> None:
         """Send and wait until it is out: the process ends after this."""

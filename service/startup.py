@@ -43,10 +43,5 @@ def run_service(config: ServeConfig, say: Say) -> int:
         stages.end(StartStage.GATEWAY_IMPORTS)
         return serve(config, listener, engine, stages, say)
     finally:
-<<<<<<< HEAD
         engine.close()
-        listener.close()
-=======
-        engine.abandon()
         release(listener, config.gateway)
->>>>>>> w-http

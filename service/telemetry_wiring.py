@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from diagnosis.alerts import finding_families
-from diagnosis.classifier import Diagnoser, Diagnosis
+from diagnosis.classifier import Diagnoser, Diagnosis, not_fed
 from diagnosis.reference import read_baseline
 from service.config import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
@@ -32,6 +32,7 @@ from telemetry.flight_recorder import FlightRecorder
 from telemetry.happening import Happenings
 from telemetry.harm import harm_families
 from telemetry.histograms import Histograms
+from telemetry.isolation import Isolation
 from telemetry.machine import MachineWatch
 from telemetry.machine_metrics import heartbeat_families
 from telemetry.metrics import Metrics
@@ -77,27 +78,23 @@ class Telemetry:
     root_worker: RootWorker | None
 
     def current(self) -> Snapshot:
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             return self.window.snapshot(self.clock.now_ns())
 
     def snapshot(self) -> bytes:
         return msgspec.json.encode(self.current())
 
     def request(self, request_id: str) -> bytes | None:
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             return self.timelines.get(request_id, self.phases, self.clock.now_ns())
 
     def harm(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             return msgspec.json.encode(self.accountant.harm.report())
 
     def diagnosis(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
-            return msgspec.json.encode(self.diagnoser.diagnosis())
+        with self.pump.caught_up():
+            return msgspec.json.encode(opinion(self.pump, self.diagnoser))
 
     def root(self) -> bytes:
         return NOTHING if self.root_worker is None else self.root_worker.answer
@@ -112,19 +109,16 @@ class Telemetry:
         return self.all_metrics.slo_report()
 
     def timings(self, ended: RequestEnded) -> RequestTimings | None:
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             timeline = self.phases.provisional(ended)
         return None if timeline is None else timings_of(timeline)
 
     def host(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             return self.machine.host_json()
 
     def roofline(self) -> bytes:
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             return self.machine.roofline_json()
 
     def tracing(self) -> bytes:
@@ -182,8 +176,8 @@ def build_telemetry(
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
     accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
-    machine = _machine(config, clock, bridge, is_busy)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
+    machine = _machine(config, clock, bridge, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     timelines, baseline = TimelineStore(), config.metrics.baseline
@@ -197,6 +191,7 @@ def build_telemetry(
             ready=lambda: bridge.ready,
             facts_lost=lambda: pump.facts_lost,
             folds_detached=lambda: pump.detached,
+            fold_errors=lambda: pump.isolation.errors,
             gpu=lambda: machine.gpu.latest().as_dict(),
             recorder=lambda: _recorder_stats(recorder),
             tracing=lambda: _tracing_view(exporter),
@@ -205,6 +200,7 @@ def build_telemetry(
             metric_pushes=lambda: push_counts(pusher),
         ),
     )
+    root_worker = _root_worker(config, clock, pump, diagnoser, recorder)
     all_metrics = build_metrics(
         config,
         clock,
@@ -217,7 +213,8 @@ def build_telemetry(
             *machine.families(),
             *heartbeat_families(bridge.health.heartbeat_age_ns, bridge.health.hangs),
             *harm_families(accountant.harm),
-            *finding_families(diagnoser.diagnosis()),
+            *finding_families(opinion(pump, diagnoser)),
+            *(() if root_worker is None else root_worker.failures.families()),
             *connection_families(connections),
         ],
     )
@@ -232,7 +229,7 @@ def build_telemetry(
     if recorder is not None:
         dump = partial(recorder.request_dump, DumpReason.SLO_BURN)
         listeners.append(BurnWatch(slo, dump).on_timeline)
-    phases = PhaseFold(listeners, [histograms.on_measured], accountant)
+    phases = PhaseFold(listeners, [histograms.on_measured], accountant, isolation=pump.isolation)
     for lane in lanes:
         pump.add_lane(lane)
     if exporter is not None:
@@ -261,8 +258,14 @@ def build_telemetry(
         drain_rate=drain_rate,
         accountant=accountant,
         recorder=recorder,
-        root_worker=_root_worker(config, clock, pump, diagnoser, recorder),
+        root_worker=root_worker,
     )
+
+
+def opinion(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
+    """What is said now, or that nothing can be said because the diagnoser itself raised."""
+    error = pump.isolation.error("diagnosis")
+    return diagnoser.diagnosis() if error is None else not_fed(error)
 
 
 def _root_worker(
@@ -278,14 +281,18 @@ def _root_worker(
 
     def diagnosis() -> Diagnosis:
         with pump.lock:
-            return diagnoser.diagnosis()
+            return opinion(pump, diagnoser)
 
     frames = partial(recorder.frames, "root cause")
     return RootWorker(clock, diagnosis, frames, config.metrics.baseline)
 
 
 def _machine(
-    config: ServeConfig, clock: Clock, bridge: Bridge, is_busy: Callable[[], bool]
+    config: ServeConfig,
+    clock: Clock,
+    bridge: Bridge,
+    is_busy: Callable[[], bool],
+    isolation: Isolation,
 ) -> MachineWatch:
     def engine_pid() -> int | None:
         return bridge.started.pid if bridge.has_engine and bridge.started is not None else None
@@ -298,7 +305,7 @@ def _machine(
     )
     machine = MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
     if machine.enabled:
-        bridge.on_frame = machine.probe.alive
+        bridge.on_frame = isolation.guard("loop_probe", machine.probe.alive)
     return machine
 
 

@@ -14,6 +14,7 @@ from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
 from service.gateway.engine_process import EngineProcess
 from service.gateway.listener import port_of
+from service.gateway.listing import RequestLister
 from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
@@ -24,7 +25,7 @@ from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.connections import ConnectionCounts
 from telemetry.gc_watch import settle_collector
-from telemetry.reasons import StartStage
+from telemetry.reasons import FactSource, StartStage
 from telemetry.recorder import Lane
 from telemetry.stages import Stages, StartReport, start_report
 
@@ -59,7 +60,8 @@ async def _serve(
 ) -> None:
     """The engine loads from the first moment; the tokenizer is read beside it."""
     dump_on_signal(None)  # until there is a recorder
-    gateway_lane, engine_lane = Lane(), Lane()
+    gateway_lane = Lane(source=FactSource.GATEWAY)
+    engine_lane = Lane(source=FactSource.ENGINE)
     bridge = Bridge(engine_lane, say)
     deadline_s = config.gateway.engine_deadline_s
     supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first, deadline_s)
@@ -92,12 +94,15 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
         )
+        lister = RequestLister(state.exchanges, gateway_lane, clock)
+        listing = asyncio.create_task(lister.run(), name="request-lister")
         settle_collector()
         telemetry.start()
         dump_on_signal(telemetry.recorder)
         try:
             await run_gateway(build_app(state), state, listener, engine, start.announce)
         finally:
+            listing.cancel()
             await supervisor.stop()
             await asyncio.to_thread(telemetry.stop)
     finally:

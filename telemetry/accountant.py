@@ -17,6 +17,7 @@ from telemetry.engine_records import (
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
+    SequencesListed,
     StepRecorded,
 )
 from telemetry.harm import Harm, Taker
@@ -25,7 +26,7 @@ from telemetry.ledger import Account, Ledger, Part, entries_of
 from telemetry.life import charge_ingest, charge_life, critical_of
 from telemetry.pauses import pause_of
 from telemetry.phases import RequestTimeline
-from telemetry.records import Fact, RequestAccepted, SequenceSubmitted
+from telemetry.records import Fact, RequestAccepted, RequestsListed, SequenceSubmitted
 from telemetry.stalls import culprit_of, find_stalls
 from telemetry.tape import Tape, apportion
 from telemetry.track import Track
@@ -57,12 +58,11 @@ class Accountant:
             case SequenceSubmitted():
                 self._submitted(fact)
             case SequenceQueued():
-                self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
                 if fact.constrained:
                     self._constrained.add(fact.seq_id)
             case SequenceAdmitted():
-                track = self._tracks.setdefault(fact.seq_id, Track(fact.seq_id))
-                if track.hit_tokens is None:
+                track = self._tracks.get(fact.seq_id)
+                if track is not None and track.hit_tokens is None:
                     track.hit_tokens, track.ghost_tokens = fact.hit_tokens, fact.ghost_tokens
             case SequencePaused():
                 if (track := self._tracks.get(fact.seq_id)) is not None:
@@ -70,12 +70,32 @@ class Accountant:
             case SequenceResumed():
                 if (track := self._tracks.get(fact.seq_id)) is not None:
                     track.resumed(fact.at_ns)
+            case SequencesListed() | RequestsListed():
+                self.forget_except(fact)
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
             case HostPaused():
                 self._pauses.of(fact.process).append(pause_of(fact))
             case _:
                 pass
+
+    @property
+    def live(self) -> int:
+        """Requests and sequences of which something is kept until they end."""
+        return len(self._accepted) + len(self._tracks.keys() | self._constrained)
+
+    def forget_except(self, listed: SequencesListed | RequestsListed) -> None:
+        """Let go of whoever is over by the list: its end was lost. The phase fold has given out
+        what it had of them."""
+        if isinstance(listed, RequestsListed):
+            live = frozenset(listed.request_ids)
+            for request_id, accepted in list(self._accepted.items()):
+                if request_id not in live and accepted.was_read_before(listed.at_ns):
+                    del self._accepted[request_id]
+            return
+        for seq_id in listed.over(self._tracks):
+            del self._tracks[seq_id]
+        self._constrained.difference_update(listed.over(self._constrained))
 
     def account(self, timeline: RequestTimeline) -> Account:
         """Draw up an ended request's account and forget the request."""

@@ -40,6 +40,18 @@ OUTPUT_TOKENS = Metric("phasescope_output_tokens", Kind.COUNTER, "Tokens generat
 PREEMPTIONS = Metric("phasescope_preemptions", Kind.COUNTER, "Sequences that lost their blocks.")
 REQUESTS = Metric("phasescope_requests", Kind.COUNTER, "Requests ended, by outcome.", ("outcome",))
 FACTS_LOST = Metric("phasescope_facts_lost", Kind.COUNTER, "Facts that no fold has seen.")
+FOLDS_DETACHED = Metric(
+    "phasescope_folds_detached",
+    Kind.GAUGE,
+    "1 for each part of telemetry that raised and is not fed any more; absent when all are.",
+    ("fold",),
+)
+FOLD_ERRORS = Metric(
+    "phasescope_fold_errors",
+    Kind.COUNTER,
+    "Times a fold, a listener or a turn of telemetry raised.",
+    ("fold",),
+)
 SPANS_EXPORTED = Metric("phasescope_spans_exported", Kind.COUNTER, "Spans taken by the receiver.")
 GPU = Metric(
     "phasescope_gpu", Kind.GAUGE, "What NVML reports, by GPU and quantity.", ("gpu", "quantity")
@@ -204,6 +216,12 @@ INDETERMINATE = Metric(
     "phasescope_diagnosis_indeterminate",
     Kind.GAUGE,
     "1 while the record does not say what is wrong.",
+)
+ROOT_FAILURES = Metric(
+    "phasescope_root_cause_failures",
+    Kind.COUNTER,
+    "Times that what would have helped could not be worked out, by why.",
+    ("reason",),
 )
 GRAMMAR_MASK_SECONDS = Metric(
     "phasescope_grammar_mask_seconds", Kind.COUNTER, "Time spent in masks of constrained rows."

@@ -5,6 +5,8 @@ The rules for facts are in `telemetry.records`, which has them all in one union.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from telemetry.fact import FactStruct as _Fact
@@ -287,6 +289,20 @@ class EngineIdled(_Fact, frozen=True):
     blocks_used: int
     blocks_cached: int
     blocks_total: int
+
+
+class SequencesListed(_Fact, frozen=True):
+    """Every sequence that is live in the engine at `at_ns`. Of those up to `last_seq_id` the engine
+    has heard: one of them that is not in the list has ended, whatever else is recorded of it."""
+
+    at_ns: int
+    seq_ids: tuple[int, ...]
+    last_seq_id: int
+
+    def over(self, known: Iterable[int]) -> list[int]:
+        """Of the known sequences those that have ended; not those that are on their way in."""
+        live = frozenset(self.seq_ids)
+        return [one for one in known if one <= self.last_seq_id and one not in live]
 
 
 class RecordingSet(_Fact, frozen=True):

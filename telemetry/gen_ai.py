@@ -33,6 +33,8 @@ class GenAiFold:
         self._histograms: dict[tuple[GenAiMeasure, str, str], LatencyHistogram] = {}
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
+        if timeline.outcome is Outcome.LOST or timeline.is_incomplete:
+            return  # how long it took is not known
         if timeline.outcome is not Outcome.FINISHED:
             reason = timeline.ended.reason.value
             self._record(GenAiMeasure.DURATION, timeline, timeline.e2e_ns, reason)

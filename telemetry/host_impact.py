@@ -28,6 +28,7 @@ from telemetry.engine_records import (
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
+    SequencesListed,
     StepRecorded,
 )
 from telemetry.host_records import HostSampled
@@ -39,6 +40,7 @@ from telemetry.records import (
     RequestAccepted,
     RequestEnded,
     RequestParsed,
+    RequestsListed,
     SequenceSubmitted,
     fact_ns,
 )
@@ -115,6 +117,7 @@ class _Sequence:
 @dataclass(slots=True)
 class _Request:
     accepted_ns: int
+    read_ns: int
     stream: bool = False
     ended_ns: int = _FOREVER_NS
     sequences: dict[int, _Sequence] = field(default_factory=dict)
@@ -144,6 +147,11 @@ class HostImpact:
                 case EngineDied():
                     for seq_id in self._owner:
                         self._end(seq_id, fact.at_ns)
+                case SequencesListed():
+                    for seq_id in fact.over(self._owner):
+                        self._end(seq_id, fact.at_ns)
+                case RequestsListed():
+                    self._list_requests(fact)
                 case (
                     SequenceQueued()
                     | SequenceEnded()
@@ -195,7 +203,8 @@ class HostImpact:
     ) -> None:
         if isinstance(fact, RequestAccepted):
             self._drop(fact.request_id)  # a client may use an id again
-            self._requests[fact.request_id] = _Request(fact.at_ns)
+            read_ns = fact.at_ns if fact.read_ns is None else fact.read_ns
+            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns)
             return
         request = self._requests.get(fact.request_id)
         if request is None:
@@ -208,6 +217,19 @@ class HostImpact:
                 self._owner[fact.seq_id] = fact.request_id
             case RequestEnded():
                 request.ended_ns = fact.at_ns
+
+    def _list_requests(self, listed: RequestsListed) -> None:
+        """Who is over and lost its end was held up by nothing from now on."""
+        live = frozenset(listed.request_ids)
+        for request_id, request in self._requests.items():
+            is_open = request.ended_ns == _FOREVER_NS
+            if is_open and request.read_ns < listed.at_ns and request_id not in live:
+                request.ended_ns = listed.at_ns
+
+    @property
+    def live(self) -> int:
+        """Requests of which no end is known."""
+        return sum(request.ended_ns == _FOREVER_NS for request in self._requests.values())
 
     def _sequence_fact(
         self,

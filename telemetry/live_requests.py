@@ -21,6 +21,7 @@ from telemetry.engine_records import (
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
+    SequencesListed,
     StepCostSet,
 )
 from telemetry.journal_format import encode_facts
@@ -30,6 +31,7 @@ from telemetry.records import (
     RequestAccepted,
     RequestEnded,
     RequestParsed,
+    RequestsListed,
     RequestTokenized,
     SequenceSubmitted,
 )
@@ -48,8 +50,8 @@ class _Live:
 
 
 class LiveRequests:
-    """Follows the facts. Bounded: beyond `_LIVE_KEPT` requests the oldest is forgotten, which
-    only lost facts can bring about."""
+    """Follows the facts. Who lost its end is forgotten when it is not listed as live any more.
+    Bounded: beyond `_LIVE_KEPT` requests the oldest is forgotten."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Live] = {}
@@ -71,7 +73,9 @@ class LiveRequests:
             GrammarCompiled: self._sequence_fact,
             SequencePaused: self._sequence_fact,
             SequenceResumed: self._resumed,
-            SequenceEnded: self._sequence_ended,
+            SequenceEnded: lambda fact: self._end_sequence(fact.seq_id, fact),
+            SequencesListed: self._sequences_listed,
+            RequestsListed: self._requests_listed,
         }
 
     def __len__(self) -> int:
@@ -144,6 +148,15 @@ class LiveRequests:
             self._add(live, fact)
             self._forget_if_over(fact.request_id, live)
 
+    def _requests_listed(self, listed: RequestsListed) -> None:
+        listed_ids = frozenset(listed.request_ids)
+        for request_id, live in list(self._requests.items()):
+            accepted = live.facts[0]
+            assert isinstance(accepted, RequestAccepted)
+            if accepted.was_read_before(listed.at_ns) and request_id not in listed_ids:
+                live.has_ended = True
+                self._forget_if_over(request_id, live)
+
     # Sequences
 
     def _sequence_fact(self, fact: SequenceQueued | GrammarCompiled | SequencePaused) -> None:
@@ -178,13 +191,18 @@ class LiveRequests:
             ]
             live.encoded = None
 
-    def _sequence_ended(self, fact: SequenceEnded) -> None:
-        self._early.pop(fact.seq_id, None)
-        request_id = self._owners.pop(fact.seq_id, None)
+    def _sequences_listed(self, listed: SequencesListed) -> None:
+        for seq_id in listed.over([*self._owners, *self._early]):
+            self._end_sequence(seq_id, None)
+
+    def _end_sequence(self, seq_id: int, fact: SequenceEnded | None) -> None:
+        """None: its end was lost."""
+        self._early.pop(seq_id, None)
+        request_id = self._owners.pop(seq_id, None)
         live = self._requests.get(request_id) if request_id is not None else None
         if live is not None and request_id is not None:
-            live.seq_ids.discard(fact.seq_id)
-            if live.seq_ids or not live.has_ended:
+            live.seq_ids.discard(seq_id)
+            if fact is not None and (live.seq_ids or not live.has_ended):
                 self._add(live, fact)
             self._forget_if_over(request_id, live)
 

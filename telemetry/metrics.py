@@ -61,8 +61,7 @@ class Metrics:
     def families(self, full: bool = False, aliases: bool = False) -> Sequence[Family]:
         """Everything as of now; `full` splits our latencies by all parts of the class, and
         `aliases` adds vLLM's names, where they are wanted."""
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             snapshot = self.window.snapshot(self.clock.now_ns())
             found = [
                 *prometheus.scalar_families(snapshot, self.pump.costs),
@@ -90,13 +89,11 @@ class Metrics:
         if window != TOTAL and window not in WINDOWS_S:
             return None
         now_ns = self.clock.now_ns()
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             found = distributions(self.histograms, window, now_ns)
         return msgspec.json.encode(report(found, window, now_ns))
 
     def slo_report(self) -> bytes:
         """JSON of a SloReport."""
-        with self.pump.lock:
-            self.pump.run_once()
+        with self.pump.caught_up():
             return msgspec.json.encode(self.slo.report(self.clock.now_ns()))

@@ -22,6 +22,7 @@ from telemetry.engine_records import (
     EngineStarted,
     SequenceEnded,
     SequenceQueued,
+    SequencesListed,
     StepRecorded,
 )
 from telemetry.host_records import HostPaused
@@ -191,6 +192,9 @@ class EngineGaps:
                 return self._queued(fact)
             case SequenceEnded():
                 self._submitted.pop(fact.seq_id, None)
+            case SequencesListed():
+                for seq_id in fact.over(self._submitted):
+                    del self._submitted[seq_id]
             case EngineIdled():
                 self._idle, self._resting_ns = True, fact.at_ns
             case EngineStarted() | EngineDied():

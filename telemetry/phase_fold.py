@@ -3,15 +3,22 @@
 Facts of gateway and engine arrive roughly in order of time; the fold needs no more than
 that. A request's timeline is given out once, when its own end and the ends of all its
 sequences are known, or a grace time after its own end.
+
+Facts may be lost. Whatever was live across a gap is not measured; and what has ended without
+saying so is found when engine and gateway list who is live (`SequencesListed`,
+`RequestsListed`): it is given out with the outcome `lost`, so that nothing stays live for ever.
+
+A listener that raises harms nobody else (`telemetry.isolation`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from telemetry.accountant import Accountant
+from telemetry.accounts import Accounts
 from telemetry.classes import ENGINE_WIDE, WorkloadClass, workload_class
 from telemetry.engine_records import (
     GrammarCompiled,
@@ -20,16 +27,20 @@ from telemetry.engine_records import (
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
+    SequencesListed,
     StepRecorded,
 )
+from telemetry.isolation import Isolation, guarded
 from telemetry.phases import Measure, Measured, RequestTimeline, tile
 from telemetry.reasons import EndReason
 from telemetry.records import (
     EngineDied,
     Fact,
+    FactsLost,
     RequestAccepted,
     RequestEnded,
     RequestParsed,
+    RequestsListed,
     RequestTokenized,
     SequenceSubmitted,
     fact_ns,
@@ -47,6 +58,7 @@ class _Request:
     ended: RequestEnded | None = None
     workload: WorkloadClass | None = None
     sequences: list[Sequence] = field(default_factory=list)
+    is_incomplete: bool = False
 
 
 class PhaseFold:
@@ -58,12 +70,14 @@ class PhaseFold:
         on_measured: Many[Callable[[Measured], None]] = (),
         accountant: Accountant | None = None,
         cut: Collection[str] = (),
+        isolation: Isolation | None = None,
     ) -> None:
         """`cut` are requests whose beginning is missing from the facts: their timelines are
-        given out, but no measurement of their phases is."""
-        self._on_timeline = tuple(on_timeline)
-        self._accountant = accountant
-        self._on_measured = tuple(on_measured)
+        given out, but no measurement of their phases is. Without `isolation` what a listener
+        raises comes out, and the fold is not to be used again."""
+        self._on_timeline = tuple(guarded(isolation, listener) for listener in on_timeline)
+        self._on_measured = tuple(guarded(isolation, listener) for listener in on_measured)
+        self._accounts = None if accountant is None else Accounts(accountant, isolation)
         self._requests: dict[str, _Request] = {}
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
@@ -74,6 +88,11 @@ class PhaseFold:
         """Requests that have not been given out."""
         return len(self._requests)
 
+    @property
+    def live_sequences(self) -> int:
+        """Sequences of which no end is known."""
+        return len(self._sequences.live_ids())
+
     def accepted(self, request_id: str) -> RequestAccepted | None:
         """A request that has not been given out yet."""
         found = self._requests.get(request_id)
@@ -82,8 +101,8 @@ class PhaseFold:
     def on_facts(self, facts: Many[Fact]) -> None:
         for fact in facts:
             self._take(fact)
-            if self._accountant is not None:
-                self._accountant.take(fact)
+            if self._accounts is not None:
+                self._accounts.take(fact)
             if self._ending:
                 self._expire(fact_ns(fact))
 
@@ -122,6 +141,13 @@ class PhaseFold:
                 self._compiled(fact)
             case SequenceEnded():
                 self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
+            case SequencesListed():
+                for seq_id in fact.over(self._sequences.live_ids()):
+                    self._lose_sequence(seq_id)
+            case RequestsListed():
+                self._list_requests(fact)
+            case FactsLost() if fact.source.is_of_requests:
+                self._note_gap()
             case EngineDied():
                 for seq_id in self._sequences.live_ids():
                     self._end_sequence(seq_id, fact.at_ns, EndReason.ENGINE_DIED)
@@ -174,11 +200,31 @@ class PhaseFold:
         if sequence is not None and sequence.request_id is not None:
             self._give_if_done(sequence.request_id)
 
+    def _lose_sequence(self, seq_id: int) -> None:
+        """It has ended, and when is not known."""
+        sequence = self._sequences.end_lost(seq_id)
+        if sequence is not None and sequence.request_id is not None:
+            self._give_if_done(sequence.request_id)
+
+    def _list_requests(self, listed: RequestsListed) -> None:
+        """Whoever was read before the list was made, and is not in it, lost its end."""
+        live = frozenset(listed.request_ids)
+        for request_id, request in list(self._requests.items()):
+            is_over = request_id not in live and request.accepted.was_read_before(listed.at_ns)
+            if is_over and request.ended is None:
+                self._request_fact(end_lost(request.accepted, listed.at_ns))
+
+    def _note_gap(self) -> None:
+        """What happened in the gap is not known, so what spans it is not measured."""
+        self._sequences.note_gap()
+        for request in self._requests.values():
+            request.is_incomplete = True
+
     def _give_if_done(self, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is None or request.ended is None:
             return
-        if all(sequence.ended_ns is not None for sequence in request.sequences):
+        if all(sequence.has_ended for sequence in request.sequences):
             self._give(request_id, request)
 
     def _expire(self, now_ns: int) -> None:
@@ -200,8 +246,8 @@ class PhaseFold:
         for sequence in request.sequences:
             self._sequences.drop(sequence.seq_id)
         timeline = _timeline(request, request.ended)
-        if self._accountant is not None:
-            timeline = replace(timeline, account=self._accountant.account(timeline))
+        if self._accounts is not None:
+            timeline = self._accounts.draw_up(timeline)
         if request_id not in self._cut:
             for measured in timeline.measures():
                 self._publish(measured)
@@ -222,6 +268,23 @@ class PhaseFold:
             request.workload = _classify(request)
         sequence.workload = request.workload
         return request.workload
+
+
+def end_lost(accepted: RequestAccepted, at_ns: int) -> RequestEnded:
+    """In the place of the end of a request that is over: all that is known is by when."""
+    return RequestEnded(
+        request_id=accepted.request_id,
+        at_ns=at_ns,
+        reason=EndReason.END_LOST,
+        status=0,
+        error_type=EndReason.END_LOST.value,
+        output_tokens=0,
+        first_sent_ns=None,
+        detokenized_ns=None,
+        detokenize_busy_ns=0,
+        bytes_sent=0,
+        detected_ns=None,
+    )
 
 
 def _classify(request: _Request) -> WorkloadClass:
@@ -245,5 +308,6 @@ def _timeline(request: _Request, ended: RequestEnded) -> RequestTimeline:
         ended=ended,
         sequences=sequences,
         phases=tile(*known, sequences),
+        is_incomplete=request.is_incomplete,
         workload=request.workload or _classify(request),
     )

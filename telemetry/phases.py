@@ -149,7 +149,8 @@ class Cancellation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimeline:
     """Everything known about one ended request. `account` is there where the phase fold has an
-    accountant."""
+    accountant and the request's end is known. `is_incomplete`: facts were lost while it was live,
+    so nothing of it is measured."""
 
     accepted: RequestAccepted
     parsed: RequestParsed | None
@@ -159,6 +160,7 @@ class RequestTimeline:
     phases: tuple[PhaseSpan, ...]
     account: Account | None = None
     workload: WorkloadClass = ENGINE_WIDE
+    is_incomplete: bool = False
 
     @property
     def outcome(self) -> Outcome:
@@ -224,6 +226,8 @@ class RequestTimeline:
 
     def measures(self) -> list[Measured]:
         """The values that this request adds to histograms, ITL aside."""
+        if self.is_incomplete or self.outcome is Outcome.LOST:
+            return []
         values: dict[Measure, int | None] = {
             Measure.TOKENIZE: self._completed_ns(Phase.TOKENIZE),
             Measure.QUEUE: self._completed_ns(Phase.QUEUE),

@@ -1,26 +1,31 @@
 """Moves facts from lanes to folds, off the serving path.
 
-All folds run on one thread and under one lock, so a reader that holds the lock sees them
-in agreement. A fold that raises is detached and reported; the others go on. What each
-fold costs is measured.
+All folds run on one thread at a time and under one lock, so a reader that holds the lock sees
+them in agreement. They are fed a piece at a time, and the lock and the interpreter are let go of
+between two pieces: a large backlog holds up neither readers nor the event loop. A fold that
+raises is detached and reported; the others go on (`telemetry.isolation`). What each fold costs is
+measured.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from telemetry.clock import Clock
-from telemetry.engine_records import RecordingSet
+from telemetry.clock import Clock, sleep_ns
+from telemetry.engine_records import RecordingSet, StepRecorded
+from telemetry.fair_lock import FairLock
+from telemetry.isolation import Guarded, Isolation, part_name
 from telemetry.recorder import Lane
 from telemetry.records import Fact, fact_ns
 
-log = logging.getLogger("phasescope.telemetry")
-
 _INTERVAL_S = 0.05
+PIECE_WEIGHT = 1024
+"""Facts in a piece, each row of a step counted as one: what all folds take in some milliseconds."""
 
 
 class Fold(Protocol):
@@ -31,13 +36,12 @@ class Fold(Protocol):
 
 @dataclass(slots=True)
 class FoldCost:
-    """What a fold has cost so far, and why it was detached, if it was."""
+    """What a fold has cost so far."""
 
     name: str
-    fold: Fold
+    feed: Guarded[Sequence[Fact]]
     facts: int = 0
     busy_ns: int = 0
-    error: str | None = None
 
 
 class Pump:
@@ -47,14 +51,17 @@ class Pump:
     """
 
     def __init__(self, clock: Clock, remote_lost: Callable[[], int] = lambda: 0) -> None:
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         self.recording = True
         self.facts_skipped = 0
+        self.isolation = Isolation(clock)
         self._clock = clock
         self._remote_lost = remote_lost
-        self._lanes: list[Lane] = []
+        self._lanes: list[Lane] = [self.isolation.lane]
         self._folds: list[FoldCost] = []
-        self._turns: list[Callable[[], None]] = []
+        self._turns: list[Guarded[None]] = []
+        self._pending: deque[Fact] = deque()  # drained and in order, not yet fed
+        self._drains = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -62,12 +69,13 @@ class Pump:
         self._lanes.append(lane)
 
     def add_fold(self, name: str, fold: Fold) -> None:
-        self._folds.append(FoldCost(name, fold))
+        self._folds.append(FoldCost(name, self.isolation.guard(name, fold.on_facts, limit=1)))
 
     def add_turn(self, turn: Callable[[], None]) -> None:
         """Call `turn` each time the thread is awake anyway: waking one costs more than most
-        of what it would do. One that raises is not called again."""
-        self._turns.append(turn)
+        of what it would do."""
+        guarded: Guarded[None] = self.isolation.guard(f"turn_{part_name(turn)}", lambda _: turn())
+        self._turns.append(guarded)
 
     @property
     def facts_lost(self) -> int:
@@ -80,27 +88,39 @@ class Pump:
 
     @property
     def detached(self) -> tuple[str, ...]:
-        return tuple(cost.name for cost in self._folds if cost.error is not None)
+        """Folds, listeners and turns that raised and are not called any more."""
+        return self.isolation.detached
 
     def run_once(self) -> int:
-        """Everything that is in the lanes now goes through all folds; returns how much.
+        """Everything that is in the lanes now goes through all folds, unless another thread
+        brings it there first; returns how many facts this one fed.
 
-        Lanes are drained in the order in which they were added, the engine's before the
-        gateway's: what an engine's fact follows from is then in this batch or an earlier one,
-        and no sequence has a step before it was submitted.
+        Without the lock held, others get it between two pieces. Lanes are drained at once and in
+        the order in which they were added, the engine's before the gateway's: what an engine's
+        fact follows from is then in this drain or an earlier one, and no sequence has a step
+        before it was submitted.
         """
+        fed = 0
         with self.lock:
-            facts = [fact for lane in self._lanes for fact in lane.drain()]
-            if not self.recording:
-                kept: list[Fact] = [fact for fact in facts if isinstance(fact, RecordingSet)]
-                self.facts_skipped += len(facts) - len(kept)
-                facts = kept
-            facts.sort(key=fact_ns)
-            if facts:
-                for cost in self._folds:
-                    if cost.error is None:
-                        self._feed(cost, facts)
-            return len(facts)
+            goal = self._drains + 1
+        while True:
+            with self.lock:
+                if not self._pending:
+                    if self._drains >= goal:
+                        return fed
+                    self._drain()
+                fed += self._feed_piece()
+                if not self._pending and self._drains >= goal:
+                    return fed
+            sleep_ns(0)  # lets go of the interpreter
+
+    @contextmanager
+    def caught_up(self) -> Iterator[None]:
+        """For a reader: all that is in the lanes now is brought to the folds, a piece at a time,
+        and then the lock is held."""
+        self.run_once()
+        with self.lock:
+            yield
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="phasescope-pump", daemon=True)
@@ -115,23 +135,38 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
-            for turn in list(self._turns):
-                self._take_turn(turn)
+            for turn in self._turns:
+                turn(None)
             self.run_once()
 
-    def _take_turn(self, turn: Callable[[], None]) -> None:
-        try:
-            turn()
-        except Exception:
-            self._turns.remove(turn)
-            log.exception("telemetry's %s is not called any more: it raised", turn)
+    # Under the lock
+
+    def _drain(self) -> None:
+        facts = [fact for lane in self._lanes for fact in lane.drain()]
+        if not self.recording:
+            kept: list[Fact] = [fact for fact in facts if isinstance(fact, RecordingSet)]
+            self.facts_skipped += len(facts) - len(kept)
+            facts = kept
+        facts.sort(key=fact_ns)
+        self._pending.extend(facts)
+        self._drains += 1
+
+    def _feed_piece(self) -> int:
+        """The next facts to every fold; returns how many they were."""
+        facts: list[Fact] = []
+        weight = 0
+        while self._pending and weight < PIECE_WEIGHT:
+            fact = self._pending.popleft()
+            weight += 1 + len(fact.rows) if isinstance(fact, StepRecorded) else 1
+            facts.append(fact)
+        if facts:
+            for cost in self._folds:
+                if not cost.feed.is_detached:
+                    self._feed(cost, facts)
+        return len(facts)
 
     def _feed(self, cost: FoldCost, facts: list[Fact]) -> None:
         begin_ns = self._clock.now_ns()
-        try:
-            cost.fold.on_facts(facts)
-        except Exception as error:
-            cost.error = f"{type(error).__name__}: {error}"
-            log.exception("telemetry fold %s is detached: it raised", cost.name)
+        cost.feed(facts)
         cost.busy_ns += self._clock.now_ns() - begin_ns
         cost.facts += len(facts)

@@ -6,12 +6,13 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The four ways in which a request or a sequence can end."""
+    """The ways in which a request or a sequence can end. LOST: it has, and how is not recorded."""
 
     FINISHED = "finished"
     REJECTED = "rejected"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    LOST = "lost"
 
 
 class EndReason(StrEnum):
@@ -38,6 +39,7 @@ class EndReason(StrEnum):
     ENGINE_DIED = "engine_died"
     EXECUTOR_ERROR = "executor_error"
     INTERNAL = "internal"
+    END_LOST = "end_lost"
 
     @property
     def outcome(self) -> Outcome:
@@ -66,6 +68,7 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.ENGINE_DIED: Outcome.FAILED,
     EndReason.EXECUTOR_ERROR: Outcome.FAILED,
     EndReason.INTERNAL: Outcome.FAILED,
+    EndReason.END_LOST: Outcome.LOST,
 }
 
 
@@ -115,6 +118,19 @@ class HostProcess(StrEnum):
 
     ENGINE = "engine"
     GATEWAY = "gateway"
+
+
+class FactSource(StrEnum):
+    """Whose facts a lane takes."""
+
+    ENGINE = "engine"
+    GATEWAY = "gateway"
+    OTHER = "other"  # the machine, the exporter, the flight recorder, telemetry itself
+
+    @property
+    def is_of_requests(self) -> bool:
+        """Whether what is known of requests is made of them."""
+        return self is not FactSource.OTHER
 
 
 class PauseCause(StrEnum):

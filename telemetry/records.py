@@ -26,12 +26,13 @@ from telemetry.engine_records import (
     SequenceQueued,
     SequenceRefused,
     SequenceResumed,
+    SequencesListed,
     StepCostSet,
     StepRecorded,
 )
 from telemetry.fact import FactStruct as _Fact
 from telemetry.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.reasons import EndReason, HangKind, StackSource
+from telemetry.reasons import EndReason, FactSource, HangKind, StackSource
 
 SCHEMA_VERSION = 3
 
@@ -90,6 +91,31 @@ class EngineRecovered(_Fact, frozen=True):
     since_ns: int
 
 
+class FactsLost(_Fact, frozen=True):
+    """Here `count` facts are missing: a lane was full, or the engine's backlog was. `at_ns` is the
+    stamp of the first of them; `source` says whose they are."""
+
+    at_ns: int
+    source: FactSource
+    count: int
+
+
+class FoldDetached(_Fact, frozen=True):
+    """The part `fold` of telemetry raised `error_type` and is not fed any more."""
+
+    at_ns: int
+    fold: str
+    error_type: str
+
+
+class RequestsListed(_Fact, frozen=True):
+    """Every request that the gateway serves at `at_ns`. One that it read earlier and that is not
+    in the list is over, whatever else is recorded of it."""
+
+    at_ns: int
+    request_ids: tuple[str, ...]
+
+
 class RequestAccepted(_Fact, frozen=True):
     """The request's head had come to the host at `at_ns`; the gateway got to reading it at
     `read_ns`. `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an
@@ -106,6 +132,10 @@ class RequestAccepted(_Fact, frozen=True):
     tenant: str
     slo_class: str
     read_ns: int | None = None
+
+    def was_read_before(self, at_ns: int) -> bool:
+        """Whether the gateway had got to reading it by then."""
+        return (self.at_ns if self.read_ns is None else self.read_ns) < at_ns
 
 
 class RequestParsed(_Fact, frozen=True):
@@ -199,6 +229,10 @@ Fact = (
     | ProfileTaken
     | EngineHung
     | EngineRecovered
+    | FactsLost
+    | FoldDetached
+    | RequestsListed
+    | SequencesListed
 )
 
 

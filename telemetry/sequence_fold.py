@@ -32,7 +32,8 @@ class Sequence:
     """A sequence in the making.
 
     `waiting_since_ns` is set while it is in the queue and nothing of its own holds it back;
-    `held_since` while something does.
+    `held_since` while something does. `is_lost`: it has ended, and when was lost. `has_gap`: facts
+    were lost since its last token.
     """
 
     seq_id: int
@@ -52,10 +53,16 @@ class Sequence:
     held_since: tuple[WaitReason, int] | None = None
     preempted_at: tuple[int, int] | None = None
     workload: WorkloadClass | None = None
+    is_lost: bool = False
+    has_gap: bool = False
     token_ns: list[int] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
     preempted: list[PreemptedSpan] = field(default_factory=list)
     waits: list[WaitSpan] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_lost or self.ended_ns is not None
 
     def freeze(self) -> SequenceTimeline:
         admitted = self.admitted
@@ -172,6 +179,18 @@ class SequenceFold:
         sequence.ended_ns, sequence.end_reason = at_ns, reason
         return sequence
 
+    def end_lost(self, seq_id: int) -> Sequence | None:
+        """The sequence has ended, and its end was lost; None if it was not known."""
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is not None:
+            sequence.is_lost, sequence.end_reason = True, EndReason.END_LOST
+        return sequence
+
+    def note_gap(self) -> None:
+        """Facts were lost: nobody's next token says how long it took."""
+        for sequence in self._sequences.values():
+            sequence.has_gap = True
+
     def _let_go(self, sequence: Sequence, at_ns: int) -> None:
         """What held the sequence back of its own does so no more."""
         if sequence.held_since is None:
@@ -218,8 +237,9 @@ class SequenceFold:
                 self._token(sequence, step.committed_ns)
 
     def _token(self, sequence: Sequence, at_ns: int) -> None:
-        if sequence.token_ns:
+        if sequence.token_ns and not sequence.has_gap:
             self._on_gap(sequence, at_ns - sequence.token_ns[-1], at_ns)
+        sequence.has_gap = False
         sequence.token_ns.append(at_ns)
         if sequence.preempted_at is not None:
             self._close_preemption(sequence, at_ns)

@@ -33,11 +33,13 @@ def judge(timeline: RequestTimeline, target: SloClass) -> Verdict:
             return _judge_rejected(timeline.ended.reason)
         case Outcome.CANCELLED:
             return _judge_cancelled(timeline.ended.reason)
+        case Outcome.LOST:
+            return Verdict.UNMEASURED
 
 
 def _judge_finished(timeline: RequestTimeline, target: SloClass) -> Verdict:
     ttft_ns = timeline.ttft_ns
-    if ttft_ns is None:
+    if ttft_ns is None or timeline.is_incomplete:
         return Verdict.UNMEASURED
     if ttft_ns > target.ttft_ns:
         return Verdict.LATE_FIRST_TOKEN

@@ -1,7 +1,7 @@
 """The last ended requests, by id, for `/debug/requests/{id}`.
 
 They are kept as JSON: a timeline has a stamp for each token, and ten thousand of those
-would be most of the gateway's memory.
+would be most of the gateway's memory. Bounded by number and by bytes; the oldest go first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,28 @@ from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline, SequenceTimeline
 from telemetry.records import RequestAccepted
 
+CAPACITY_BYTES = 64 * 1024 * 1024
+
 
 class TimelineStore:
     """A bounded map of described timelines; a listener of the phase fold."""
 
-    def __init__(self, capacity: int = 10_000) -> None:
+    def __init__(self, capacity: int = 10_000, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
         self._described: OrderedDict[str, bytes] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._described)
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         request_id = timeline.accepted.request_id
-        self._described[request_id] = msgspec.json.encode(describe(timeline))
-        self._described.move_to_end(request_id)
-        if len(self._described) > self._capacity:
-            self._described.popitem(last=False)
+        described = msgspec.json.encode(describe(timeline))
+        self.bytes += len(described) - len(self._described.pop(request_id, b""))
+        self._described[request_id] = described
+        while len(self._described) > self._capacity or self.bytes > self._capacity_bytes:
+            self.bytes -= len(self._described.popitem(last=False)[1])
 
     def get(self, request_id: str, fold: PhaseFold, now_ns: int) -> bytes | None:
         """What is known of a request, ended or live, as JSON; None if nothing is."""
@@ -79,6 +87,7 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
             for phase in timeline.phases
         ],
         "sequences": [_describe_sequence(sequence) for sequence in timeline.sequences],
+        **({"incomplete": True} if timeline.is_incomplete else {}),
         **_describe_account(timeline.account),
     }
 

@@ -82,7 +82,7 @@ class VllmFold:
                 self.ended["abort"] += 1
             case Outcome.FAILED:
                 self.ended["error"] += 1
-            case Outcome.REJECTED:
+            case Outcome.REJECTED | Outcome.LOST:
                 pass  # vLLM counts these nowhere
 
 

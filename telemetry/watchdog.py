@@ -21,6 +21,7 @@ from telemetry.engine_records import (
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
+    SequencesListed,
     StepRecorded,
 )
 from telemetry.records import EngineDied, Fact, SequenceSubmitted, StallDetected
@@ -60,6 +61,7 @@ class StallWatchdog:
             SequenceResumed: lambda fact: self._release(fact.seq_id, fact.at_ns),
             GrammarCompiled: lambda fact: self._release(fact.seq_id, fact.at_ns),
             SequenceEnded: lambda fact: self._remove(fact.seq_id),
+            SequencesListed: self._listed,
         }
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
@@ -126,6 +128,15 @@ class StallWatchdog:
         for seq_id in [s for s, since_ns in self._work.items() if since_ns < edge_ns]:
             del self._work[seq_id]
         self._held.clear()
+
+    def _listed(self, fact: SequencesListed) -> None:
+        for seq_id in fact.over([*self._work, *self._held]):
+            self._remove(seq_id)
+
+    @property
+    def live(self) -> int:
+        """Sequences that the engine has and did not end, as far as is known."""
+        return len(self._work) + len(self._held)
 
     def _queued(self, fact: SequenceQueued) -> None:
         if fact.constrained:

@@ -43,7 +43,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
     grammar_compile, cancel_to_free, tokenize, deliver, mask.
-    `requests_total` is keyed by outcome. Values that nobody could measure are None.
+    `requests_total` is keyed by outcome, `fold_errors` by part of telemetry. Values that nobody
+    could measure are None.
     """
 
     at_ns: int
@@ -86,3 +87,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     class_overflow_values: int = 0
     metric_exports: dict[str, int] = {}
     metric_points_rejected: int = 0
+    fold_errors: dict[str, int] = {}

@@ -13,6 +13,7 @@ from telemetry.engine_records import (
     EngineStarted,
     SequenceEnded,
     SequenceQueued,
+    SequencesListed,
     StepRecorded,
 )
 from telemetry.histograms import Histograms
@@ -37,6 +38,7 @@ class Suppliers:
     ready: Callable[[], bool] = lambda: False
     facts_lost: Callable[[], int] = lambda: 0
     folds_detached: Callable[[], tuple[str, ...]] = lambda: ()
+    fold_errors: Callable[[], dict[str, int]] = dict
     tracing: Callable[[], TracingView] = TracingView
     recording: Callable[[], bool] = lambda: True
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
@@ -57,6 +59,10 @@ class _Seen:
     ended_step: int | None = None
     state: str = "waiting"
     cells: dict[int, Cell] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        return self.ended_step is None
 
 
 @dataclass(slots=True)
@@ -131,7 +137,7 @@ class WindowFold:
             preemptions_total=self._preemptions_total,
             requests_total={
                 name: self._outcomes[name]
-                for name in ("finished", "rejected", "cancelled", "failed")
+                for name in ("finished", "rejected", "cancelled", "failed", "lost")
             },
             percentiles=self._histograms.windows(now_ns),
             grid_step_ids=(self._step_ids[0], self._step_ids[-1]) if self._step_ids else None,
@@ -149,6 +155,7 @@ class WindowFold:
             class_overflow_values=self._histograms.overflowed,
             metric_exports={"ok": pushes[0], "failed": pushes[1]} if pushes else {},
             metric_points_rejected=pushes[2] if pushes else 0,
+            fold_errors=self._suppliers.fold_errors(),
         )
 
     def _take(self, fact: Fact) -> None:
@@ -179,10 +186,18 @@ class WindowFold:
                 seen.prompt_tokens, seen.queued_step = fact.prompt_tokens, fact.step_id
             case SequenceEnded():
                 self._sequence_ended(fact)
+            case SequencesListed():
+                for seq_id in fact.over([s for s, one in self._seen.items() if one.is_live]):
+                    del self._seen[seq_id]  # when it ended was lost
             case RequestEnded():
                 self._ends.append(fact.at_ns)
             case _:
                 pass
+
+    @property
+    def live(self) -> int:
+        """Sequences that the batch grid shows as not ended."""
+        return sum(seen.is_live for seen in self._seen.values())
 
     def _see(self, seq_id: int) -> _Seen:
         found = self._seen.get(seq_id)

@@ -296,11 +296,8 @@ def run(args: argparse.Namespace) -> int:
         stream_buffer_tokens=args.stream_buffer,
         slow_client_timeout_s=args.slow_client_timeout,
         drain_timeout_s=args.drain_timeout,
-<<<<<<< HEAD
         engine_deadline_s=args.engine_deadline,
-=======
         http=http_config(args, keys),
->>>>>>> w-http
     )
     gateway.validate()
     config = ServeConfig(

@@ -164,6 +164,8 @@ def error_of_end(
             return timed_out(reason)
         case EndReason.ENGINE_DIED | EndReason.EXECUTOR_ERROR | EndReason.INTERNAL:
             return _failure(reason)
+        case EndReason.END_LOST:  # of telemetry alone: no client was ever told so
+            return internal()
         case EndReason.SHUTDOWN | EndReason.DELETED | EndReason.SLOW_CLIENT | EndReason.DISCONNECT:
             return _broken_off(reason)
         case _:
