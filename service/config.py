@@ -236,7 +236,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `tenant_keys` are API keys that name their tenant. A stream whose reader leaves more than
     `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a stream
-    is dropped when one write to it has been waiting for `slow_client_timeout_s`.
+    is dropped when one write to it has been waiting for `slow_client_timeout_s`. One that waits
+    for its first token gets a comment every `stream_heartbeat_s` (0: none). `ingest_workers`
+    processes read the bodies that are too large to be read on the event loop.
     """
 
     host: str = "127.0.0.1"
@@ -250,6 +252,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_buffer_tokens: int = 256
     slow_client_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
+    stream_heartbeat_s: float = 10.0
+    ingest_workers: int = 2
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
@@ -268,6 +272,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--slow-client-timeout must be positive")
         if self.drain_timeout_s < 0:
             raise ConfigError("--drain-timeout must not be negative")
+        if self.stream_heartbeat_s < 0:
+            raise ConfigError("--stream-heartbeat must not be negative; 0 turns it off")
+        if not 1 <= self.ingest_workers <= 64:
+            raise ConfigError(f"--ingest-workers {self.ingest_workers}: choose 1 to 64")
 
 
 class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):
