@@ -241,6 +241,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a stream
     is dropped when one write to it has been waiting for `slow_client_timeout_s`. An engine that
     gives no sign of life for `engine_deadline_s` is replaced; 0: none is.
+    is dropped when one write to it has been waiting for `slow_client_timeout_s`. One that waits
+    for its first token gets a comment every `stream_heartbeat_s` (0: none). `ingest_workers`
+    processes read the bodies that are too large to be read on the event loop.
     """
 
     host: str = "127.0.0.1"
@@ -256,6 +259,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 30.0
     engine_deadline_s: float = 30.0
     http: HttpConfig = HttpConfig()
+    stream_heartbeat_s: float = 10.0
+    ingest_workers: int = 2
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
@@ -282,6 +287,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         problem = self.http.problem()
         if problem is not None:
             raise ConfigError(problem)
+        if self.stream_heartbeat_s < 0:
+            raise ConfigError("--stream-heartbeat must not be negative; 0 turns it off")
+        if not 1 <= self.ingest_workers <= 64:
+            raise ConfigError(f"--ingest-workers {self.ingest_workers}: choose 1 to 64")
 
 
 class PeaksConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,10 @@ from service.engine.vocabulary import Vocabulary
 from service.gateway.app import build_app
 from service.gateway.bridge import Bridge
 from service.gateway.engine_process import EngineProcess
+from service.gateway.ingest_pool import IngestPool
 from service.gateway.listener import port_of
 from service.gateway.listing import RequestLister
+from service.gateway.prompting import BodyReader
 from service.gateway.server import run_gateway
 from service.gateway.state import GatewayState
 from service.gateway.supervisor import EngineStartFailed, Supervisor
@@ -77,15 +79,19 @@ async def _serve(
         telemetry = build_telemetry(
             config, clock, bridge, lanes, port, lambda: bool(live), connections
         )
-        start = Start(config, clock, bridge, telemetry, stages, port, say)
+        model = config.engine.model
+        reader = BodyReader(tokenizer, model.name, model.defaults, clock)
+        ingest = IngestPool(reader, model, config.gateway.ingest_workers)
+        start = Start(config, clock, bridge, telemetry, ingest, stages, port, say)
         state = GatewayState(
             config=config.gateway,
             clock=clock,
             lane=gateway_lane,
             bridge=bridge,
             tokenizer=tokenizer,
-            model=config.engine.model.name,
-            sampling_defaults=config.engine.model.defaults,
+            ingest=ingest,
+            model=model.name,
+            sampling_defaults=model.defaults,
             created_unix_s=unix_seconds(),
             views=telemetry,
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
@@ -104,6 +110,7 @@ async def _serve(
         finally:
             listing.cancel()
             await supervisor.stop()
+            await ingest.close()
             await asyncio.to_thread(telemetry.stop)
     finally:
         await end_engine(supervisor, engine)
@@ -140,6 +147,7 @@ class Start:
         clock: Clock,
         bridge: Bridge,
         telemetry: Telemetry,
+        ingest: IngestPool,
         stages: Stages,
         port: int,
         say: Say,
@@ -149,6 +157,7 @@ class Start:
         self._clock = clock
         self._bridge = bridge
         self._telemetry = telemetry
+        self._ingest = ingest
         self._stages = stages
         self._port = port
         self._say = say
@@ -156,6 +165,7 @@ class Start:
     async def announce(self) -> None:
         started = await self._bridge.wait_ready()
         self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
+        self._ingest.warm_up()  # not before: it would take cores from the engine's start
         self._say(
             f"{started.model} ({started.dtype}) on {started.backend}, context "
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from pathlib import Path
+import socket
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from service.config import SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
 from service.gateway.formats import output_is_valid, parse_grammar
-from service.gateway.schema_shapes import is_well_formed
+from service.gateway.json_schemas import fault_of_schema
 from service.gateway.schemas import parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -122,20 +120,20 @@ for _ in range(60):
     DEEP = {"items": DEEP}
 
 INVALID_SCHEMAS: list[tuple[dict[str, Any], str]] = [
-    ({"type": "strin"}, "$.type: 'strin'"),
+    ({"type": "strin"}, '$.type: "strin"'),
     ({"type": 3}, "$.type: 3"),
     ({"type": []}, "$.type: []"),
-    ({"type": ["string", "string"]}, "$.type: ['string', 'string']"),
+    ({"type": ["string", "string"]}, '$.type: ["string","string"]'),
     ({"properties": []}, "$.properties: []"),
-    ({"properties": {"a": {"type": "txt"}}}, "$.properties.a.type: 'txt'"),
-    ({"required": "a"}, "$.required: 'a'"),
-    ({"required": ["a", "a"]}, "$.required: ['a', 'a']"),
+    ({"properties": {"a": {"type": "txt"}}}, '$.properties.a.type: "txt"'),
+    ({"required": "a"}, '$.required: "a"'),
+    ({"required": ["a", "a"]}, '$.required: ["a","a"]'),
     ({"required": [1]}, "$.required[0]: 1"),
     ({"minLength": -1}, "$.minLength: -1"),
-    ({"maxLength": "x"}, "$.maxLength: 'x'"),
+    ({"maxLength": "x"}, '$.maxLength: "x"'),
     ({"minItems": 1.5}, "$.minItems: 1.5"),
     ({"multipleOf": 0}, "$.multipleOf: 0"),
-    ({"minimum": "1"}, "$.minimum: '1'"),
+    ({"minimum": "1"}, '$.minimum: "1"'),
     ({"enum": 5}, "$.enum: 5"),
     ({"anyOf": []}, "$.anyOf: []"),
     ({"allOf": {}}, "$.allOf: {}"),
@@ -201,37 +199,6 @@ def test_a_hopelessly_nested_schema_is_an_error_and_no_crash() -> None:
     assert refusal_of(guided_json=text).code == "invalid_grammar"
 
 
-KEYWORDS = [
-    "type", "required", "enum", "const", "properties", "items", "prefixItems", "anyOf", "allOf",
-    "not", "minLength", "maxItems", "minimum", "multipleOf", "pattern", "format", "title",
-    "uniqueItems", "additionalProperties", "$ref", "$defs", "$id", "$anchor", "patternProperties",
-    "dependentRequired", "minContains", "default", "examples", "unknown",
-]  # fmt: skip
-VALUES = st.recursive(
-    st.sampled_from([None, True, 0, 1, -1, 1.5, 2.0, "", "string", "object", "#/$defs/a", "(a"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=400, deadline=None)
-@example({"items": {"pattern": "(a"}})
-@given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4))
-def test_the_quick_check_accepts_nothing_that_the_metaschema_refuses(schema: Any) -> None:
-    """Whether a pattern means anything is not its business: formats are left to the compiler."""
-    if is_well_formed(schema):
-        kind = jsonschema.Draft202012Validator
-        kind.check_schema(schema, format_checker=None)
-
-
-def test_everyday_schemas_do_not_need_the_metaschema() -> None:
-    path = Path(__file__).parents[1] / "benchmarks" / "data" / "schemas.json"
-
-    assert all(is_well_formed(one["schema"]) for one in json.loads(path.read_text())["valid"])
-
-
 @pytest.mark.parametrize(
     ("kind", "source", "text", "verdict"),
     [
@@ -240,7 +207,11 @@ def test_everyday_schemas_do_not_need_the_metaschema() -> None:
         ("json_object", "", '{"a": ', False),
         ("json_schema", json.dumps(SCHEMA), '{"a": 1}', True),
         ("json_schema", json.dumps(SCHEMA), '{"a": "1"}', False),
-        ("json_schema", json.dumps({"$ref": "https://example.com/x"}), "1", False),
+        ("json_schema", json.dumps({"$ref": "https://example.com/x"}), "1", None),
+        ("json_schema", json.dumps({"pattern": "(?=a)"}), '"a"', None),
+        ("json_schema", json.dumps({"type": "string", "format": "date"}), '"a"', True),
+        ("regex", "(?=a)a", "a", None),
+        ("regex", "(", "a", None),
         ("regex", "[a-c]+", "abc", True),
         ("regex", "[a-c]+", "abcd", False),
         ("regex", r"\d", "\u0663", False),
@@ -262,13 +233,38 @@ def test_a_body_without_the_fields_pays_nothing() -> None:
     assert "response_format" in asked
 
 
-def test_a_pattern_that_would_search_for_ever_is_left_undecided() -> None:
-    """It runs where every stream of the gateway waits for it."""
-    endless = "^(a|aa)+$"
-    schema = msgspec.json.encode({"type": "string", "pattern": endless}).decode()
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties", "regex"])
+def test_a_pattern_that_would_backtrack_for_ever_is_judged_at_once(keyword: str) -> None:
+    """A backtracking engine needs 2 ** 60 steps for these."""
+    endless, text = "^(a|a)*$", "a" * 60 + "b"
+    properties = {"patternProperties": {endless: False}, "additionalProperties": True}
+    grammar, whole = {
+        "pattern": (
+            Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"pattern": endless})), f'"{text}"'
+        ),
+        "patternProperties": (
+            Grammar(GrammarKind.JSON_SCHEMA, json.dumps(properties)), f'{{"{text[1:]}": 1}}'
+        ),
+        "regex": (Grammar(GrammarKind.REGEX, endless), text),
+    }[keyword]  # fmt: skip
 
-    assert output_is_valid(Grammar(GrammarKind.REGEX, endless), "a" * 60 + "!") is None
-    assert output_is_valid(Grammar(GrammarKind.JSON_SCHEMA, schema), f'"{"a" * 60}!"') is None
+    assert output_is_valid(grammar, whole) is (keyword == "patternProperties")
+
+
+def test_no_reference_of_a_schema_is_ever_fetched() -> None:
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/schema"
+        for schema in ({"$ref": url}, {"$schema": url}, {"$id": url, "$ref": "other"}):
+            output_is_valid(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), "1")
+            fault_of_schema(json.dumps(schema))
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                asked.append(connection.recv(100))
+                connection.close()
+
+    assert asked == []
 
 
 def test_a_pattern_of_another_dialect_is_left_undecided_and_raises_nothing() -> None:

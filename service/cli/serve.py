@@ -223,6 +223,20 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
         help="drop a stream when one write to it has been waiting for so long",
     )
     group.add_argument(
+        "--stream-heartbeat",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="send a comment that often to a stream that waits for its first token (0: never)",
+    )
+    group.add_argument(
+        "--ingest-workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that read bodies too large for the event loop",
+    )
+    group.add_argument(
         "--drain-timeout",
         type=float,
         default=30.0,
@@ -298,6 +312,8 @@ def run(args: argparse.Namespace) -> int:
         drain_timeout_s=args.drain_timeout,
         engine_deadline_s=args.engine_deadline,
         http=http_config(args, keys),
+        stream_heartbeat_s=args.stream_heartbeat,
+        ingest_workers=args.ingest_workers,
     )
     gateway.validate()
     config = ServeConfig(

@@ -27,7 +27,12 @@ from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.gateway.mailbox import Mailbox
-from telemetry.engine_records import EngineStarted, SequenceAdmitted
+from telemetry.engine_records import (
+    EngineStarted,
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceQueued,
+)
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import Fact
@@ -59,6 +64,7 @@ class Bridge:
         self._lane = lane
         self._on_progress = on_progress
         self._mailboxes: dict[int, Mailbox] = {}
+        self._waiting: set[int] = set()
         self._writer: asyncio.WriteTransport | None = None
         self._writes: list[tuple[Callable[[bytes], None], bytes]] = []
         self._vocabulary: bytes | None = None
@@ -96,15 +102,17 @@ class Bridge:
         self._last_seq_id += 1
         return self._last_seq_id
 
-    def submit(self, command: Submit, mailbox: Mailbox) -> None:
-        """Hand a sequence to the engine; its emissions arrive in `mailbox`.
+    def submit(self, command: Submit, mailbox: Mailbox) -> int:
+        """Hand a sequence to the engine; its emissions arrive in `mailbox`. Bytes written.
 
         Raises EngineUnavailable when no engine is ready.
         """
         if self._writer is None or not self.ready:
             raise EngineUnavailable
         self._mailboxes[command.seq_id] = mailbox
-        self._writer.write(wire.encode(command))
+        message = wire.encode(command)
+        self._writer.write(message)
+        return len(message)
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """Ask for the end of a sequence; one that has ended already is left alone."""
@@ -194,8 +202,8 @@ class Bridge:
             if isinstance(fact, EngineStarted):
                 self.started = fact
                 self._ready.set()
-            elif isinstance(fact, SequenceAdmitted) and fact.seq_id in self._mailboxes:
-                self._mailboxes[fact.seq_id].admitted(fact)
+            elif isinstance(fact, SequenceQueued | GrammarCompiled | SequenceAdmitted):
+                self._note(fact)
         boxes = {box: None for emission in frame.emissions if (box := self._deliver(emission))}
         for box in boxes:
             box.hand_over()
@@ -203,6 +211,21 @@ class Bridge:
         for write, body in writes:
             write(body)
         self.lost_facts = self._lost_before + frame.lost_facts
+
+    def _note(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
+        """What the engine has done with a sequence that has no emissions yet."""
+        mailbox = self._mailboxes.get(fact.seq_id)
+        if mailbox is None:
+            return
+        if isinstance(fact, SequenceQueued):
+            self._waiting.add(fact.seq_id)
+        elif isinstance(fact, SequenceAdmitted):
+            self._waiting.discard(fact.seq_id)
+        mailbox.noted(fact)
+
+    def waiting_before(self, seq_id: int) -> int:
+        """Sequences that came before this one and have never been in the batch."""
+        return sum(other < seq_id for other in self._waiting)
 
     def _profile_ended(self, ended: wire.ProfileEnded | None) -> None:
         profile, self._profile = self._profile, None
@@ -215,6 +238,7 @@ class Bridge:
             return None
         if emission.end is not None:
             del self._mailboxes[emission.seq_id]
+            self._waiting.discard(emission.seq_id)
         mailbox.put(emission)
         return mailbox
 
@@ -226,6 +250,7 @@ class Bridge:
         self._lost_before = self.lost_facts
         self._profile_ended(None)
         orphans, self._mailboxes = self._mailboxes, {}
+        self._waiting.clear()
         for seq_id, mailbox in orphans.items():
             mailbox.put(Emission(seq_id, None, EndReason.ENGINE_DIED))
         for mailbox in orphans.values():

@@ -1,9 +1,10 @@
 """One generation request from its headers to its last byte.
 
 Whatever happens on the way, exactly one RequestEnded is recorded, and every sequence
-that was handed to the engine has ended or been cancelled. Headers are sent only when the
-engine has taken the request, so that a refusal is a real status. Generated tokens count
-as vLLM counts them: every sampled token, the one that ends the text included.
+that was handed to the engine has ended or been cancelled. Headers of a stream are sent when the
+engine has taken all of its sequences and can refuse none any more, so that a refusal is a real
+status and a wait in the queue is no silence. Generated tokens count as vLLM counts them: every
+sampled token, the one that ends the text included.
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ from service.gateway.choice import Choice
 from service.gateway.delivery import Delivery
 from service.gateway.errors import (
     ApiError,
-    EngineUnavailable,
     draining,
     error_of_end,
     internal,
-    model_not_found,
     timed_out,
 )
-from service.gateway.formats import outputs_are_valid
 from service.gateway.http import read_body
+from service.gateway.intake import Intake
 from service.gateway.mailbox import Interrupted, Mailbox
-from service.gateway.prompting import build_submits, encode_prompts
+from service.gateway.prompting import Reading
 from service.gateway.responses import (
     ChunkWriter,
     Operation,
@@ -40,9 +39,10 @@ from service.gateway.responses import (
     role_events,
     usage,
 )
-from service.gateway.schemas import GenerationRequest, parse_chat, parse_completion
+from service.gateway.schemas import GenerationRequest
 from service.gateway.security import check_priority, identify
 from service.gateway.state import GatewayState
+from service.gateway.submitting import build_submits, submit_all
 from service.gateway.witness import Witness
 from telemetry.clock import unix_seconds
 from telemetry.reasons import EndReason, Outcome
@@ -83,6 +83,8 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._guard: asyncio.TimerHandle | None = None
+        self._intake = Intake(state, operation, self._mailbox)
+        self._answered = False
 
     async def run(self) -> None:
         """Serve, and record the end whatever it is."""
@@ -124,8 +126,11 @@ class Exchange:
 
         A write that is stuck, because the client reads nothing, is given up after a moment.
         """
+        if self._answered:
+            return  # only its record is not complete yet
         self._witness.noticed()
         self._mailbox.interrupt(reason)
+        self._intake.stop()
         self._cancel_rest(reason)
         if self._task is not None and self._guard is None:
             loop = asyncio.get_running_loop()
@@ -140,53 +145,50 @@ class Exchange:
             raise refused
         if state.drain.active:
             raise draining()
-        request = self._parse(await read_body(self._scope, self._receive, state.config))
+        body = await read_body(self._scope, self._receive, state.config)
         if state.drain.active:
             raise draining()
-        timeout_s = request.timeout_s or state.config.request_timeout_s
         watcher = asyncio.create_task(self._watch())
         try:
+            async with asyncio.timeout(state.config.request_timeout_s):
+                reading = await self._intake.read(body)
+            request = self._checked(reading)
+            timeout_s = request.timeout_s or state.config.request_timeout_s
             # the engine keeps the deadline; this is for the case that it does not answer
             async with asyncio.timeout(timeout_s and timeout_s + _DEADLINE_SLACK_S):
-                return await self._generate(request, timeout_s)
+                return await self._generate(request, reading, timeout_s)
         except TimeoutError:
             raise timed_out(EndReason.TIMEOUT) from None
         finally:
             watcher.cancel()
 
-    def _parse(self, body: bytes) -> GenerationRequest:
-        defaults = self._state.sampling_defaults
-        match self._operation:
-            case Operation.CHAT:
-                request = parse_chat(body, defaults)
-            case Operation.TEXT:
-                request = parse_completion(body, defaults)
-        if request.model is not None and request.model != self._state.model:
-            raise model_not_found(request.model, self._state.model)
-        check_priority(self._state.config, self._scope, request.priority)
-        self._witness.parsed(request, self._state.model)
-        return request
-
-    async def _generate(self, request: GenerationRequest, timeout_s: float | None) -> EndReason:
-        if not self._state.bridge.ready:
+    def _checked(self, reading: Reading) -> GenerationRequest:
+        """Raises ApiError when the body, or its prompts, cannot be served."""
+        if reading.request is not None:
+            self._witness.parsed(reading.request, self._state.model, reading.parsed_ns)
+        if reading.refusal is not None:
+            raise reading.refusal.error()
+        assert reading.request is not None
+        check_priority(self._state.config, self._scope, reading.request.priority)
+        if not self._state.bridge.ready or not reading.prompts:
             raise self._state.bridge.refusal()
-        prompts = await encode_prompts(self._state, request)
+        return reading.request
+
+    async def _generate(
+        self, request: GenerationRequest, reading: Reading, timeout_s: float | None
+    ) -> EndReason:
         deadline_ns = None
         if timeout_s is not None:
             deadline_ns = self._witness.accepted_ns + int(timeout_s * 1e9)
-        submits = build_submits(self._state, request, prompts, self.tenant, deadline_ns)
-        self._prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self._prompt_tokens = sum(prompt.tokens for prompt in reading.prompts)
         self._choices_a_prompt = request.choices
-        self._mailbox.limit = self._state.config.stream_buffer_tokens * len(submits)
+        sequences = len(reading.prompts) * request.choices
+        self._mailbox.limit = self._state.config.stream_buffer_tokens * sequences
         self._witness.tokenized(self._prompt_tokens)
-        for index, submit in enumerate(submits):
-            self._choices.append(Choice(index, submit.seq_id, self._state.tokenizer, request.stops))
-            submitted_ns = self._state.clock.now_ns()
-            try:
-                self._state.bridge.submit(submit, self._mailbox)
-            except EngineUnavailable:
-                raise self._state.bridge.refusal() from None
-            self._witness.submitted(submit, index, submitted_ns)
+        submits = build_submits(self._state, request, reading.prompts, self.tenant, deadline_ns)
+        await submit_all(
+            self._state, self._witness, self._mailbox, submits, request.stops, self._choices
+        )
         head = ResponseHead(
             operation=self._operation,
             request_id=self.request_id,
@@ -197,12 +199,11 @@ class Exchange:
         )
         self._by_id = {choice.seq_id: choice for choice in self._choices}
         self._writer = ChunkWriter(head, self._state.tokenizer)
-        await self._advance()
         if request.stream:
             await self._stream(head, request)
         else:
             await self._answer(head, request)
-        self._judge(request)
+        await self._judge(request)
         return self._choices[0].end or EndReason.STOP_STRING
 
     async def _advance(self) -> None:
@@ -260,11 +261,30 @@ class Exchange:
                     await self._delivery.events(self._new_events())
 
     async def _stream(self, head: ResponseHead, request: GenerationRequest) -> None:
-        await self._delivery.begin_stream(request.typed_events)
+        while not await self._mailbox.taken(len(self._choices)):
+            await self._advance()
+        await self._delivery.begin_stream(request.typed_events, self._waiting_before())
+        while not self._has_output:
+            if await self._mailbox.news(self._state.config.stream_heartbeat_s or None):
+                await self._advance()
+            else:
+                await self._delivery.heartbeat()
         await self._delivery.events([*role_events(head, self._choices), *self._new_events()])
         await self._until_done()
         tail = last_event(head, self._usage(), await self._timings(request))
         await self._delivery.end_stream(tail, [c.finish_reason for c in self._choices])
+
+    def _waiting_before(self) -> int | None:
+        """How many sequences wait before the last of ours; None when all of ours run."""
+        admitted = self._mailbox.hit_tokens
+        waiting = [c.seq_id for c in self._choices if c.seq_id not in admitted]
+        if not waiting or self._has_output:
+            return None
+        return self._state.bridge.waiting_before(waiting[-1])
+
+    @property
+    def _has_output(self) -> bool:
+        return any(choice.output_tokens or choice.done for choice in self._choices)
 
     async def _answer(self, head: ResponseHead, request: GenerationRequest) -> None:
         await self._until_done()
@@ -290,11 +310,13 @@ class Exchange:
                 parts.append(self._writer.chunk(choice, delta))
         return parts
 
-    def _judge(self, request: GenerationRequest) -> None:
+    async def _judge(self, request: GenerationRequest) -> None:
         """Whether constrained outputs that ended by themselves obey their constraint."""
-        if request.grammar is not None:
-            whole = [choice.full_text for choice in self._choices if choice.end is EndReason.EOS]
-            self._witness.output_valid = outputs_are_valid(request.grammar, whole)
+        whole = [choice.full_text for choice in self._choices if choice.end is EndReason.EOS]
+        if request.grammar is not None and whole:
+            self._answered = True
+            self._witness.answered()
+            self._witness.output_valid = await self._state.ingest.judge(request.grammar, whole)
 
     def _usage(self) -> dict[str, Any]:
         first = self._choices[:: self._choices_a_prompt]

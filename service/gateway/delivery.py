@@ -1,5 +1,8 @@
 """The way out of one request: status, events, the last word.
 
+The headers of a stream go out when the engine has taken the request, and comments follow until
+its first token does: so that nobody between takes a queued stream for a dead one.
+
 With typed events (opt in) each server-sent event has a name: `accepted, first_token, delta,
 usage, completed, cancelled, failed`. Without, a stream is exactly OpenAI's.
 """
@@ -25,6 +28,7 @@ from telemetry.timings import RequestTimings, server_timing
 log = logging.getLogger("phasescope.gateway")
 
 _LAST_WORD_S = 1.0
+_HEARTBEAT = b": wait\n\n"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -39,18 +43,28 @@ class Delivery:
         self._typed = False
         self.streaming = False
         self._first_token_told = False
-        self._unfinished: tuple[Generator[Any, Any, None], Any, int] | None = None
+        self._unfinished: tuple[Generator[Any, Any, None], Any, int, bool] | None = None
 
-    async def begin_stream(self, typed: bool) -> None:
-        """Status and headers; from now on errors are events."""
+    async def begin_stream(self, typed: bool, waiting_before: int | None) -> None:
+        """Status and headers; from now on errors are events. `waiting_before` sequences wait
+        before this request, if it waits at all."""
         self._typed = typed
         self.streaming = True
         self._witness.status = 200
         content_type = "text/event-stream; charset=utf-8"
         await send_start(self._send, 200, content_type, _STREAM_HEADERS)
         if typed:
-            accepted = {"request_id": self._witness.request_id}
-            await self._body(named("accepted", msgspec.json.encode(accepted)))
+            accepted = {
+                "request_id": self._witness.request_id,
+                "queued": waiting_before is not None,
+                "waiting_before": waiting_before or 0,
+            }
+            event = named("accepted", msgspec.json.encode(accepted))
+            await self._body(event, is_content=False)
+
+    async def heartbeat(self) -> None:
+        """A comment, which clients skip: proxies see that the connection is in use."""
+        await self._body(_HEARTBEAT, is_content=False)
 
     async def events(self, deltas: list[bytes]) -> None:
         """Chunks of one step, in one write."""
@@ -87,7 +101,7 @@ class Delivery:
         try:
             async with asyncio.timeout(_LAST_WORD_S):
                 if self.streaming:
-                    await self._body(self._error_event(error), last=True)
+                    await self._body(self._error_event(error), last=True, is_content=False)
                 elif self._witness.status == 0:
                     self._witness.status = error.status
                     await send_error(self._send, error)
@@ -100,7 +114,7 @@ class Delivery:
         cancelled = error.reason.outcome is Outcome.CANCELLED
         return named("cancelled" if cancelled else "failed", error.body())
 
-    def write(self, body: bytes, last: bool = False) -> bool:
+    def write(self, body: bytes, last: bool = False, is_content: bool = True) -> bool:
         """Write a part of the stream without waiting; whether that was possible.
 
         The server waits only when the client has left too much unread. Then the write is not
@@ -112,24 +126,24 @@ class Delivery:
         try:
             awaited = next(steps)
         except StopIteration:
-            self._witness.sent(len(body))
+            self._witness.sent(len(body), is_content)
             return True
-        self._unfinished = (steps, awaited, len(body))
+        self._unfinished = (steps, awaited, len(body), is_content)
         return False
 
     async def finish_write(self) -> None:
         """Wait for the write that could not be finished at once, if there is one."""
         if self._unfinished is None:
             return
-        (steps, awaited, count_bytes), self._unfinished = self._unfinished, None
+        (steps, awaited, count_bytes, is_content), self._unfinished = self._unfinished, None
         self._on_write(True)
         await _go_on(steps, awaited)
         self._on_write(False)
-        self._witness.sent(count_bytes)
+        self._witness.sent(count_bytes, is_content)
 
-    async def _body(self, body: bytes, last: bool = False) -> None:
+    async def _body(self, body: bytes, last: bool = False, is_content: bool = True) -> None:
         await self.finish_write()
-        if not self.write(body, last):
+        if not self.write(body, last, is_content):
             await self.finish_write()
 
 

@@ -52,7 +52,7 @@ def output_is_valid(grammar: Grammar, text: str) -> bool | None:
         case GrammarKind.JSON_SCHEMA:
             return validates(grammar.source, text)
         case GrammarKind.REGEX:
-            return matches(grammar.source, text, whole=True)
+            return matches(grammar.source, text)
         case GrammarKind.EBNF:
             return None
 

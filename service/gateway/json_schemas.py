@@ -1,7 +1,10 @@
-"""Checks a client's JSON schema before anything is built of it.
+"""Checks a client's JSON schema before anything is built of it, and finished texts by it.
 
 What is wrong with the schema itself is said here, with its place. What the schema asks for
-beyond the supported keywords is found when it is compiled. Nothing is ever fetched.
+beyond the supported keywords is found when it is compiled. Nothing is ever fetched. Patterns
+come from clients: they run in an engine whose time is linear in the text, so one that needs
+look-around or back-references is not judged. A schema can still be dear to walk, so all of
+this belongs into a process that may be killed (`ingest_worker`).
 """
 
 from __future__ import annotations
@@ -11,50 +14,44 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-import jsonschema_specifications
+import jsonschema_rs
 import msgspec
-import regex
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError, best_match
-from jsonschema.validators import extend, validator_for
-from referencing.exceptions import Unresolvable
-
-from service.gateway.schema_shapes import is_well_formed
 
 _SHOWN_CHARACTERS = 200
-_PATTERN_S = 0.02
 _MAX_PASSES = 20
-_NEWEST = "https://json-schema.org/draft/2020-12/schema"
-_JUDGED_SCHEMAS = 1024
-# the metaschema takes 30 us a character, in which the gateway does nothing else
-_CHECKED_CHARACTERS = 8 * 1024
+_JUDGED_SCHEMAS = 256
+_JUDGED_CHARACTERS = 256 * 1024
+_PATTERN_BYTES = 512 * 1024  # of a compiled pattern
 _DATA = ("const", "enum", "default", "examples")
+_NEWEST = "https://json-schema.org/draft/2020-12/schema"
+_DRAFTS = {
+    _NEWEST,
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
+}
 
 
 @lru_cache(_JUDGED_SCHEMAS)
 def fault_of_schema(source: str) -> str | None:
     """Why the schema in this text cannot be used, or None; each text is judged once."""
-    schema = msgspec.json.decode(source)
     try:
-        return _fault_of_keywords(schema, len(source)) or _fault_of_references(schema)
-    except RecursionError:
+        schema = msgspec.json.decode(source)
+        return _fault_of_keywords(schema) or _fault_of_references(schema)
+    except (RecursionError, ValueError):  # how the two libraries say the same
         return "the schema is nested too deeply"
 
 
-def _fault_of_keywords(schema: dict[str, Any], characters: int) -> str | None:
+def _fault_of_keywords(schema: dict[str, Any]) -> str | None:
     draft = schema.get("$schema", _NEWEST)
-    kind = validator_for({"$schema": draft}, default=None) if isinstance(draft, str) else None
-    if kind is None:
+    if not isinstance(draft, str) or draft.rstrip("#") not in _DRAFTS:
         return f"$schema {str(draft)[:_SHOWN_CHARACTERS]!r} is not a known draft"
-    if draft.rstrip("#") == _NEWEST and is_well_formed(schema):
-        return None
-    if characters > _CHECKED_CHARACTERS:
-        return None  # the compiler will say it, in other words and without a place
-    checker = kind(kind.META_SCHEMA, registry=jsonschema_specifications.REGISTRY)
-    fault = best_match(checker.iter_errors(schema))
-    if fault is None:
-        return None
-    return f"{place_of(fault.absolute_path)}: {fault.message[:_SHOWN_CHARACTERS]}"
+    try:
+        jsonschema_rs.meta.validate(schema)
+    except jsonschema_rs.ValidationError as fault:
+        return f"{place_of(fault.instance_path)}: {fault.message[:_SHOWN_CHARACTERS]}"
+    return None
 
 
 def _fault_of_references(schema: dict[str, Any]) -> str | None:
@@ -70,48 +67,47 @@ def _fault_of_references(schema: dict[str, Any]) -> str | None:
 
 
 def validates(source: str, text: str) -> bool | None:
-    """Whether a text is JSON that the schema in `source` allows; None if that cannot be told."""
+    """Whether a text is JSON that the schema in `source` allows; None if that cannot be told:
+    a pattern needs more than linear time, a reference leads nowhere, the text is too long."""
+    if len(text) > _JUDGED_CHARACTERS:
+        return None
     try:
-        return bool(_validator(source).is_valid(msgspec.json.decode(text)))
-    except (msgspec.DecodeError, RecursionError, Unresolvable):
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         return False
-    except _Undecided:
-        return None
-
-
-def matches(pattern: str, text: str, whole: bool) -> bool | None:
-    """Whether a pattern matches; None when it takes too long or means nothing to this library.
-
-    Patterns come from clients, and a backtracking search may take for ever: it is given a
-    few milliseconds, because it holds up every stream of the gateway.
-    """
-    search = regex.fullmatch if whole else regex.search
+    validator = _validator(source)
     try:
-        return search(pattern, text, regex.ASCII, timeout=_PATTERN_S) is not None
-    except (regex.error, TimeoutError, RecursionError):
+        return None if validator is None else bool(validator.is_valid(value))
+    except (RecursionError, ValueError):
         return None
 
 
-class _Undecided(Exception):
-    """A pattern within a schema could not be judged."""
+def matches(pattern: str, text: str) -> bool | None:
+    """Whether a pattern matches the whole text; None when it means nothing to this library or
+    needs more than linear time."""
+    if len(text) > _JUDGED_CHARACTERS:
+        return None
+    validator = _validator(_encode({"pattern": f"^(?:{pattern})$"}))
+    return None if validator is None else bool(validator.is_valid(text))
 
 
-def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
-    """The `pattern` keyword, with our bound on time."""
-    if not validator.is_type(value, "string"):
-        return
-    verdict = matches(pattern, value, whole=False)
-    if verdict is None:
-        raise _Undecided
-    if not verdict:
-        yield ValidationError("the text does not match its pattern")
+def _encode(schema: Any) -> str:
+    return msgspec.json.encode(schema).decode()
 
 
-@lru_cache(256)
+@lru_cache(32)
 def _validator(source: str) -> Any:
-    schema = msgspec.json.decode(source)
-    kind = extend(validator_for(schema, default=Draft202012Validator), {"pattern": _pattern})
-    return kind(schema, registry=jsonschema_specifications.REGISTRY)
+    """None for a schema of which no validator can be made."""
+    patterns = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES, dfa_size_limit=_PATTERN_BYTES)
+    try:
+        return jsonschema_rs.validator_for(
+            msgspec.json.decode(source),
+            pattern_options=patterns,
+            validate_formats=False,
+            offline=True,
+        )
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError):
+        return None
 
 
 def place_of(path: Any) -> str:

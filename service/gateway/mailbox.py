@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from service.engine.plan import Emission
-from telemetry.engine_records import SequenceAdmitted
+from telemetry.engine_records import GrammarCompiled, SequenceAdmitted, SequenceQueued
 from telemetry.reasons import EndReason
 
 _PART = 16
@@ -35,6 +35,7 @@ class Mailbox:
 
     def __init__(self, limit: int, on_full: Callable[[bool], None]) -> None:
         self.hit_tokens: dict[int, int] = {}
+        self._taken: set[int] = set()
         self.limit = limit
         self._on_full = on_full
         self._full = False
@@ -45,6 +46,7 @@ class Mailbox:
 
     def put(self, emission: Emission) -> None:
         self._emissions.append(emission)
+        self._taken.add(emission.seq_id)
         if len(self._emissions) > self.limit and not self._full:
             self._full = True
             self._on_full(True)
@@ -97,9 +99,42 @@ class Mailbox:
     def is_empty(self) -> bool:
         return not self._emissions
 
-    def admitted(self, fact: SequenceAdmitted) -> None:
-        """Note how much of its prompt a sequence need not compute, at its first admission."""
-        self.hit_tokens.setdefault(fact.seq_id, fact.hit_tokens)
+    def noted(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
+        """Note that the engine has taken a sequence, and at its first admission how much of its
+        prompt it need not compute. A constraint can still be refused until it is compiled."""
+        match fact:
+            case SequenceQueued():
+                is_taken = not fact.constrained
+            case GrammarCompiled():
+                is_taken = not fact.refused
+            case SequenceAdmitted():
+                is_taken = True
+                self.hit_tokens.setdefault(fact.seq_id, fact.hit_tokens)
+        if is_taken and fact.seq_id not in self._taken:
+            self._taken.add(fact.seq_id)
+            if self._consume is None:
+                self._wake()
+
+    async def taken(self, sequences: int) -> bool:
+        """Wait until so many sequences cannot be refused any more, or have news; whether all
+        have been taken. Raises Interrupted."""
+        while len(self._taken) < sequences and not self._emissions:
+            await self._wait()
+        self._raise_interruption()
+        return len(self._taken) >= sequences
+
+    async def news(self, within_s: float | None) -> bool:
+        """Wait for anything to `take`, for that long; whether there is. Raises Interrupted."""
+        loop = asyncio.get_running_loop()
+        alarm = None if within_s is None else loop.call_later(within_s, self._wake)
+        try:
+            if not self._emissions:
+                await self._wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+        self._raise_interruption()
+        return bool(self._emissions)
 
     def interrupt(self, reason: EndReason) -> None:
         """Make `take` raise Interrupted, now and from now on."""
@@ -118,18 +153,26 @@ class Mailbox:
         text of it all at once would hold up every other stream.
         """
         while not self._emissions and self._interruption is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._interruption is not None:
-            raise Interrupted(self._interruption)
+            await self._wait()
+        self._raise_interruption()
         taken, self._emissions = self._emissions[:_PART], self._emissions[_PART:]
         self._note_read()
         if self._emissions:
             await asyncio.sleep(0)
         return taken
+
+    async def _wait(self) -> None:
+        """Until somebody wakes this reader; not at all once it is interrupted."""
+        self._raise_interruption()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _raise_interruption(self) -> None:
+        if self._interruption is not None:
+            raise Interrupted(self._interruption)
 
     def _note_read(self) -> None:
         if self._full and len(self._emissions) <= self.limit // 2:

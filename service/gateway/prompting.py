@@ -1,98 +1,142 @@
-"""From a checked body to sequences for the engine: template, tokens, limits."""
+"""From a body to prompts for the engine: checks, template, tokens, limits. Pure functions.
+
+How long that takes is up to the client, so it does not run on the event loop unless the body
+is small (`ingest_pool`). Token ids leave here packed as they go over the wire: nobody between
+here and the engine needs to look at them.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
+from dataclasses import dataclass, replace
 
-from service.engine.inbox import Submit
-from service.engine.plan import SamplingParams
-from service.gateway.errors import ApiError, bad_request
-from service.gateway.schemas import GenerationRequest
-from service.gateway.state import GatewayState
+import msgspec
+
+from service.config import SamplingDefaults
+from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.responses import Operation
+from service.gateway.schemas import GenerationRequest, parse_chat, parse_completion
 from service.text.chat_template import TemplateError, render_chat
 from service.text.tokenizer import Tokenizer
+from telemetry.clock import Clock
 
-_OFF_LOOP_CHARACTERS = 4096
 _TEXT_DEFAULT_TOKENS = 16
 
 
-async def encode_prompts(state: GatewayState, request: GenerationRequest) -> list[list[int]]:
-    """Token ids of each prompt; long texts are encoded off the event loop. Raises ApiError."""
-    if request.messages is not None:
-        return [await _encode_chat(state.tokenizer, request)]
-    assert request.prompts is not None
-    encoded: list[list[int]] = []
-    for prompt in request.prompts:
-        encoded.append(await _encode_prompt(state.tokenizer, prompt))
-        await asyncio.sleep(0)  # others' streams go on between two prompts
-    return encoded
+class Refusal(msgspec.Struct, frozen=True):
+    """An ApiError that can travel between processes."""
+
+    status: int
+    message: str
+    kind: str
+    code: str | None
+    param: str | None
+
+    @classmethod
+    def of(cls, error: ApiError) -> Refusal:
+        return cls(error.status, error.message, error.kind, error.code, error.param)
+
+    def error(self) -> ApiError:
+        return ApiError(self.status, self.message, self.kind, self.code, self.param)
 
 
-async def _encode_chat(tokenizer: Tokenizer, request: GenerationRequest) -> list[int]:
-    if tokenizer.chat_template is None:
-        raise bad_request("this model has no chat template; use /v1/completions")
-    assert request.messages is not None
-    bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
-    eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
-    try:
-        rendered = render_chat(
-            tokenizer.chat_template, request.messages, bos_token=bos, eos_token=eos
-        )
-    except TemplateError as error:
-        raise bad_request(str(error), "messages") from error
-    if len(rendered) > _OFF_LOOP_CHARACTERS:
-        return await asyncio.to_thread(tokenizer.encode_chat, rendered)
-    return tokenizer.encode_chat(rendered)
+@dataclass(frozen=True, slots=True)
+class PackedPrompt:
+    """Token ids as a MessagePack array."""
+
+    tokens: int
+    ids: bytes | bytearray
 
 
-async def _encode_prompt(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
-    if isinstance(prompt, list):
-        worst = max(prompt)
-        if worst >= tokenizer.vocab_size:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What became of a body. `request` is None if it could not be parsed, else it is without its
+    texts and was there at `parsed_ns`. A `refusal` is the last word."""
+
+    request: GenerationRequest | None = None
+    parsed_ns: int = 0
+    prompts: tuple[PackedPrompt, ...] = ()
+    refusal: Refusal | None = None
+
+
+class BodyReader:
+    """Reads bodies for one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._defaults = defaults
+        self._clock = clock
+
+    def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
+        """Everything up to the tokens. `context_tokens` None: no engine says yet what fits, so
+        the body is only parsed."""
+        try:
+            request = self._parse(operation, body)
+        except ApiError as error:
+            return Reading(refusal=Refusal.of(error))
+        parsed_ns = self._clock.now_ns()
+        prompts: tuple[PackedPrompt, ...] = ()
+        refusal = None
+        if context_tokens is not None:
+            try:
+                _check_ids(request, self._tokenizer)
+                texts = self._texts(request)
+                prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
+            except ApiError as error:
+                refusal = Refusal.of(error)
+        lean = _without_texts(request)
+        return Reading(request=lean, parsed_ns=parsed_ns, prompts=prompts, refusal=refusal)
+
+    def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
+        match operation:
+            case Operation.CHAT:
+                request = parse_chat(body, self._defaults)
+            case Operation.TEXT:
+                request = parse_completion(body, self._defaults)
+        if request.model is not None and request.model != self._model:
+            raise model_not_found(request.model, self._model)
+        return request
+
+    def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
+        if request.messages is None:
+            assert request.prompts is not None
+            return request.prompts
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            raise bad_request("this model has no chat template; use /v1/completions")
+        bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
+        eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
+        try:
+            rendered = render_chat(
+                tokenizer.chat_template, request.messages, bos_token=bos, eos_token=eos
+            )
+        except TemplateError as error:
+            raise bad_request(str(error), "messages") from error
+        return (rendered,)
+
+    def _pack(
+        self, request: GenerationRequest, prompt: str | list[int], context_tokens: int
+    ) -> PackedPrompt:
+        if isinstance(prompt, list):
+            ids = self._checked(prompt)
+        else:
+            _check_length(prompt, context_tokens, self._tokenizer.longest_token_bytes)
+            is_chat = request.messages is not None
+            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
+            ids = encode(prompt)
+        output_limit(request, len(ids), context_tokens)
+        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        worst = max(ids)
+        if worst >= self._tokenizer.vocab_size:
             raise bad_request(
-                f"token id {worst} is outside the vocabulary of {tokenizer.vocab_size}", "prompt"
+                f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                "prompt",
             )
-        return prompt
-    if len(prompt) > _OFF_LOOP_CHARACTERS:
-        return await asyncio.to_thread(tokenizer.encode, prompt)
-    return tokenizer.encode(prompt)
-
-
-def build_submits(
-    state: GatewayState,
-    request: GenerationRequest,
-    prompts: list[list[int]],
-    tenant: str,
-    deadline_ns: int | None,
-) -> list[Submit]:
-    """One command a choice: prompts in order, `n` choices each. Raises ApiError."""
-    started = state.bridge.started
-    assert started is not None
-    _check_ids(request, state.tokenizer)
-    seed = secrets.randbits(62) if request.seed is None else request.seed
-    submits: list[Submit] = []
-    for prompt in prompts:
-        limit = output_limit(request, len(prompt), started.max_model_tokens)
-        for _ in range(request.choices):
-            submits.append(
-                Submit(
-                    seq_id=state.bridge.next_seq_id(),
-                    prompt=prompt,
-                    max_tokens=limit,
-                    sampling=_sampling(request, seed + len(submits)),
-                    min_tokens=min(request.min_tokens, limit),
-                    end_token_ids=() if request.ignore_eos else state.tokenizer.eos_token_ids,
-                    stop_token_ids=request.stop_token_ids,
-                    tenant=tenant,
-                    priority=request.priority,
-                    deadline_ns=deadline_ns,
-                    cache_salt=request.cache_salt,
-                    cache_prefix=request.cache_prefix,
-                    grammar=request.grammar,
-                )
-            )
-    return submits
+        return ids
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
@@ -115,23 +159,20 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     return request.max_tokens
 
 
+def _check_length(text: str, context_tokens: int, longest_token_bytes: int | None) -> None:
+    """Refuse what cannot fit, however it is cut into tokens, before that is done."""
+    if longest_token_bytes is None or len(text) * 4 <= context_tokens * longest_token_bytes:
+        return
+    least = -(-len(text.encode(errors="replace")) // longest_token_bytes)
+    if least >= context_tokens:
+        raise _too_long(
+            f"the prompt has at least {least} tokens; the context of {context_tokens} tokens must "
+            "also hold the output"
+        )
+
+
 def _too_long(message: str) -> ApiError:
     return bad_request(message, "max_tokens", "context_length_exceeded")
-
-
-def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63),  # msgpack carries 64 bits
-        logprobs=request.logprobs,
-        logit_bias=request.logit_bias,
-    )
 
 
 def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
@@ -143,3 +184,10 @@ def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
             raise bad_request(
                 f"{name}: a token id is outside the vocabulary of {tokenizer.vocab_size}", name
             )
+
+
+def _without_texts(request: GenerationRequest) -> GenerationRequest:
+    """What is needed once the prompts are tokens: which kind they were, and how many."""
+    if request.messages is not None:
+        return replace(request, messages=())
+    return replace(request, prompts=("",) * len(request.prompts or ()))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from service.config import GatewayConfig, SamplingDefaults
 from service.gateway.bridge import Bridge
+from service.gateway.ingest_pool import IngestPool
 from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
 from telemetry.connections import ConnectionCounts
@@ -112,6 +113,7 @@ class GatewayState:
     lane: Lane
     bridge: Bridge
     tokenizer: Tokenizer
+    ingest: IngestPool
     model: str
     sampling_defaults: SamplingDefaults
     created_unix_s: int

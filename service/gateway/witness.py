@@ -44,6 +44,7 @@ class Witness:
         self._detokenized_ns: int | None = None
         self._detokenize_busy_ns = 0
         self._detected_ns: int | None = None
+        self._answered_ns: int | None = None
 
     def accepted(self, scope: Scope, operation: str, tenant: str) -> None:
         parent = parse_traceparent(header(scope, b"traceparent"))
@@ -64,11 +65,11 @@ class Witness:
             )
         )
 
-    def parsed(self, request: GenerationRequest, model: str) -> None:
+    def parsed(self, request: GenerationRequest, model: str, at_ns: int) -> None:
         self._lane.append(
             RequestParsed(
                 request_id=self.request_id,
-                at_ns=self._clock.now_ns(),
+                at_ns=at_ns,
                 model=model,
                 stream=request.stream,
                 choices=request.choices * len(request.prompts or (None,)),
@@ -97,15 +98,20 @@ class Witness:
         self._detokenized_ns = self._clock.now_ns()
         self._detokenize_busy_ns += self._detokenized_ns - begin_ns
 
-    def sent(self, count_bytes: int) -> None:
+    def sent(self, count_bytes: int, is_content: bool = True) -> None:
+        """So many bytes are with the socket; comments and errors are no content."""
         self._bytes_sent += count_bytes
-        if self._first_sent_ns is None:
+        if is_content and self._first_sent_ns is None:
             self._first_sent_ns = self._clock.now_ns()
 
     def noticed(self) -> None:
         """A disconnect, a delete or a deadline came to light; the first time counts."""
         if self._detected_ns is None:
             self._detected_ns = self._clock.now_ns()
+
+    def answered(self) -> None:
+        """The last byte is out, which is the end; what is recorded later does not move it."""
+        self._answered_ns = self._clock.now_ns()
 
     def ended(self, reason: EndReason, error_type: str | None, output_tokens: int) -> None:
         self._lane.append(self._end(reason, error_type, output_tokens))
@@ -117,7 +123,7 @@ class Witness:
     def _end(self, reason: EndReason, error_type: str | None, output_tokens: int) -> RequestEnded:
         return RequestEnded(
             request_id=self.request_id,
-            at_ns=self._clock.now_ns(),
+            at_ns=self._clock.now_ns() if self._answered_ns is None else self._answered_ns,
             reason=reason,
             status=self.status,
             error_type=error_type,

@@ -8,11 +8,13 @@ vocabulary is answered here: special tokens, end tokens, the exact bytes of a to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
 from service.config import ConfigError, ModelKind, ModelRef
+from service.text.token_bound import longest_token_bytes
 
 
 class Tokenizer:
@@ -47,6 +49,12 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Control tokens, which are not part of a text."""
         return self._special_ids
+
+    @cached_property
+    def longest_token_bytes(self) -> int | None:
+        """A text of more bytes than that times N has more than N tokens; None where no such
+        bound is known."""
+        return longest_token_bytes(self._backend, self._token_bytes)
 
     def backend_json(self) -> str:
         """The rules of encoding, in the format of the `tokenizers` library."""

@@ -1,0 +1,42 @@
+"""A body on its way to being read: somebody waits for it, or nobody does any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.gateway.mailbox import Interrupted, Mailbox
+from service.gateway.prompting import Reading
+from service.gateway.responses import Operation
+from service.gateway.state import GatewayState
+
+
+class Intake:
+    """One instance a request. `mailbox` knows whether the request was interrupted."""
+
+    def __init__(self, state: GatewayState, operation: Operation, mailbox: Mailbox) -> None:
+        self._state = state
+        self._operation = operation
+        self._mailbox = mailbox
+        self._reading: asyncio.Task[Reading] | None = None
+
+    async def read(self, body: bytes) -> Reading:
+        """The body as prompts. Raises Interrupted when `stop` is called meanwhile."""
+        bridge = self._state.bridge
+        started = bridge.started if bridge.ready else None
+        context_tokens = None if started is None else started.max_model_tokens
+        work = self._state.ingest.read(self._operation, body, context_tokens)
+        self._reading = asyncio.ensure_future(work)
+        try:
+            return await self._reading
+        except asyncio.CancelledError:
+            if self._mailbox.interruption is None or not self._reading.cancelled():
+                raise
+            raise Interrupted(self._mailbox.interruption) from None
+        finally:
+            self._reading.cancel()
+            self._reading = None
+
+    def stop(self) -> None:
+        """Nobody wants the request any more: end the work on its body, if it is under way."""
+        if self._reading is not None:
+            self._reading.cancel()
