@@ -34,10 +34,11 @@ def shared_file(name: str) -> int:
     """A descriptor of memory, or of a file without a name where the system has no such memory."""
     if sys.platform == "linux":
         return os.memfd_create(name)
-    import tempfile  # which imports much
+    else:
+        import tempfile  # which imports much
 
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
 
 
 @dataclass(frozen=True, slots=True)

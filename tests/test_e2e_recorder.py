@@ -163,7 +163,7 @@ def names_of(trace: Trace, category: str) -> set[str]:
 
 
 def test_a_stopped_engine_is_seen_and_dumped_within_a_second(recorded: Server, dumps: Path) -> None:
-    """SIGSTOP: the watchdog tells, a dump is asked for and comes; /ready stays as it was."""
+    """SIGSTOP: the watchdog tells, a dump is asked for and comes; /ready goes, and returns."""
     thread = stream(recorded, "stuck", max_tokens=1900)
     eventually(lambda: recorded.snapshot()["output_tokens_total"] > 5, "some tokens")
     pid = recorded.snapshot()["engine_pid"]
@@ -173,9 +173,10 @@ def test_a_stopped_engine_is_seen_and_dumped_within_a_second(recorded: Server, d
         assert answer.status_code == 200, answer.text
         dump = answer.json()
         eventually(lambda: dumped(dumps, "stall"), "a dump of the stall")
-        assert recorded.is_ready()
+        eventually(lambda: not recorded.is_ready(), "unreadiness", 5)
     finally:
         os.kill(pid, signal.SIGCONT)
+    eventually(recorded.is_ready, "readiness again", 5)
     thread.join(60)
     (stall,) = [fact for fact in facts_in(dumps, "stall") if isinstance(fact, StallDetected)]
     metrics = recorded.client.get("/metrics").text

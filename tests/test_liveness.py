@@ -17,6 +17,7 @@ import pytest
 from facts import MS, prefill, queued, step, submitted
 from served import started
 from server import eventually
+from twin_cases import top_of, twin, verdicts
 
 from diagnosis.classifier import Diagnoser
 from diagnosis.symptoms import Symptom
@@ -24,6 +25,7 @@ from service.config import ConfigError, GatewayConfig
 from service.gateway.liveness import LOOK_NS, Life, Liveness
 from service.gateway.stacks import stacks_of
 from service.pulse import Pulse, PulseReader, Signs, shared_file
+from service.sim.twins.registry import TWINS
 from telemetry.clock import ManualClock
 from telemetry.journal import write_journal
 from telemetry.journal_reader import read_journal
@@ -163,6 +165,7 @@ def test_a_turn_and_a_rest_are_seen_from_the_other_side() -> None:
 
 _ASLEEP = """
 import ctypes, faulthandler, sys
+from service.sim.twins.registry import TWINS
 from service.pulse import STACKS_SIGNAL, Pulse
 from telemetry.clock import MonotonicClock
 
@@ -299,3 +302,19 @@ def test_a_hang_is_kept_in_the_journal_and_read_back(tmp_path: Path) -> None:
     write_journal(tmp_path / "run.journal", facts, ManualClock(), "request")
 
     assert list(read_journal(tmp_path / "run.journal")) == facts
+
+
+@pytest.mark.parametrize("mechanism", TWINS["engine_hung"])
+def test_a_simulated_engine_that_falls_silent_is_found_and_nothing_else_first(
+    mechanism: str,
+) -> None:
+    one = twin("engine_hung", mechanism)
+    told = verdicts(one)
+    onset_ns = one.onset_ns
+    assert onset_ns is not None
+    found_ns = next(at_ns for at_ns, verdict in told if verdict.findings)
+    named = {top_of(verdict) for _, verdict in told}
+
+    assert onset_ns + 2 * SECOND <= found_ns < onset_ns + 3 * SECOND
+    assert named == {"healthy", "engine_hung"}
+    assert top_of(told[-1][1]) == "healthy"

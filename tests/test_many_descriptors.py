@@ -13,13 +13,18 @@ import termios
 from collections.abc import Iterator
 
 import pytest
+from served import started
 from server import eventually
 
 from service import wire
 from service.config import EngineConfig, ModelKind, ModelRef
+from service.gateway.bridge import Bridge
 from service.gateway.engine_process import start_engine
+from service.gateway.supervisor import Supervisor
 from service.link import Link
 from telemetry.clock import MonotonicClock
+from telemetry.recorder import Lane
+from telemetry.records import EngineDied, Fact
 
 _HIGH = 1_100
 
@@ -58,6 +63,32 @@ def test_a_link_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None
         assert link.receive(None) == []
         ours.sendall(wire.encode(wire.Shutdown()))
         assert link.receive(None) == [wire.Shutdown()]
+
+
+def test_an_engine_that_cannot_be_replaced_for_want_of_descriptors_is_tried_again() -> None:
+    """The gateway goes on answering: clients that leave give descriptors back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    bridge, lane = Bridge(Lane(), lambda line: None), Lane()
+    bridge.started = started(0)  # one has been ready
+    config = EngineConfig(model=ModelRef(kind=ModelKind.DUMMY, path="tiny", name="none"))
+
+    async def run() -> list[Fact]:
+        supervisor = Supervisor(bridge, config, MonotonicClock(), lane)
+        open_now = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now, hard))
+        try:
+            running = asyncio.create_task(supervisor.run())
+            while not len(lane) and not running.done():
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await supervisor.stop()
+        await running
+        return lane.drain()
+
+    (death,) = asyncio.run(run())
+    assert isinstance(death, EngineDied)
+    assert "Too many open files" in death.detail
 
 
 def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: None) -> None:
