@@ -93,9 +93,9 @@ class Accountant:
                 if request_id not in live and accepted.was_read_before(listed.at_ns):
                     del self._accepted[request_id]
             return
-        for seq_id in listed.over(self._tracks):
-            del self._tracks[seq_id]
-        self._constrained.difference_update(listed.over(self._constrained))
+        for seq_id in listed.over(self._tracks.keys() | self._constrained):
+            if self._request_of(seq_id) not in self._accepted:  # else its account is still to come
+                self._forget(seq_id)
 
     def account(self, timeline: RequestTimeline) -> Account:
         """Draw up an ended request's account and forget the request."""

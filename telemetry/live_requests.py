@@ -81,6 +81,11 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def live(self) -> int:
+        """Requests and sequences of which something is carried."""
+        return len(self._requests) + len(self._owners) + len(self._early)
+
     def take(self, fact: Fact) -> None:
         handler = self._take.get(type(fact))
         if handler is not None:

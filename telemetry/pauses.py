@@ -139,6 +139,11 @@ class PauseLog:
         """Nanoseconds of the interval that a pause of the process explains, by cause."""
         return overlaps(self.between(process, begin_ns, end_ns), begin_ns, end_ns)
 
+    @property
+    def live(self) -> int:
+        """Sequences that the engine has not taken up, as far as is known."""
+        return self._gaps.live
+
     def close(self) -> None:
         """No more facts will come: settle what is left."""
         self._settle(max((pause.end_ns for pause in self._unsettled), default=0))
@@ -182,6 +187,11 @@ class EngineGaps:
         self._idle = True
         self._resting_ns = 0
         self._submitted: dict[int, int] = {}
+
+    @property
+    def live(self) -> int:
+        """Sequences that were handed over and not taken up."""
+        return len(self._submitted)
 
     def take(self, fact: Fact) -> Sequence[Pause]:
         """Of any fact but a step."""
