@@ -29,7 +29,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks as openapi_checks
 
 from benchmarks.fuzz_cases import make_servable, make_short
-from benchmarks.fuzz_facts import leaks, unpaired
+from benchmarks.fuzz_facts import leaks, unpaired_of
 from benchmarks.fuzz_watch import HealthWatch, Watched
 from benchmarks.starter import serving
 
@@ -113,7 +113,7 @@ def _judge(report: Report, url: str) -> None:
         report.fault("health", f"{seen.failed} of {seen.polls} polls failed")
     for leak in leaks(url):
         report.fault("leak", leak)
-    report.requests, wrong = unpaired(url)
+    report.requests, wrong = unpaired_of(url)
     for one in wrong:
         report.fault("terminal facts", one)
 
@@ -160,7 +160,6 @@ def _checked(report: Report, session: requests.Session) -> Callable[[Case], None
         kind = "generation" if case.operation.path in _GENERATION else "other"
         meant = "right" if is_right else "wrong"
         report.statuses[f"{kind} {meant} {answer.status_code}"] += 1
-        if is_right and answer.status_code >= 400: print(answer.status_code, answer.text[:300], file=sys.stderr)
         wanted = list(_CHECKS) if answer.status_code == 503 else [*_CHECKS, not_a_server_error]
         try:
             case.validate_response(answer, checks=wanted)
