@@ -2,11 +2,12 @@
 PYTHON ?= python3
 PORT ?= 8000
 ARGS ?=
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types contracts unit sim bench docs prometheus format clean
+.PHONY: help serve test lint types contracts unit sim bench fuzz docs prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +35,9 @@ sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants ch
 
 bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks.serving
+
+fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing may break (SEED=1)
+	$(BIN)/python -m benchmarks.fuzz_api --cases 2000 --seed $(SEED)
 
 docs: $(VENV)/.core ## Write telemetry/METRICS.md and docs/limits.md from the code
 	$(BIN)/python -m telemetry.metrics_doc

@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +31,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks as openapi_checks
 
 from benchmarks.fuzz_cases import make_servable, make_short
-from benchmarks.fuzz_facts import leaks, unpaired
+from benchmarks.fuzz_facts import leaks, unpaired_of
 from benchmarks.fuzz_watch import HealthWatch, Watched
 from benchmarks.starter import serving
 
@@ -39,6 +41,7 @@ _LEFT_OUT = {("POST", "/debug/profile"), ("PUT", "/debug/telemetry")}
 _GENERATION = ("/v1/chat/completions", "/v1/completions")
 _GENERATION_SHARE = 0.6
 _CASE_TIMEOUT_S = 60
+_AT_ONCE = 4
 _SHOWN = 20
 _CHECKS = [
     openapi_checks.status_code_conformance,
@@ -86,19 +89,21 @@ def fuzz(url: str, gateway_pid: int, cases: int, seed_number: int) -> Report:
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
-    with HealthWatch(address.hostname, address.port, gateway_pid) as watch:
-        session = requests.Session()
+    with (
+        HealthWatch(address.hostname, address.port, gateway_pid) as watch,
+        Clients(report) as clients,
+    ):
         others = [one for one in operations if one.path not in _GENERATION]
         each = max(1, int(cases * (1 - _GENERATION_SHARE) / 2 / len(others)))
         for number, operation in enumerate(others):
             for mode in GenerationMode:
-                _run(operation, mode, each, seed_number + number, _checked(report, session))
+                _run(operation, mode, each, seed_number + number, clients.send)
         generation = [one for one in operations if one.path in _GENERATION]
-        left = max(0, cases - report.cases)
+        left = max(0, cases - clients.sent)
         for number, operation in enumerate(generation):
             for mode in GenerationMode:
                 count = -(-left // (2 * len(generation)))
-                _run(operation, mode, count, seed_number + number, _checked(report, session))
+                _run(operation, mode, count, seed_number + number, clients.send)
     report.health = watch.seen
     _judge(report, url)
     return report
@@ -113,7 +118,7 @@ def _judge(report: Report, url: str) -> None:
         report.fault("health", f"{seen.failed} of {seen.polls} polls failed")
     for leak in leaks(url):
         report.fault("leak", leak)
-    report.requests, wrong = unpaired(url)
+    report.requests, wrong = unpaired_of(url)
     for one in wrong:
         report.fault("terminal facts", one)
 
@@ -143,34 +148,65 @@ def _run(
             raise
 
 
-def _checked(report: Report, session: requests.Session) -> Callable[[Case], None]:
-    """Sends a case and looks at the answer; a fault is noted and the next case comes."""
+class Clients:
+    """Send cases, a few at once; faults in the answers are noted, and the next case comes."""
 
-    def check(case: Case) -> None:
+    def __init__(self, report: Report) -> None:
+        self.sent = 0
+        self._report = report
+        self._lock = threading.Lock()
+        self._free = threading.Semaphore(_AT_ONCE)
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._local = threading.local()
+        self._futures: list[Future[None]] = []
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        for future in self._futures:
+            future.result()
+
+    def send(self, case: Case) -> None:
+        """Returns when a client has the case."""
         is_right = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
         if case.operation.path in _GENERATION:
             (make_servable if is_right else make_short)(case.body)
-        report.cases += 1
-        where = f"{case.method} {case.operation.path}"
+        self.sent += 1
+        self._free.acquire()
+        self._futures.append(self._pool.submit(self._check, case, is_right))
+
+    def _check(self, case: Case, is_right: bool) -> None:
         try:
-            answer = case.call(session=session, timeout=_CASE_TIMEOUT_S)
-        except requests.RequestException as error:
-            report.fault(f"{where}: {type(error).__name__}", _told(case, str(error)))
-            return
+            faults, status = self._answer(case)
+        finally:
+            self._free.release()
         kind = "generation" if case.operation.path in _GENERATION else "other"
-        meant = "right" if is_right else "wrong"
-        report.statuses[f"{kind} {meant} {answer.status_code}"] += 1
-        if is_right and answer.status_code >= 400:
-            print(answer.status_code, answer.text[:300], file=sys.stderr)
+        with self._lock:
+            self._report.cases += 1
+            self._report.statuses[f"{kind} {'right' if is_right else 'wrong'} {status}"] += 1
+            for title, told in faults:
+                self._report.fault(f"{case.method} {case.operation.path}: {title}", told)
+
+    def _answer(self, case: Case) -> tuple[list[tuple[str, str]], str]:
+        """Faults, each with what it is called; and the status."""
+        if not hasattr(self._local, "session"):
+            self._local.session = requests.Session()
+        try:
+            answer = case.call(session=self._local.session, timeout=_CASE_TIMEOUT_S)
+        except requests.RequestException as error:
+            return [(type(error).__name__, _told(case, str(error)))], "none"
         wanted = list(_CHECKS) if answer.status_code == 503 else [*_CHECKS, not_a_server_error]
         try:
             case.validate_response(answer, checks=wanted)
         except schemathesis.errors.FailureGroup as group:
-            for failure in group.exceptions:
-                told = f"{failure.title}: {failure.message}"
-                report.fault(f"{where}: {failure.title}", _told(case, told))
-
-    return check
+            faults = [
+                (failure.title, _told(case, f"{failure.title}: {failure.message}"))
+                for failure in group.exceptions
+            ]
+            return faults, str(answer.status_code)
+        return [], str(answer.status_code)
 
 
 def _told(case: Case, what: str) -> str:

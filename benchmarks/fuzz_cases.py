@@ -38,6 +38,8 @@ def make_servable(body: Any) -> None:
     """For a body of the right types: what the types do not say."""
     if not isinstance(body, dict):
         return
+    for name, value in body.items():
+        body[name] = _whole(value)
     make_short(body)
     for name in ("model", "suffix"):
         body.pop(name, None)
@@ -63,6 +65,13 @@ def _use_common_ids(body: dict[str, Any]) -> None:
         body["logit_bias"] = {
             str(int(key) % _COMMON_IDS): bias for key, bias in body["logit_bias"].items()
         }
+
+
+def _whole(value: Any) -> Any:
+    """5.0 as 5: a schema calls both an integer, and the server only one of them."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _common(item: Any) -> Any:

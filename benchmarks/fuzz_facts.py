@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import requests
 
 from telemetry.engine_records import SequenceEnded
 from telemetry.journal_reader import read_journal
-from telemetry.records import RequestAccepted, RequestEnded, SequenceSubmitted
+from telemetry.records import Fact, RequestAccepted, RequestEnded, SequenceSubmitted
 
 _IDLE_S = 60
 _POLL_S = 0.2
@@ -30,26 +31,31 @@ def leaks(url: str) -> list[str]:
     return [f"{name} is {value} when idle" for name, value in left.items()]
 
 
-def unpaired(url: str) -> tuple[int, list[str]]:
-    """How many requests the journal knows, and those without exactly one end."""
-    accepted: Counter[str] = Counter()
-    ended: Counter[str] = Counter()
-    sequences: Counter[int] = Counter()
+def unpaired_of(url: str) -> tuple[int, list[str]]:
+    """What `unpaired` says of the server's journal."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "fuzz.journal")
         path.write_bytes(requests.get(f"{url}/debug/journal", timeout=60).content)
-        for fact in read_journal(path):
-            match fact:
-                case RequestAccepted():
-                    accepted[fact.request_id] += 1
-                case RequestEnded():
-                    ended[fact.request_id] += 1
-                case SequenceSubmitted():
-                    sequences[fact.seq_id] += 1
-                case SequenceEnded():
-                    sequences[fact.seq_id] -= 1
-                case _:
-                    pass
+        return unpaired(read_journal(path))
+
+
+def unpaired(facts: Iterable[Fact]) -> tuple[int, list[str]]:
+    """How many requests there were, and those without exactly one end."""
+    accepted: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    sequences: Counter[int] = Counter()
+    for fact in facts:
+        match fact:
+            case RequestAccepted():
+                accepted[fact.request_id] += 1
+            case RequestEnded():
+                ended[fact.request_id] += 1
+            case SequenceSubmitted():
+                sequences[fact.seq_id] += 1
+            case SequenceEnded():
+                sequences[fact.seq_id] -= 1
+            case _:
+                pass
     wrong = [
         f"request {one!r}: {accepted[one]} accepted, {ended[one]} ended"
         for one in accepted.keys() | ended.keys()

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from service.device.draw import draw, draw_rows
+from service.device.draw_on_device import draw_on_device
 from service.device.sampler import Sampler, uniform
 from service.engine.plan import DecodeRow, SamplingParams, SlotStart
 
@@ -250,3 +253,38 @@ def test_a_draw_that_sorts_little_equals_one_that_sorts_everything(
         expected = [full_sort_draw(*one) for one in zip(logits, params, chances, strict=True)]
         assert draw_rows(logits, params, chances) == expected
         assert [draw(*one) for one in zip(logits, params, chances, strict=True)] == expected
+
+
+TINY = 5e-324
+
+
+@settings(max_examples=300, deadline=None)
+@example(SamplingParams(temperature=1.0, repetition_penalty=TINY, top_p=TINY), 0)
+@example(SamplingParams(temperature=1e-5, repetition_penalty=1e-30, top_p=0.5, min_p=1.0), 1)
+@given(
+    st.builds(
+        SamplingParams,
+        temperature=st.floats(0, 2),
+        top_k=st.integers(0, VOCAB + 5),
+        top_p=st.floats(0, 1, exclude_min=True),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0, 2, exclude_min=True),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        seed=st.integers(-(1 << 63), (1 << 63) - 1),
+        logprobs=st.none() | st.integers(0, 20),
+        logit_bias=st.none() | st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100)),
+    ),
+    st.integers(0, 5),
+)
+def test_whatever_a_request_asks_for_a_token_comes(params: SamplingParams, weather: int) -> None:
+    """A row that cannot be drawn would fail the step of everybody."""
+    values = logits(weather)
+    sampler = started(params, prompt=(1, 2, 3), outputs=(4, 4, 5), min_tokens=9, ends=(6, 7))
+    token = chosen(sampler, values, 3)
+    plain = started(params).draws([row(0)])
+
+    assert 0 <= token < VOCAB
+    assert token not in (6, 7)
+    if plain is not None:
+        assert 0 <= int(draw_on_device(values[None], plain.numbers, plain.most_k)) < VOCAB

@@ -118,6 +118,13 @@ def test_what_a_request_keeps_is_bounded(body: dict[str, Any], param: str) -> No
     assert refusal_of(CompletionBody, body).param == param
 
 
+def test_a_repetition_penalty_that_makes_logits_infinite_is_refused() -> None:
+    error = refusal_of(CompletionBody, completion(repetition_penalty=5e-324))
+
+    assert error.param == "repetition_penalty"
+    assert parsed(CompletionBody, completion(repetition_penalty=0.01)).repetition_penalty == 0.01
+
+
 def test_a_conversation_of_too_many_messages_is_refused() -> None:
     messages = [{"role": "user", "content": "x"}] * (limits.MESSAGES.value + 1)
 

@@ -36,6 +36,7 @@ from service.engine.plan import (
 from telemetry.clock import Clock
 
 _GREEDY_BELOW = 1e-5
+_LEAST_PENALTY = 0.01  # a logit divided by less may be infinite, and no row could be drawn
 _MASK64 = (1 << 64) - 1
 
 
@@ -258,7 +259,7 @@ class Sampler:
             seen = sorted(slot.prompt_ids | slot.output_counts.keys())
             index = torch.tensor(seen, device=logits.device)
             picked = logits[index]
-            penalty = params.repetition_penalty
+            penalty = max(params.repetition_penalty, _LEAST_PENALTY)
             logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty)
         if (params.presence_penalty or params.frequency_penalty) and slot.output_counts:
             ids, counts = zip(*slot.output_counts.items(), strict=True)

@@ -150,7 +150,8 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=limits.TOKENS.value)] | None = None
     min_p: Share | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    # what is smaller makes logits infinite
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
