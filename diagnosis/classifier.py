@@ -312,7 +312,11 @@ def _together(charged: list[Finding], counted: list[Finding]) -> list[Finding]:
 
 def _is_no_failure(finding: Finding) -> bool:
     """What ends requests is said before what delays them."""
-    return finding.symptom not in (Symptom.OUT_OF_MEMORY, Symptom.LOAD_FAILURE)
+    return finding.symptom not in (
+        Symptom.OUT_OF_MEMORY,
+        Symptom.STEP_FAILURE,
+        Symptom.LOAD_FAILURE,
+    )
 
 
 def _alike(window: Window) -> Reference:

@@ -29,6 +29,7 @@ class Symptom(StrEnum):
     UNFAIRNESS = "unfairness"  # one tenant's work delays the others'
     HEAVY_SAMPLING = "heavy_sampling"  # choosing tokens takes the time
     OUT_OF_MEMORY = "out_of_memory"  # steps fail for want of memory
+    STEP_FAILURE = "step_failure"  # steps fail, and not for want of memory
     LOAD_FAILURE = "load_failure"  # the model does not load
     BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small to be worth their fixed cost
     TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is not whole
@@ -41,6 +42,7 @@ LATENCY = tuple(
     not in (
         Symptom.INVALID_OUTPUT,
         Symptom.OUT_OF_MEMORY,
+        Symptom.STEP_FAILURE,
         Symptom.LOAD_FAILURE,
         Symptom.TELEMETRY_DEGRADED,
     )

@@ -23,6 +23,7 @@ from telemetry.engine_records import (
     SequenceQueued,
     SequenceRefused,
     SequenceResumed,
+    StepAborted,
     StepRecorded,
 )
 from telemetry.host_records import HostPaused, HostSampled
@@ -153,6 +154,10 @@ class Tally:
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
                 self._restarted(fact)
+            case StepAborted():
+                counts = self._at(fact.at_ns)
+                counts.aborted[fact.failure, fact.detail] += 1
+                counts.aborted_sequences[fact.failure] += fact.sequences
             case ExportFailed():
                 self._at(fact.at_ns).exports_failed += 1
             case RecordingSet():
@@ -172,6 +177,8 @@ class Tally:
         counts = self._at(fact.at_ns)
         counts.deaths.append(fact.detail)
         counts.deaths_unready += not self.ready
+        if fact.failure is not None:
+            counts.deaths_by_failure[fact.failure] += 1
         self.ready = False
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:

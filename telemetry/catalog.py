@@ -25,6 +25,12 @@ BLOCKS_CACHED = Metric(
 BLOCKS_TOTAL = Metric("phasescope_kv_blocks", Kind.GAUGE, "Blocks of the paged KV cache.")
 ENGINE_RESTARTS = Metric("phasescope_engine_restarts", Kind.COUNTER, "Engine processes that died.")
 STEPS = Metric("phasescope_steps", Kind.COUNTER, "Engine steps.")
+STEPS_FAILED = Metric(
+    "phasescope_steps_failed",
+    Kind.COUNTER,
+    "Steps that could not be computed, by why.",
+    ("failure",),
+)
 PROMPT_TOKENS = Metric(
     "phasescope_prompt_tokens", Kind.COUNTER, "Prompt tokens computed, recomputed ones included."
 )

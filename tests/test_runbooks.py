@@ -35,6 +35,7 @@ WITHOUT_INTERVENTION = frozenset(
         Symptom.INGEST_BACKLOG,
         Symptom.INVALID_OUTPUT,
         Symptom.OUT_OF_MEMORY,
+        Symptom.STEP_FAILURE,
         Symptom.LOAD_FAILURE,
         Symptom.TELEMETRY_DEGRADED,
     }

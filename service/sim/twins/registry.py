@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from service.sim.twins.client_faults import INGEST, LEAK, SLOW_CLIENT
-from service.sim.twins.failure_faults import DEGRADED, LOAD_FAILURE, OUT_OF_MEMORY
+from service.sim.twins.failure_faults import (
+    DEGRADED,
+    LOAD_FAILURE,
+    OUT_OF_MEMORY,
+    STEP_FAILURE,
+)
 from service.sim.twins.fault import Mechanisms
 from service.sim.twins.healthy import BUSY, LIGHT
 from service.sim.twins.limit_faults import EXHAUSTION, OVERSIZED, SMALL_BUDGET, THRASH
@@ -41,6 +46,7 @@ FAULTS: dict[str, Mechanisms] = {
     "unfairness": UNFAIRNESS,
     "heavy_sampling": SAMPLING,
     "out_of_memory": OUT_OF_MEMORY,
+    "step_failure": STEP_FAILURE,
     "load_failure": LOAD_FAILURE,
     "budget_too_small": SMALL_BUDGET,
     "telemetry_degraded": DEGRADED,
