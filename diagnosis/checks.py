@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -10,7 +11,7 @@ from diagnosis.counts import Counts
 from diagnosis.runbook import runbook_name
 from diagnosis.symptoms import Evidence, Finding, Symptom
 from diagnosis.tally import Tally
-from telemetry.reasons import EndReason, HangKind, StackSource
+from telemetry.reasons import EndReason, HangKind, StackSource, StepFailure
 from telemetry.records import EngineHung
 
 # Of constrained answers that were judged, so many invalid ones are no accident.
@@ -20,7 +21,12 @@ _LEAST_FAILED = 1
 # an abort takes a step or two; so many sequences that had so many rows were not aborted
 _LEAST_LEAKED, _LEAST_ROWS = 2, 8
 _NAMED = 6
-_MEMORY_WORDS = ("memory", "alloc")
+_WORDS = {
+    StepFailure.OUT_OF_MEMORY: "for want of memory",
+    StepFailure.KERNEL_ERROR: "by an error of the device or a library (kernel_error)",
+    StepFailure.RANK_LOST: "because a rank of the model was lost (rank_lost)",
+    StepFailure.BAD_INPUT: "by an input that the model does not have (bad_input)",
+}
 
 _HANGS = {
     HangKind.STOPPED: "the engine's process is stopped by a signal",
@@ -71,19 +77,18 @@ def leaked(counts: Counts, tally: Tally) -> Finding | None:
 
 
 def out_of_memory(counts: Counts, tally: Tally) -> Finding | None:
-    """Steps that fail, or an engine that dies, with the word in what it says."""
-    failed = counts.sequence_reasons[EndReason.EXECUTOR_ERROR]
-    dead = [detail for detail in counts.deaths if any(w in detail.lower() for w in _MEMORY_WORDS)]
+    """Steps that fail, or an engine that dies, because an allocation was refused."""
+    failed = counts.aborted_sequences[StepFailure.OUT_OF_MEMORY]
+    dead = counts.deaths_by_failure[StepFailure.OUT_OF_MEMORY]
     if failed < _LEAST_FAILED and not dead:
         return None
-    said = dead[-1] if dead else f"{failed} sequences ended because a step failed"
     return _finding(
         Symptom.OUT_OF_MEMORY,
-        said,
+        _said_of(counts, StepFailure.OUT_OF_MEMORY),
         0.9,
         (
             Evidence("failed_sequences", failed, "sequences"),
-            Evidence("deaths", len(dead), "engines"),
+            Evidence("deaths", dead, "engines"),
         ),
     )
 
@@ -111,6 +116,43 @@ def engine_hung(counts: Counts, tally: Tally) -> Finding | None:
 def _told(hang: EngineHung) -> tuple[str, ...]:
     """Where its threads are, headed by who says so."""
     return (_SOURCES[hang.stacks_source], *hang.stacks)
+
+
+def step_failure(counts: Counts, tally: Tally) -> Finding | None:
+    """Steps that fail, or a serving engine that dies, for another reason than memory: the kind
+    that ended most is told, each is evidence. Of older records the kind is not known."""
+    kinds = [kind for kind in StepFailure if kind is not StepFailure.OUT_OF_MEMORY]
+    harm = {kind: counts.aborted_sequences[kind] + counts.deaths_by_failure[kind] for kind in kinds}
+    ended = counts.sequence_reasons[EndReason.EXECUTOR_ERROR]
+    untold = max(0, ended - counts.aborted_sequences.total())
+    if sum(harm.values()) + untold < _LEAST_FAILED:
+        return None
+    worst = max(kinds, key=lambda kind: harm[kind])
+    untold_words = f"{untold} sequences ended because a step failed, of which no more is recorded"
+    steps = {
+        kind: sum(n for (one, _), n in counts.aborted.items() if one is kind) for kind in kinds
+    }
+    return _finding(
+        Symptom.STEP_FAILURE,
+        _said_of(counts, worst) if harm[worst] else untold_words,
+        0.9,
+        (
+            *(Evidence(kind.value, steps[kind], "steps") for kind in kinds if steps[kind]),
+            Evidence("failed_sequences", ended, "sequences"),
+            Evidence("deaths", sum(counts.deaths_by_failure[kind] for kind in kinds), "engines"),
+        ),
+    )
+
+
+def _said_of(counts: Counts, kind: StepFailure) -> str:
+    """In one line, with the words of the commonest error."""
+    details = Counter({said: n for (one, said), n in counts.aborted.items() if one is kind})
+    told = [f"{counts.aborted_sequences[kind]} sequences ended"] if details else []
+    if counts.deaths_by_failure[kind]:
+        told.append(f"the engine died {counts.deaths_by_failure[kind]} times")
+    said = f"{' and '.join(told)} {_WORDS[kind]}"
+    words = details.most_common(1)[0][0] if details else ""
+    return f"{said}: {words}" if words else said
 
 
 def load_failure(counts: Counts, tally: Tally) -> Finding | None:
@@ -189,6 +231,7 @@ CHECKS: tuple[Check, ...] = (
     load_failure,
     engine_hung,
     out_of_memory,
+    step_failure,
     invalid_output,
     leaked,
 )

@@ -334,6 +334,7 @@ def _is_no_failure(finding: Finding) -> bool:
     return finding.symptom not in (
         Symptom.ENGINE_HUNG,
         Symptom.OUT_OF_MEMORY,
+        Symptom.STEP_FAILURE,
         Symptom.LOAD_FAILURE,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
 from telemetry.host_records import HostSampled
-from telemetry.reasons import EndReason, WaitReason
+from telemetry.reasons import EndReason, StepFailure, WaitReason
 from telemetry.records import EngineHung
 
 BUCKET_NS = 500_000_000
@@ -32,8 +32,10 @@ class Counts:
 
     Of the queue everybody waits for what binds its head (`waited_ns`), running ones that got no
     row for their own reason (`skipped_ns`). `gone_rows` are rows by sequence whose client had
-    left. `cut` of the `constrained` sequences that ended did so for their length. Engine and
-    gateway times, and what follows, are sums of samples.
+    left. `cut` of the `constrained` sequences that ended did so for their length. `aborted` are
+    steps by why they failed and what was said of it, `aborted_sequences` those that ended by it,
+    `deaths_by_failure` engines that could not go on for it. Engine and gateway times, and what
+    follows, are sums of samples.
     """
 
     accepted: int = 0
@@ -80,6 +82,9 @@ class Counts:
     choices_asked: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
+    aborted: Counter[tuple[StepFailure, str]] = field(default_factory=Counter)
+    aborted_sequences: Counter[StepFailure] = field(default_factory=Counter)
+    deaths_by_failure: Counter[StepFailure] = field(default_factory=Counter)
     deaths: list[str] = field(default_factory=list)
     hangs: list[EngineHung] = field(default_factory=list)
 

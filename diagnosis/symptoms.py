@@ -30,6 +30,7 @@ class Symptom(StrEnum):
     HEAVY_SAMPLING = "heavy_sampling"  # choosing tokens takes the time
     OUT_OF_MEMORY = "out_of_memory"  # steps fail for want of memory
     ENGINE_HUNG = "engine_hung"  # the engine's process lives and does nothing
+    STEP_FAILURE = "step_failure"  # steps fail, and not for want of memory
     LOAD_FAILURE = "load_failure"  # the model does not load
     BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small to be worth their fixed cost
     TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is not whole
@@ -43,6 +44,7 @@ LATENCY = tuple(
         Symptom.INVALID_OUTPUT,
         Symptom.OUT_OF_MEMORY,
         Symptom.ENGINE_HUNG,
+        Symptom.STEP_FAILURE,
         Symptom.LOAD_FAILURE,
         Symptom.TELEMETRY_DEGRADED,
     )

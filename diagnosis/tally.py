@@ -24,6 +24,7 @@ from telemetry.engine_records import (
     SequenceRefused,
     SequenceResumed,
     SequencesListed,
+    StepAborted,
     StepRecorded,
 )
 from telemetry.host_records import HostPaused, HostSampled
@@ -172,6 +173,10 @@ class Tally:
                 self.hung, self._hung_ns = fact, fact.at_ns
             case EngineRecovered():
                 self._hang_ended(fact.at_ns)
+            case StepAborted():
+                counts = self._at(fact.at_ns)
+                counts.aborted[fact.failure, fact.detail] += 1
+                counts.aborted_sequences[fact.failure] += fact.sequences
             case ExportFailed():
                 self._at(fact.at_ns).exports_failed += 1
             case RecordingSet():
@@ -192,6 +197,8 @@ class Tally:
         counts = self._at(fact.at_ns)
         counts.deaths.append(fact.detail)
         counts.deaths_unready += not self.ready
+        if fact.failure is not None:
+            counts.deaths_by_failure[fact.failure] += 1
         self.ready = False
 
     def _hang_ended(self, at_ns: int) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from service import wire
 from service.config import ConfigError, EngineConfig
+from service.device.failures import told_failure
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.admission import Limits
@@ -171,7 +172,8 @@ def run_engine_process(connection: socket.socket, pulse_fd: int | None = None) -
         link.send_last(wire.EngineFailed(str(error), is_config=True))
         return 2
     except Exception as error:
-        link.send_last(wire.EngineFailed(f"{type(error).__name__}: {error}", is_config=False))
+        said, failure = f"{type(error).__name__}: {error}", told_failure(error)
+        link.send_last(wire.EngineFailed(said, is_config=False, failure=failure))
         raise
 
 
@@ -217,7 +219,7 @@ def _run(link: Link, launch: wire.Launch, clock: Clock, pulse: Pulse) -> int:
     progress("warming up")
     warm_up(loaded.executor, limits)
     stages.end(StartStage.WARM_UP)
-    scheduler = Scheduler(limits)
+    scheduler = Scheduler(limits, vocab_tokens=loaded.spec.vocab)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=loaded.pipeline_depth)
     settle_collector()
     pauses = Lane(_PAUSES_KEPT)
@@ -241,7 +243,7 @@ def _end_soon(what: str) -> None:
     sleep_ns(_LAST_WORDS_NS)
     sys.stderr.write(f"phasescope: {what}\n")
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(wire.EXIT_RANK_LOST)
 
 
 def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:

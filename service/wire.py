@@ -27,8 +27,10 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
+from telemetry.reasons import StepFailure
 from telemetry.records import Fact
 
+EXIT_RANK_LOST = 3  # of the engine process; 2 is a configuration that cannot work
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
@@ -70,11 +72,12 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """Why the engine cannot start or go on; `message` is one line with the remedy.
 
     `is_config` says that the user's settings or files are at fault, so that trying again
-    is useless.
+    is useless. `failure` is set where the device does not compute any more.
     """
 
     message: str
     is_config: bool
+    failure: StepFailure | None = None
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):

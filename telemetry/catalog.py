@@ -33,6 +33,12 @@ ENGINE_HUNG = Metric(
     "phasescope_engine_hung", Kind.COUNTER, "Times an engine that lives stopped responding."
 )
 STEPS = Metric("phasescope_steps", Kind.COUNTER, "Engine steps.")
+STEPS_FAILED = Metric(
+    "phasescope_steps_failed",
+    Kind.COUNTER,
+    "Steps that could not be computed, by why.",
+    ("failure",),
+)
 PROMPT_TOKENS = Metric(
     "phasescope_prompt_tokens", Kind.COUNTER, "Prompt tokens computed, recomputed ones included."
 )

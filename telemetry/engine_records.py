@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.fact import FactStruct as _Fact
-from telemetry.reasons import EndReason, StartStage, WaitReason
+from telemetry.reasons import EndReason, StartStage, StepFailure, WaitReason
 
 
 class StageTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -158,6 +158,17 @@ class StepCostSet(_Fact, frozen=True):
     prefill_token_ns: int
     decode_row_ns: int
     context_token_ns: int
+
+
+class StepAborted(_Fact, frozen=True):
+    """A step could not be computed, for which `failure` is the executor's reason; `sequences` ended
+    by it. `detail` is one line for people, which holds no number and so no token."""
+
+    at_ns: int
+    step_id: int
+    failure: StepFailure
+    detail: str
+    sequences: int
 
 
 class CacheFlushed(_Fact, frozen=True):

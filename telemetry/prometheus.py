@@ -14,6 +14,7 @@ from telemetry.exemplars import Exemplar, by_bucket
 from telemetry.families import Family, HistogramPoint, Sample
 from telemetry.metric import Metric
 from telemetry.pump import FoldCost
+from telemetry.reasons import StepFailure
 from telemetry.recorder_stats import RecorderStats
 from telemetry.slo_report import SloReport
 from telemetry.totals import Totals
@@ -72,6 +73,8 @@ def _scalars(
     yield catalog.BLOCKS_TOTAL, one(snapshot.blocks_total)
     yield catalog.ENGINE_RESTARTS, one(snapshot.engine_restarts)
     yield catalog.STEPS, one(snapshot.steps_total)
+    failed = snapshot.totals.steps_failed
+    yield catalog.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
     yield catalog.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)
     yield catalog.OUTPUT_TOKENS, one(snapshot.output_tokens_total)
     yield catalog.PREEMPTIONS, one(snapshot.preemptions_total)

@@ -24,6 +24,7 @@ class EndReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     CONTEXT = "context"
     INVALID = "invalid"
+    INVALID_TOKEN = "invalid_token"
     QUEUE_FULL = "queue_full"
     TENANT_LIMIT = "tenant_limit"
     GRAMMAR_INVALID = "grammar_invalid"
@@ -53,6 +54,7 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.MAX_TOKENS: Outcome.FINISHED,
     EndReason.CONTEXT: Outcome.FINISHED,
     EndReason.INVALID: Outcome.REJECTED,
+    EndReason.INVALID_TOKEN: Outcome.REJECTED,
     EndReason.QUEUE_FULL: Outcome.REJECTED,
     EndReason.TENANT_LIMIT: Outcome.REJECTED,
     EndReason.GRAMMAR_INVALID: Outcome.REJECTED,
@@ -70,6 +72,15 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.INTERNAL: Outcome.FAILED,
     EndReason.END_LOST: Outcome.LOST,
 }
+
+
+class StepFailure(StrEnum):
+    """Why a step could not be computed, as the executor tells it when it happens."""
+
+    OUT_OF_MEMORY = "out_of_memory"  # an allocation was refused
+    KERNEL_ERROR = "kernel_error"  # the device or a library refused the operation
+    RANK_LOST = "rank_lost"  # a process that computes a part of the model is gone
+    BAD_INPUT = "bad_input"  # a token or a place that the model does not have
 
 
 class WaitReason(StrEnum):

@@ -27,23 +27,26 @@ from telemetry.engine_records import (
     SequenceRefused,
     SequenceResumed,
     SequencesListed,
+    StepAborted,
     StepCostSet,
     StepRecorded,
 )
 from telemetry.fact import FactStruct as _Fact
 from telemetry.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.reasons import EndReason, FactSource, HangKind, StackSource
+from telemetry.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 
 SCHEMA_VERSION = 3
 
 
 class EngineDied(_Fact, frozen=True):
-    """The engine process ended or was ended; `detail` is one line for people."""
+    """The engine process ended or was ended; `detail` is one line for people. `failure` is what it
+    said of a device that does not compute any more."""
 
     at_ns: int
     exit_code: int | None
     detail: str
     restart: int
+    failure: StepFailure | None = None
 
 
 class ExportFailed(_Fact, frozen=True):
@@ -210,6 +213,7 @@ Fact = (
     | SequenceResumed
     | SequenceEnded
     | GrammarCompiled
+    | StepAborted
     | StepCostSet
     | CacheFlushed
     | StepRecorded

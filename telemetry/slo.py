@@ -52,7 +52,12 @@ def _judge_finished(timeline: RequestTimeline, target: SloClass) -> Verdict:
 
 def _judge_rejected(reason: EndReason) -> Verdict:
     """A request that nobody could have served is no miss of ours."""
-    wrong = (EndReason.INVALID, EndReason.GRAMMAR_INVALID, EndReason.KV_TOO_SMALL)
+    wrong = (
+        EndReason.INVALID,
+        EndReason.INVALID_TOKEN,
+        EndReason.GRAMMAR_INVALID,
+        EndReason.KV_TOO_SMALL,
+    )
     return Verdict.INVALID if reason in wrong else Verdict.REJECTED
 
 

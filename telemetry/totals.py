@@ -9,8 +9,10 @@ from telemetry.engine_records import (
     GrammarCompiled,
     SequenceAdmitted,
     SequencePaused,
+    StepAborted,
     StepRecorded,
 )
+from telemetry.reasons import StepFailure
 from telemetry.records import Fact, RequestEnded
 
 
@@ -23,7 +25,7 @@ class Totals(msgspec.Struct):
     guessed, `accepted_tokens` of them rightly. `mask_ns` went into the masks of
     `masked_tokens` constrained tokens. `device_*` are of the `device_steps` whose device has a
     clock of its own, its phases of those steps that tell them. `rank_skew_ns` is of the
-    `rank_steps` that several ranks computed.
+    `rank_steps` that several ranks computed. `steps_failed` are by why.
     """
 
     admitted_tokens: int = 0
@@ -49,6 +51,7 @@ class Totals(msgspec.Struct):
     device_sampling_ns: int = 0
     rank_steps: int = 0
     rank_skew_ns: int = 0
+    steps_failed: dict[StepFailure, int] = msgspec.field(default_factory=dict)
 
     def take(self, fact: Fact) -> None:
         """Count one fact."""
@@ -64,6 +67,8 @@ class Totals(msgspec.Struct):
                 self.grammars_refused += fact.refused
                 self.grammars_cached += fact.cached and not fact.refused
                 self.grammars_compiled += not fact.cached and not fact.refused
+            case StepAborted():
+                self.steps_failed[fact.failure] = self.steps_failed.get(fact.failure, 0) + 1
             case SequencePaused():
                 self.pauses += 1
             case RequestEnded(output_valid=True):

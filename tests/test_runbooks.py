@@ -36,6 +36,7 @@ WITHOUT_INTERVENTION = frozenset(
         Symptom.INVALID_OUTPUT,
         Symptom.OUT_OF_MEMORY,
         Symptom.ENGINE_HUNG,
+        Symptom.STEP_FAILURE,
         Symptom.LOAD_FAILURE,
         Symptom.TELEMETRY_DEGRADED,
     }

@@ -165,6 +165,9 @@ TRACES: dict[tuple[str, str], Callable[[Twin], bool]] = {
         and _ends(one, EndReason.NOT_READY) > 3
         and _ends(one, EndReason.ENGINE_DIED) > 1
     ),
+    ("step_failure", "kernel"): lambda one: _ends(one, EndReason.EXECUTOR_ERROR) > 5,
+    ("step_failure", "rank"): lambda one: len(of(one.facts, EngineStarted)) == 2,
+    ("step_failure", "input"): lambda one: _ends(one, EndReason.EXECUTOR_ERROR) > 1,
     ("load_failure", "start"): lambda one: not of(one.facts, EngineStarted),
     ("load_failure", "restart"): lambda one: len(of(one.facts, EngineDied)) > 3,
     ("telemetry_degraded", "steps_lost"): lambda one: 0.05 < _missing_steps(one) < 0.2,

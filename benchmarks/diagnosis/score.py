@@ -38,7 +38,14 @@ OF_MACHINE = ("throttled", "memory_bandwidth", "cpu_starvation")
 # that is stolen from one
 _SLOW_PACE, _STOLEN = 1.12, 0.05
 Pair = tuple[str, str]  # what was done, what was named
-APART = ("invalid_output", "out_of_memory", "engine_hung", "load_failure", "telemetry_degraded")
+APART = (
+    "invalid_output",
+    "out_of_memory",
+    "engine_hung",
+    "step_failure",
+    "load_failure",
+    "telemetry_degraded",
+)
 
 
 @dataclass(frozen=True, slots=True)

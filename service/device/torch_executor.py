@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch.autograd.profiler import record_function
 
+from service.device.failures import step_failed
 from service.device.grammar_compiler import GrammarCompiler
 from service.device.host_tier import HostTier
 from service.device.inputs import StepInputs, build_inputs
@@ -153,7 +154,7 @@ class TorchExecutor(Generic[PagesT]):
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
-            raise StepFailed.of(plan.step_id, error) from error
+            raise step_failed(plan.step_id, error) from error
         for row, sample in zip(plan.sampled_rows, samples, strict=True):
             self._last_tokens[row.slot] = sample[-1].token_id
         sampler = self._sampler
@@ -173,7 +174,7 @@ class TorchExecutor(Generic[PagesT]):
         try:
             self._host_tier.run(plan.copies)
         except RuntimeError as error:
-            raise StepFailed(f"step {plan.step_id}: copying blocks: {error}") from error
+            raise step_failed(plan.step_id, error) from error
 
     def _fill_last_tokens(self, plan: Plan, inputs: StepInputs) -> None:
         """The input tokens of decode rows are known only now."""

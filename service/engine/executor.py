@@ -7,22 +7,41 @@ cost model.
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 from service.engine.plan import Plan, StepOutcome
+from telemetry.reasons import StepFailure
+
+_DETAIL_CHARACTERS = 160
 
 
-class StepFailed(Exception):
+class DeviceFailure(Exception):
+    """Something was not computed, and `kind` says why."""
+
+    kind = StepFailure.KERNEL_ERROR
+
+
+class StepFailed(DeviceFailure):
     """The step could not be computed (out of memory, a kernel fault that was survived).
 
-    The sequences in the step fail; the engine goes on.
+    The sequences in the step fail; the engine goes on. `detail` is one line for people, without a
+    number in it, because a number may be a token.
     """
 
+    def __init__(
+        self, message: str, kind: StepFailure = StepFailure.KERNEL_ERROR, detail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.detail = detail
+
     @classmethod
-    def of(cls, step_id: int, error: Exception) -> StepFailed:
+    def of(cls, step_id: int, error: Exception, kind: StepFailure) -> StepFailed:
         """In one line."""
-        lines = str(error).splitlines()
-        return cls(f"step {step_id}: {lines[0] if lines else type(error).__name__}")
+        line = next(iter(str(error).splitlines()), "")
+        detail = re.sub(r"\d+", "#", f"{type(error).__name__}: {line}")[:_DETAIL_CHARACTERS]
+        return cls(f"step {step_id}: {line or type(error).__name__}", kind, detail)
 
 
 class Executor(Protocol):

@@ -145,9 +145,9 @@ class EngineLoop:
         flight = self._in_flight.popleft()
         try:
             outcome = self.executor.collect()
-        except StepFailed:
+        except StepFailed as error:
             collected_ns = self._clock.now_ns()
-            lost = self.scheduler.fail(flight.plan)
+            lost = self.scheduler.fail(flight.plan, error)
             outcome = StepOutcome((), flight.launched_ns, collected_ns)
             self._record(flight, outcome, collected_ns, lost)
             return

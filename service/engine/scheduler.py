@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from service.engine.admission import Limits, QueueLoad, refusal
+from service.engine.executor import StepFailed
 from service.engine.inbox import GrammarReady, SetStepCost, Submit
 from service.engine.lookup import Lookup, lookup_of_prompt
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
@@ -29,12 +30,14 @@ from service.engine.planner import Planner
 from service.engine.request import Request, Status
 from service.engine.residents import Residents
 from service.engine.stopping import end_after
+from service.engine.token_ids import names_unknown_token
 from telemetry.engine_records import (
     CacheFlushed,
     Filled,
     GrammarCompiled,
     SequencePaused,
     SequenceResumed,
+    StepAborted,
     StepCostSet,
 )
 from telemetry.reasons import EndReason
@@ -54,10 +57,15 @@ class Scheduler:
     """Takes commands and outcomes; `Planner` decides, `Residents` keeps the books."""
 
     def __init__(
-        self, limits: Limits, make_lookup: Callable[[Submit], Lookup] = lookup_of_prompt
+        self,
+        limits: Limits,
+        make_lookup: Callable[[Submit], Lookup] = lookup_of_prompt,
+        vocab_tokens: int | None = None,
     ) -> None:
-        """`make_lookup` gives what guesses a sequence's next tokens, where drafts are on."""
+        """`make_lookup` gives what guesses a sequence's next tokens, where drafts are on. Of a
+        model with `vocab_tokens` tokens no other ones are let in."""
         self.limits = limits
+        self._vocab_tokens = vocab_tokens
         self._make_lookup = make_lookup
         self.residents = Residents(limits)
         self.pool = self.residents.pool
@@ -97,6 +105,8 @@ class Scheduler:
         )
         request = Request(command)
         reason = refusal(self.limits, len(command.prompt), load)
+        if names_unknown_token(command, self._vocab_tokens):
+            reason = EndReason.INVALID_TOKEN
         if reason is not None:
             self.residents.refuse(request, reason)
             return
@@ -199,11 +209,21 @@ class Scheduler:
                 tokens[row.seq_id] = self._commit_row(request, row, samples)
         return Committed(tokens, frozenset(wasted), self.residents.take_filled())
 
-    def fail(self, plan: Plan) -> Committed:
+    def fail(self, plan: Plan, error: StepFailed) -> Committed:
         """The plan could not be computed: its sequences end, the others go on. Blocks that it
         was to fill from the host tier may hold anything, so no cached prefix is trusted."""
-        for row in plan.rows:
-            self.cancel(row.seq_id, EndReason.EXECUTOR_ERROR)
+        ending = [row.seq_id for row in plan.rows if row.seq_id in self.residents.live]
+        self.residents.tell(
+            partial(
+                StepAborted,
+                step_id=plan.step_id,
+                failure=error.kind,
+                detail=error.detail,
+                sequences=len(ending),
+            )
+        )
+        for seq_id in ending:
+            self.cancel(seq_id, EndReason.EXECUTOR_ERROR)
         self.flush_cache()
         return Committed({}, frozenset(row.seq_id for row in plan.rows))
 

@@ -75,4 +75,4 @@ def _run(
     try:
         executor.collect()
     except StepFailed as error:
-        raise StepFailed(f"before any request: {error}") from error
+        raise StepFailed(f"before any request: {error}", error.kind, error.detail) from error

@@ -152,6 +152,10 @@ def error_of_end(
         case EndReason.INVALID | EndReason.KV_TOO_SMALL:
             message = "the prompt does not fit the engine's context or cache"
             return bad_request(message, code="context_length_exceeded")
+        case EndReason.INVALID_TOKEN:
+            error = bad_request("a token id is outside the model's vocabulary", "prompt")
+            error.reason = reason
+            return error
         case EndReason.GRAMMAR_INVALID:
             error = bad_request(detail or "the constraint cannot be compiled")
             error.code, error.reason = "invalid_grammar", reason

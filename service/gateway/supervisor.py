@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import logging
 
+from service import wire
 from service.config import EngineConfig
 from service.gateway.bridge import Bridge
 from service.gateway.engine_process import EngineProcess, start_engine
 from service.gateway.engine_watch import EngineWatch
 from telemetry.clock import Clock
+from telemetry.reasons import StepFailure
 from telemetry.recorder import Lane
 from telemetry.records import EngineDied
 
@@ -111,8 +113,15 @@ class Supervisor:
                 exit_code=code,
                 detail=self._detail(code),
                 restart=self.restarts,
+                failure=self._failure(code),
             )
         )
+
+    def _failure(self, code: int | None) -> StepFailure | None:
+        """What the engine said of its device, in words or by its exit code."""
+        if self._bridge.failure is not None:
+            return self._bridge.failure.failure
+        return StepFailure.RANK_LOST if code == wire.EXIT_RANK_LOST else None
 
     def _is_hopeless(self) -> bool:
         failure = self._bridge.failure
@@ -125,4 +134,6 @@ class Supervisor:
             return self._bridge.failure.message
         if code < 0:
             return f"ended by signal {-code}"
+        if code == wire.EXIT_RANK_LOST:
+            return "a rank of the model was lost"
         return f"exited with code {code}"

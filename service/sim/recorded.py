@@ -36,6 +36,7 @@ from telemetry.engine_records import (
     SequenceQueued,
     SequenceRefused,
     SequenceResumed,
+    StepAborted,
     StepCostSet,
     StepRecorded,
 )
@@ -44,6 +45,11 @@ from telemetry.records import EngineDied, Fact, SequenceSubmitted, fact_ns
 
 END_TOKEN = 1 << 50
 _BY_END_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN})
+_NO_TOKEN = -1  # what every engine refuses
+_STOPS: dict[EndReason | None, tuple[int, ...]] = {
+    EndReason.STOP_TOKEN: (END_TOKEN,),
+    EndReason.INVALID_TOKEN: (_NO_TOKEN,),
+}
 # what the engine decided, step by step: a replay has to come to the same
 _DECISIONS = (
     SequenceQueued,
@@ -107,7 +113,7 @@ class RecordedSequence:
             max_tokens=entry.max_tokens,
             sampling=SamplingParams(temperature=0.0),
             end_token_ids=() if reason is EndReason.STOP_TOKEN else (END_TOKEN,),
-            stop_token_ids=frozenset((END_TOKEN,) if reason is EndReason.STOP_TOKEN else ()),
+            stop_token_ids=frozenset(_STOPS.get(reason, ())),
             tenant=entry.tenant,
             priority=entry.priority,
             deadline_ns=entry.deadline_ns,
@@ -136,7 +142,7 @@ class RecordedRun:
     others: list[Fact] = field(default_factory=list)
     sequences: dict[int, RecordedSequence] = field(default_factory=dict)
     steps: dict[int, StepRecorded] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, StepAborted | None] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     last_step_id: int = -1
     died_ns: int | None = None
@@ -204,7 +210,9 @@ class _Reader:
                 self._ended(fact)
             case CacheFlushed() if self._is_of_failure(fact):
                 assert self._last_step is not None
-                run.failed.add(self._last_step.step_id)
+                run.failed.setdefault(self._last_step.step_id)
+            case StepAborted():
+                run.failed[fact.step_id] = fact
             case EngineDied():
                 run.died_ns = fact.at_ns
             case SequenceSubmitted():

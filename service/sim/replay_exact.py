@@ -24,6 +24,7 @@ from telemetry.engine_records import (
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
+    StepAborted,
     StepRecorded,
 )
 from telemetry.reasons import EndReason
@@ -142,7 +143,7 @@ class _RecordedDevice:
             raise _Diverged(f"step {plan.step_id} was never collected")
         self._clock.time_ns = step.collected_ns
         if step.step_id in self._run.failed:
-            raise StepFailed(f"step {step.step_id} failed when it was recorded")
+            raise _failed(step.step_id, self._run.failed[step.step_id])
         given = {row.seq_id: row.sampled for row in step.rows if not row.wasted}
         samples = tuple(self._samples(row, given.get(row.seq_id, 1)) for row in plan.sampled_rows)
         return StepOutcome(samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows)
@@ -150,6 +151,12 @@ class _RecordedDevice:
     def _samples(self, row: DecodeRow | PrefillChunk, count: int) -> tuple[Sample, ...]:
         outputs = range(row.output_index, row.output_index + max(1, count))
         return tuple(Sample(output_token(self._run, row.seq_id, index)) for index in outputs)
+
+
+def _failed(step_id: int, aborted: StepAborted | None) -> StepFailed:
+    """Older records do not say why."""
+    said = f"step {step_id} failed when it was recorded"
+    return StepFailed(said) if aborted is None else StepFailed(said, aborted.failure)
 
 
 def output_token(run: RecordedRun, seq_id: int, index: int) -> int:
@@ -218,7 +225,9 @@ class _Exact:
             except (_Diverged, AssertionError) as error:
                 return Difference(self._step_id, "the plan", "another", str(error))
             for fact in self._lane.drain():
-                if not isinstance(fact, EngineIdled) and not self._run.is_beyond(fact):
+                if not isinstance(fact, EngineIdled | StepAborted) and not self._run.is_beyond(
+                    fact
+                ):
                     found = self._compare(recorded, fact)
                     if found is not None:
                         return found

@@ -50,6 +50,7 @@ _DECIDED = _BY_TOKEN | {
     EndReason.QUEUE_FULL,
     EndReason.TENANT_LIMIT,
     EndReason.INVALID,
+    EndReason.INVALID_TOKEN,
 }
 
 

@@ -21,6 +21,7 @@ from service.device.cuda.graphs import DecodeGraphs
 from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
 from service.device.cuda.slots import DeviceSlots
 from service.device.draw_on_device import draw_on_device
+from service.device.failures import step_failed
 from service.device.host_tier import HostTier
 from service.device.inputs import build_inputs
 from service.device.kv_cache import KvCache
@@ -106,7 +107,7 @@ class CudaExecutor:
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.release_unused()
-            failed, now_ns = StepFailed.of(plan.step_id, error), self._clock.now_ns()
+            failed, now_ns = step_failed(plan.step_id, error), self._clock.now_ns()
             asked = _Asked(span, forward_ns, now_ns, error=failed)
         self._asked.append(asked)
 

@@ -23,15 +23,22 @@ from pathlib import Path
 import torch
 
 from service.config import ConfigError, EngineConfig
+from service.device.failures import failure_of
 from service.device.parallel.messages import Join, NotLoaded, pack, unpack_answer, unpack_stays
+from service.engine.executor import DeviceFailure
+from telemetry.reasons import StepFailure
 
 _WORKER = "service.device.parallel.worker"
 _END_GRACE_S = 5.0
 _NEWS_S = 1.0
 
 
-class RankFailed(Exception):
+class RankFailed(DeviceFailure):
     """A rank ended, or failed in the midst of a step: nothing can be computed without it."""
+
+    def __init__(self, message: str, kind: StepFailure = StepFailure.RANK_LOST) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +133,11 @@ class Ranks:
     def failure(self, error: Exception) -> RankFailed:
         """What to say of an error that another process may have caused by its end."""
         self._news.wait(_NEWS_S)
+        if self._first_end is not None:
+            return RankFailed(self._first_end)
+        kind = StepFailure.RANK_LOST if isinstance(error, OSError | EOFError) else failure_of(error)
         ranks = self._config.tensor_parallel
-        return RankFailed(self._first_end or f"a step of {ranks} ranks failed: {error}")
+        return RankFailed(f"a step of {ranks} ranks failed ({kind.value})", kind)
 
     def close(self) -> None:
         with self._lock:

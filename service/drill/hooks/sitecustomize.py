@@ -11,6 +11,7 @@ In the engine:
                               now and then, before the loop reads its commands: that collection,
                               or synchronous writes for N ms
     memory above_tokens=N     a step of more tokens finds no memory
+    kernel share=S            that share of the steps asks torch for what it cannot compute
     forget share=S            that share of the steps' facts is never written
 In the gateway:
     deaf how=all|siblings     the engine is not told of clients that have gone, or only of the
@@ -101,15 +102,20 @@ def _stall(order: Order) -> None:
     _replace(sys.modules["service.host"].Link, "receive", make)
 
 
-def _memory(order: Order) -> None:
-    """As the allocator would answer: from within the computation of the step."""
+def _steps_fail(order: Order) -> None:
+    """From within the computation of the step: as the allocator would answer, or by a product of
+    matrices that do not fit."""
+    order["draw"] = random.Random(order.get("seed", 0))
 
     def make(fill: Callable[..., Any]) -> Callable[..., Any]:
         def failing(executor: Any, plan: Any, inputs: Any) -> Any:
-            now = _active.get("memory")
+            memory, kernel = _active.get("memory"), _active.get("kernel")
             tokens = len(inputs.token_ids)
-            if now is not None and tokens > now["above_tokens"]:
+            if memory is not None and tokens > memory["above_tokens"]:
                 raise MemoryError(f"cannot allocate activations of {tokens} tokens")
+            if kernel is not None and kernel["draw"].random() < kernel["share"]:
+                torch = sys.modules["torch"]
+                torch.mm(torch.zeros(2, 3), torch.zeros(2, 3))
             return fill(executor, plan, inputs)
 
         return failing
@@ -159,7 +165,8 @@ def _deaf(order: Order) -> None:
 _ORDERS: dict[str, Callable[[Order], None]] = {
     "heap": _grow_heap,
     "stall": _stall,
-    "memory": _memory,
+    "memory": _steps_fail,
+    "kernel": _steps_fail,
     "forget": _forget,
     "deaf": _deaf,
 }

@@ -60,6 +60,16 @@ FAILURES = (
         injection=lambda scene: Stopping(scene.intensity),
     ),
     Mechanism(
+        symptom="step_failure",
+        name="kernel",
+        split=DEV,
+        about="a share of the steps fails by an operation that torch refuses",
+        unit="of steps",
+        levels=(0.01, 0.03, 0.1),
+        traffic=lambda scene: scene.usual(),
+        injection=lambda scene: ByHook("engine", "kernel", share=scene.intensity, seed=scene.seed),
+    ),
+    Mechanism(
         symptom="load_failure",
         name="truncated",
         split=DEV,

@@ -12,11 +12,18 @@ from service.engine.executor import StepFailed
 from service.engine.plan import Plan, Sample, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from service.sim.twins.physics import Machine, Physics
+from telemetry.reasons import StepFailure
 
 END_TOKEN = 1 << 50
 _TOKEN = (Sample(7),)
 _END = (Sample(END_TOKEN),)
 _FAILS_AFTER = 0.4
+_DETAILS = {
+    StepFailure.OUT_OF_MEMORY: "RuntimeError: DefaultCPUAllocator: can't allocate memory",
+    StepFailure.KERNEL_ERROR: "RuntimeError: could not execute a primitive",
+    StepFailure.RANK_LOST: "RankFailed: a rank was ended by signal #",
+    StepFailure.BAD_INPUT: "IndexError: index out of range in self",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +63,7 @@ class TwinDevice:
     it computes when it is told to, and collecting takes no time.
 
     `needs` are of sequences that want something special. `fails` says which plans end in
-    StepFailed.
+    StepFailed, and of what.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class TwinDevice:
         machine: Machine,
         needs: dict[int, Needs],
         draw: Random,
-        fails: Callable[[Plan, int], bool] | None = None,
+        fails: Callable[[Plan, int], StepFailure | None] | None = None,
     ) -> None:
         self.block_tokens = limits.block_tokens
         self.blocks_total = limits.blocks_total
@@ -74,16 +81,17 @@ class TwinDevice:
         self._needs = needs
         self._draw = draw
         self._fails = fails
-        self._outcome: StepOutcome | None = None
+        self._outcome: StepOutcome | StepFailure | None = None
 
     def launch(self, plan: Plan) -> None:
         clock, machine, physics = self._machine.clock, self._machine, self._physics
         machine.work(physics.prepare_ns)
         forward_ns = clock.now_ns()
         factor = self._draw.lognormvariate(0.0, physics.noise)
-        if self._fails is not None and self._fails(plan, forward_ns):
+        failure = None if self._fails is None else self._fails(plan, forward_ns)
+        if failure is not None:
             machine.forward(physics, plan, factor * _FAILS_AFTER)
-            self._outcome = None
+            self._outcome = failure
             return
         machine.forward(physics, plan, factor)
         sample_ns = clock.now_ns()
@@ -106,6 +114,8 @@ class TwinDevice:
         self._outcome = StepOutcome(tuple(samples), forward_ns, sample_ns, mask_ns, masked_rows)
 
     def collect(self) -> StepOutcome:
-        if self._outcome is None:
-            raise StepFailed("out of memory")
-        return self._outcome
+        outcome = self._outcome
+        assert outcome is not None, "nothing was launched"
+        if isinstance(outcome, StepFailure):
+            raise StepFailed(f"a step fails: {outcome.value}", outcome, _DETAILS[outcome])
+        return outcome

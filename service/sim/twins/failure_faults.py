@@ -12,7 +12,7 @@ from service.sim.twins.losses import Loss, Stops
 from service.sim.twins.physics import MS, SECOND
 from service.sim.twins.traffic import Setting
 from telemetry.engine_records import EngineStarted, RecordingSet, StepRecorded
-from telemetry.reasons import HangKind
+from telemetry.reasons import HangKind, StepFailure
 from telemetry.records import Fact, fact_ns
 
 _CUT_FILE = (
@@ -26,9 +26,9 @@ def _large_steps_fail(life: Life, span: Span, draw: Random) -> None:
     """What a step with many prompt tokens needs for a moment is not there any more."""
     most = draw.randint(88, 112)
 
-    def fails(plan: Plan, now_ns: int) -> bool:
+    def fails(plan: Plan, now_ns: int) -> StepFailure | None:
         tokens = sum(len(chunk.tokens) for chunk in plan.prefills)
-        return tokens > most and span.has(now_ns)
+        return StepFailure.OUT_OF_MEMORY if tokens > most and span.has(now_ns) else None
 
     life.fails = fails
 
@@ -41,8 +41,9 @@ def _memory_grows(life: Life, span: Span, draw: Random) -> None:
     chances = Random(draw.getrandbits(32))
     usual, most = 900 << 20, int(draw.uniform(2.5, 3.5) * (1 << 30))
 
-    def fails(plan: Plan, now_ns: int) -> bool:
-        return failing_ns <= now_ns < killed_ns and chances.random() < 0.04
+    def fails(plan: Plan, now_ns: int) -> StepFailure | None:
+        is_failing = failing_ns <= now_ns < killed_ns and chances.random() < 0.04
+        return StepFailure.OUT_OF_MEMORY if is_failing else None
 
     def resident(at_ns: int) -> int:
         if not span.begin_ns <= at_ns < killed_ns:
@@ -88,6 +89,44 @@ def _replaced(life: Life, span: Span, draw: Random) -> None:
 ENGINE_HUNG: Mechanisms = {
     "stopped": Fault(strike=_stopped),
     "replaced": Fault(strike=_replaced),
+}
+
+
+def _kernels_fail(life: Life, span: Span, draw: Random) -> None:
+    """Now and then an operation is refused by the library that is to compute it."""
+    chances, share = Random(draw.getrandbits(32)), draw.uniform(0.01, 0.02)
+
+    def fails(plan: Plan, now_ns: int) -> StepFailure | None:
+        is_failing = span.has(now_ns) and chances.random() < share
+        return StepFailure.KERNEL_ERROR if is_failing else None
+
+    life.fails = fails
+
+
+def _rank_lost(life: Life, span: Span, draw: Random) -> None:
+    """A process that computes a part of the model is killed; all of the engine starts anew."""
+    back_ns = span.begin_ns + int(draw.uniform(4.0, 6.0) * SECOND)
+    said = "RankFailed: rank 1 of 2 was ended by signal 9"
+    death = Death(span.begin_ns, 1, said, StepFailure.RANK_LOST)
+    life.outage = Outage(span.begin_ns, back_ns, (death,))
+    life.struck = Span(span.begin_ns, back_ns)
+
+
+def _inputs_fail(life: Life, span: Span, draw: Random) -> None:
+    """Some prompts name what the model does not have, and the step that computes them fails."""
+    which = draw.randrange(20)
+
+    def fails(plan: Plan, now_ns: int) -> StepFailure | None:
+        is_failing = span.has(now_ns) and any(one.seq_id % 20 == which for one in plan.prefills)
+        return StepFailure.BAD_INPUT if is_failing else None
+
+    life.fails = fails
+
+
+STEP_FAILURE: Mechanisms = {
+    "kernel": Fault(strike=_kernels_fail),
+    "rank": Fault(strike=_rank_lost),
+    "input": Fault(strike=_inputs_fail),
 }
 
 

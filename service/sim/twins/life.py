@@ -11,7 +11,7 @@ from service.engine.plan import Plan
 from service.sim.twins.losses import Thief
 from service.sim.twins.physics import SECOND, Physics, Slowdown
 from service.sim.twins.traffic import Ask, Setting
-from telemetry.reasons import HangKind
+from telemetry.reasons import HangKind, StepFailure
 from telemetry.records import Fact
 
 START_NS = 1_000 * SECOND
@@ -53,6 +53,7 @@ class Death:
     at_ns: int
     exit_code: int
     detail: str
+    failure: StepFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class Hang:
 @dataclass(slots=True, kw_only=True)
 class Life:
     """Everything that happens to one server. `culprits` and `victims` are requests by number, or
-    tenants; no fact says so. `fails` says which plans fail, `loses` which facts nobody keeps.
-    `resident` is the engine's memory in bytes at a time. `struck` is when the fault was there, if
-    not for all of the span that it was given.
+    tenants; no fact says so. `fails` says which plans fail and of what, `loses` which facts nobody
+    keeps. `resident` is the engine's memory in bytes at a time. `struck` is when the fault was
+    there, if not for all of the span that it was given.
     """
 
     setting: Setting
@@ -97,7 +98,7 @@ class Life:
     thieves: list[Thief] = field(default_factory=list)
     outage: Outage | None = None
     hang: Hang | None = None
-    fails: Callable[[Plan, int], bool] | None = None
+    fails: Callable[[Plan, int], StepFailure | None] | None = None
     loses: Callable[[Fact], bool] | None = None
     resident: Callable[[int], int] = field(default=lambda at_ns: 900 << 20)
     struck: Span | None = None

@@ -8,6 +8,7 @@ from service.sim.twins.failure_faults import (
     ENGINE_HUNG,
     LOAD_FAILURE,
     OUT_OF_MEMORY,
+    STEP_FAILURE,
 )
 from service.sim.twins.fault import Mechanisms
 from service.sim.twins.healthy import BUSY, LIGHT
@@ -47,6 +48,7 @@ FAULTS: dict[str, Mechanisms] = {
     "heavy_sampling": SAMPLING,
     "out_of_memory": OUT_OF_MEMORY,
     "engine_hung": ENGINE_HUNG,
+    "step_failure": STEP_FAILURE,
     "load_failure": LOAD_FAILURE,
     "budget_too_small": SMALL_BUDGET,
     "telemetry_degraded": DEGRADED,

@@ -167,6 +167,6 @@ def _deaths(life: Life) -> list[Fact]:
     if life.outage is None:
         return []
     return [
-        EngineDied(death.at_ns, death.exit_code, death.detail, number)
+        EngineDied(death.at_ns, death.exit_code, death.detail, number, death.failure)
         for number, death in enumerate(life.outage.deaths)
     ]
