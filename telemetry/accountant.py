@@ -64,12 +64,8 @@ class Accountant:
                 track = self._tracks.get(fact.seq_id)
                 if track is not None and track.hit_tokens is None:
                     track.hit_tokens, track.ghost_tokens = fact.hit_tokens, fact.ghost_tokens
-            case SequencePaused():
-                if (track := self._tracks.get(fact.seq_id)) is not None:
-                    track.paused(fact.at_ns)
-            case SequenceResumed():
-                if (track := self._tracks.get(fact.seq_id)) is not None:
-                    track.resumed(fact.at_ns)
+            case SequencePaused() | SequenceResumed():
+                self._reader(fact)
             case SequencesListed() | RequestsListed():
                 self.forget_except(fact)
             case EngineStarted():
@@ -133,6 +129,15 @@ class Accountant:
         )
         if len(self._takers) > _TAKERS_KEPT:
             self._takers.popitem(last=False)
+
+    def _reader(self, fact: SequencePaused | SequenceResumed) -> None:
+        track = self._tracks.get(fact.seq_id)
+        if track is None:
+            return
+        if isinstance(fact, SequencePaused):
+            track.paused(fact.at_ns)
+        else:
+            track.resumed(fact.at_ns)
 
     def _step(self, step: StepRecorded) -> None:
         """Each row's part goes to its sequence: of the decodes, as whole numbers that add up."""

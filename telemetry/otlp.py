@@ -45,7 +45,8 @@ Kept = tuple[RequestTimeline, Verdict]
 
 
 class SpanExporterThread:
-    """A listener of the phase fold that exports the trees of the traces that are kept.
+    """A listener of the phase fold that exports the trees of the traces that are kept. A tree whose
+    late tokens name a request that is not judged waits for that, for a bounded time.
 
     `on_timeline` is called by one thread, everything else by any. `kept` holds the traces that
     an exemplar may point to. `lane` has the facts of exports that fail.
@@ -74,6 +75,7 @@ class SpanExporterThread:
         self._changed = threading.Condition()  # guards all below and the stats
         self._queue: deque[Kept] = deque()
         self._held: deque[tuple[RequestTimeline, Leave]] = deque()
+        self._waiting: deque[Kept] = deque()  # for a verdict on those whom their stalls name
         self._building: Kept | None = None
         self._in_flight: deque[tuple[int, int]] = deque()  # (ended ns, spans left) a tree
         self._abandoned = False
@@ -93,12 +95,13 @@ class SpanExporterThread:
             if self.sampler.may_turn_out_culprit(verdict) and len(self._held) < _HELD_TIMELINES:
                 self._held.append((timeline, verdict))
                 return
-        self._leave(verdict)
+        self._leave(timeline, verdict)
 
     def view(self) -> TracingView:
         """Counters and queue as of now."""
         with self._changed:
-            queued = len(self._queue) + (self._building is not None) + len(self._in_flight)
+            queued = len(self._queue) + len(self._waiting) + len(self._in_flight)
+            queued += self._building is not None
             oldest_ns = self._oldest_ns()
             lag_ns = 0 if oldest_ns is None else max(0, self._clock.now_ns() - oldest_ns)
             policy, held = self.sampler.policy, len(self._held)
@@ -132,11 +135,14 @@ class SpanExporterThread:
         timeline, verdict = kept
         with self._changed:
             self._stats.traces_kept[verdict.reason] += 1
-            if len(self._queue) < self._capacity and not self._abandoned:
+            waiting = len(self._queue) + len(self._waiting)
+            if waiting < self._capacity and not self._abandoned:
                 self.kept.add(timeline.accepted.trace_id)
+                self._builder.targets.kept(timeline)
                 self._queue.append(kept)
                 self._changed.notify_all()
                 return
+        self._builder.targets.left(timeline)
         self._drop(Drop.QUEUE_FULL, self._count(kept), "the queue of traces is full")
 
     # The thread
@@ -147,6 +153,8 @@ class SpanExporterThread:
             with self._changed:
                 if not self._queue and not self._delivery.hurried:
                     self._changed.wait(_TICK_S)
+                self._queue.extendleft(reversed(self._waiting))  # to be looked at again
+                self._waiting.clear()
             self._export_queued()
             if self._delivery.hurried and self.flush(0):
                 break
@@ -168,7 +176,13 @@ class SpanExporterThread:
             if isinstance(verdict, Verdict):
                 self._enqueue((timeline, verdict))
             else:
-                self._leave(verdict)
+                self._leave(timeline, verdict)
+
+    def _must_wait(self, timeline: RequestTimeline) -> bool:
+        """Whether it would link to a span of which nobody knows yet whether it is exported."""
+        if self._delivery.hurried or self._clock.now_ns() - timeline.ended.at_ns >= _HOLD_NS:
+            return False
+        return self._builder.targets.is_undecided(timeline)
 
     def _export_queued(self) -> None:
         """Send everything that is queued, whole trees to a chunk where they fit."""
@@ -187,10 +201,13 @@ class SpanExporterThread:
 
     def _next(self) -> Kept | None:
         with self._changed:
-            if self._delivery.stopped or not self._queue:
-                return None
-            self._building = self._queue.popleft()
-            return self._building
+            while self._queue and not self._delivery.stopped:
+                kept = self._queue.popleft()
+                if not self._must_wait(kept[0]):
+                    self._building = kept
+                    return kept
+                self._waiting.append(kept)
+            return None
 
     def _build(self, kept: Kept) -> list[ReadableSpan]:
         """The tree of a trace; nothing, and counted, when it cannot be built."""
@@ -208,7 +225,7 @@ class SpanExporterThread:
             if failure is None:
                 self._in_flight.append((kept[0].ended.at_ns, len(tree)))
             else:
-                self.kept.discard(kept[0].accepted.trace_id)
+                self._lose(kept[0].accepted.trace_id)
                 self._drop(Drop.BUILD_ERROR, 1, failure)
         return tree
 
@@ -242,13 +259,16 @@ class SpanExporterThread:
                 case Delivered():
                     self._delivered(len(spans), outcome)
                 case Lost():
-                    for span in spans:
-                        if span.context is not None:
-                            self.kept.discard(f"{span.context.trace_id:032x}")
+                    for trace_id in {span.context.trace_id for span in spans if span.context}:
+                        self._lose(f"{trace_id:032x}")
                     self._drop(outcome.reason, len(spans), outcome.error)
             self._land(len(spans))
 
     # Books
+
+    def _lose(self, trace_id: str) -> None:
+        self.kept.discard(trace_id)
+        self._builder.targets.lost(trace_id)
 
     def _note(self, answer: Answer, size_bytes: int) -> None:
         """An attempt was made, by the exporter's thread."""
@@ -269,7 +289,8 @@ class SpanExporterThread:
         stats.spans_exported += spans - outcome.rejected_spans
         self._drop(Drop.REJECTED, outcome.rejected_spans, outcome.remark)
 
-    def _leave(self, reason: Leave) -> None:
+    def _leave(self, timeline: RequestTimeline, reason: Leave) -> None:
+        self._builder.targets.left(timeline)
         with self._changed:
             self._stats.traces_left[reason] += 1
 
@@ -292,10 +313,12 @@ class SpanExporterThread:
         a request, has no say in it."""
         with self._changed:
             self._abandoned = True
-            left = [*self._queue] if self._building is None else [self._building, *self._queue]
+            building = [] if self._building is None else [self._building]
+            left = [*building, *self._queue, *self._waiting]
             spans = sum(count for _, count in self._in_flight)
             traces = len(left) + len(self._in_flight)
             self._queue.clear()
+            self._waiting.clear()
             self._in_flight.clear()
             self._building = None
             for _, leave in self._held:
@@ -317,10 +340,11 @@ class SpanExporterThread:
     def _oldest_ns(self) -> int | None:
         if self._in_flight:
             return self._in_flight[0][0]
-        if self._building is not None:
-            return self._building[0].ended.at_ns
-        return self._queue[0][0].ended.at_ns if self._queue else None
+        building = [] if self._building is None else [self._building]
+        heads = (queue[0] for queue in (building, self._waiting, self._queue) if queue)
+        return min((timeline.ended.at_ns for timeline, _ in heads), default=None)
 
     def _is_idle(self) -> bool:
         held = bool(self._held) and self._delivery.hurried
-        return not (self._queue or self._building or self._in_flight or held)
+        left = self._queue or self._waiting or self._building or self._in_flight
+        return not (left or held)

@@ -24,6 +24,13 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from telemetry.clock import WallAnchor
 from telemetry.happening import Happening
+from telemetry.link_targets import (
+    MAX_CHUNKS,
+    LinkTargets,
+    chunk_span_id,
+    chunks_in,
+    phase_span_id,
+)
 from telemetry.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.quantiles import median
 from telemetry.reasons import Outcome, Phase, WaitReason
@@ -34,10 +41,9 @@ from telemetry.span_attributes import (
     root_attributes,
     token_gaps,
 )
-from telemetry.stall_spans import Attributes, chunk_span_id, culprit_links, stall_attributes
+from telemetry.stall_spans import Attributes, stall_attributes, stall_links
 
 SCOPE = InstrumentationScope("phasescope", "1")
-MAX_CHUNKS = 256
 MAX_SLOW_GAPS = 16
 MAX_HOLDS = 64
 MAX_PREEMPTED = 64
@@ -47,7 +53,8 @@ _SLOW_FACTOR = 2
 
 
 class SpanBuilder:
-    """Builds the trees of timelines under one resource."""
+    """Builds the trees of timelines under one resource. `targets` are the spans that those of
+    other requests may be linked to."""
 
     def __init__(
         self,
@@ -57,6 +64,7 @@ class SpanBuilder:
     ) -> None:
         self._resource = resource
         self._new_span_id = new_span_id
+        self.targets = LinkTargets()
         self._server: Attributes = {}
         if server is not None:
             self._server = {"server.address": server[0]}
@@ -72,7 +80,7 @@ class SpanBuilder:
     ) -> list[ReadableSpan]:
         """Root first, then the phases in order, each followed by its children. `about` and
         `happenings` go on the root."""
-        tree = _Tree(self._resource, self._new_span_id, timeline, anchor)
+        tree = _Tree(self._resource, self._new_span_id, timeline, anchor, self.targets)
         root = tree.root({**self._server, **(about or {})}, happenings)
         spans = [root]
         for phase in timeline.phases:
@@ -91,7 +99,10 @@ class _Tree:
         new_span_id: Callable[[], str],
         timeline: RequestTimeline,
         anchor: WallAnchor,
+        targets: LinkTargets,
     ) -> None:
+        self._targets = targets
+        self._holders: list[tuple[PreemptedSpan, ReadableSpan]] = []
         self._resource = resource
         self._new_span_id = new_span_id
         self._timeline = timeline
@@ -140,17 +151,22 @@ class _Tree:
             slow = _slow_gaps(timeline, phase)
             events = [self._slow_token(*gap) for gap in sorted(slow[:MAX_SLOW_GAPS])]
             attributes |= cut("slow_tokens", slow, MAX_SLOW_GAPS)
-        attributes |= cut("chunks", self._chunks_in(phase), MAX_CHUNKS)
+        attributes |= cut("chunks", chunks_in(timeline, phase), MAX_CHUNKS)
         attributes |= cut("preempted", self._preempted_in(phase), MAX_PREEMPTED)
         attributes |= cut("holds", self._waits_in(phase), MAX_HOLDS)
         return self._span(
-            phase.name.value, root.context, phase.start_ns, phase.end_ns, attributes, events
+            phase.name.value,
+            root.context,
+            phase.start_ns,
+            phase.end_ns,
+            attributes,
+            events,
+            span_id=phase_span_id(timeline, phase),
         )
 
     def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Holds, stalls, preemptions and prefill chunks that begin within the phase."""
-        spans = self._holds_in(phase, parent) + self._stalls_in(phase, parent)
-        holders: list[tuple[PreemptedSpan, ReadableSpan]] = []
+        """Holds, preemptions, stalls and prefill chunks that begin within the phase."""
+        spans, first = self._holds_in(phase, parent), len(self._holders)
         for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
             end_ns = min(gap.end_ns, phase.end_ns)
             attributes: Attributes = {
@@ -159,8 +175,10 @@ class _Tree:
             }
             span = self._span("preempted", parent.context, gap.start_ns, end_ns, attributes)
             spans.append(span)
-            holders.append((gap, span))
-        for chunk in self._chunks_in(phase)[:MAX_CHUNKS]:
+            self._holders.append((gap, span))
+        spans += self._stalls_in(phase, parent)
+        for chunk in chunks_in(self._timeline, phase)[:MAX_CHUNKS]:
+            holders = self._holders[first:]
             holder = next((span for gap, span in holders if _holds(gap, chunk)), parent)
             spans.append(self._chunk(chunk, holder, phase))
         return spans
@@ -191,7 +209,7 @@ class _Tree:
         ]
 
     def _stalls_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Late tokens, each linked to the chunk of the request that made it late."""
+        """Late tokens, each linked to what made it late."""
         account = self._timeline.account
         if account is None:
             return []
@@ -206,18 +224,10 @@ class _Tree:
                         stall.begin_ns,
                         end_ns,
                         stall_attributes(stall),
-                        links=culprit_links(stall),
+                        links=stall_links(stall, self._targets, self._holders),
                     )
                 )
         return found
-
-    def _chunks_in(self, phase: PhaseSpan) -> list[ChunkSpan]:
-        return [
-            chunk
-            for sequence in self._timeline.sequences
-            for chunk in sequence.chunks
-            if _begins_in(chunk.start_ns, phase)
-        ]
 
     def _slow_token(self, start_ns: int, end_ns: int) -> Event:
         attributes = {"phasescope.gap_ms": (end_ns - start_ns) / 1e6}

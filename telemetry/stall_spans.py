@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
 from telemetry.ledger import Account, Stall
+from telemetry.link_targets import LinkTargets
+from telemetry.phases import PreemptedSpan
 
 Attributes = dict[str, AttributeValue]
+MAX_LINKS = 8
 
 
-def chunk_span_id(trace_id: str, seq_id: int, step_id: int) -> int:
-    """The id of a prefill chunk's span, known to whoever knows the chunk: the span of a late
-    token points to it before, after or without that span being built."""
-    name = f"{trace_id}/{seq_id}/{step_id}".encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) or 1
-
-
-def culprit_links(stall: Stall) -> tuple[Link, ...]:
-    """To the chunk of the request that made the token late, if another request did."""
-    trace_id, seq_id, step_id = (
-        stall.culprit_trace_id,
-        stall.culprit_seq_id,
-        stall.culprit_step_id,
-    )
-    if trace_id is None or seq_id is None or step_id is None:
-        return ()
-    span_id = chunk_span_id(trace_id, seq_id, step_id)
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    context = SpanContext(int(trace_id, 16), span_id, True, flags)
-    return (Link(context, {"phasescope.link": "culprit"}),)
+def stall_links(
+    stall: Stall, targets: LinkTargets, preempted: Sequence[tuple[PreemptedSpan, ReadableSpan]]
+) -> tuple[Link, ...]:
+    """To the span of the request that made the token late, if that span is exported, and to the
+    sequence's own preemption within the gap. `preempted` are spans of the same trace."""
+    links: list[Link] = []
+    span_id = targets.span_of(stall)
+    if span_id is not None and stall.culprit_trace_id is not None:
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        context = SpanContext(int(stall.culprit_trace_id, 16), span_id, True, flags)
+        links.append(Link(context, {"phasescope.link": "culprit"}))
+    for gap, span in preempted:
+        meets = gap.start_ns < stall.end_ns and stall.begin_ns < gap.end_ns
+        if gap.seq_id == stall.seq_id and meets and span.context is not None:
+            links.append(Link(span.context, {"phasescope.link": "preempted"}))
+    return tuple(links[:MAX_LINKS])
 
 
 def stall_attributes(stall: Stall) -> Attributes:
