@@ -150,7 +150,7 @@ class Diagnoser:
             prompts=prompted(steps, counts.first_tokens, reference),
             stopped=stopped(half, reference),
         )
-        self._watch.take(begin_ns, held, exact, counts.first_logs, reference)
+        self._watch.take(begin_ns, held, exact, counts.first_commit_logs, reference)
         is_over = was_ill_ns is not None and self._watch.onset_ns is None
         if is_over and end_ns - (was_ill_ns or 0) > _SPELL_NS:
             self._quiet_from_ns = end_ns

@@ -15,27 +15,35 @@ BUCKET_NS = 500_000_000
 
 
 class Stage(IntEnum):
-    """Where a request is; each has a price of its own in the reference."""
+    """Where a request is, in phases of `telemetry.phases`; each has a price of its own in the
+    reference."""
 
-    INGEST = 0  # accepted, not yet handed to the engine
-    FIRST = 1  # waits for its first token
+    INGEST = 0  # accept, parse, tokenize
+    FIRST = 1  # queue, prefill: not all of its sequences have a token
     DECODE = 2
-    DELIVER = 3  # the engine is done with it, the client is not
+    DELIVER = 3  # detokenize, deliver: the engine is done with it, the client is not
 
 
 @dataclass(slots=True)
 class Counts:
     """Sums. `live_ns` is requests' time by stage; `first_ns` that before the first token, by
     tenant. `requests` are those that came to the engine, each with one sequence or more.
-    `later_tokens` are tokens after the first, of requests: those of several choices at once count
-    once. `first_logs` are tenants and natural logarithms of their times to first token in ns.
+    `first_tokens` are requests whose decode began, `later_tokens` tokens since then, of requests:
+    those of several choices at once count once. `first_commit_logs` are tenants and natural
+    logarithms of their times to first commit, in ns, which is when the engine had a token of the
+    request; its TTFT is known only when it ends.
 
     Of the queue everybody waits for what binds its head (`waited_ns`), running ones that got no
     row for their own reason (`skipped_ns`). `gone_rows` are rows by sequence whose client had
+<<<<<<< HEAD
     left. `cut` of the `constrained` sequences that ended did so for their length. `aborted` are
     steps by why they failed and what was said of it, `aborted_sequences` those that ended by it,
     `deaths_by_failure` engines that could not go on for it. Engine and gateway times, and what
     follows, are sums of samples.
+=======
+    left. `cut` of the `constrained` sequences that ended did so for their length. Engine
+    times, and what follows, are sums of samples.
+>>>>>>> w-numbers
     """
 
     accepted: int = 0
@@ -50,9 +58,6 @@ class Counts:
     hit_requests: int = 0
     ghost_tokens: int = 0
     ingest_work_ns: int = 0
-    compiled: int = 0
-    compile_ns: int = 0
-    sequences_ended: int = 0
     judged: int = 0
     constrained: int = 0
     cut: int = 0
@@ -64,10 +69,7 @@ class Counts:
     host_window_ns: int = 0
     engine_run_ns: int = 0
     engine_wait_ns: int = 0
-    gateway_run_ns: int = 0
-    gateway_wait_ns: int = 0
     throttled_ns: int = 0
-    steal_ns: int = 0
     live_ns: Counter[Stage] = field(default_factory=Counter)
     first_ns: Counter[str] = field(default_factory=Counter)
     waited_ns: Counter[WaitReason] = field(default_factory=Counter)
@@ -78,7 +80,7 @@ class Counts:
     pauses: Counter[tuple[str, str]] = field(default_factory=Counter)
     ended: Counter[EndReason] = field(default_factory=Counter)
     sequence_reasons: Counter[EndReason] = field(default_factory=Counter)
-    first_logs: list[tuple[str, float]] = field(default_factory=list)
+    first_commit_logs: list[tuple[str, float]] = field(default_factory=list)
     choices_asked: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
@@ -106,10 +108,7 @@ class Counts:
         self.host_window_ns += sample.window_ns
         self.engine_run_ns += sample.engine_run_ns or 0
         self.engine_wait_ns += sample.engine_wait_ns or 0
-        self.gateway_run_ns += sample.gateway_run_ns or 0
-        self.gateway_wait_ns += sample.gateway_wait_ns or 0
         self.throttled_ns += sample.throttled_ns or 0
-        self.steal_ns += sample.steal_ns or 0
 
     @property
     def prompt_tokens(self) -> float:

@@ -241,7 +241,7 @@ class Watch:
         bucket_ns: int,
         requests: tuple[float, ...],
         exact: Exact,
-        first_logs: Sequence[tuple[str, float]],
+        first_commit_logs: Sequence[tuple[str, float]],
         reference: Reference,
     ) -> None:
         """Half a second that began at `bucket_ns` had so many requests held up, by stage and by
@@ -253,9 +253,9 @@ class Watch:
         ):
             one.take(bucket_ns, min(most, held / spread) - _DRIFT)
             calm = calm and held < _DRIFT * spread
-        spread = max(_LEAST_LOG_SPREAD, reference.first_log_spread)
-        for tenant, late in first_logs:
-            z = (late - reference.first_log) / spread
+        spread = max(_LEAST_LOG_SPREAD, reference.first_commit_log_spread)
+        for tenant, late in first_commit_logs:
+            z = (late - reference.first_commit_log) / spread
             one = self._of_tenant(tenant)
             one.take(bucket_ns, min(z, _MOST_LATE) - _FIRST_DRIFT)
         self._weigh(calm)

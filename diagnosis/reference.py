@@ -93,13 +93,14 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     how many are there beyond what these prices explain, and `slow_spread` that of how many are
     held up by slow steps. `own_prompt_ns` is what requests spend on their own prompts in steps,
     per first token, and `own_prompt_spread` the standard deviation of how many do so. `stopped` is
-    how many sequences had been running and are stopped. `first_log` is the mean logarithm of a
-    time to first token in ns. `budget_tokens` is of a step, on average, `ingest_work_ns` what a
-    request takes to be parsed and tokenised. Spreads are standard deviations. `hit_share` is of
-    known prompt tokens, `hit_requests_share` of admissions that found any, `several_share` of
-    requests that wanted more choices than the mean. `longest_prompt` and `longest_output` are
-    99th percentiles in tokens. `parts_ns` are requests' time by part of a step, per token of
-    decodes. `dispersion` is how many times more the number of arrivals varies than if they came
+    how many sequences had been running and are stopped. `first_commit_log` is the mean logarithm
+    of a time to first commit in ns, and is called `first_log` in files.
+    `budget_tokens` is of a step, on average, `ingest_work_ns` what a request takes to be parsed
+    and tokenised. Spreads are standard deviations. `hit_share` is of known prompt tokens,
+    `hit_requests_share` of admissions that found any, `several_share` of requests that wanted
+    more choices than the mean. `longest_prompt` is the 99th percentile in tokens. `parts_ns` are
+    requests' time by part of a step, per token of decodes. `dispersion` is how many times more
+    the number of arrivals varies than if they came
     independently of each other. `chunks` are rows of prompts per admission. Engine shares are
     of the time in which its loop had work: ready but without a CPU, and neither running nor
     ready.
@@ -110,8 +111,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     stage_ns: tuple[float, float, float, float]
     live: tuple[float, float, float, float]
     spread: tuple[float, ...]
-    first_log: float
-    first_log_spread: float
+    first_commit_log: float = msgspec.field(name="first_log")
+    first_commit_log_spread: float = msgspec.field(name="first_log_spread")
     requests_per_s: float
     dispersion: float
     tenants_per_s: dict[str, float]
@@ -123,16 +124,13 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     ingest_work_ns: float
     budget_tokens: float
     longest_prompt: int
-    longest_output: int
     chunks: float
     hit_share: float
     hit_requests_share: float
     parts_ns: dict[str, float]
     running: float
-    most_running: int
     engine_wait_share: float
     engine_lost_share: float
-    gateway_busy_share: float
     started: EngineStarted | None
     slow_spread: float = 0.0
     own_prompt_ns: float = 0.0
@@ -149,12 +147,12 @@ def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
     stages = (target.ttft_ns / 4, target.ttft_ns, float(target.itl_ns), target.ttft_ns / 2)
     return Reference(
         seconds=0.0, cost=None, stage_ns=stages, live=(0.0, 1.0, 1.0, 0.0), spread=(0.25,) * 4,
-        first_log=log(target.ttft_ns), first_log_spread=1.0, requests_per_s=0.0, dispersion=1.0,
+        first_commit_log=log(target.ttft_ns), first_commit_log_spread=1.0, requests_per_s=0.0,
+        dispersion=1.0,
         tenants_per_s={}, choices=1.0, prompt_tokens=0.0, prompt_spread=0.0, output_tokens=0.0,
         output_spread=0.0, ingest_work_ns=0.0, budget_tokens=0.0, longest_prompt=0,
-        longest_output=0, chunks=1.0, hit_share=0.0, hit_requests_share=0.0, parts_ns={},
-        running=0.0, most_running=0,
-        engine_wait_share=0.0, engine_lost_share=0.0, gateway_busy_share=0.0, started=None,
+        chunks=1.0, hit_share=0.0, hit_requests_share=0.0, parts_ns={},
+        running=0.0, engine_wait_share=0.0, engine_lost_share=0.0, started=None,
     )  # fmt: skip
 
 
@@ -187,7 +185,7 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
     per = (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered)
     lives = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
     stages = [counts.live_ns[stage] / max(1.0, per[stage]) for stage in Stage]
-    first_logs = [late for _, late in counts.first_logs]
+    first_commit_logs = [late for _, late in counts.first_commit_logs]
     busy_ns, lost_ns = engine_lost(seconds, counts, steps)
     return Reference(
         seconds=seconds,
@@ -195,8 +193,8 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         stage_ns=(stages[0], stages[1], stages[2], stages[3]),
         live=(lives[0], lives[1], lives[2], lives[3]),
         spread=(0.0,) * 4,
-        first_log=fmean(first_logs) if first_logs else 0.0,
-        first_log_spread=_spread(first_logs),
+        first_commit_log=fmean(first_commit_logs) if first_commit_logs else 0.0,
+        first_commit_log_spread=_spread(first_commit_logs),
         budget_tokens=float(steps.budget_tokens.mean()) if len(steps) else 0.0,
         ingest_work_ns=counts.ingest_work_ns / max(1, counts.accepted),
         requests_per_s=counts.requests / seconds,
@@ -213,16 +211,13 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         output_tokens=counts.output_tokens,
         output_spread=_spread(counts.output_lengths),
         longest_prompt=quantile(counts.prompt_lengths, 0.99) or 0,
-        longest_output=quantile(counts.output_lengths, 0.99) or 0,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
         hit_requests_share=counts.hit_requests / max(1, counts.admitted),
         parts_ns=parts_of(steps, cost),
         running=float(np.average(steps.rows, weights=steps.turn_ns)) if len(steps) else 0.0,
-        most_running=int(steps.rows.max()) if len(steps) else 0,
         engine_wait_share=counts.engine_wait_ns / max(1.0, busy_ns),
         engine_lost_share=lost_ns / max(1.0, busy_ns),
-        gateway_busy_share=counts.gateway_run_ns / max(1, counts.host_window_ns),
         started=started,
         own_prompt_ns=float(own_prompts_ns(steps, cost).sum()) / max(1, counts.first_tokens),
     )

@@ -1,4 +1,15 @@
-"""Requests as the tally knows them: in which stage each is, since when, and whose sequences."""
+"""Requests as the tally knows them: in which stage each is, since when, and whose sequences.
+
+Stages are phases put together, with the borders that `telemetry.phases` defines:
+
+    INGEST    accept, parse, tokenize
+    FIRST     queue, prefill
+    DECODE    decode
+    DELIVER   detokenize, deliver
+
+What is known here of a request that lives is when its first token was committed. That is not its
+TTFT, which ends when the token is sent, and is called by another name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +21,8 @@ from typing import NamedTuple
 
 from diagnosis.counts import Counts, Stage, add_live
 from telemetry.engine_records import SequencesListed
-from telemetry.reasons import Outcome
+from telemetry.phases import decode_begins_ns, first_commit_ns
+from telemetry.reasons import EndReason, Outcome
 from telemetry.records import (
     RequestAccepted,
     RequestEnded,
@@ -38,6 +50,8 @@ class _Life:
     read_ns: int
     choices: int = 1
     sequences: set[int] = field(default_factory=set)
+    firsts_ns: dict[int, int | None] = field(default_factory=dict)  # by sequence
+    last_ns: int | None = None
     left_ns: int | None = None
     ended: bool = False
 
@@ -86,17 +100,21 @@ class Requests:
         life = self._open.get(fact.request_id)
         if life is not None:
             self._at(fact.at_ns).ingest_work_ns += max(0, fact.at_ns - life.read_ns)
+            self._enter(life, Stage.FIRST, fact.at_ns)
 
     def submitted(self, fact: SequenceSubmitted) -> None:
         life = self._open.get(fact.request_id)
         if life is None:
             return
+        is_first = not life.firsts_ns
         life.sequences.add(fact.seq_id)
+        life.firsts_ns[fact.seq_id] = None
         self._owners[fact.seq_id] = life
         if len(self._owners) > _KEPT_SEQUENCES:
             del self._owners[next(iter(self._owners))]
         if life.stage is Stage.INGEST:
             self._enter(life, Stage.FIRST, fact.at_ns)
+        if is_first:
             counts = self._at(fact.at_ns)
             counts.requests += 1
             counts.choices_asked.append(life.choices)
@@ -126,21 +144,36 @@ class Requests:
         if life is None or life.ended:
             return
         counts = self._at(at_ns)
+        life.last_ns = at_ns
         if life.stage is Stage.FIRST:
-            self._enter(life, Stage.DECODE, at_ns)
-            counts.first_tokens += 1
-            late = math.log(max(1, at_ns - life.begun_ns))
-            counts.first_logs.append((life.tenant, late))
-            tokens -= 1
-        counts.later_tokens += tokens / life.choices
+            tokens -= self._first_token(life, seq_id, at_ns)
+        if life.stage is Stage.DECODE:
+            counts.later_tokens += tokens / life.choices
 
-    def sequence_ended(self, seq_id: int, at_ns: int) -> None:
+    def _first_token(self, life: _Life, seq_id: int, at_ns: int) -> bool:
+        """Whether it is the sequence's first. With that of the last sequence decode begins."""
+        if life.firsts_ns.get(seq_id) is not None:
+            return False
+        counts = self._at(at_ns)
+        if first_commit_ns(life.firsts_ns.values()) is None:
+            late = math.log(max(1, at_ns - life.begun_ns))
+            counts.first_commit_logs.append((life.tenant, late))
+        life.firsts_ns[seq_id] = at_ns
+        begins_ns = decode_begins_ns(life.firsts_ns.values())
+        if begins_ns is not None:
+            self._enter(life, Stage.DECODE, begins_ns)
+            counts.first_tokens += 1
+        return True
+
+    def sequence_ended(self, seq_id: int, reason: EndReason, at_ns: int) -> None:
+        """What follows the last token is delivery, unless nobody waits for it any more."""
         life = self._owners.get(seq_id)
         if life is None:
             return
         life.sequences.discard(seq_id)
-        if not life.sequences and not life.ended:
-            self._enter(life, Stage.DELIVER, at_ns)
+        is_whole = life.stage is Stage.DECODE and reason.outcome is Outcome.FINISHED
+        if is_whole and not life.sequences and not life.ended:
+            self._enter(life, Stage.DELIVER, at_ns if life.last_ns is None else life.last_ns)
 
     def listed(self, fact: RequestsListed) -> None:
         """Who is over and lost its end waits for nothing. When it ended is not known, so the time

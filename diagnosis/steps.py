@@ -17,7 +17,7 @@ class StepRow(NamedTuple):
     """One step. `turn_ns` is from the commit before it, or from its begin after a rest, to its
     commit, and is the sum of forward, sample, mask and host. A *pair* is a prompt token and one
     that it attends to; `crossed` is prompt tokens times decode tokens. Zombies are rows whose
-    client has gone. `waiting` counts those in the queue."""
+    client has gone."""
 
     end_ns: int
     turn_ns: int
@@ -33,16 +33,11 @@ class StepRow(NamedTuple):
     sampled_rows: int
     prompt_rows: int
     decode_rows: int
-    waiting: int
     running: int
     paused: int
     zombie_rows: int
     recompute_tokens: int
-    masked_rows: int
-    preempted: int
     budget_tokens: int
-    blocks_used: int
-    blocks_total: int
 
 
 @dataclass(frozen=True, slots=True)

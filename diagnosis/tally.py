@@ -15,7 +15,6 @@ from diagnosis.steps import StepLog, StepRow, Steps
 from telemetry.engine_records import (
     EngineIdled,
     EngineStarted,
-    GrammarCompiled,
     RecordingSet,
     SequenceAdmitted,
     SequenceEnded,
@@ -161,10 +160,6 @@ class Tally:
                 self._paused.add(fact.seq_id)
             case SequenceResumed():
                 self._paused.discard(fact.seq_id)
-            case GrammarCompiled():
-                counts = self._at(fact.at_ns)
-                counts.compiled += 1
-                counts.compile_ns += fact.compile_ns
             case EngineIdled():
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
@@ -227,14 +222,13 @@ class Tally:
         counts = self._at(fact.at_ns)
         self._heads.discard(fact.seq_id)
         self._paused.discard(fact.seq_id)
-        counts.sequences_ended += 1
         counts.sequence_reasons[fact.reason] += 1
         counts.output_lengths.append(fact.output_tokens)
         if fact.seq_id in self._constrained:
             self._constrained.discard(fact.seq_id)
             counts.constrained += 1
             counts.cut += fact.reason in (EndReason.MAX_TOKENS, EndReason.CONTEXT)
-        self.requests.sequence_ended(fact.seq_id, fact.at_ns)
+        self.requests.sequence_ended(fact.seq_id, fact.reason, fact.at_ns)
 
     def _step(self, step: StepRecorded) -> None:
         since_ns = step.begin_ns if self._commit_ns is None else self._commit_ns
@@ -283,16 +277,11 @@ class Tally:
             sampled_rows=load.sampled_rows,
             prompt_rows=len(step.rows) - load.decode_rows,
             decode_rows=load.decode_rows,
-            waiting=step.waiting,
             running=step.running,
             paused=len(self._paused),
             zombie_rows=zombies,
             recompute_tokens=recompute,
-            masked_rows=step.masked_rows,
-            preempted=len(step.preempted),
             budget_tokens=step.budget_tokens,
-            blocks_used=step.blocks_used,
-            blocks_total=step.blocks_total,
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:

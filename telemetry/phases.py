@@ -11,10 +11,14 @@ nobody knows the first, `accept` is empty). `first scheduled` is the `begin_ns` 
 step that has a row of any of the request's sequences; `first tokens` is the commit of the step
 that gave the last of its sequences their first token (with one sequence: the first token). A
 request that ends early has its last phase cut at `ended`, and no later ones.
+
+Who follows requests while they live, as the diagnosis does, takes the borders from the same
+functions: `decode_begins_ns`, `first_commit_ns`, `last_commit_ns`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -199,10 +203,9 @@ class RequestTimeline:
 
     @property
     def ttft_ns(self) -> int | None:
-        first = [sequence.token_ns[0] for sequence in self.sequences if sequence.token_ns]
-        if not first:
+        shown_ns = first_commit_ns(_firsts(self.sequences))
+        if shown_ns is None:
             return None
-        shown_ns = min(first)
         if self.parsed is not None and self.parsed.stream:
             shown_ns = self.ended.first_sent_ns or shown_ns
         return shown_ns - self.accepted.at_ns
@@ -266,7 +269,7 @@ def tile(
         (Phase.TOKENIZE, parsed.at_ns if parsed else None),
         (Phase.QUEUE, tokenized.at_ns if tokenized else None),
         (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
-        (Phase.DECODE, _first_tokens_ns(sequences)),
+        (Phase.DECODE, decode_begins_ns(_firsts(sequences))),
         *_ending(ended, sequences),
     ]
     phases: list[PhaseSpan] = []
@@ -282,11 +285,26 @@ def tile(
     return tuple(phases)
 
 
-def _first_tokens_ns(sequences: tuple[SequenceTimeline, ...]) -> int | None:
-    """When the last of the sequences got its first token; None while one has none."""
-    if not sequences or not all(sequence.token_ns for sequence in sequences):
-        return None
-    return max(sequence.token_ns[0] for sequence in sequences)
+def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:
+    """When the last of a request's sequences got its first token, given the commits of those
+    tokens; None while one has none."""
+    known = [first_ns for first_ns in firsts_ns if first_ns is not None]
+    return max(known) if known and len(known) == len(firsts_ns) else None
+
+
+def first_commit_ns(firsts_ns: Iterable[int | None]) -> int | None:
+    """When the first of a request's sequences got its first token; what TTFT ends with where
+    nothing is sent before the end."""
+    return min((first_ns for first_ns in firsts_ns if first_ns is not None), default=None)
+
+
+def last_commit_ns(lasts_ns: Iterable[int | None]) -> int | None:
+    """When the last token of a request was there, given the last of each of its sequences."""
+    return max((last_ns for last_ns in lasts_ns if last_ns is not None), default=None)
+
+
+def _firsts(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
+    return [s.token_ns[0] if s.token_ns else None for s in sequences]
 
 
 def _ending(
@@ -295,5 +313,5 @@ def _ending(
     """Detokenize and deliver exist only for a request that finished."""
     if ended.reason.outcome is not Outcome.FINISHED or not sequences:
         return []
-    last_ns = max((s.token_ns[-1] for s in sequences if s.token_ns), default=None)
+    last_ns = last_commit_ns(s.token_ns[-1] if s.token_ns else None for s in sequences)
     return [(Phase.DETOKENIZE, last_ns), (Phase.DELIVER, ended.detokenized_ns)]

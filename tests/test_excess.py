@@ -77,7 +77,7 @@ def test_a_burst_that_drains_eases() -> None:
 
 def test_a_late_first_token_of_a_rare_request_does_not_ease() -> None:
     """Where few come, the half seconds between them are all calm."""
-    reference = usual(first_log=0.0, first_log_spread=0.3)
+    reference = usual(first_commit_log=0.0, first_commit_log_spread=0.3)
     watch = Watch()
     for number in range(24):
         late = [("red", 1.5)] if number % 3 == 0 else []
