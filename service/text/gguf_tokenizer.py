@@ -14,13 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from service.config import ConfigError
 from service.gguf_file import GgufFile
-from service.text.tokenizer import (
-    Tokenizer,
-    broken,
-    byte_level_bytes,
-    byte_level_table,
-    metaspace_bytes,
-)
+from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes
+from service.text.tokenizer import Tokenizer, broken
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 

@@ -8,13 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from service.text.tokenizer import (
-    Tokenizer,
-    broken,
-    byte_level_bytes,
-    byte_level_table,
-    metaspace_bytes,
-)
+from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes
+from service.text.tokenizer import Tokenizer, broken
 
 
 def hf_tokenizer(folder: Path) -> Tokenizer:
