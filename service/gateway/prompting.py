@@ -20,6 +20,7 @@ from service.text.tokenizer import Tokenizer
 from telemetry.clock import Clock
 
 _TEXT_DEFAULT_TOKENS = 16
+_LONG_CHARACTERS = 4096
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -122,7 +123,8 @@ class BodyReader:
         if isinstance(prompt, list):
             ids = self._checked(prompt)
         else:
-            _check_length(prompt, context_tokens, self._tokenizer.longest_token_bytes)
+            if len(prompt) > _LONG_CHARACTERS:
+                _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
             is_chat = request.messages is not None
             encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
             ids = encode(prompt)
@@ -159,15 +161,12 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     return request.max_tokens
 
 
-def _check_length(text: str, context_tokens: int, longest_token_bytes: int | None) -> None:
+def _check_length(least_tokens: int, context_tokens: int) -> None:
     """Refuse what cannot fit, however it is cut into tokens, before that is done."""
-    if longest_token_bytes is None or len(text) * 4 <= context_tokens * longest_token_bytes:
-        return
-    least = -(-len(text.encode(errors="replace")) // longest_token_bytes)
-    if least >= context_tokens:
+    if least_tokens >= context_tokens:
         raise _too_long(
-            f"the prompt has at least {least} tokens; the context of {context_tokens} tokens must "
-            "also hold the output"
+            f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
+            "tokens must also hold the output"
         )
 
 

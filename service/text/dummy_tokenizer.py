@@ -5,7 +5,8 @@ from __future__ import annotations
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from service.text.tokenizer import Tokenizer, byte_level_table
+from service.text.token_bytes import byte_level_table
+from service.text.tokenizer import Tokenizer
 
 _VOCAB = {
     "tiny": 512,

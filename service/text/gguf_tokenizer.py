@@ -16,13 +16,8 @@ from service.gguf_file import GgufFile
 from service.stated import Stated
 from service.text.known_keys import GGUF_TOKENIZER, GGUF_TOKENIZER_PREFIXES
 from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
-from service.text.tokenizer import (
-    Tokenizer,
-    broken,
-    byte_level_bytes,
-    byte_level_table,
-    metaspace_bytes,
-)
+from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes
+from service.text.tokenizer import Tokenizer, broken
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 

@@ -11,13 +11,8 @@ from tokenizers import Tokenizer as Backend
 from service.stated import Stated
 from service.text.known_keys import TOKENIZER_CONFIG
 from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
-from service.text.tokenizer import (
-    Tokenizer,
-    broken,
-    byte_level_bytes,
-    byte_level_table,
-    metaspace_bytes,
-)
+from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes
+from service.text.tokenizer import Tokenizer, broken
 
 # Classes of transformers that build the rule for BOS and EOS anew from their flags.
 _OBEY_FLAGS = frozenset({"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizerFast"})

@@ -8,28 +8,49 @@ folds, strips or skips parts of it has no such bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
-from tokenizers import pre_tokenizers
+
+from service.text.token_bytes import byte_level_table
 
 # a canonical form is at most three times shorter: three jamo to a syllable, KELVIN SIGN to K
 _CANONICAL = 4
 _KEEP_ALL = {"ByteLevel", "Digits", "Metaspace", "Punctuation"}
 
 
-def longest_token_bytes(backend: Backend, token_bytes: Sequence[bytes]) -> int | None:
-    """Bytes of UTF-8 that one token stands for at most, or None where nothing bounds them."""
+@dataclass(frozen=True, slots=True)
+class TokenBound:
+    """No token stands for more than `longest_bytes` of UTF-8, and only the bytes in `unspelt`
+    may have no token at all."""
+
+    longest_bytes: int
+    unspelt: bytes
+
+    def least_tokens(self, text: str) -> int:
+        """The text has at least so many tokens."""
+        data = text.encode(errors="replace")
+        if self.unspelt:
+            data = data.translate(None, self.unspelt)
+        return -(-len(data) // self.longest_bytes)
+
+
+def token_bound(backend: Backend, token_bytes: Sequence[bytes]) -> TokenBound | None:
+    """None where nothing bounds what a token stands for."""
     rules: dict[str, Any] = msgspec.json.decode(backend.to_str())
     vocabulary = backend.get_vocab(with_added_tokens=True)
     factor = _shrinks_by(rules.get("normalizer"))
-    if factor is None or rules.get("truncation") or not _keeps_all(rules.get("pre_tokenizer")):
+    unspelt = _unspelt(rules, vocabulary)
+    if factor is None or unspelt is None or rules.get("truncation"):
         return None
-    if not _spells_all(rules, vocabulary):
+    if not _keeps_all(rules.get("pre_tokenizer")) or _takes_spaces_along(rules):
         return None
+    if unspelt and factor > 1:
+        return None  # what is spelt could become what is not
     longest = max((len(token_bytes[token_id]) for token_id in vocabulary.values()), default=0)
-    return max(longest, 1) * factor
+    return TokenBound(max(longest, 1) * factor, unspelt)
 
 
 def _shrinks_by(normalizer: Any) -> int | None:
@@ -67,17 +88,23 @@ def _keeps_all(pre_tokenizer: Any) -> bool:
             return False
 
 
-def _spells_all(rules: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Whether every byte has a token, and no added token takes the spaces around it along."""
+def _unspelt(rules: dict[str, Any], vocabulary: dict[str, int]) -> bytes | None:
+    """Bytes that have no token, as byte-level models lack those that their training never saw;
+    None where words are not spelt in bytes."""
     model: dict[str, Any] = rules.get("model") or {}
-    if any(token.get("lstrip") or token.get("rstrip") for token in rules.get("added_tokens") or ()):
-        return False
     if model.get("type") != "BPE":
-        return False
+        return None
     if model.get("byte_fallback"):
-        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    is_byte_level = "ByteLevel" in _kinds(rules)
-    return is_byte_level and vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+        return bytes(byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary)
+    if "ByteLevel" not in _kinds(rules):
+        return None
+    return bytes(byte for name, byte in byte_level_table().items() if name not in vocabulary)
+
+
+def _takes_spaces_along(rules: dict[str, Any]) -> bool:
+    """Whether an added token stands for any number of spaces around it too."""
+    added = rules.get("added_tokens") or ()
+    return any(token.get("lstrip") or token.get("rstrip") for token in added)
 
 
 def _kinds(rules: dict[str, Any]) -> set[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 
 from service.config import ConfigError, ModelKind, ModelRef
-from service.text.token_bound import longest_token_bytes
+from service.text.token_bound import TokenBound, token_bound
 
 
 class Tokenizer:
@@ -50,11 +50,15 @@ class Tokenizer:
         """Control tokens, which are not part of a text."""
         return self._special_ids
 
+    def least_tokens(self, text: str) -> int:
+        """The text has at least so many, which its length says without encoding it; 0 where
+        nothing is known."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
     @cached_property
-    def longest_token_bytes(self) -> int | None:
-        """A text of more bytes than that times N has more than N tokens; None where no such
-        bound is known."""
-        return longest_token_bytes(self._backend, self._token_bytes)
+    def _bound(self) -> TokenBound | None:
+        """Found when it is first asked for: that takes tenths of a second."""
+        return token_bound(self._backend, self._token_bytes)
 
     def backend_json(self) -> str:
         """The rules of encoding, in the format of the `tokenizers` library."""
@@ -109,36 +113,6 @@ def load_tokenizer(model: ModelRef) -> Tokenizer:
             return hf_tokenizer(Path(model.path))
         case ModelKind.DUMMY:
             return dummy_tokenizer(model.path)
-
-
-def byte_level_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: character -> byte value."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in printable}
-    stand_in = 256
-    for byte in range(256):
-        if byte not in printable:
-            table[chr(stand_in)] = byte
-            stand_in += 1
-    return table
-
-
-def byte_level_bytes(token: str, table: dict[str, int]) -> bytes:
-    """Bytes of a byte-level BPE token; a token that is not byte-level is its own text."""
-    try:
-        return bytes(table[character] for character in token)
-    except KeyError:
-        return token.encode()
-
-
-def metaspace_bytes(token: str) -> bytes:
-    """Bytes of a SentencePiece token: U+2581 is a space, <0xNN> a raw byte."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return bytes([int(token[3:5], 16)])
-        except ValueError:
-            pass
-    return token.replace("\u2581", " ").encode()
 
 
 def broken(path: Path, why: object) -> ConfigError:
