@@ -27,23 +27,18 @@ class Stage(IntEnum):
 @dataclass(slots=True)
 class Counts:
     """Sums. `live_ns` is requests' time by stage; `first_ns` that before the first token, by
-        tenant. `requests` are those that came to the engine, each with one sequence or more.
-        `first_tokens` are requests whose decode began, `later_tokens` tokens since then, of requests:
-        those of several choices at once count once. `first_commit_logs` are tenants and natural
-        logarithms of their times to first commit, in ns, which is when the engine had a token of the
-        request; its TTFT is known only when it ends.
+    tenant. `requests` are those that came to the engine, each with one sequence or more.
+    `first_tokens` are requests whose decode began, `later_tokens` tokens since then, of requests:
+    those of several choices at once count once. `first_commit_logs` are tenants and natural
+    logarithms of their times to first commit, in ns, which is when the engine had a token of the
+    request; its TTFT is known only when it ends.
 
-        Of the queue everybody waits for what binds its head (`waited_ns`), running ones that got no
-        row for their own reason (`skipped_ns`). `gone_rows` are rows by sequence whose client had
-    <<<<<<< HEAD
-        left. `cut` of the `constrained` sequences that ended did so for their length. `aborted` are
-        steps by why they failed and what was said of it, `aborted_sequences` those that ended by it,
-        `deaths_by_failure` engines that could not go on for it. Engine and gateway times, and what
-        follows, are sums of samples.
-    =======
-        left. `cut` of the `constrained` sequences that ended did so for their length. Engine
-        times, and what follows, are sums of samples.
-    >>>>>>> w-numbers
+    Of the queue everybody waits for what binds its head (`waited_ns`), running ones that got no
+    row for their own reason (`skipped_ns`). `gone_rows` are rows by sequence whose client had
+    left. `cut` of the `constrained` sequences that ended did so for their length. `aborted` are
+    steps by why they failed and what was said of it, `aborted_sequences` those that ended by it,
+    `deaths_by_failure` engines that could not go on for it. Engine times, and what follows, are
+    sums of samples.
     """
 
     accepted: int = 0
