@@ -78,8 +78,17 @@ class IngestPool:
     """Runs on the event loop. Each of its slots has one worker process and one thread that waits
     for it; all slots but one also take large jobs, so that small ones never wait for these."""
 
-    def __init__(self, reader: BodyReader, model: ModelRef, workers: int) -> None:
+    def __init__(
+        self,
+        reader: BodyReader,
+        model: ModelRef,
+        workers: int,
+        waiting_jobs: int = WAITING_JOBS,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
         assert workers > 0, workers
+        self._waiting_jobs = waiting_jobs
+        self._waiting_bytes = waiting_bytes
         self._reader = reader
         self._model = model
         self._small: deque[_Job] = deque()
@@ -96,11 +105,21 @@ class IngestPool:
 
     async def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
         """A body's Reading; raises ApiError when too much waits or the worker fails."""
-        if len(body) <= IN_PLACE_BYTES and not any(word in body for word in _NOT_IN_PLACE):
+        if self.reads_in_place(body):
             return self._reader.read(operation, body, context_tokens)
         answer, blobs = await self._do(_Job(ReadBody(operation, context_tokens), [body], _JOB_S))
         assert isinstance(answer, ReadingHead), answer
         return reading_of(answer, blobs)
+
+    @staticmethod
+    def reads_in_place(body: bytes) -> bool:
+        """Whether a body is small, and surely without a schema."""
+        return len(body) <= IN_PLACE_BYTES and not any(word in body for word in _NOT_IN_PLACE)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Of the workers that are ready or at work."""
+        return sorted(worker.pid for worker in self._running)
 
     async def judge(self, grammar: Grammar, texts: list[str]) -> bool | None:
         """Whether texts obey their grammar; None where that cannot be told, or not soon."""
@@ -131,8 +150,8 @@ class IngestPool:
     async def _do(self, job: _Job) -> tuple[ToGateway, list[bytearray]]:
         queues = (self._small, self._large)
         waiting_bytes = sum(other.size_bytes for queue in queues for other in queue)
-        is_full = sum(map(len, queues)) >= WAITING_JOBS
-        if is_full or (waiting_bytes and waiting_bytes + job.size_bytes > WAITING_BYTES):
+        is_full = sum(map(len, queues)) >= self._waiting_jobs
+        if is_full or (waiting_bytes and waiting_bytes + job.size_bytes > self._waiting_bytes):
             message = "as many long requests wait to be read as may"
             raise busy(EndReason.QUEUE_FULL, message, _BUSY_S)
         queue = self._large if job.size_bytes > LARGE_BYTES else self._small
@@ -199,6 +218,9 @@ class IngestPool:
             _fail(job, internal())
             worker.kill()
             return False
+        except asyncio.CancelledError:  # the pool closes, and with it the worker
+            asked.add_done_callback(asyncio.Future.exception)
+            raise
         if not job.answer.done():
             job.answer.set_result(answer)
         return True

@@ -116,12 +116,12 @@ class Mailbox:
                 self._wake()
 
     async def taken(self, sequences: int) -> bool:
-        """Wait until so many sequences cannot be refused any more, or have news; whether all
-        have been taken. Raises Interrupted."""
+        """Wait until so many sequences cannot be refused any more, or there is something to
+        `take`, which may be a refusal; whether all have been taken. Raises Interrupted."""
         while len(self._taken) < sequences and not self._emissions:
             await self._wait()
         self._raise_interruption()
-        return len(self._taken) >= sequences
+        return not self._emissions
 
     async def news(self, within_s: float | None) -> bool:
         """Wait for anything to `take`, for that long; whether there is. Raises Interrupted."""

@@ -1,0 +1,189 @@
+"""The processes that read bodies: bounded, replaced when they end, and the same as in place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from service.config import ModelKind, ModelRef, SamplingDefaults
+from service.engine.plan import Grammar, GrammarKind
+from service.gateway.errors import ApiError
+from service.gateway.ingest_pool import IN_PLACE_BYTES, IngestPool
+from service.gateway.prompting import BodyReader
+from service.gateway.responses import Operation
+from service.text.tokenizer import load_tokenizer
+from telemetry.clock import MonotonicClock
+
+MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
+CONTEXT_TOKENS = 1 << 20
+READER = BodyReader(load_tokenizer(MODEL), MODEL.name, SamplingDefaults(), MonotonicClock())
+EXPONENTIAL = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)},
+        "d60": {"type": "string"},
+    },
+}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "hello", "max_tokens": 4, **fields}).encode()
+
+
+LONG = body(prompt="hello " * 1000)
+SLOW = body(prompt=["a" * 30_000] * 250)
+
+
+@asynccontextmanager
+async def pool(workers: int = 1, **limits: int) -> AsyncIterator[IngestPool]:
+    running = IngestPool(READER, MODEL, workers, **limits)
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+@pytest.mark.parametrize(
+    ("operation", "whole"),
+    [
+        (Operation.TEXT, LONG),
+        (Operation.TEXT, body(prompt=[[1, 2], list(range(200)) * 10], n=3, stop="x", seed=-5)),
+        (Operation.TEXT, body(guided_json={"type": "null"}, logit_bias={"7": 1.5}, top_p=0.5)),
+        (Operation.TEXT, body(prompt=[1000] * 2000)),
+        (Operation.TEXT, b'{"prompt": "' + b"x" * IN_PLACE_BYTES),
+        (Operation.TEXT, body(model="other", prompt="x" * IN_PLACE_BYTES)),
+        (Operation.CHAT, json.dumps(
+            {"messages": [{"role": "user", "content": "h\u00e9llo" * 2000}]}).encode()),
+    ],
+)  # fmt: skip
+def test_a_worker_reads_a_body_as_it_is_read_in_place(operation: Operation, whole: bytes) -> None:
+    async def scenario() -> None:
+        async with pool() as running:
+            there = await running.read(operation, whole, CONTEXT_TOKENS)
+        here = READER.read(operation, whole, CONTEXT_TOKENS)
+
+        assert there.request == here.request
+        assert there.refusal == here.refusal
+        assert [(p.tokens, bytes(p.ids)) for p in there.prompts] == [
+            (p.tokens, bytes(p.ids)) for p in here.prompts
+        ]
+        assert all(len(msgspec.msgpack.decode(p.ids)) == p.tokens for p in here.prompts)
+
+    asyncio.run(scenario())
+
+
+def test_more_than_may_wait_is_refused_with_a_time_to_come_back() -> None:
+    async def scenario() -> list[Any]:
+        async with pool(waiting_jobs=2) as running:
+            reads = [running.read(Operation.TEXT, LONG, CONTEXT_TOKENS) for _ in range(4)]
+            return await asyncio.gather(*reads, return_exceptions=True)
+
+    answers = asyncio.run(scenario())
+    refused = [answer for answer in answers if isinstance(answer, ApiError)]
+
+    assert len(refused) == 2
+    assert [(e.status, e.code, e.headers) for e in refused] == [
+        (429, "queue_full", {"retry-after": "2"})
+    ] * 2
+
+
+def test_more_bytes_than_may_wait_are_refused_but_one_body_always_may() -> None:
+    async def scenario() -> list[Any]:
+        async with pool(waiting_bytes=1000) as running:
+            reads = [running.read(Operation.TEXT, LONG, CONTEXT_TOKENS) for _ in range(2)]
+            return await asyncio.gather(*reads, return_exceptions=True)
+
+    first, second = asyncio.run(scenario())
+    assert first.refusal is None
+    assert isinstance(second, ApiError)
+
+
+def test_a_job_that_nobody_waits_for_any_more_ends_with_its_worker() -> None:
+    async def scenario() -> None:
+        async with pool() as running:
+            await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
+            (before,) = running.worker_pids
+            slow = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
+            queued = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
+            await asyncio.sleep(0.2)
+            slow.cancel()
+            queued.cancel()
+            reading = await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
+
+            assert reading.refusal is None
+            assert running.worker_pids != [before]
+            with pytest.raises(ProcessLookupError):
+                os.kill(before, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_fails_its_job_alone_and_is_replaced() -> None:
+    async def scenario() -> None:
+        async with pool() as running:
+            await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
+            slow = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
+            await asyncio.sleep(0.2)
+            os.kill(running.worker_pids[0], signal.SIGKILL)
+            with pytest.raises(ApiError) as caught:
+                await slow
+
+            assert caught.value.status == 500
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
+
+    asyncio.run(scenario())
+
+
+def test_small_bodies_do_not_wait_for_large_ones() -> None:
+    async def scenario() -> None:
+        async with pool(workers=2) as running:
+            slow = [
+                asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
+                for _ in range(3)
+            ]
+            await asyncio.sleep(0.2)
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
+            assert not any(task.done() for task in slow)
+            for task in slow:
+                task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_schema_that_takes_for_ever_to_walk_is_not_judged_and_its_worker_ends() -> None:
+    """Each level has two ways to the next: 2 ** 60 paths, without any pattern."""
+
+    async def scenario() -> None:
+        async with pool() as running:
+            grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(EXPONENTIAL))
+            assert await running.judge(Grammar(GrammarKind.REGEX, "a+"), ["aa"]) is True
+            (before,) = running.worker_pids
+            assert await running.judge(grammar, ["1"]) is None
+            assert await running.judge(Grammar(GrammarKind.REGEX, "a+"), ["ab"]) in (False, None)
+            assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
+            assert running.worker_pids != [before]
+
+    asyncio.run(scenario())
+
+
+def test_no_schema_is_looked_at_in_place_however_it_is_spelt() -> None:
+    async def scenario() -> None:
+        async with pool() as running:
+            plain = body(guided_json={"type": "null"})
+            spelt = plain.replace(b"guided_json", b"\\u0067uided_json")
+            for whole in (plain, spelt):
+                assert not running.reads_in_place(whole)
+                reading = await running.read(Operation.TEXT, whole, CONTEXT_TOKENS)
+                assert reading.request is not None
+                assert reading.request.grammar is not None
+            assert running.reads_in_place(body())
+
+    asyncio.run(scenario())
