@@ -17,6 +17,7 @@ from server import Server, eventually
 from service.device.loader import LoadedEngine
 from service.device.parallel.decoder import ParallelDecoder
 from service.device.parallel.ranks import RankFailed
+from telemetry.reasons import StepFailure
 
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 33, [300]]
 OUTPUT_TOKENS = 12
@@ -99,6 +100,7 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
             try:
                 engine.greedy(PROMPTS, OUTPUT_TOKENS)
             except RankFailed as error:
+                assert error.kind is StepFailure.RANK_LOST
                 errors.append(str(error))
 
         if moment == "before a step":
@@ -160,6 +162,9 @@ def test_a_server_outlives_a_rank_and_leaves_none_behind() -> None:
         eventually(server.is_ready, "readiness again", GENEROUS_S)
 
         assert server.snapshot()["engine_restarts"] == 1
+        (finding,) = server.client.get("/debug/diagnosis").json()["findings"]
+        assert finding["symptom"] == "step_failure"
+        assert "rank_lost" in finding["claim"]
         assert server.completion(max_tokens=4).status_code == 200
         engine = server.snapshot()["engine_pid"]
         (rank,) = ranks_of(engine)
