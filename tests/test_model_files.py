@@ -142,6 +142,7 @@ def test_a_tensor_that_nobody_reads_is_refused_by_name(name: str, tmp_path: Path
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"eos_token_id": [2, "</s>"]}, "eos_token_id"),
         ({"auto_map": {"AutoModel": "own.Model"}}, "auto_map"),
         ({"suppress_tokens": [3]}, "suppress_tokens"),
     ],

@@ -17,6 +17,7 @@ from server import Server, eventually
 from service.device.loader import LoadedEngine
 from service.device.parallel.decoder import ParallelDecoder
 from service.device.parallel.ranks import RankFailed
+from telemetry.reasons import StepFailure
 
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 33, [300]]
 OUTPUT_TOKENS = 12
@@ -90,7 +91,7 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
     """Those who wait for the step and the watch are told whose it was, although the other ranks
     cannot go on without it either."""
     lost: list[str] = []
-    errors: list[str] = []
+    errors: list[tuple[StepFailure, str]] = []
     with engine_of(model_in(tmp_path), 4, lost) as loaded:
         engine, decoder = Engine(loaded, max_seqs=4), decoder_of(loaded)
         pid = decoder._ranks.pids[1]
@@ -99,7 +100,7 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
             try:
                 engine.greedy(PROMPTS, OUTPUT_TOKENS)
             except RankFailed as error:
-                errors.append(str(error))
+                errors.append((error.kind, str(error)))
 
         if moment == "before a step":
             os.kill(pid, signal.SIGKILL)
@@ -114,7 +115,7 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
         eventually(lambda: lost, "the word of the watch", GENEROUS_S)
 
     said = "rank 2 of 4 was ended by signal 9"
-    assert errors == [said]
+    assert errors == [(StepFailure.RANK_LOST, said)]
     assert lost == [said]
 
 
@@ -160,6 +161,9 @@ def test_a_server_outlives_a_rank_and_leaves_none_behind() -> None:
         eventually(server.is_ready, "readiness again", GENEROUS_S)
 
         assert server.snapshot()["engine_restarts"] == 1
+        (finding,) = server.client.get("/debug/diagnosis").json()["findings"]
+        assert finding["symptom"] == "step_failure"
+        assert "rank_lost" in finding["claim"]
         assert server.completion(max_tokens=4).status_code == 200
         engine = server.snapshot()["engine_pid"]
         (rank,) = ranks_of(engine)

@@ -170,10 +170,9 @@ def _add_special(backend: Backend, tokens: list[str], types: list[int]) -> None:
 
 
 def _end_tokens(meta: Stated, tokens: list[str], special: frozenset[int]) -> tuple[int, ...]:
-    """The stated EOS and EOT, and control tokens that are known to end a turn."""
-    stated = [
-        meta.take(key) for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ]
+    """The stated ends of text, turn and message, and control tokens that are known to end a
+    turn."""
+    stated = [meta.take(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     found = [token_id for token_id in stated if token_id is not None]
     found += [i for i in sorted(special) if tokens[i] in _END_OF_TURN]
     return tuple(dict.fromkeys(found))

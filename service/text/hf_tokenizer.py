@@ -108,11 +108,14 @@ def _all_bytes(backend: Backend, byte_level: bool) -> list[bytes]:
 
 
 def _end_tokens(folder: Path, backend: Backend, stated_token: Any) -> tuple[int, ...]:
+    """Raises ConfigError for one that is not a token."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         stated = _json(folder / name).get("eos_token_id")
         if stated is not None:
-            found += stated if isinstance(stated, list) else [int(stated)]
+            found += stated if isinstance(stated, list) else [stated]
+        if not all(isinstance(token_id, int) for token_id in found):
+            raise broken(folder / name, f"eos_token_id {stated!r} is no token")
     named = _token_id(backend, stated_token)
     if named is not None:
         found.append(named)

@@ -91,7 +91,6 @@ GGUF_TOKENIZER: dict[str, Harmless] = {
             "tokenizer.ggml.separator_token_id",
             "tokenizer.ggml.cls_token_id",
             "tokenizer.ggml.mask_token_id",
-            "tokenizer.ggml.eom_token_id",
             "tokenizer.ggml.prefix_token_id",
             "tokenizer.ggml.suffix_token_id",
             "tokenizer.ggml.middle_token_id",

@@ -175,17 +175,26 @@ def _sliding_window(config: Stated, family: str) -> int | None:
     return window
 
 
+def _ids(stated: Stated, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises ConfigError."""
+    value = stated.take("eos_token_id")
+    if value is None:
+        return default
+    ids = value if isinstance(value, list) else [value]
+    if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in ids):
+        raise stated.refused("eos_token_id", value, "a token or a list of tokens is expected")
+    return tuple(ids)
+
+
 def _eos(folder: Path, config: Stated) -> tuple[int, ...]:
     """generation_config.json knows more (end-of-turn tokens) than config.json."""
     path = folder / "generation_config.json"
-    stated = config.take("eos_token_id")
+    ends = _ids(config, ())
     if path.exists():
         generation = Stated(path, read_json(path))
-        stated = generation.take("eos_token_id", stated)
+        ends = _ids(generation, ends)
         generation.finish(GENERATION)
-    if stated is None:
-        return ()
-    return tuple(stated) if isinstance(stated, list) else (int(stated),)
+    return ends
 
 
 def _read_rope(config: Stated) -> Rope:
