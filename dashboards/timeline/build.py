@@ -30,7 +30,7 @@ from telemetry.engine_records import (
 from telemetry.journal_reader import Journal
 from telemetry.phase_fold import PhaseFold
 from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason
+from telemetry.reasons import EndReason, Outcome
 from telemetry.records import (
     EngineDied,
     EngineHung,
@@ -129,6 +129,8 @@ class _Builder:
 
     def _draw(self, timeline: RequestTimeline) -> None:
         self.drawn.requests += 1
+        if timeline.outcome is Outcome.LOST:  # no fact of its end has been there
+            self._requests.ended(timeline.ended)
         self._requests.draw(timeline, is_live=self._is_over)
 
     def _owner(self, seq_id: int) -> str:
