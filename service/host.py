@@ -106,6 +106,7 @@ class EngineHost:
                 self._link.send_frame(wire.Frame(emissions, facts, self._lost))
             if self._profiles.open is not None and self._profiles.end_full():
                 self._link.send_frame(wire.Frame([], self._take_facts(), self._lost))
+            self._loop.check_idle()
 
     def _take_facts(self) -> list[Fact]:
         facts = self._lane.drain()
