@@ -117,6 +117,7 @@ class EngineHost:
                 self._link.send_frame(wire.Frame(emissions, facts, self._lost))
             if self._profiles.open is not None and self._profiles.end_full():
                 self._link.send_frame(wire.Frame([], self._take_facts(), self._lost))
+            self._loop.check_idle()
 
     def _receive(self) -> list[wire.ToEngine]:
         """What has come; a turn begins with it."""

@@ -77,7 +77,8 @@ class SequenceQueued(_Fact, frozen=True):
     """The scheduler took a sequence into its waiting queue before step `step_id`.
 
     `blocks` names the full blocks of its prompt: two sequences with a number in common have
-    the text up to there in common. None: it may share nothing.
+    the text up to there in common. Of a long prompt it names the first; steps name the others.
+    None: it may share nothing.
     """
 
     seq_id: int
@@ -256,9 +257,9 @@ class StepRecorded(_Fact, frozen=True):
     sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
     sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
     into the masks of `masked_rows` constrained rows. `filled` names the blocks that the step
-    made full, of texts and not of prompts. `device` is None where the device has no clock.
-    `rank_skew_ns` adds up, over the sums in which the ranks of the model meet, how long the first
-    rank waited for the last one; None where one computes alone.
+    made full, or found, beyond those that `SequenceQueued` names. `device` is None where the
+    device has no clock. `rank_skew_ns` adds up, over the sums in which the ranks of the model
+    meet, how long the first rank waited for the last one; None where one computes alone.
     """
 
     step_id: int

@@ -60,6 +60,7 @@ class _Slot:
     matcher: Matcher | None = None
     counts_tokens: bool = False
     is_greedy: bool = False
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         params = self.params
@@ -69,6 +70,9 @@ class _Slot:
             or params.frequency_penalty != 0.0
         )
         self.is_greedy = params.temperature < _GREEDY_BELOW
+        if params.logit_bias:
+            ids, biases = zip(*params.logit_bias.items(), strict=True)
+            self.bias = torch.tensor(ids), torch.tensor(biases)
 
     def is_just_argmax(self, output_index: int) -> bool:
         """Whether the row's next token is the likeliest, and nothing else is asked for."""
@@ -247,8 +251,9 @@ class Sampler:
         The end tokens are not held off where a grammar allows nothing else.
         """
         params = slot.params
-        for token_id, bias in (params.logit_bias or {}).items():
-            logits[token_id] += bias
+        if slot.bias is not None:
+            ids, biases = slot.bias
+            logits.index_add_(0, ids.to(logits.device), biases.to(logits))
         if output_index < slot.min_tokens and slot.end_token_ids:
             ends = list(slot.end_token_ids)
             held = logits[ends]

@@ -8,8 +8,9 @@ book of who is in which slot.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,14 @@ class Retention:
         return max(1, int(slots * self.tenant_share))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
+    """`used` numbers the uses of all blocks, so that it tells whose was longer ago."""
+
     slot: int
     tenant: str
     since_ns: int
+    used: int
 
 
 class HostTier:
@@ -39,7 +43,9 @@ class HostTier:
         self._retention = retention
         self._free = list(range(slots - 1, -1, -1))
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._by_tenant: Counter[str] = Counter()
+        self._by_age: OrderedDict[bytes, None] = OrderedDict()  # put longest ago first
+        self._of_tenant: dict[str, OrderedDict[bytes, None]] = {}  # used longest ago first
+        self._uses = 0
 
     @property
     def used(self) -> int:
@@ -58,24 +64,34 @@ class HostTier:
         None when the block is here already or every slot is pinned.
         """
         dropped = self._drop_expired(now_ns)
+        self._uses += 1
         if digest in self._kept:
+            kept = self._kept[digest]
+            kept.used = self._uses
             self._kept.move_to_end(digest)
+            self._of_tenant[kept.tenant].move_to_end(digest)
             return None, dropped
-        if self._by_tenant[tenant] >= self._retention.slots_of(self.slots):
-            dropped.append(self._drop(next(d for d, k in self._kept.items() if k.tenant == tenant)))
+        of_tenant = self._of_tenant.get(tenant, {})
+        if len(of_tenant) >= self._retention.slots_of(self.slots):
+            dropped.append(self._drop(next(iter(of_tenant))))
         elif not self._free and self._kept:
             dropped.append(self._drop(next(iter(self._kept))))
         if not self._free:
             return None, dropped
         slot = self._free.pop()
-        self._kept[digest] = _Kept(slot, tenant, now_ns)
-        self._by_tenant[tenant] += 1
+        self._kept[digest] = _Kept(slot, tenant, now_ns, self._uses)
+        self._by_age[digest] = None
+        self._of_tenant.setdefault(tenant, OrderedDict())[digest] = None
         return slot, dropped
 
     def pin(self, digest: bytes) -> int:
         """Take a block's entry out of the book; its slot stays taken until `unpin`."""
         kept = self._kept.pop(digest)
-        self._by_tenant[kept.tenant] -= 1
+        del self._by_age[digest]
+        of_tenant = self._of_tenant[kept.tenant]
+        del of_tenant[digest]
+        if not of_tenant:
+            del self._of_tenant[kept.tenant]
         return kept.slot
 
     def unpin(self, slot: int) -> None:
@@ -91,16 +107,21 @@ class HostTier:
         assert len(set(slots)) == len(slots), "two blocks share a host slot"
         assert not set(slots) & set(self._free), "a host slot is free and taken"
         assert len(slots) + len(self._free) == self.slots, "a host slot is lost"
-        assert +Counter(k.tenant for k in self._kept.values()) == +self._by_tenant
+        assert self._by_age.keys() == self._kept.keys(), "a block has no age"
+        owners = [(tenant, d) for tenant, digests in self._of_tenant.items() for d in digests]
+        assert len(owners) == len(self._kept), f"{len(owners)} owned, {len(self._kept)} kept"
+        assert all(self._kept[digest].tenant == tenant for tenant, digest in owners)
 
     def _expired(self, kept: _Kept, now_ns: int) -> bool:
         ttl_ns = self._retention.ttl_ns
         return ttl_ns is not None and now_ns - kept.since_ns > ttl_ns
 
     def _drop_expired(self, now_ns: int) -> list[bytes]:
+        """Those put too long ago, the least recently used first."""
         if self._retention.ttl_ns is None:
             return []
-        old = [digest for digest, kept in self._kept.items() if self._expired(kept, now_ns)]
+        old = list(takewhile(lambda one: self._expired(self._kept[one], now_ns), self._by_age))
+        old.sort(key=lambda digest: self._kept[digest].used)
         return [self._drop(digest) for digest in old]
 
     def _drop(self, digest: bytes) -> bytes:

@@ -13,6 +13,7 @@ from typing import Protocol
 from service.engine.inbox import Submit
 
 _LONGEST, _SHORTEST = 4, 2
+_INDEXED_AT_ONCE = 512
 
 
 class Lookup(Protocol):
@@ -28,31 +29,42 @@ class Lookup(Protocol):
 
 
 class PromptLookup:
-    """An index of one sequence's n-grams, kept up as the sequence grows."""
+    """An index of one sequence's n-grams, kept up as the sequence grows.
+
+    A long prompt is indexed over several proposals, so that no step of the engine waits for it;
+    until it is, a guess rests on the part that is.
+    """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. The n-grams that end the sequence are indexed only when something
-        follows them, so that a lookup never finds itself."""
-        for token in tokens:
-            for size in range(_SHORTEST, _LONGEST + 1):
-                if len(self._tokens) >= size:
-                    self._after[tuple(self._tokens[-size:])] = len(self._tokens)
-            self._tokens.append(token)
+        """Append tokens; they are indexed when a guess is wanted."""
+        self._tokens += tokens
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def propose(self, count: int) -> list[int]:
         """Up to `count` tokens that followed the longest known n-gram at the end."""
+        self._index(_INDEXED_AT_ONCE)
         for size in range(min(_LONGEST, len(self._tokens)), _SHORTEST - 1, -1):
             place = self._after.get(tuple(self._tokens[-size:]))
             if place is not None:
                 return self._tokens[place : place + count]
         return []
+
+    def _index(self, most_tokens: int) -> None:
+        """The n-grams that end the sequence are indexed only when something follows them, so
+        that a lookup never finds itself."""
+        tokens, after = self._tokens, self._after
+        begin, stop = self._indexed, min(len(tokens), self._indexed + most_tokens)
+        for place in range(begin, stop):
+            for size in range(_SHORTEST, min(_LONGEST, place) + 1):
+                after[tuple(tokens[place - size : place])] = place
+        self._indexed = stop
 
 
 def lookup_of_prompt(submit: Submit) -> Lookup:

@@ -68,6 +68,7 @@ class EngineLoop:
         self._depth = depth
         self._in_flight: deque[_InFlight] = deque()
         self._idle = True
+        self._unchecked = False
         self._stalled = False
         self._recording = True
 
@@ -106,6 +107,13 @@ class EngineLoop:
     def apply_commands(self) -> None:
         """What has arrived takes effect and leaves its facts; no step follows."""
         self._apply(self._inbox.drain(), self._clock.now_ns())
+
+    def check_idle(self) -> None:
+        """Walk all bookkeeping once the loop has gone idle. It takes milliseconds on a large pool,
+        so the last token is to be on its way before."""
+        if self._unchecked:
+            self._unchecked = False
+            self.scheduler.check()
 
     def _apply(self, commands: list[Command], now_ns: int) -> None:
         scheduler = self.scheduler
@@ -201,8 +209,7 @@ class EngineLoop:
 
     def _note_idle(self) -> None:
         scheduler = self.scheduler
-        scheduler.check()
-        self._idle = True
+        self._idle = self._unchecked = True
         self._lane.append(
             EngineIdled(
                 at_ns=self._clock.now_ns(),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from service.engine.blocks import BlockPool
@@ -24,6 +24,7 @@ from service.engine.host_tier import HostTier
 from service.engine.plan import BlockCopy, CopyKind
 
 _DIGEST_BYTES = 16
+_TOKEN_BYTES = 8
 _GHOST_FACTOR = 4
 
 
@@ -68,14 +69,17 @@ class PrefixCache:
         return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
 
     def extend(self, digests: list[bytes], root: bytes, tokens: Sequence[int]) -> None:
-        """Append the digests of the full blocks of `tokens` that `digests` does not have yet."""
-        size = self._block_tokens
-        for index in range(len(digests), len(tokens) // size):
-            digest = hashlib.blake2b(digests[-1] if digests else root, digest_size=_DIGEST_BYTES)
-            digest.update(array("q", tokens[index * size : (index + 1) * size]).tobytes())
-            digests.append(digest.digest())
+        """Append the digests of the full blocks of `tokens`, which follow those of `digests`."""
+        packed = memoryview(array("q", tokens)).cast("B")
+        size = self._block_tokens * _TOKEN_BYTES
+        last = digests[-1] if digests else root
+        for end in range(size, len(packed) + 1, size):
+            digest = hashlib.blake2b(last, digest_size=_DIGEST_BYTES)
+            digest.update(packed[end - size : end])
+            last = digest.digest()
+            digests.append(last)
 
-    def match(self, digests: Sequence[bytes], now_ns: int) -> Match:
+    def match(self, digests: Iterable[bytes], now_ns: int) -> Match:
         """The longest known prefix of a chain; changes nothing."""
         if not self.enabled:
             return Match()

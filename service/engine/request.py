@@ -55,6 +55,11 @@ class Request:
     told_names: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     lookup: Lookup | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Asked of each token, however many the client named."""
+        self.stop_ids = frozenset(self.submit.stop_token_ids)
 
     @property
     def seq_id(self) -> int:
@@ -81,8 +86,9 @@ class Request:
         assert end <= self.known_tokens, f"{self.seq_id}: {end} > {self.known_tokens} known"
         if end <= len(prompt):
             return prompt[start:end]
-        beyond = max(0, start - len(prompt))
-        return prompt[start:] + self.outputs[beyond : end - len(prompt)]
+        if start >= len(prompt):
+            return self.outputs[start - len(prompt) : end - len(prompt)]
+        return prompt[start:] + self.outputs[: end - len(prompt)]
 
     @property
     def held(self) -> bool:

@@ -7,7 +7,7 @@ slots, blocks, queue and news in step with each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,8 @@ from telemetry.records import Fact
 
 News = Callable[..., Fact]
 
+_NAMED_AT_ONCE = 512
+_DIGESTED_AT_ONCE = 64
 _NAMES_A_BLOCK = 6  # the cache itself, four times as many ghosts, and some
 
 
@@ -90,9 +92,7 @@ class Residents:
         if not request.cacheable:
             return Match()
         blocks = (request.known_tokens - 1) // self._limits.block_tokens
-        known = request.tokens(0, blocks * self._limits.block_tokens)
-        self.prefix.extend(request.digests, request.cache_root, known)
-        return self.prefix.match(request.digests[:blocks], now_ns)
+        return self.prefix.match(self._digests(request, blocks), now_ns)
 
     def of_tenant(self, tenant: str) -> int:
         """Running sequences of a tenant."""
@@ -122,6 +122,9 @@ class Residents:
         self.running.append(request)
         self._tell_admitted(request, match)
         submit = request.submit
+        if request.cacheable:
+            known = hit_blocks + match.ghost_blocks
+            self._note_filled(request, min(known, len(submit.prompt) // size))
         return SlotStart(
             slot=request.slot,
             seq_id=request.seq_id,
@@ -162,8 +165,7 @@ class Residents:
         blocks = tokens // self._limits.block_tokens
         if not request.cacheable or blocks <= request.cached_blocks:
             return
-        known = request.tokens(0, blocks * self._limits.block_tokens)
-        self.prefix.extend(request.digests, request.cache_root, known)
+        self._digest(request, blocks)
         for index in range(request.cached_blocks, blocks):
             digest, block = request.digests[index], request.blocks[index]
             self.prefix.register(digest, block, request.submit.tenant)
@@ -248,10 +250,29 @@ class Residents:
             self._filled.append(Filled(request.seq_id, first, self._named(request, blocks)))
 
     def _prompt_blocks(self, request: Request) -> tuple[int, ...] | None:
+        """Names of the prompt's blocks, of a long one's first; the others are named as they are
+        found or computed."""
         if not request.cacheable:
             return None
-        self.prefix.extend(request.digests, request.cache_root, request.submit.prompt)
-        return self._named(request, len(request.digests))
+        blocks = min(_NAMED_AT_ONCE, len(request.submit.prompt) // self._limits.block_tokens)
+        self._digest(request, blocks)
+        return self._named(request, blocks)
+
+    def _digests(self, request: Request, blocks: int) -> Iterator[bytes]:
+        """Of the first `blocks` blocks, made as far as they are asked for: who finds nothing in
+        the cache hashes no long prompt."""
+        for index in range(blocks):
+            if index >= len(request.digests):
+                self._digest(request, min(blocks, index + _DIGESTED_AT_ONCE))
+            yield request.digests[index]
+
+    def _digest(self, request: Request, blocks: int) -> None:
+        """Digests of the first `blocks` blocks; only those are made that are not there yet."""
+        missing = blocks - len(request.digests)
+        if missing > 0:
+            size = self._limits.block_tokens
+            tokens = request.tokens(len(request.digests) * size, missing * size)
+            self.prefix.extend(request.digests, request.cache_root, tokens)
 
     def _named(self, request: Request, blocks: int) -> tuple[int, ...]:
         """Names of those of the first `blocks` blocks that have none yet."""
