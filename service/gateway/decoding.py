@@ -7,6 +7,7 @@ with the number of the message but not of every item of a list.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -97,9 +98,15 @@ def _choices_at(path: str, kind: Any) -> str:
     for step in path.split("."):
         name = step.partition("[")[0]
         kind = _struct_in(kind)
-        kind = get_type_hints(kind, include_extras=False).get(name) if kind else None
+        kind = _types_of(kind).get(name) if kind else None
     values = [str(value) for value in _literals(kind)]
     return f"; one of {', '.join(values)}" if values else ""
+
+
+@cache
+def _types_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """By field; looked up once, as it takes longer than to parse a body."""
+    return get_type_hints(kind)
 
 
 def _struct_in(kind: Any) -> Any:
