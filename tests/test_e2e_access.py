@@ -258,6 +258,12 @@ def test_https_is_served_with_a_certificate(certificate: tuple[Path, Path], tmp_
     assert "Traceback" not in log.read_text()
 
 
+def is_taken(path: Path) -> bool:
+    """Somebody listens on the socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 def test_a_unix_socket_is_served_and_goes_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as stale:
@@ -266,14 +272,8 @@ def test_a_unix_socket_is_served_and_goes_with_the_server(tmp_path: Path) -> Non
     try:
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://any.example") as client:
-
-            def ready() -> bool:
-                try:
-                    return client.get("/ready").status_code == 200
-                except httpx.TransportError:
-                    return False
-
-            eventually(ready, "readiness", 120)
+            eventually(lambda: is_taken(path), "the socket", 60)
+            eventually(lambda: client.get("/ready").status_code == 200, "readiness", 120)
             answer = client.post("/v1/completions", json=ASK)
             second = spawn(
                 "serve", "--model", "dummy:tiny", "--uds", str(path), stderr=subprocess.PIPE

@@ -184,7 +184,7 @@ class Acceptor:
         if self._said_s is None or now_s - self._said_s >= _SAY_EVERY_S:
             self._said_s = now_s
             log.error("cannot take connections: %s; trying again", error.strerror)
-        self._connections.make_room(0.0)
+        self._connections.make_room(self._PATIENCE_S)
         self._loop.remove_reader(self._listener.fileno())
         self._resting = self._loop.call_later(_REST_S, self._resume)
 

@@ -144,7 +144,7 @@ class GuardedHttp(HttpToolsProtocol):
         return self.is_idle and not self._refused
 
     def displace(self) -> None:
-        self._closer.abort()
+        self._closer.close()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
