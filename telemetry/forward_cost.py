@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.cost_model import LEDGER
+from telemetry.cost_model import LEDGER, Term
 from telemetry.cost_model import fit as fit_preset
 from telemetry.engine_records import Row, StepRecorded
-from telemetry.step_load import Load, attention_pairs, load_of_step
+from telemetry.step_load import attention_pairs, load_of_step
 
 WINDOW_STEPS = 300
 _REFIT_STEPS = 50
@@ -61,7 +61,7 @@ class ForwardCostFit:
     def __init__(self) -> None:
         self.cost = UNFITTED
         self._seen = {
-            mixed: deque[tuple[Load, int]](maxlen=WINDOW_STEPS) for mixed in (False, True)
+            mixed: deque[tuple[list[float], int]](maxlen=WINDOW_STEPS) for mixed in (False, True)
         }
         self._since_fit = 0
 
@@ -70,21 +70,21 @@ class ForwardCostFit:
         if forward_ns <= 0 or all(row.wasted for row in step.rows):
             return
         load = load_of_step(step)
-        self._seen[load.prompt_tokens > 0].append((load, forward_ns))
+        self._seen[load.prompt_tokens > 0].append((LEDGER.columns(load), forward_ns))
         self._since_fit += 1
-        seen = [*self._seen[False], *self._seen[True]]
-        first = self.cost is UNFITTED and len(seen) >= LEDGER.least_steps
+        count = sum(map(len, self._seen.values()))
+        first = self.cost is UNFITTED and count >= LEDGER.least_steps
         if first or self._since_fit >= _REFIT_STEPS:
             self._since_fit = 0
-            self.cost = _fit(*zip(*seen, strict=True))
+            self.cost = _fit([*self._seen[False], *self._seen[True]])
 
 
-def _fit(loads: Sequence[Load], spans_ns: Sequence[int]) -> ForwardCost:
+def _fit(seen: Sequence[tuple[list[float], int]]) -> ForwardCost:
     """Without the steps that were far slower than the first fit: a stalled step says nothing of
     what its rows cost."""
-    columns = np.array([LEDGER.columns(load) for load in loads])
-    found, usual = fit_preset(LEDGER, columns, np.asarray(spans_ns))
-    known = [load for load, kept in zip(loads, usual.tolist(), strict=True) if kept]
+    columns = np.array([one for one, _ in seen])
+    found, usual = fit_preset(LEDGER, columns, np.array([forward_ns for _, forward_ns in seen]))
+    most = dict(zip(LEDGER.terms, columns[usual, 1:].max(axis=0).tolist(), strict=True))
     base, prefill, pair, decode, context, interaction = found.tolist()
     return ForwardCost(
         base_ns=base,
@@ -93,6 +93,6 @@ def _fit(loads: Sequence[Load], spans_ns: Sequence[int]) -> ForwardCost:
         decode_token_ns=decode,
         context_token_ns=context,
         interaction_ns=interaction,
-        seen_prompt_tokens=max(load.prompt_tokens for load in known),
-        seen_decode_tokens=max(load.decode_tokens for load in known),
+        seen_prompt_tokens=int(most[Term.PROMPT_TOKENS]),
+        seen_decode_tokens=int(most[Term.DECODE_TOKENS]),
     )

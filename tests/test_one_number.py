@@ -32,6 +32,9 @@ from telemetry.phases import Measure, Measured, RequestTimeline
 from telemetry.quantiles import median, quantile
 from telemetry.reasons import Outcome, Phase
 from telemetry.records import Fact, fact_ns
+from telemetry.slo import judge
+from telemetry.slo_policy import SloClass
+from telemetry.slo_report import Verdict
 from telemetry.span_attributes import phase_attributes, root_attributes, token_gaps
 from telemetry.timelines import describe
 from telemetry.timings import timings_of
@@ -185,6 +188,15 @@ def test_every_view_of_one_request_shows_the_same_times(life: Life) -> None:
         if middle_ns is not None:
             decode = phase_attributes(timeline, Phase.DECODE)
             assert decode["phasescope.itl.p50_ms"] == middle_ns / 1e6
+
+
+@pytest.mark.parametrize("itl_ms", [11, 13, 14, 16, 40])
+def test_the_slo_judges_the_quantile_that_is_shown(life: Life, itl_ms: int) -> None:
+    target = SloClass(name="chat", ttft_ns=1 << 62, itl_ns=itl_ms * 1_000_000)
+    for timeline in life.finished:
+        gap_ns = quantile((end - start for start, end in token_gaps(timeline)), 0.99)
+        is_slow = gap_ns is not None and gap_ns > target.itl_ns
+        assert (judge(timeline, target) is Verdict.SLOW_TOKENS) == is_slow
 
 
 def printed(explained: Explained) -> str:
