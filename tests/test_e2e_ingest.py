@@ -50,7 +50,7 @@ def polled(server: Server) -> Iterator[list[float]]:
 def posted(server: Server, path: str, body: bytes, **headers: str) -> socket.socket:
     """A request that has been written whole; its answer is unread."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=300)
-    lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json",
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json",
              f"content-length: {len(body)}", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]  # fmt: skip  # noqa: E501
     connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
     return connection
