@@ -10,6 +10,8 @@ In the engine:
     stall kind=gc|write ms=N every_ms=M
                               now and then, before the loop reads its commands: that collection,
                               or synchronous writes for N ms
+    deadlock                  before its loop reads its commands the engine waits, in native code
+                              that keeps the interpreter lock, for a lock that is never released
     memory above_tokens=N     a step of more tokens finds no memory
     kernel share=S            that share of the steps asks torch for what it cannot compute
     forget share=S            that share of the steps' facts is never written
@@ -21,6 +23,7 @@ Any of them with `off` set ends it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -102,6 +105,20 @@ def _stall(order: Order) -> None:
     _replace(sys.modules["service.host"].Link, "receive", make)
 
 
+def _deadlock(order: Order) -> None:
+    def make(receive: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(link: Any, wait_s: float | None) -> Any:
+            if "deadlock" in _active:
+                native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+                native.pthread_mutex_lock(mutex)
+                native.pthread_mutex_lock(mutex)
+            return receive(link, wait_s)
+
+        return waiting
+
+    _replace(sys.modules["service.host"].Link, "receive", make)
+
+
 def _steps_fail(order: Order) -> None:
     """From within the computation of the step: as the allocator would answer, or by a product of
     matrices that do not fit."""
@@ -165,6 +182,7 @@ def _deaf(order: Order) -> None:
 _ORDERS: dict[str, Callable[[Order], None]] = {
     "heap": _grow_heap,
     "stall": _stall,
+    "deadlock": _deadlock,
     "memory": _steps_fail,
     "kernel": _steps_fail,
     "forget": _forget,

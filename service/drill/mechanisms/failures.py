@@ -51,13 +51,13 @@ FAILURES = (
     ),
     Mechanism(
         symptom="engine_hung",
-        name="replaced",
+        name="deadlock",
         split=TEST,
-        about="the engine's process is stopped by a signal for longer than its deadline",
-        unit="s",
-        levels=(12.0, 16.0, 20.0),
+        about="native code of the engine waits for ever and keeps the interpreter; it is replaced",
+        unit="times",
+        levels=(1.0,),
         flags=("--engine-deadline", "8"),
-        injection=lambda scene: Stopping(scene.intensity),
+        injection=lambda scene: ByHook("engine", "deadlock"),
     ),
     Mechanism(
         symptom="step_failure",
