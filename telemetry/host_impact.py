@@ -47,6 +47,7 @@ from telemetry.records import (
 
 _KEEP_NS = 10_000_000_000
 _STEPS_KEPT = 2048
+_ROWS_KEPT = 131_072  # ten seconds of 256 rows at 50 steps/s, some 15 MiB
 _IMPACTS_KEPT = 512
 _VICTIMS_SHOWN = 16
 _STEPS_SHOWN = 8
@@ -132,13 +133,14 @@ class HostImpact:
         self.sample: HostSampled | None = None
         self._requests: dict[str, _Request] = {}
         self._owner: dict[int, str] = {}
-        self._steps: deque[StepRecorded] = deque(maxlen=_STEPS_KEPT)
+        self._steps: deque[StepRecorded] = deque()
+        self._rows = 0
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             match fact:
                 case StepRecorded():
-                    self._steps.append(fact)
+                    self._step(fact)
                 case HostSampled():
                     self.sample = fact
                     self._forget(fact.at_ns - _KEEP_NS)
@@ -195,6 +197,18 @@ class HostImpact:
         totals.lost_ns += impact.lost_ns
         totals.victims += impact.victims_total
         totals.victims_ns += impact.victims_ns
+
+    @property
+    def rows_kept(self) -> int:
+        """Rows of the steps that a pause may still have met."""
+        return self._rows
+
+    def _step(self, step: StepRecorded) -> None:
+        steps = self._steps
+        steps.append(step)
+        self._rows += len(step.rows)
+        while len(steps) > _STEPS_KEPT or (self._rows > _ROWS_KEPT and len(steps) > 1):
+            self._rows -= len(steps.popleft().rows)
 
     # Requests
 

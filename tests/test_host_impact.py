@@ -180,3 +180,11 @@ def test_steps_are_kept_for_a_while_only() -> None:
 
     kept = [fact for fact in impact._steps if isinstance(fact, StepRecorded)]
     assert len(kept) == 2048
+
+
+def test_the_steps_that_are_kept_are_bounded_by_their_rows() -> None:
+    """Full batches of 256 rows took 70 MB."""
+    impact = HostImpact()
+    rows = [decode(seq_id) for seq_id in range(256)]
+    impact.on_facts([step(number, number, number + 1, rows) for number in range(1000)])
+    assert impact.rows_kept <= 131_072

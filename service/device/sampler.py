@@ -252,8 +252,8 @@ class Sampler:
         """
         params = slot.params
         if slot.bias is not None:
-            ids, biases = slot.bias
-            logits.index_add_(0, ids.to(logits.device), biases.to(logits))
+            biased, biases = slot.bias
+            logits.index_add_(0, biased.to(logits.device), biases.to(logits))
         if output_index < slot.min_tokens and slot.end_token_ids:
             ends = list(slot.end_token_ids)
             held = logits[ends]

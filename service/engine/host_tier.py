@@ -71,8 +71,8 @@ class HostTier:
             self._kept.move_to_end(digest)
             self._of_tenant[kept.tenant].move_to_end(digest)
             return None, dropped
-        of_tenant = self._of_tenant.get(tenant, {})
-        if len(of_tenant) >= self._retention.slots_of(self.slots):
+        of_tenant = self._of_tenant.get(tenant)
+        if of_tenant is not None and len(of_tenant) >= self._retention.slots_of(self.slots):
             dropped.append(self._drop(next(iter(of_tenant))))
         elif not self._free and self._kept:
             dropped.append(self._drop(next(iter(self._kept))))
