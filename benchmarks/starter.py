@@ -31,9 +31,11 @@ class Started:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, checkout: Path | None = None) -> Iterator[Started]:
-    """`phasescope serve` with these flags, from the code in `checkout` if given. SystemExit when
-    it does not start."""
+def serving(
+    *flags: str, checkout: Path | None = None, log: Path = Path(os.devnull)
+) -> Iterator[Started]:
+    """`phasescope serve` with these flags, from the code in `checkout` if given, its words in
+    `log`. SystemExit when it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -41,7 +43,8 @@ def serving(*flags: str, checkout: Path | None = None) -> Iterator[Started]:
     environment = dict(os.environ)
     if checkout is not None:
         environment["PYTHONPATH"] = str(checkout)
-    process = subprocess.Popen(command, cwd=checkout, env=environment, stderr=subprocess.DEVNULL)
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, cwd=checkout, env=environment, stderr=errors)
     try:
         started = Started(process, port)
         _wait_ready(started)
