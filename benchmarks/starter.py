@@ -32,10 +32,13 @@ class Started:
 
 @contextlib.contextmanager
 def serving(
-    *flags: str, checkout: Path | None = None, environment: Mapping[str, str] | None = None
+    *flags: str,
+    checkout: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    log: Path = Path(os.devnull),
 ) -> Iterator[Started]:
     """`phasescope serve` with these flags, from the code in `checkout` if given, with more in its
-    environment. SystemExit when it does not start."""
+    environment, its words in `log`. SystemExit when it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -44,7 +47,8 @@ def serving(
     if checkout is not None:
         variables["PYTHONPATH"] = str(checkout)
     variables |= environment or {}
-    process = subprocess.Popen(command, cwd=checkout, env=variables, stderr=subprocess.DEVNULL)
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, cwd=checkout, env=variables, stderr=errors)
     try:
         started = Started(process, port)
         _wait_ready(started)

@@ -11,6 +11,7 @@ uvicorn and httptools are used beyond their documented surface here; the tests h
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -48,6 +49,10 @@ class _Enough(Exception):
     """Stops the parser; what to say is known already."""
 
 
+def _drop(data: bytes) -> None:
+    """The write of a connection that has ended."""
+
+
 class Closer:
     """uvicorn's view of a transport, whose `close` lets the client read the last answer.
 
@@ -62,7 +67,7 @@ class Closer:
         self._is_closing = False
         self.lingers = False
         # every token of a stream passes here
-        self.write = transport.write
+        self.write: Callable[[bytes], None] = transport.write
         self.get_extra_info = transport.get_extra_info
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
@@ -73,7 +78,7 @@ class Closer:
     def close(self) -> None:
         if self.is_closing():
             return
-        self._is_closing = True
+        self.ends()
         is_read = self._transport.get_write_buffer_size() == 0
         patience_s = _LINGER_S if is_read else self._stuck_write_s
         self._end = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
@@ -84,12 +89,17 @@ class Closer:
             self._transport.close()
 
     def abort(self) -> None:
-        self._is_closing = True
+        self.ends()
         self._transport.abort()
+
+    def ends(self) -> None:
+        """What an application still says goes nowhere: it learns of the end a moment later."""
+        self._is_closing = True
+        self.write = _drop
 
     def lost(self) -> None:
         """It is closed."""
-        self._is_closing = True
+        self.ends()
         if self._end is not None:
             self._end.cancel()
 
@@ -145,6 +155,9 @@ class GuardedHttp(HttpToolsProtocol):
 
     def displace(self) -> None:
         self._closer.close()
+
+    def eof_received(self) -> None:
+        self._closer.ends()  # the transport closes itself, now
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
