@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from diagnosis.alerts import finding_families
-from diagnosis.classifier import Diagnoser, Diagnosis, not_fed
+from diagnosis.classifier import Diagnoser
 from diagnosis.reference import read_baseline
 from service.config import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.bridge import Bridge
 from service.metrics_wiring import at_once, build_metrics, build_pusher, push_counts
 from service.recording import build_recorder
+from service.root_wiring import build_root_worker, opinion
 from service.root_worker import NOTHING, RootWorker
 from telemetry.accountant import Accountant
 from telemetry.burn_watch import BurnWatch
@@ -200,7 +201,7 @@ def build_telemetry(
             metric_pushes=lambda: push_counts(pusher),
         ),
     )
-    root_worker = _root_worker(config, clock, pump, diagnoser, recorder)
+    root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
     all_metrics = build_metrics(
         config,
         clock,
@@ -260,31 +261,6 @@ def build_telemetry(
         recorder=recorder,
         root_worker=root_worker,
     )
-
-
-def opinion(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
-    """What is said now, or that nothing can be said because the diagnoser itself raised."""
-    error = pump.isolation.error("diagnosis")
-    return diagnoser.diagnosis() if error is None else not_fed(error)
-
-
-def _root_worker(
-    config: ServeConfig,
-    clock: Clock,
-    pump: Pump,
-    diagnoser: Diagnoser,
-    recorder: FlightRecorder | None,
-) -> RootWorker | None:
-    """None where there is no record to replay, or nobody wants it."""
-    if recorder is None or not config.recorder.root_cause:
-        return None
-
-    def diagnosis() -> Diagnosis:
-        with pump.lock:
-            return opinion(pump, diagnoser)
-
-    frames = partial(recorder.frames, "root cause")
-    return RootWorker(clock, diagnosis, frames, config.metrics.baseline)
 
 
 def _machine(

@@ -25,7 +25,7 @@ from telemetry.machine_metrics import (
     pause_families,
     roofline_families,
 )
-from telemetry.pauses import PauseLog
+from telemetry.pauses import Pause, PauseLog
 from telemetry.pump import Pump
 from telemetry.reasons import HostProcess
 from telemetry.recorder import Lane
@@ -59,7 +59,8 @@ class MachineWatch:
         self._host = HostSampler(clock, of_host, self.probe, engine_pid)
         self.gpu = GpuSampler(clock, of_gpu, of_xids)
         self.impact = HostImpact()
-        self.pauses = PauseLog(self.impact.on_pause)
+        self._on_pause: Callable[[Pause], None] = self.impact.on_pause
+        self.pauses = PauseLog(lambda pause: self._on_pause(pause))
         self.roofline = Roofline(peaks)
 
     def attach(self, pump: Pump) -> None:
@@ -68,6 +69,7 @@ class MachineWatch:
             return
         for lane in self._lanes:
             pump.add_lane(lane)
+        self._on_pause = pump.isolation.guard("pauses_host_impact", self.impact.on_pause)
         pump.add_turn(self._host.tick)
         pump.add_fold("host_impact", self.impact)
         pump.add_fold("pauses", self.pauses)

@@ -32,8 +32,10 @@ from telemetry.tracing_view import Drop, ExportStats, TracingView, view_of
 log = logging.getLogger("phasescope.otlp")
 
 QUEUE_TIMELINES = 2048
+QUEUE_STAMPS = 1_000_000  # of tokens and chunks, of all trees that wait: some 64 MiB
 CHUNK_SPANS = 32
 _HELD_TIMELINES = 512
+_HELD_STAMPS = 500_000
 _HOLD_NS = 2_000_000_000
 _TICK_S = 0.5
 _ANCHOR_EVERY_NS = 10_000_000_000
@@ -74,6 +76,7 @@ class SpanExporterThread:
         self._stats = ExportStats()
         self._changed = threading.Condition()  # guards all below and the stats
         self._queue: deque[Kept] = deque()
+        self._stamps = self._held_stamps = 0
         self._held: deque[tuple[RequestTimeline, Leave]] = deque()
         self._waiting: deque[Kept] = deque()  # for a verdict on those whom their stalls name
         self._building: Kept | None = None
@@ -92,8 +95,10 @@ class SpanExporterThread:
             self._enqueue((timeline, verdict))
             return
         with self._changed:
-            if self.sampler.may_turn_out_culprit(verdict) and len(self._held) < _HELD_TIMELINES:
+            has_room = len(self._held) < _HELD_TIMELINES and self._held_stamps < _HELD_STAMPS
+            if self.sampler.may_turn_out_culprit(verdict) and has_room:
                 self._held.append((timeline, verdict))
+                self._held_stamps += timeline.stamps
                 return
         self._leave(timeline, verdict)
 
@@ -136,10 +141,13 @@ class SpanExporterThread:
         with self._changed:
             self._stats.traces_kept[verdict.reason] += 1
             waiting = len(self._queue) + len(self._waiting)
-            if waiting < self._capacity and not self._abandoned:
+            stamps = timeline.stamps
+            has_room = not waiting or self._stamps + stamps <= QUEUE_STAMPS
+            if has_room and waiting < self._capacity and not self._abandoned:
                 self.kept.add(timeline.accepted.trace_id)
                 self._builder.targets.kept(timeline)
                 self._queue.append(kept)
+                self._stamps += stamps
                 self._changed.notify_all()
                 return
         self._builder.targets.left(timeline)
@@ -172,6 +180,7 @@ class SpanExporterThread:
                 if now_ns - timeline.ended.at_ns < _HOLD_NS and not self._delivery.hurried:
                     return
                 self._held.popleft()
+                self._held_stamps -= timeline.stamps
             verdict = self.sampler.reconsider(timeline, leave)
             if isinstance(verdict, Verdict):
                 self._enqueue((timeline, verdict))
@@ -205,6 +214,7 @@ class SpanExporterThread:
                 kept = self._queue.popleft()
                 if not self._must_wait(kept[0]):
                     self._building = kept
+                    self._stamps -= kept[0].stamps
                     return kept
                 self._waiting.append(kept)
             return None
@@ -319,11 +329,13 @@ class SpanExporterThread:
             traces = len(left) + len(self._in_flight)
             self._queue.clear()
             self._waiting.clear()
+            self._stamps = 0
             self._in_flight.clear()
             self._building = None
             for _, leave in self._held:
                 self._stats.traces_left[leave] += 1
             self._held.clear()
+            self._held_stamps = 0
         spans += sum(self._count(kept) for kept in left)
         if spans:
             self._drop(Drop.SHUTDOWN, spans)

@@ -179,6 +179,13 @@ class RequestTimeline:
         return sum(len(sequence.token_ns) for sequence in self.sequences)
 
     @property
+    def stamps(self) -> int:
+        """What its size in memory goes by: tokens, chunks, waits and preemptions."""
+        return self.token_count + sum(
+            len(s.chunks) + len(s.waits) + len(s.preempted) for s in self.sequences
+        )
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed because the prefix cache had them."""
         return sum(sequence.hit_tokens for sequence in self.sequences)

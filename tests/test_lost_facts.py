@@ -45,6 +45,7 @@ from telemetry.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.timelines import TimelineStore
 from telemetry.watchdog import StallWatchdog
 
 SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
@@ -304,3 +305,26 @@ def test_losses_and_lists_are_in_the_journal_and_read_back(tmp_path_factory: obj
     journal = Journal(ManualClock())
     journal.on_facts([started(0), FactsLost(1, FactSource.ENGINE, 7), *nobody([started(0)])])
     assert journal.stats().facts == 4
+
+
+def test_the_last_timelines_are_bounded_by_their_bytes() -> None:
+    """The oldest go first."""
+    timelines, _ = timed(
+        [
+            fact
+            for number in range(50)
+            for fact in (
+                accepted(f"r{number}", at=number),
+                request_ended(f"r{number}", at=number + 1, reason=EndReason.INVALID),
+            )
+        ]
+    )
+    store, fold = TimelineStore(capacity_bytes=8_000), PhaseFold()
+    for timeline in timelines:
+        store.on_timeline(timeline)
+        store.on_timeline(timeline)  # an id that is used again takes its place
+
+    assert 0 < store.bytes <= 8_000
+    assert 5 < len(store) < 50
+    assert store.get("r49", fold, 0) is not None
+    assert store.get("r0", fold, 0) is None

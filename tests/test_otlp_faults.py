@@ -7,6 +7,7 @@ hang of thirty seconds, which is not over when a shutdown has returned.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -15,6 +16,7 @@ from otlp_receiver import Fault, OtlpReceiver, silent_port
 from otlp_thread import CHUNKS, HASTY, TREE, both, dropped, exporting, offer, stop
 from server import eventually, free_port
 
+from telemetry.otlp import QUEUE_STAMPS
 from telemetry.otlp_delivery import RetryPolicy
 from telemetry.records import ExportFailed
 
@@ -259,3 +261,20 @@ def test_a_receiver_that_goes_and_comes_is_said_once_each(
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "do not reach" in line]) == 1
     assert len([line for line in lines if "again" in line]) == 1
+
+
+def test_a_queue_of_long_answers_is_bounded_by_their_tokens() -> None:
+    """Two thousand answers of a hundred thousand tokens would be most of the memory."""
+    share = QUEUE_STAMPS // 3
+    with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, "http") as thread:
+        receiver.fault = Fault.BLACK_HOLE
+        offer(thread, 1)
+        assert receiver.hanging.wait(20)
+        for timeline in fresh(5):
+            (sequence, *others) = timeline.sequences
+            tokens = tuple(range(sequence.token_ns[0], sequence.token_ns[0] + share - 100))
+            long = dataclasses.replace(sequence, token_ns=tokens)
+            thread.on_timeline(dataclasses.replace(timeline, sequences=(long, *others)))
+
+        assert thread.view().traces_queued == 1 + 3
+        assert set(dropped(thread.view())) == {"queue_full"}
