@@ -143,7 +143,8 @@ class RequestAccepted(_Fact, frozen=True):
 
 class RequestParsed(_Fact, frozen=True):
     """The body is valid; what follows are the parameters worth tracing. `output_type` is
-    `json` when the answer must be JSON, else `text`."""
+    `json` when the answer must be JSON, else `text`. Of the time since it had come whole, it waited
+    `waited_ns` for somebody to read it."""
 
     request_id: str
     at_ns: int
@@ -158,6 +159,7 @@ class RequestParsed(_Fact, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     output_type: str = "text"
+    waited_ns: int = 0
 
 
 class RequestTokenized(_Fact, frozen=True):

@@ -139,7 +139,10 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
             return {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
         case Phase.DELIVER:
             return {"phasescope.deliver.bytes": timeline.ended.bytes_sent}
-        case Phase.ACCEPT | Phase.PARSE | Phase.TOKENIZE:
+        case Phase.PARSE:
+            parsed = timeline.parsed
+            return {} if parsed is None else {"phasescope.parse.wait_ms": parsed.waited_ns / 1e6}
+        case Phase.ACCEPT | Phase.TOKENIZE:
             return {}
 
 

@@ -73,6 +73,7 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
         "e2e_ns": timeline.e2e_ns,
         "ttft_ns": timeline.ttft_ns,
         "tpot_ns": timeline.tpot_ns,
+        "parse_wait_ns": timeline.parsed.waited_ns if timeline.parsed else None,
         "prompt_tokens": timeline.tokenized.prompt_tokens if timeline.tokenized else None,
         "output_tokens": ended.output_tokens,
         "detokenize_busy_ns": ended.detokenize_busy_ns,

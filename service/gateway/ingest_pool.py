@@ -176,11 +176,16 @@ class IngestPool:
                     pass
             finally:
                 self._running.discard(worker)
-                worker.close()
+                worker.end()
 
     async def _start(self) -> WorkerProcess | None:
+        starting = self._in_thread(lambda: WorkerProcess.start(self._model))
         try:
-            return await self._in_thread(lambda: WorkerProcess.start(self._model))
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the pool closes: the worker that comes is not wanted
+            with contextlib.suppress(WorkerDied, OSError):
+                (await starting).end()
+            raise
         except (WorkerDied, OSError) as error:
             log.error("an ingest worker did not start: %s", error or type(error).__name__)
             for queue in (self._small, self._large):

@@ -54,6 +54,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class ReadingHead(msgspec.Struct, frozen=True, tag=True):
     """A Reading whose prompts, of so many tokens each, follow as blobs."""
 
+    begun_ns: int
     request: GenerationRequest | None
     parsed_ns: int
     tokens: list[int]
@@ -97,6 +98,7 @@ def reading_of(head: ReadingHead, blobs: list[bytearray]) -> Reading:
     """The whole reading again."""
     prompts = (PackedPrompt(*pair) for pair in zip(head.tokens, blobs, strict=True))
     return Reading(
+        begun_ns=head.begun_ns,
         request=head.request,
         parsed_ns=head.parsed_ns,
         prompts=tuple(prompts),
@@ -107,7 +109,13 @@ def reading_of(head: ReadingHead, blobs: list[bytearray]) -> Reading:
 def head_of(reading: Reading) -> tuple[ReadingHead, list[Blob]]:
     """A reading in two parts, as it is sent."""
     tokens = [prompt.tokens for prompt in reading.prompts]
-    head = ReadingHead(reading.request, reading.parsed_ns, tokens, reading.refusal)
+    head = ReadingHead(
+        begun_ns=reading.begun_ns,
+        request=reading.request,
+        parsed_ns=reading.parsed_ns,
+        tokens=tokens,
+        refusal=reading.refusal,
+    )
     return head, [prompt.ids for prompt in reading.prompts]
 
 

@@ -50,9 +50,11 @@ class PackedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What became of a body. `request` is None if it could not be parsed, else it is without its
-    texts and was there at `parsed_ns`. A `refusal` is the last word."""
+    """What became of a body, at which the work began at `begun_ns`. `request` is None if it could
+    not be parsed, else it is without its texts and was there at `parsed_ns`. A `refusal` is the
+    last word."""
 
+    begun_ns: int
     request: GenerationRequest | None = None
     parsed_ns: int = 0
     prompts: tuple[PackedPrompt, ...] = ()
@@ -73,10 +75,11 @@ class BodyReader:
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
         """Everything up to the tokens. `context_tokens` None: no engine says yet what fits, so
         the body is only parsed."""
+        begun_ns = self._clock.now_ns()
         try:
             request = self._parse(operation, body)
         except ApiError as error:
-            return Reading(refusal=Refusal.of(error))
+            return Reading(begun_ns=begun_ns, refusal=Refusal.of(error))
         parsed_ns = self._clock.now_ns()
         prompts: tuple[PackedPrompt, ...] = ()
         refusal = None
@@ -87,8 +90,13 @@ class BodyReader:
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
             except ApiError as error:
                 refusal = Refusal.of(error)
-        lean = _without_texts(request)
-        return Reading(request=lean, parsed_ns=parsed_ns, prompts=prompts, refusal=refusal)
+        return Reading(
+            begun_ns=begun_ns,
+            request=_without_texts(request),
+            parsed_ns=parsed_ns,
+            prompts=prompts,
+            refusal=refusal,
+        )
 
     def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
         match operation:

@@ -65,7 +65,7 @@ class Witness:
             )
         )
 
-    def parsed(self, request: GenerationRequest, model: str, at_ns: int) -> None:
+    def parsed(self, request: GenerationRequest, model: str, at_ns: int, waited_ns: int) -> None:
         self._lane.append(
             RequestParsed(
                 request_id=self.request_id,
@@ -81,6 +81,7 @@ class Witness:
                 presence_penalty=request.presence_penalty,
                 frequency_penalty=request.frequency_penalty,
                 output_type="json" if _must_be_json(request) else "text",
+                waited_ns=waited_ns,
             )
         )
 

@@ -55,7 +55,7 @@ class WorkerProcess:
             answer, _ = worker.ask(Start(model), [])
             assert isinstance(answer, Ready), answer
         except BaseException:
-            worker.kill()
+            worker.end()
             raise
         return worker
 
@@ -81,6 +81,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Free the socket of a worker that nobody asks any more."""
+    def end(self) -> None:
+        """End it and free its socket; nobody asks it any more."""
+        self.kill()
         self._connection.close()
