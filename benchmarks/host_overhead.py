@@ -151,7 +151,7 @@ async def _one_stream(port: int, tokens: int, seed: int) -> None:
         }
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     writer.write(head + b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
     last = b""
     while part := await reader.read(1 << 16):

@@ -158,7 +158,7 @@ class Load:
         body = json.dumps(
             {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "stream": True}
         ).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         for number in itertools.count():
             if self._stopped:
                 return

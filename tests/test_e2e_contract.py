@@ -144,7 +144,7 @@ class SlowReader:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
         self.socket.connect(("127.0.0.1", server.port))
         self.socket.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             + f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             + body
         )
@@ -190,7 +190,7 @@ def test_a_body_that_never_comes_is_a_408() -> None:
     with Server("--model", "dummy:tiny", "--request-timeout", "0.5") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as half:
             half.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n"
                 b"x-request-id: half\r\n\r\n{"
             )
             assert b" 408 " in half.recv(4096).split(b"\r\n")[0]

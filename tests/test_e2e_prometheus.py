@@ -73,7 +73,7 @@ async def completion(port: int, number: int, max_tokens: int) -> Logged:
         }
     ).encode()  # fmt: skip
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         f"x-request-id: load-{number}\r\nx-slo-class: batch\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )

@@ -139,7 +139,7 @@ def test_recording_is_not_switched_in_the_middle_of_a_request(
 ) -> None:
     """No request is recorded by half; one that is still sending its body is one."""
     server, _ = switched
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
 
     def refused() -> httpx.Response | None:
         answer = server.client.put("/debug/telemetry", json={"recording": True})

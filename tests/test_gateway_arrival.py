@@ -91,7 +91,7 @@ def slow(request: pytest.FixtureRequest) -> Iterator[Slow]:
 
 
 def post(body: bytes) -> bytes:
-    return b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    return b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 def read_answer(client: socket.socket) -> None:
@@ -180,7 +180,7 @@ def test_an_upgrade_is_a_plain_request(server: Server) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(
-                b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\n"
+                b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\n"
                 b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
                 b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             )

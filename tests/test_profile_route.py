@@ -174,7 +174,7 @@ def test_a_second_one_is_refused_and_the_first_goes_on(profiled: Server, folder:
 
 def test_a_client_that_hangs_up_ends_its_profile(profiled: Server, folder: Path) -> None:
     head = (
-        b"POST /debug/profile?timeout_s=120 HTTP/1.1\r\nhost: x\r\n"
+        b"POST /debug/profile?timeout_s=120 HTTP/1.1\r\nhost: localhost\r\n"
         b"authorization: Bearer secret\r\ncontent-length: 0\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", profiled.port)) as client:
