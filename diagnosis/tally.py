@@ -44,6 +44,7 @@ from telemetry.records import (
 KEPT_NS = 180_000_000_000
 _KEPT_REQUESTS = 4_000
 _ZOMBIE_NS = 150_000_000
+_JUDGED_LATE = 4  # half seconds
 
 
 class Tally:
@@ -185,9 +186,11 @@ class Tally:
         self.ready = False
 
     def _hang_ended(self, at_ns: int) -> None:
+        """Filed a little earlier as well: what is judged lags behind what is known."""
         hang, self.hung = self.hung, None
         if hang is not None:
-            self._at(at_ns).hangs.append(hang)
+            for lag in range(_JUDGED_LATE):
+                self._at(at_ns - lag * BUCKET_NS).hangs.append(hang)
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
         counts = self._at(fact.at_ns)
