@@ -47,6 +47,7 @@ from telemetry.records import (
 from telemetry.step_load import load_of_step
 
 KEPT_NS = 180_000_000_000
+_JUDGED_LATE = 4  # half seconds
 
 
 class Tally:
@@ -197,9 +198,11 @@ class Tally:
         self.ready = False
 
     def _hang_ended(self, at_ns: int) -> None:
+        """Filed a little earlier as well: what is judged lags behind what is known."""
         hang, self.hung = self.hung, None
         if hang is not None:
-            self._at(at_ns).hangs.append(hang)
+            for lag in range(_JUDGED_LATE):
+                self._at(at_ns - lag * BUCKET_NS).hangs.append(hang)
 
     def _listed(self, fact: SequencesListed) -> None:
         """Whoever ended and did not say so, because that was lost."""
