@@ -39,8 +39,8 @@ class Lane:
     """A bounded single-writer queue of facts.
 
     `deque.append` and `deque.popleft` are atomic in CPython, so writer and reader may
-    be different threads without a lock: `lost`, `_gaps`, `_gap_ns` and `_is_in_gap` are the
-    writer's alone, `_told` and `_gaps_seen` the reader's.
+    be different threads without a lock: `lost`, `written`, `_gaps`, `_gap_ns` and `_is_in_gap`
+    are the writer's alone, `_told` and `_gaps_seen` the reader's.
     """
 
     def __init__(self, capacity: int = 65_536, source: FactSource = FactSource.OTHER) -> None:
@@ -53,6 +53,7 @@ class Lane:
         self._gaps = self._gaps_seen = 0
         self._told = 0
         self.lost = 0
+        self.written = 0
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -62,6 +63,7 @@ class Lane:
             self._refuse(fact)
             return
         self._is_in_gap = False
+        self.written += 1
         self._facts.append(fact)
 
     def drain(self) -> list[Fact]:

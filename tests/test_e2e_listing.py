@@ -19,8 +19,9 @@ def test_engine_and_gateway_list_that_nobody_is_left_when_they_go_idle(tmp_path:
             path.write_bytes(server.client.get("/debug/journal").content)
             return list(open_journal(path).facts())
 
+        assert server.completion(max_tokens=4).is_success
+
         def lists() -> list[Fact]:
-            assert server.completion(max_tokens=64).is_success
             return [fact for fact in facts() if isinstance(fact, RequestsListed)]
 
         eventually(lists, "a list of requests", 60)

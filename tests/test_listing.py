@@ -44,9 +44,18 @@ def test_the_gateway_lists_its_requests_when_the_last_has_gone_and_once_a_minute
     lister.tick()
     assert lane.drain() == [RequestsListed(EVERY_NS, ("a",))]
     live.clear()
+    lane.append(queued())  # the last thing that was recorded of it
     lister.tick()
     lister.tick()
-    assert lane.drain() == [RequestsListed(EVERY_NS, ())]
+    assert lane.drain() == [queued(), RequestsListed(EVERY_NS, ())]
+
+
+def test_a_request_that_came_and_went_between_two_looks_is_followed_by_a_list() -> None:
+    clock, lane = ManualClock(), Lane()
+    lister = RequestLister({}, lane, clock)
+    lane.append(queued())
+    lister.tick()
+    assert lane.drain() == [queued(), RequestsListed(0, ())]
 
 
 def test_a_gateway_that_lost_facts_lists_its_requests_as_soon_as_there_is_room() -> None:

@@ -1,7 +1,7 @@
 """Lists every request that the gateway serves, so that folds can tell who lost its end.
 
-A list is due when the last request has gone, once a minute while there are any, and when the
-gateway's lane has lost facts.
+A list is due once nobody is served any more after anything was recorded, once a minute while
+somebody is, and when the gateway's lane has lost facts. At most one is written a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RequestLister:
         self._live = live
         self._lane = lane
         self._clock = clock
-        self._was_busy = False
+        self._written_before = lane.written
         self._lost_before = 0
         self._next_ns = clock.now_ns() + EVERY_NS
 
@@ -37,7 +37,7 @@ class RequestLister:
     def tick(self) -> None:
         """Write the list if it is due; one for which the lane has no room is due again."""
         now_ns, is_busy = self._clock.now_ns(), bool(self._live)
-        went_idle = self._was_busy and not is_busy
+        went_idle = not is_busy and self._lane.written != self._written_before
         is_minute = is_busy and now_ns >= self._next_ns
         lost = self._lane.lost
         if went_idle or is_minute or lost != self._lost_before:
@@ -45,4 +45,4 @@ class RequestLister:
             if self._lane.lost != lost:
                 return
             self._lost_before, self._next_ns = lost, now_ns + EVERY_NS
-        self._was_busy = is_busy
+            self._written_before = self._lane.written
