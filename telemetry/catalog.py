@@ -192,20 +192,11 @@ STALLS = Metric(
 )
 
 HARM_SECONDS = Metric(
-    "phasescope_harm_seconds",
-    Kind.COUNTER,
-    "Time that requests took from others; co_decode is of the whole batch and of no one.",
-    ("part",),
+    "phasescope_harm_seconds", Kind.COUNTER, "Taken from others; co_decode is nobody's.", ("part",)
 )
-HARM_BY_TENANT = Metric(
-    "phasescope_harm_by_tenant_seconds",
-    Kind.COUNTER,
-    "The same, by the taker's tenant.",
-    ("tenant",),
-)
-HARM_BY_CLASS = Metric(
-    "phasescope_harm_by_class_seconds", Kind.COUNTER, "The same, by its class.", ("slo_class",)
-)
+_HARM = "Time that prompts and masks took from other requests, by whose they are."
+HARM_BY_TENANT = Metric("phasescope_harm_by_tenant_seconds", Kind.COUNTER, _HARM, ("tenant",))
+HARM_BY_CLASS = Metric("phasescope_harm_by_class_seconds", Kind.COUNTER, _HARM, ("slo_class",))
 FINDING = Metric(
     "phasescope_finding",
     Kind.GAUGE,
