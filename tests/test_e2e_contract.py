@@ -144,7 +144,7 @@ class SlowReader:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
         self.socket.connect(("127.0.0.1", server.port))
         self.socket.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n"
             + f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             + body
         )
