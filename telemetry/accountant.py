@@ -88,6 +88,7 @@ class Accountant:
             for request_id, accepted in list(self._accepted.items()):
                 if request_id not in live and accepted.was_read_before(listed.at_ns):
                     del self._accepted[request_id]
+                    self._siblings.pop(request_id, None)
             return
         for seq_id in listed.over(self._tracks.keys() | self._constrained):
             if self._request_of(seq_id) not in self._accepted:  # else its account is still to come

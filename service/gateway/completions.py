@@ -150,10 +150,9 @@ class Exchange:
             raise draining()
         watcher = asyncio.create_task(self._watch())
         try:
-            whole_ns = state.clock.now_ns()
             async with asyncio.timeout(state.config.request_timeout_s):
-                reading = await self._intake.read(body)
-            request = self._checked(reading, whole_ns)
+                request, reading = await self._intake.read(body, self._witness)
+            check_priority(state.config, self._scope, request.priority)
             timeout_s = request.timeout_s or state.config.request_timeout_s
             # the engine keeps the deadline; this is for the case that it does not answer
             async with asyncio.timeout(timeout_s and timeout_s + _DEADLINE_SLACK_S):
@@ -162,20 +161,6 @@ class Exchange:
             raise timed_out(EndReason.TIMEOUT) from None
         finally:
             watcher.cancel()
-
-    def _checked(self, reading: Reading, whole_ns: int) -> GenerationRequest:
-        """Raises ApiError when the body, or its prompts, cannot be served. The body was there
-        whole at `whole_ns`."""
-        if reading.request is not None:
-            waited_ns = max(0, reading.begun_ns - whole_ns)
-            self._witness.parsed(reading.request, self._state.model, reading.parsed_ns, waited_ns)
-        if reading.refusal is not None:
-            raise reading.refusal.error()
-        assert reading.request is not None
-        check_priority(self._state.config, self._scope, reading.request.priority)
-        if not self._state.bridge.ready or not reading.prompts:
-            raise self._state.bridge.refusal()
-        return reading.request
 
     async def _generate(
         self, request: GenerationRequest, reading: Reading, timeout_s: float | None

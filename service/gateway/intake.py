@@ -7,7 +7,9 @@ import asyncio
 from service.gateway.mailbox import Interrupted, Mailbox
 from service.gateway.prompting import Reading
 from service.gateway.responses import Operation
+from service.gateway.schemas import GenerationRequest
 from service.gateway.state import GatewayState
+from service.gateway.witness import Witness
 
 
 class Intake:
@@ -19,8 +21,23 @@ class Intake:
         self._mailbox = mailbox
         self._reading: asyncio.Task[Reading] | None = None
 
-    async def read(self, body: bytes) -> Reading:
-        """The body as prompts. Raises Interrupted when `stop` is called meanwhile."""
+    async def read(self, body: bytes, witness: Witness) -> tuple[GenerationRequest, Reading]:
+        """The body as a request and its prompts. Raises ApiError when it cannot be served, and
+        Interrupted when `stop` is called meanwhile."""
+        whole_ns = self._state.clock.now_ns()
+        reading = await self._read(body)
+        request = reading.request
+        if request is not None:
+            waited_ns = max(0, reading.begun_ns - whole_ns)
+            witness.parsed(request, self._state.model, reading.parsed_ns, waited_ns)
+        if reading.refusal is not None:
+            raise reading.refusal.error()
+        assert request is not None
+        if not self._state.bridge.ready or not reading.prompts:
+            raise self._state.bridge.refusal()
+        return request, reading
+
+    async def _read(self, body: bytes) -> Reading:
         bridge = self._state.bridge
         started = bridge.started if bridge.ready else None
         context_tokens = None if started is None else started.max_model_tokens
