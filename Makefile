@@ -38,6 +38,7 @@ bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README
 
 fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing may break (SEED=1)
 	$(BIN)/python -m benchmarks.fuzz_api --cases 2000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.fuzz_http --cases 2000
 
 docs: $(VENV)/.core ## Write telemetry/METRICS.md and docs/limits.md from the code
 	$(BIN)/python -m telemetry.metrics_doc

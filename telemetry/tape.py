@@ -232,7 +232,8 @@ class Tape:
         return stamps
 
     def _drop_half(self) -> None:
-        half = (self.stop - self._first + 1) // 2
+        kept_steps = self.stop - self._first
+        half = kept_steps - kept_steps // 2
         for column in (*self._stamps, *self._sums):
             del column[:half]
         self._first += half

@@ -20,7 +20,7 @@ SHORT = {"prompt": [30, 31], "max_tokens": 3, "ignore_eos": True, "stream": True
 def one_at_a_time() -> Iterator[Server]:
     """One sequence runs, nine may wait."""
     flags = ("--max-num-seqs", "1", "--queue-limit", "9", "--stream-heartbeat", "0.1")
-    with Server("--model", "dummy:tiny", *flags) as running:
+    with Server("--model", "dummy:tiny", "--best-priority=-1", *flags) as running:
         yield running
 
 
@@ -109,15 +109,15 @@ def test_a_deadline_in_the_queue_is_the_streams_last_event(busy: Server) -> None
 
 
 def test_openais_client_skips_the_comments_and_they_are_no_first_token(busy: Server) -> None:
-    client = openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0)
-    stream = client.completions.create(
-        model="dummy:tiny", prompt=[30, 31], max_tokens=3, stream=True,
-        extra_body={"ignore_eos": True, "priority": -1},
-        extra_headers={"x-request-id": "patient"},
-    )  # fmt: skip
-    headers_s = time.monotonic()
-    chunks = list(stream)
-    waited_s = time.monotonic() - headers_s
+    with openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(
+            model="dummy:tiny", prompt=[30, 31], max_tokens=3, stream=True,
+            extra_body={"ignore_eos": True, "priority": -1},
+            extra_headers={"x-request-id": "patient"},
+        )  # fmt: skip
+        headers_s = time.monotonic()
+        chunks = list(stream)
+        waited_s = time.monotonic() - headers_s
     facts = busy.facts_of("patient")
     phases = {phase["name"]: phase["end_ns"] - phase["start_ns"] for phase in facts["phases"]}
 
