@@ -189,14 +189,16 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The flight recorder. `journal_bytes` 0 turns it off.
+    """The flight recorder, and what is kept of ended requests.
 
+    `journal_bytes` 0 turns the recorder off; `timeline_bytes` hold phases and ledgers.
     `dump_dir` None is a folder below the user's cache. `journal_dir` None keeps the journal in
     memory only. `stall_s` 0 turns the watchdog off. `root_cause` replays the record while
     something is wrong.
     """
 
     journal_bytes: int = 64 * 1024 * 1024
+    timeline_bytes: int = 64 * 1024 * 1024
     journal_dir: str | None = None
     dump_dir: str | None = None
     dumps_kept: int = 16
@@ -205,6 +207,8 @@ class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
+        if self.timeline_bytes < 1 << 20:
+            raise ConfigError("--timeline-memory must be at least 1MiB")
         if self.journal_bytes and self.journal_bytes < 1 << 20:
             raise ConfigError("--journal-memory must be 0 (off) or at least 1MiB")
         if self.dumps_kept < 1:

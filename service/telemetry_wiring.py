@@ -181,7 +181,10 @@ def build_telemetry(
     machine = _machine(config, clock, bridge, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
-    timelines, baseline = TimelineStore(), config.metrics.baseline
+    timelines, baseline = (
+        TimelineStore(capacity_bytes=config.recorder.timeline_bytes),
+        config.metrics.baseline,
+    )
     diagnoser = Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
     is_culprit, happenings = accountant.harm.is_culprit, diagnoser.log.between
     exporter = _build_exporter(config, clock, port, policy, is_culprit, happenings)

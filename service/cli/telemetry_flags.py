@@ -66,6 +66,14 @@ def add_recorder_flags(group: argparse._ArgumentGroup) -> None:
         help="memory for the record of the last minutes; 0 turns the flight recorder off",
     )
     group.add_argument(
+        "--timeline-memory",
+        type=parse_bytes,
+        default=64 << 20,
+        metavar="SIZE",
+        help="memory for ended requests' phases and ledgers (/debug/requests/{id}, explain); the "
+        "oldest are forgotten first",
+    )
+    group.add_argument(
         "--journal-dir",
         metavar="DIR",
         help="also write the record to files there, so that it survives a kill of the server",
@@ -115,6 +123,7 @@ def recorder_config(args: argparse.Namespace) -> RecorderConfig:
     """Raises ConfigError."""
     config = RecorderConfig(
         journal_bytes=args.journal_memory,
+        timeline_bytes=args.timeline_memory,
         journal_dir=args.journal_dir,
         dump_dir=args.dump_dir,
         dumps_kept=args.dumps_kept,

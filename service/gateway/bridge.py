@@ -8,6 +8,7 @@ away, every sequence in flight is told so at once.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from telemetry.engine_records import (
 from telemetry.reasons import EndReason
 from telemetry.recorder import Lane
 from telemetry.records import Fact
+
+_MAILBOXES_A_TURN = 64  # about a millisecond of work
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class Bridge:
         self._waiting: set[int] = set()
         self._writer: asyncio.WriteTransport | None = None
         self._writes: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._unread: dict[Mailbox, None] = {}
         self._vocabulary: bytes | None = None
         self._last_seq_id = 0
         self._lost_before = 0
@@ -181,7 +185,7 @@ class Bridge:
             self._writer.write(wire.encode(wire.Shutdown()))
 
     def after_frame(self, write: Callable[[bytes], None], body: bytes) -> None:
-        """Call `write` when all of the frame's tokens have been handed over."""
+        """Call `write` when all tokens of this turn have been handed over."""
         self._writes.append((write, body))
 
     def _receive(self, message: wire.ToGateway) -> None:
@@ -204,13 +208,30 @@ class Bridge:
                 self._ready.set()
             elif isinstance(fact, SequenceQueued | GrammarCompiled | SequenceAdmitted):
                 self._note(fact)
-        boxes = {box: None for emission in frame.emissions if (box := self._deliver(emission))}
-        for box in boxes:
-            box.hand_over()
-        writes, self._writes = self._writes, []
-        for write, body in writes:
-            write(body)
+        is_under_way = bool(self._unread)
+        for emission in frame.emissions:
+            if (box := self._deliver(emission)) is not None:
+                self._unread[box] = None
+        if not is_under_way:
+            self._hand_over()
         self.lost_facts = self._lost_before + frame.lost_facts
+
+    def _hand_over(self) -> None:
+        """Have tokens of some mailboxes made text and written; the rest after others' turn.
+
+        A step's tokens for hundreds of streams are several milliseconds of work, and the event
+        loop has more to do. A later frame's tokens go behind those that wait already.
+        """
+        try:
+            for box in list(itertools.islice(self._unread, _MAILBOXES_A_TURN)):
+                del self._unread[box]
+                box.hand_over()
+            writes, self._writes = self._writes, []
+            for write, body in writes:
+                write(body)
+        finally:
+            if self._unread:
+                asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _note(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
         """What the engine has done with a sequence that has no emissions yet."""
