@@ -33,6 +33,8 @@ from telemetry.track import Track
 
 DEFAULT_ITL_TARGET_NS = 100_000_000
 _TAKERS_KEPT = 65_536
+_TRIM_EVERY_STEPS = 1024
+_TRIM_MARGIN_NS = 10_000_000_000  # a request may be told late, its life began before
 
 
 class Accountant:
@@ -143,6 +145,8 @@ class Accountant:
     def _step(self, step: StepRecorded) -> None:
         """Each row's part goes to its sequence: of the decodes, as whole numbers that add up."""
         index, cut = self.tape.append(step, self._constrained)
+        if index % _TRIM_EVERY_STEPS == 0:
+            self._trim(step.committed_ns)
         at_ns, tracks, prompts_ns = step.committed_ns, self._tracks, iter(cut.prompts_ns)
         token_ns, context_ns, decodes_ns = cut.token_ns, cut.context_ns, cut.decodes_ns
         decoded, told_ns = 0.5, 0  # rounds to the nearest
@@ -170,6 +174,12 @@ class Accountant:
         assert told_ns == decodes_ns, f"decode rows have {told_ns} ns of {decodes_ns}"
         for track in late:
             self._token_was_late(track, index, at_ns)
+
+    def _trim(self, now_ns: int) -> None:
+        """Steps are kept for accounts that are still to come: as long as the oldest request."""
+        oldest = next(iter(self._accepted.values()), None)
+        oldest_ns = now_ns if oldest is None else min(now_ns, oldest.at_ns)
+        self.tape.forget_before(oldest_ns - _TRIM_MARGIN_NS)
 
     def _token_was_late(self, track: Track, index: int, at_ns: int) -> None:
         """Its culprit is known now, while that request may still be traced. A first token is

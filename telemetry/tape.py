@@ -150,7 +150,8 @@ class Tape:
     def append(self, step: StepRecorded, constrained: set[int]) -> tuple[int, Cut]:
         """Cut a step up; its index, and how it was cut."""
         if self.stop - self._first >= self._capacity_steps or self.bytes > self._capacity_bytes:
-            self._drop_half()
+            kept_steps = self.stop - self._first
+            self._drop(kept_steps - kept_steps // 2)
         stamps = self._stamps_of(step)
         forward_ns = stamps[At.SAMPLE] - stamps[At.FORWARD]
         cut = divide(step, forward_ns, self._fit.cost)
@@ -231,12 +232,15 @@ class Tape:
         stamps.append(step.begin_ns)
         return stamps
 
-    def _drop_half(self) -> None:
-        kept_steps = self.stop - self._first
-        half = kept_steps - kept_steps // 2
+    def forget_before(self, at_ns: int) -> None:
+        """Let go of the steps that ended before `at_ns`."""
+        self._drop(bisect_left(self._stamps[At.END], at_ns))
+
+    def _drop(self, steps: int) -> None:
+        """The oldest ones."""
         for column in (*self._stamps, *self._sums):
-            del column[:half]
-        self._first += half
+            del column[:steps]
+        self._first += steps
         gone = bisect_left(self._named_ids, self._first)
         for index in self._named_ids[:gone]:
             self._named_bytes -= self._named.pop(index).bytes

@@ -326,6 +326,23 @@ def test_the_tape_of_full_batches_is_bounded_by_bytes_and_not_only_by_steps() ->
     assert tape.sum(Share.MASK, tape.first, tape.stop) == (tape.stop - tape.first) * MS
 
 
+@pytest.mark.parametrize("accepted_s", [None, 3])
+def test_the_tape_goes_back_to_the_oldest_request_and_hardly_further(
+    accepted_s: int | None,
+) -> None:
+    """Ten thousand steps of 10 ms: with nobody to account for, some 20 s of them are kept; a
+    request that came after 3 s keeps all since then."""
+    accountant = Accountant(lambda slo_class: 100 * MS)
+    if accepted_s is not None:
+        accountant.take(accepted(at=accepted_s * 1000))
+    for number in range(10_000):
+        accountant.take(step(number, 10 * number, 10 * number + 10, [decode(1)]))
+
+    kept_ms = 10 * (accountant.tape.stop - accountant.tape.first)
+    assert kept_ms <= (100_000 - 3_000 if accepted_s else 0) + 10_000 + 10 * 1024
+    assert kept_ms >= (100_000 - 3_000 if accepted_s else 0)
+
+
 def test_a_step_without_prompts_or_masks_keeps_no_row_on_the_tape() -> None:
     sizes = []
     for count in (1, 256):
