@@ -27,8 +27,8 @@ types: $(VENV)/.dev ## mypy, strict
 contracts: $(VENV)/.dev ## Allowed imports between packages
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev ## pytest
-	$(BIN)/python -m pytest
+unit: $(VENV)/.dev ## pytest, a file at a time in each of two processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants checked at each step
 	$(BIN)/phasescope drill --sim chaos --count 10000

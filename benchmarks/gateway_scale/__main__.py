@@ -13,8 +13,10 @@ read as Prometheus and `phasescope top` read them. Stated are
 
 `--tree PATH` measures another checkout with the same hook and the same clients.
 
-    .venv/bin/python -m benchmarks.gateway_scale --streams 256 --rate 50 --seconds 600 \\
-        -o benchmarks/results/gateway_scale.json
+What is bounded by bytes or time (the record, timelines, windows) grows until it is full, so the
+first minutes are not counted; smaller bounds are full sooner.
+
+    .venv/bin/python -m benchmarks.gateway_scale -- --journal-memory 8MiB --timeline-memory 8MiB
 """
 
 from __future__ import annotations
@@ -44,7 +46,6 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "gateway_scale.json"
 BLOCK_TOKENS_LEAST = 8
-WARM_UP_SHARE, WARM_UP_MOST_S = 0.25, 60.0
 SAMPLE_S = 5.0
 SNAPSHOT_S = 0.5
 
@@ -92,14 +93,13 @@ def read_pages(port: int, stop: threading.Event) -> None:
 
 def watch(args: argparse.Namespace, server: Started) -> Watched:
     """Load the server and sample it until the clients are through."""
-    warm_up_s = min(WARM_UP_MOST_S, WARM_UP_SHARE * args.seconds)
-    watched = Watched(args.streams, args.rate, warm_up_s)
+    watched = Watched(args.streams, args.rate, args.warm_up)
     engine = engine_pid(server.process.pid)
     client = subprocess.Popen(
         [
             sys.executable, "-m", "benchmarks.gateway_scale.client", str(server.port),
             "--streams", str(args.streams), "--output", str(args.output),
-            "--seconds", str(args.seconds),
+            "--seconds", str(args.warm_up + args.seconds),
         ],
         cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -155,7 +155,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rate", type=float, default=50.0, help="tokens/s of a stream")
-    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seconds", type=float, default=600.0, help="after the warm-up")
+    parser.add_argument(
+        "--warm-up", type=float, default=330.0, metavar="SECONDS",
+        help="load that is not counted, until what is bounded is full",
+    )  # fmt: skip
     parser.add_argument("--output", type=int, default=512, help="tokens of an answer")
     parser.add_argument("--tracing", choices=["off", "sampled", "full"], default="full")
     parser.add_argument("--no-receiver", action="store_true", help="export no spans")
