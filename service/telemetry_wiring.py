@@ -33,6 +33,7 @@ from telemetry.flight_recorder import FlightRecorder
 from telemetry.happening import Happenings
 from telemetry.harm import harm_families
 from telemetry.histograms import Histograms
+from telemetry.ingest_counts import IngestCounts, ingest_families
 from telemetry.isolation import Isolation
 from telemetry.machine import MachineWatch
 from telemetry.machine_metrics import heartbeat_families
@@ -173,6 +174,7 @@ def build_telemetry(
     port: int,
     is_busy: Callable[[], bool],
     connections: ConnectionCounts,
+    ingest: IngestCounts,
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
@@ -220,6 +222,7 @@ def build_telemetry(
             *finding_families(opinion(pump, diagnoser)),
             *(() if root_worker is None else root_worker.failures.families()),
             *connection_families(connections),
+            *ingest_families(ingest),
         ],
     )
     pusher = build_pusher(config, clock, all_metrics)

@@ -27,6 +27,7 @@ from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.connections import ConnectionCounts
 from telemetry.gc_watch import settle_collector
+from telemetry.ingest_counts import IngestCounts
 from telemetry.reasons import FactSource, StartStage
 from telemetry.recorder import Lane
 from telemetry.stages import Stages, StartReport, start_report
@@ -77,15 +78,15 @@ async def _serve(
         stages.end(StartStage.TOKENIZER)
         bridge.use_vocabulary(vocabulary)
         live: set[str] = set()
-        port, connections = port_of(listener), ConnectionCounts()
+        port, connections, waiting = port_of(listener), ConnectionCounts(), IngestCounts()
         # in this order: what the gateway says of a sequence then comes with or before the engine's
         lanes = (engine_lane, gateway_lane)
         telemetry = build_telemetry(
-            config, clock, bridge, lanes, port, lambda: bool(live), connections
+            config, clock, bridge, lanes, port, lambda: bool(live), connections, waiting
         )
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
-        ingest = IngestPool(reader, model, config.gateway.ingest_workers)
+        ingest = IngestPool(reader, model, config.gateway.ingest_workers, waiting)
         start = Start(config, clock, bridge, telemetry, ingest, stages, port, say)
         state = GatewayState(
             config=config.gateway,

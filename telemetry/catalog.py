@@ -96,6 +96,23 @@ ACCEPT_FAILURES = Metric(
     Kind.COUNTER,
     "Times no connection could be taken, as for lack of file descriptors.",
 )
+INGEST_WAITING = Metric(
+    "phasescope_ingest_waiting", Kind.GAUGE, "Bodies that wait for a worker process to read them."
+)
+INGEST_WAITING_BYTES = Metric(
+    "phasescope_ingest_waiting_bytes", Kind.GAUGE, "Bytes of the bodies that wait to be read."
+)
+INGEST_REFUSED = Metric(
+    "phasescope_ingest_refused",
+    Kind.COUNTER,
+    "Bodies answered with 429 because as many waited to be read as may.",
+)
+INGEST_WORKERS_ENDED = Metric(
+    "phasescope_ingest_workers_ended",
+    Kind.COUNTER,
+    "Worker processes that read bodies and were ended or died, by why; each is replaced.",
+    ("reason",),
+)
 STEP_SECONDS = Metric(
     "phasescope_step_seconds", Kind.COUNTER, "From one step to the next, by kind.", ("kind",)
 )

@@ -21,6 +21,7 @@ from service.gateway.prompting import BodyReader
 from service.gateway.responses import Operation
 from service.text.tokenizer import load_tokenizer
 from telemetry.clock import MonotonicClock
+from telemetry.ingest_counts import IngestCounts, WorkerEnd
 
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 CONTEXT_TOKENS = 1 << 20
@@ -43,7 +44,7 @@ SLOW = body(prompt=["a" * 30_000] * 250)
 
 
 @asynccontextmanager
-async def pool(workers: int = 1, **limits: int) -> AsyncIterator[IngestPool]:
+async def pool(workers: int = 1, **limits: Any) -> AsyncIterator[IngestPool]:
     running = IngestPool(READER, MODEL, workers, **limits)
     try:
         yield running
@@ -81,8 +82,10 @@ def test_a_worker_reads_a_body_as_it_is_read_in_place(operation: Operation, whol
 
 
 def test_more_than_may_wait_is_refused_with_a_time_to_come_back() -> None:
+    counts = IngestCounts()
+
     async def scenario() -> list[Any]:
-        async with pool(waiting_jobs=2) as running:
+        async with pool(waiting_jobs=2, counts=counts) as running:
             reads = [running.read(Operation.TEXT, LONG, CONTEXT_TOKENS) for _ in range(4)]
             return await asyncio.gather(*reads, return_exceptions=True)
 
@@ -93,6 +96,7 @@ def test_more_than_may_wait_is_refused_with_a_time_to_come_back() -> None:
     assert [(e.status, e.code, e.headers) for e in refused] == [
         (429, "queue_full", {"retry-after": "2"})
     ] * 2
+    assert (counts.refused, counts.waiting_jobs, counts.waiting_bytes) == (2, 0, 0)
 
 
 def test_more_bytes_than_may_wait_are_refused_but_one_body_always_may() -> None:
@@ -107,8 +111,10 @@ def test_more_bytes_than_may_wait_are_refused_but_one_body_always_may() -> None:
 
 
 def test_a_job_that_nobody_waits_for_any_more_ends_with_its_worker() -> None:
+    counts = IngestCounts()
+
     async def scenario() -> None:
-        async with pool() as running:
+        async with pool(counts=counts) as running:
             await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
             (before,) = running.worker_pids
             slow = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
@@ -124,11 +130,14 @@ def test_a_job_that_nobody_waits_for_any_more_ends_with_its_worker() -> None:
                 os.kill(before, 0)
 
     asyncio.run(scenario())
+    assert counts.worker_ends[WorkerEnd.CLIENT_LEFT] == 1
 
 
 def test_a_worker_that_dies_fails_its_job_alone_and_is_replaced() -> None:
+    counts = IngestCounts()
+
     async def scenario() -> None:
-        async with pool() as running:
+        async with pool(counts=counts) as running:
             await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
             slow = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
             await asyncio.sleep(0.2)
@@ -140,6 +149,7 @@ def test_a_worker_that_dies_fails_its_job_alone_and_is_replaced() -> None:
             assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
 
     asyncio.run(scenario())
+    assert counts.worker_ends[WorkerEnd.DIED] == 1
 
 
 def test_small_bodies_do_not_wait_for_large_ones() -> None:

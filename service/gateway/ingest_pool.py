@@ -37,6 +37,7 @@ from service.gateway.ingest_wire import (
 from service.gateway.prompting import BodyReader, Reading
 from service.gateway.responses import Operation
 from service.gateway.worker_process import WorkerDied, WorkerProcess
+from telemetry.ingest_counts import IngestCounts, WorkerEnd
 from telemetry.reasons import EndReason
 
 log = logging.getLogger("phasescope.gateway")
@@ -83,10 +84,12 @@ class IngestPool:
         reader: BodyReader,
         model: ModelRef,
         workers: int,
+        counts: IngestCounts | None = None,
         waiting_jobs: int = WAITING_JOBS,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         assert workers > 0, workers
+        self._counts = counts or IngestCounts()
         self._waiting_jobs = waiting_jobs
         self._waiting_bytes = waiting_bytes
         self._reader = reader
@@ -148,19 +151,26 @@ class IngestPool:
         self._threads.shutdown(wait=False)
 
     async def _do(self, job: _Job) -> tuple[ToGateway, list[bytearray]]:
-        queues = (self._small, self._large)
-        waiting_bytes = sum(other.size_bytes for queue in queues for other in queue)
-        is_full = sum(map(len, queues)) >= self._waiting_jobs
+        waiting_bytes = self._counts.waiting_bytes
+        is_full = self._counts.waiting_jobs >= self._waiting_jobs
         if is_full or (waiting_bytes and waiting_bytes + job.size_bytes > self._waiting_bytes):
+            self._counts.refused += 1
             message = "as many long requests wait to be read as may"
             raise busy(EndReason.QUEUE_FULL, message, _BUSY_S)
         queue = self._large if job.size_bytes > LARGE_BYTES else self._small
         queue.append(job)
+        self._count_waiting()
         self._news.set()
         try:
             return await job.answer
         finally:
             _drop(queue, job)
+            self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        waiting = [*self._small, *self._large]
+        self._counts.waiting_jobs = len(waiting)
+        self._counts.waiting_bytes = sum(job.size_bytes for job in waiting)
 
     async def _serve(self, queues: Queues) -> None:
         """One slot: a worker, and a new one whenever it had to be ended."""
@@ -188,9 +198,11 @@ class IngestPool:
             raise
         except (WorkerDied, OSError) as error:
             log.error("an ingest worker did not start: %s", error or type(error).__name__)
+            self._counts.ended(WorkerEnd.NOT_STARTED)
             for queue in (self._small, self._large):
                 while queue:
                     _fail(queue.popleft(), internal())
+            self._count_waiting()
             await asyncio.sleep(_RETRY_S)
             return None
 
@@ -199,6 +211,7 @@ class IngestPool:
             for queue in queues:
                 while queue:
                     job = queue.popleft()
+                    self._count_waiting()
                     if not job.answer.done():
                         return job
             await self._wait_for_news()
@@ -209,17 +222,19 @@ class IngestPool:
 
     async def _work(self, worker: WorkerProcess, job: _Job) -> bool:
         """Have one job done; whether the worker lives on."""
-        asked = self._in_thread(lambda: worker.ask(job.message, job.blobs))
+        asked, end = self._in_thread(lambda: worker.ask(job.message, job.blobs)), WorkerEnd.DIED
         try:
             await asyncio.wait({asked, job.answer}, timeout=job.limit_s,
                                return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
             if not asked.done() and job.answer.done():  # the client left
                 await asyncio.wait({asked}, timeout=_GRACE_S)
             if not asked.done():
+                end = WorkerEnd.CLIENT_LEFT if job.answer.done() else WorkerEnd.TIMEOUT
                 _fail(job, timed_out(EndReason.TIMEOUT))
                 worker.kill()
             answer = await asked
         except WorkerDied:
+            self._counts.ended(end)
             _fail(job, internal())
             worker.kill()
             return False
