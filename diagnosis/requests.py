@@ -34,7 +34,7 @@ from telemetry.records import (
 
 _KEPT = 4_000
 _KEPT_OPEN = 16_000
-_KEPT_SEQUENCES = 16_000
+_KEPT_SEQUENCES = 8_000
 # an abort takes a step or two to get through
 _ABORT_NS = 150_000_000
 

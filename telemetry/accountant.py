@@ -6,7 +6,7 @@ both have seen exactly the same: an account does not depend on how facts come in
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from telemetry.charging import Charger, Pauses
@@ -49,6 +49,7 @@ class Accountant:
         self._constrained: set[int] = set()
         self._accepted: dict[str, RequestAccepted] = {}
         self._takers: OrderedDict[int, Taker] = OrderedDict()
+        self._over: deque[tuple[int, int]] = deque(maxlen=_TAKERS_KEPT)  # when, and who
         self._siblings: dict[str, dict[int, Track]] = {}
 
     def take(self, fact: Fact) -> None:
@@ -82,6 +83,11 @@ class Accountant:
         """Requests and sequences of which something is kept until they end."""
         return len(self._accepted) + len(self._tracks.keys() | self._constrained)
 
+    @property
+    def named(self) -> int:
+        """Sequences of which it is known whose they are, those that are over included."""
+        return len(self._takers)
+
     def forget_except(self, listed: SequencesListed | RequestsListed) -> None:
         """Let go of whoever is over by the list: its end was lost. The phase fold has given out
         what it had of them."""
@@ -94,13 +100,15 @@ class Accountant:
             return
         for seq_id in listed.over(self._tracks.keys() | self._constrained):
             if self._request_of(seq_id) not in self._accepted:  # else its account is still to come
-                self._forget(seq_id)
+                self._forget(seq_id, listed.at_ns)
 
     def account(self, timeline: RequestTimeline) -> Account:
         """Draw up an ended request's account and forget the request."""
         self._accepted.pop(timeline.accepted.request_id, None)
         self._siblings.pop(timeline.accepted.request_id, None)
-        tracks = {s.seq_id: self._forget(s.seq_id) for s in timeline.sequences}
+        tracks = {
+            s.seq_id: self._forget(s.seq_id, timeline.ended.at_ns) for s in timeline.sequences
+        }
         critical = critical_of(timeline)
         if critical is None:
             charger = Charger(self.tape, self._pauses, Track(-1))
@@ -116,8 +124,9 @@ class Accountant:
         )
         return Account(ledger, stalls, cut)
 
-    def _forget(self, seq_id: int) -> Track:
+    def _forget(self, seq_id: int, ended_ns: int) -> Track:
         self._constrained.discard(seq_id)
+        self._over.append((ended_ns, seq_id))
         return self._tracks.pop(seq_id, None) or Track(seq_id)
 
     def _submitted(self, fact: SequenceSubmitted) -> None:
@@ -176,10 +185,14 @@ class Accountant:
             self._token_was_late(track, index, at_ns)
 
     def _trim(self, now_ns: int) -> None:
-        """Steps are kept for accounts that are still to come: as long as the oldest request."""
+        """Steps, and names of who was in them, are kept for accounts that are still to come: as
+        long as the oldest request."""
         oldest = next(iter(self._accepted.values()), None)
         oldest_ns = now_ns if oldest is None else min(now_ns, oldest.at_ns)
-        self.tape.forget_before(oldest_ns - _TRIM_MARGIN_NS)
+        before_ns = oldest_ns - _TRIM_MARGIN_NS
+        self.tape.forget_before(before_ns)
+        while self._over and self._over[0][0] < before_ns:
+            self._takers.pop(self._over.popleft()[1], None)
 
     def _token_was_late(self, track: Track, index: int, at_ns: int) -> None:
         """Its culprit is known now, while that request may still be traced. A first token is

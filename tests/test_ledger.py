@@ -343,6 +343,26 @@ def test_the_tape_goes_back_to_the_oldest_request_and_hardly_further(
     assert kept_ms >= (100_000 - 3_000 if accepted_s else 0)
 
 
+def test_names_of_requests_are_forgotten_with_the_steps_that_they_were_in() -> None:
+    """Two thousand requests a minute, each over after 30 ms: of the last seconds some are known."""
+    accountant = Accountant(lambda slo_class: 100 * MS)
+    fold = PhaseFold(accountant=accountant)
+    for number in range(4_000):
+        at, seq_id = 30 * number, number + 1
+        fold.on_facts(
+            [
+                accepted(f"r{number}", at),
+                submitted(f"r{number}", at, seq_id),
+                step(number, at, at + 20, [decode(seq_id)]),
+                sequence_ended(seq_id, at + 20),
+                request_ended(f"r{number}", at + 25),
+            ]
+        )
+
+    assert accountant.live == 0
+    assert accountant.named < 1_500
+
+
 def test_a_step_without_prompts_or_masks_keeps_no_row_on_the_tape() -> None:
     sizes = []
     for count in (1, 256):

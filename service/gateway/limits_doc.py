@@ -18,10 +18,10 @@ The whole body is bounded by `--max-body` (8 MiB unless told otherwise; 413 abov
 messages and prompts have no other cap than that and the context of the model. `GET /openapi.json`
 states the same caps field by field.
 
-Connections are bounded by flags: how many (`--max-connections`), how long a head, a body and a pause
-may take (`--header-timeout`, `--body-timeout`, `--keep-alive-timeout`), how large a head may be
-(`--max-header-bytes`); a head has at most 128 headers, and 16 requests may be sent ahead of their
-answers. Of bodies above 4 KiB, 256 or 128 MiB may wait to be read; then there is a 429.
+Connections are bounded by flags: how many (`--max-connections`), how long a head, a body and a
+pause may take (`--header-timeout`, `--body-timeout`, `--keep-alive-timeout`), how large a head may
+be (`--max-header-bytes`); a head has at most 128 headers, and 16 requests may be sent ahead of
+their answers. Of bodies above 4 KiB, 256 or 128 MiB may wait to be read; then there is a 429.
 
 | what | at most | unit | because |
 |---|---|---|---|"""
