@@ -95,7 +95,8 @@ class Exchange:
         async for piece in self.pieces():
             *whole, rest = (rest + piece).split(b"\n\n")
             for part in whole:
-                yield part.removeprefix(b"data: ")
+                if not part.startswith(b":"):  # a comment: the stream waits in the queue
+                    yield part.removeprefix(b"data: ")
 
     def leave(self) -> int:
         """Close at once; the stamp of it."""
