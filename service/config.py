@@ -243,11 +243,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `tenant_keys` are API keys that name their tenant. A stream whose reader leaves more than
     `stream_buffer_tokens` tokens unread is paused or dropped, as `slow_client` says; a stream
-    is dropped when one write to it has been waiting for `slow_client_timeout_s`. An engine that
-    gives no sign of life for `engine_deadline_s` is replaced; 0: none is.
     is dropped when one write to it has been waiting for `slow_client_timeout_s`. One that waits
     for its first token gets a comment every `stream_heartbeat_s` (0: none). `ingest_workers`
-    processes read the bodies that are too large to be read on the event loop.
+    processes read the bodies that are too large to be read on the event loop. An engine that
+    gives no sign of life for `engine_deadline_s` is replaced; 0: none is.
     """
 
     host: str = "127.0.0.1"

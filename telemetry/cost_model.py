@@ -1,4 +1,4 @@
-"""The cost of a step: one set of terms, one way to fit them, four named presets.
+"""The cost of a step: one set of terms, one way to fit them, five named presets.
 
     T = base + sum of coefficient * term
 

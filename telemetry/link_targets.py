@@ -17,7 +17,7 @@ from telemetry.phases import ChunkSpan, PhaseSpan, RequestTimeline
 from telemetry.reasons import Phase
 
 MAX_CHUNKS = 256
-_STEPS_KEPT = 16_384  # some 6 MiB
+_STEPS_KEPT = 16_384  # some 10 MiB: a request with one chunk takes two, and some 1.2 KiB
 _LOST_KEPT = 4096
 _MASKING = (Phase.DECODE, Phase.PREFILL)  # where masks are made, the later first
 

@@ -14,7 +14,7 @@ turn-around up to GAP_NS; what is longer has no known owner.
 
 Shares are kept as running sums, so that a span of steps costs the same however many steps and
 rows it has. Names are kept of prompt rows and of masks only: of the decode rows each sequence
-knows its own part (`telemetry.charging.Track`), and the others' is what is left. The tape is
+knows its own part (`telemetry.track.Track`), and the others' is what is left. The tape is
 bounded by steps and by bytes; the older half goes first.
 """
 

@@ -3,8 +3,8 @@
 A gateway whose event loop is busy, or that has no CPU, reads late what lies in its socket. The
 client waits for that too, and nothing that is stamped in Python can see it. So connections ask
 the kernel for a receive stamp (SO_TIMESTAMPNS of socket(7)), which the read of a request's head
-looks up first. Under TLS, and elsewhere than on Linux, there is none: a
-request begins when it is read.
+looks up first. Under TLS, and elsewhere than on Linux, there is none: a request begins when it is
+read.
 """
 
 from __future__ import annotations

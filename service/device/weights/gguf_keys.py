@@ -1,7 +1,7 @@
 """Keys of GGUF metadata that need not be obeyed, and why.
 
 Those that are obeyed are taken in `service.device.weights.gguf`; what is in neither place is
-refused by name. Keys of the tokenizer are `service.text.gguf_keys`' business.
+refused by name. Keys of the tokenizer are in `service.text.known_keys`.
 """
 
 from __future__ import annotations

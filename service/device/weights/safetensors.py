@@ -54,7 +54,8 @@ class SafetensorsWeights:
         return tensor
 
     def _check(self) -> None:
-        """Headers only, so it takes no time. Raises ConfigError."""
+        """By the headers, which takes no time; a head beside a tied embedding is compared with it.
+        Raises ConfigError."""
         found: dict[str, StoredTensor] = {}
         for name, path in self._where.items():
             piece = self._files[path].get_slice(name)
