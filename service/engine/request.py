@@ -55,11 +55,6 @@ class Request:
     told_names: list[int] = field(default_factory=list)
     cached_blocks: int = 0
     lookup: Lookup | None = None
-    stop_ids: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        """Asked of each token, however many the client named."""
-        self.stop_ids = frozenset(self.submit.stop_token_ids)
 
     @property
     def seq_id(self) -> int:

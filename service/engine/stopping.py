@@ -21,7 +21,7 @@ def end_after(request: Request, max_model_tokens: int) -> EndReason | None:
         len(request.outputs) >= submit.min_tokens or submit.grammar is not None
     ):
         return EndReason.EOS
-    if token_id in request.stop_ids and len(request.outputs) >= submit.min_tokens:
+    if token_id in submit.stop_token_ids and len(request.outputs) >= submit.min_tokens:
         return EndReason.STOP_TOKEN
     if len(request.outputs) >= submit.max_tokens:
         return EndReason.MAX_TOKENS
