@@ -196,6 +196,7 @@ def build_telemetry(
         Suppliers(
             ready=lambda: bridge.ready,
             facts_lost=lambda: pump.facts_lost,
+            facts_waiting=lambda: pump.facts_waiting,
             folds_detached=lambda: pump.detached,
             fold_errors=lambda: pump.isolation.errors,
             gpu=lambda: machine.gpu.latest().as_dict(),

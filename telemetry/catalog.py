@@ -46,6 +46,11 @@ OUTPUT_TOKENS = Metric("phasescope_output_tokens", Kind.COUNTER, "Tokens generat
 PREEMPTIONS = Metric("phasescope_preemptions", Kind.COUNTER, "Sequences that lost their blocks.")
 REQUESTS = Metric("phasescope_requests", Kind.COUNTER, "Requests ended, by outcome.", ("outcome",))
 FACTS_LOST = Metric("phasescope_facts_lost", Kind.COUNTER, "Facts that no fold has seen.")
+FACTS_WAITING = Metric(
+    "phasescope_facts_waiting",
+    Kind.GAUGE,
+    "Facts that no fold has seen yet: what is shown is behind by so many.",
+)
 FOLDS_DETACHED = Metric(
     "phasescope_folds_detached",
     Kind.GAUGE,

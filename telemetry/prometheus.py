@@ -86,6 +86,7 @@ def _scalars(
         ],
     )
     yield catalog.FACTS_LOST, one(snapshot.facts_lost)
+    yield catalog.FACTS_WAITING, one(snapshot.facts_waiting)
     yield catalog.FOLDS_DETACHED, [({"fold": name}, 1.0) for name in snapshot.folds_detached]
     yield catalog.FOLD_ERRORS, [({"fold": n}, float(c)) for n, c in snapshot.fold_errors.items()]
     yield catalog.RECORDING, one(snapshot.recording)

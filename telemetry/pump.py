@@ -24,6 +24,9 @@ from telemetry.recorder import Lane
 from telemetry.records import Fact, fact_ns
 
 _INTERVAL_S = 0.05
+READER_NS = 500_000_000
+"""A reader waits so long for a backlog to be worked off, and then takes what there is: a scrape is
+wanted most when telemetry is not fast enough."""
 PIECE_WEIGHT = 1024
 """Facts in a piece, each row of a step counted as one: what all folds take in some milliseconds."""
 
@@ -83,6 +86,11 @@ class Pump:
         return sum(lane.lost for lane in self._lanes) + self._remote_lost()
 
     @property
+    def facts_waiting(self) -> int:
+        """Facts that are here and have not been through the folds."""
+        return len(self._pending) + sum(map(len, self._lanes))
+
+    @property
     def costs(self) -> tuple[FoldCost, ...]:
         return tuple(self._folds)
 
@@ -91,19 +99,20 @@ class Pump:
         """Folds, listeners and turns that raised and are not called any more."""
         return self.isolation.detached
 
-    def run_once(self) -> int:
+    def run_once(self, within_ns: int | None = None) -> int:
         """Everything that is in the lanes now goes through all folds, unless another thread
-        brings it there first; returns how many facts this one fed.
+        brings it there first or it takes longer than `within_ns`; returns how many facts this
+        one fed.
 
         Without the lock held, others get it between two pieces. Lanes are drained at once and in
         the order in which they were added, the engine's before the gateway's: what an engine's
         fact follows from is then in this drain or an earlier one, and no sequence has a step
         before it was submitted.
         """
-        fed = 0
+        fed, begin_ns = 0, self._clock.now_ns()
         with self.lock:
             goal = self._drains + 1
-        while True:
+        while within_ns is None or self._clock.now_ns() - begin_ns <= within_ns:
             with self.lock:
                 if not self._pending:
                     if self._drains >= goal:
@@ -113,12 +122,14 @@ class Pump:
                 if not self._pending and self._drains >= goal:
                     return fed
             sleep_ns(0)  # lets go of the interpreter
+        return fed
 
     @contextmanager
     def caught_up(self) -> Iterator[None]:
         """For a reader: all that is in the lanes now is brought to the folds, a piece at a time,
-        and then the lock is held."""
-        self.run_once()
+        and then the lock is held. A backlog that takes longer than READER_NS is left to the pump's
+        thread; `facts_waiting` says how much that is."""
+        self.run_once(READER_NS)
         with self.lock:
             yield
 

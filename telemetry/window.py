@@ -88,3 +88,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     metric_exports: dict[str, int] = {}
     metric_points_rejected: int = 0
     fold_errors: dict[str, int] = {}
+    facts_waiting: int = 0

@@ -37,6 +37,7 @@ class Suppliers:
 
     ready: Callable[[], bool] = lambda: False
     facts_lost: Callable[[], int] = lambda: 0
+    facts_waiting: Callable[[], int] = lambda: 0
     folds_detached: Callable[[], tuple[str, ...]] = lambda: ()
     fold_errors: Callable[[], dict[str, int]] = dict
     tracing: Callable[[], TracingView] = TracingView
@@ -156,6 +157,7 @@ class WindowFold:
             metric_exports={"ok": pushes[0], "failed": pushes[1]} if pushes else {},
             metric_points_rejected=pushes[2] if pushes else 0,
             fold_errors=self._suppliers.fold_errors(),
+            facts_waiting=self._suppliers.facts_waiting(),
         )
 
     def _take(self, fact: Fact) -> None:

@@ -82,6 +82,33 @@ def test_a_reader_that_wants_all_gets_all_and_every_fold_has_the_same() -> None:
         assert len(first.facts) == len(second.facts) == 3 * PIECE_WEIGHT + 1
 
 
+class Slow(Counting):
+    """Takes 200 ms a piece."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        super().on_facts(facts)
+        self._clock.advance(200 * MS)
+
+
+def test_a_reader_takes_what_there_is_when_a_backlog_takes_too_long() -> None:
+    clock, lane = ManualClock(), Lane()
+    pump, fold = Pump(clock), Slow(clock)
+    pump.add_lane(lane)
+    pump.add_fold("slow", fold)
+    backlog(lane, 20 * PIECE_WEIGHT)
+    with pump.caught_up():
+        assert len(fold.facts) == 3 * PIECE_WEIGHT
+        assert pump.facts_waiting == 17 * PIECE_WEIGHT
+    pump.run_once()
+
+    assert len(fold.facts) == 20 * PIECE_WEIGHT
+    assert pump.facts_waiting == 0
+
+
 def test_facts_of_two_lanes_are_in_order_of_time_over_all_pieces() -> None:
     pump, engine, gateway, fold = Pump(ManualClock()), Lane(), Lane(), Counting()
     pump.add_lane(engine)
