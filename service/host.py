@@ -153,9 +153,11 @@ class EngineHost:
         if self._loop.has_work or len(self._inbox):
             return 0
         wake_ns = self._loop.wake_ns
-        if self._link.has_gap:
-            return _GAP_S
-        return None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / 1e9)
+        most_s = _GAP_S if self._link.has_gap else None
+        if wake_ns is None:
+            return most_s
+        wait_s = max(0.0, (wake_ns - self._clock.now_ns()) / 1e9)
+        return wait_s if most_s is None else min(wait_s, most_s)
 
 
 def run_engine_process(connection: socket.socket, pulse_fd: int | None = None) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -19,7 +21,8 @@ from service.gateway.errors import ApiError
 from service.gateway.ingest_pool import IN_PLACE_BYTES, IngestPool
 from service.gateway.prompting import BodyReader
 from service.gateway.responses import Operation
-from service.text.tokenizer import load_tokenizer
+from service.gateway.worker_process import WorkerDied, WorkerProcess
+from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.clock import MonotonicClock
 from telemetry.ingest_counts import IngestCounts, WorkerEnd
 
@@ -150,6 +153,39 @@ def test_a_worker_that_dies_fails_its_job_alone_and_is_replaced() -> None:
 
     asyncio.run(scenario())
     assert counts.worker_ends[WorkerEnd.DIED] == 1
+
+
+def test_a_worker_that_does_not_get_ready_in_time_is_ended() -> None:
+    with pytest.raises(WorkerDied):
+        WorkerProcess.start(MODEL, within_s=0.001)
+
+    assert all("ingest_worker" not in one for one in _command_lines_of_children())
+
+
+def _command_lines_of_children() -> list[str]:
+    found: list[str] = []
+    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text())
+    return found
+
+
+def test_what_bounds_a_tokens_length_is_found_before_a_body_comes() -> None:
+    """It takes tenths of a second, in which a small body on the event loop would hold up all."""
+
+    class Watched(Tokenizer):
+        asked: ClassVar[list[str]] = []
+
+        def least_tokens(self, text: str) -> int:
+            self.asked.append(text)
+            return 0
+
+    plain = load_tokenizer(MODEL)
+    watched = Watched.__new__(Watched)
+    watched.__dict__.update(plain.__dict__)
+    BodyReader(watched, MODEL.name, MODEL.defaults, MonotonicClock())
+
+    assert Watched.asked == [""]
 
 
 def test_small_bodies_do_not_wait_for_large_ones() -> None:

@@ -58,6 +58,7 @@ class EngineWatch:
                 await self._look()
         except Exception:
             log.exception("this engine is not watched any more")
+            self._bridge.health.hung_ns = None  # nobody would find out that it works again
         finally:
             if self._hang is not None:
                 self._hang.looking.cancel()

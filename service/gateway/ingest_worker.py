@@ -52,7 +52,6 @@ def _serve(connection: socket.socket) -> None:
         match job:
             case Start():
                 tokenizer = load_tokenizer(job.model)
-                tokenizer.least_tokens("")  # what that needs is found before a body comes
                 clock = MonotonicClock()
                 reader = BodyReader(tokenizer, job.model.name, job.model.defaults, clock)
                 send(connection, Ready(), [])

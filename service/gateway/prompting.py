@@ -68,6 +68,7 @@ class BodyReader:
         self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
     ) -> None:
         self._tokenizer = tokenizer
+        tokenizer.least_tokens("")  # what that needs takes tenths of a second: not with a body
         self._model = model
         self._defaults = defaults
         self._clock = clock

@@ -21,6 +21,7 @@ from service.gateway.ingest_wire import (
 )
 
 _MODULE = "service.gateway.ingest_worker"
+_START_S = 120.0  # a large tokenizer on a slow disk takes some seconds
 
 
 class WorkerDied(Exception):
@@ -35,8 +36,9 @@ class WorkerProcess:
         self._connection = connection
 
     @classmethod
-    def start(cls, model: ModelRef) -> WorkerProcess:
-        """Raises WorkerDied, or OSError when there can be no more processes."""
+    def start(cls, model: ModelRef, within_s: float = _START_S) -> WorkerProcess:
+        """Raises WorkerDied, also when it takes longer, or OSError when there can be no more
+        processes."""
         ours, theirs = socket.socketpair()
         try:
             process = subprocess.Popen(
@@ -52,8 +54,10 @@ class WorkerProcess:
             theirs.close()
         worker = cls(process, ours)
         try:
+            ours.settimeout(within_s)
             answer, _ = worker.ask(Start(model), [])
             assert isinstance(answer, Ready), answer
+            ours.settimeout(None)  # whoever asks has a deadline of its own, and kills
         except BaseException:
             worker.end()
             raise
