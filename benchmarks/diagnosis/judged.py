@@ -17,14 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
-from benchmarks.diagnosis.score import judge_kept
+from benchmarks.diagnosis.score import UNSURE, judge_kept, spans
 
 Row = dict[str, object]
 
 
 def row(kept: Kept) -> Row:
-    """Seconds are as in `score.Judged`; `discarded` says why an episode does not count."""
+    """Seconds are as in `score.Judged`; for `unsure_s` since the warm-up it could not be told what
+    holds requests up. `discarded` says why an episode does not count."""
     judged, episode = judge_kept(kept), kept.episode
+    answers = spans(episode.verdicts, episode.phases.reference_at_s, episode.phases.end_s)
+    unsure_s = sum(length_s for length_s, answer in answers if answer == UNSURE)
     return {
         "name": episode.name,
         "split": kept.split,
@@ -38,6 +41,7 @@ def row(kept: Kept) -> Row:
         "to_clear_s": _rounded(judged.to_clear_s),
         "false_alarms": judged.alarms,
         "watched_s": _rounded(judged.watched_s),
+        "unsure_s": _rounded(unsure_s),
         "discarded": episode.discarded,
     }
 
