@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types contracts unit sim bench fuzz docs prometheus format clean
+.PHONY: help serve test lint types contracts unit sim bench fuzz docs site prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ help: ## Show this help
 serve: $(VENV)/.core ## Install, fetch the default model, serve it (PORT=8000 ARGS=...)
 	@exec $(BIN)/phasescope serve --port $(PORT) $(ARGS)
 
-test: lint types contracts unit ## Install, lint, type-check, check imports, run the tests
+test: lint types contracts site unit ## Install, lint, type-check, check imports and docs, run the tests
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check .
@@ -40,9 +40,12 @@ fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing ma
 	$(BIN)/python -m benchmarks.fuzz_api --cases 2000 --seed $(SEED)
 	$(BIN)/python -m benchmarks.fuzz_http --cases 2000
 
-docs: $(VENV)/.core ## Write telemetry/METRICS.md and docs/limits.md from the code
-	$(BIN)/python -m telemetry.metrics_doc
-	$(BIN)/python -m service.gateway.limits_doc
+docs: $(VENV)/.dev ## Write the generated references and build the site in build/site
+	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+site: $(VENV)/.dev ## Build the site; no link may lead nowhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 prometheus: ## Install Debian's prometheus and promtool, which some tests want (needs root)
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { apt-get update -qq && \
@@ -53,7 +56,7 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and all caches (fetched models stay)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and alone: with it in place at the pinned version nothing asks for another build
@@ -66,5 +69,5 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@

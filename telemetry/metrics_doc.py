@@ -1,18 +1,14 @@
-"""Writes METRICS.md from the catalog: `python -m telemetry.metrics_doc`, or `make docs`."""
+"""The page about metrics, from the catalog; `make docs` writes it."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from telemetry import vllm_names
 from telemetry.catalog import all_metrics
 from telemetry.metric import Metric
 
-PATH = Path(__file__).with_name("METRICS.md")
+_HEAD = f"""# Metrics
 
-_HEAD = """# Metrics
-
-Everything at `/metrics`, generated from `catalog.py` by `make docs`; a test fails when it is stale.
+Everything at `/metrics`, written from `{all_metrics.__module__}` by `make docs`.
 
 The format follows the `Accept` header: protobuf with native histograms, OpenMetrics 1.0 with
 exemplars, or text 0.0.4. A counter's samples end in `_total`. What could not be measured is absent,
@@ -50,7 +46,3 @@ def _table(metrics: list[Metric]) -> list[str]:
         f"| {', '.join(metric.labels) or '-'} | {metric.help} |"
         for metric in metrics
     ]
-
-
-if __name__ == "__main__":
-    PATH.write_text(document())

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_proto import families, native_buckets
 
-from telemetry import metrics_doc, prometheus_protobuf
+from telemetry import prometheus_protobuf
 from telemetry.catalog import all_metrics
 from telemetry.classes import workload_class
 from telemetry.exemplars import Exemplar
@@ -121,11 +121,6 @@ def test_every_metric_of_the_catalog_is_exposed_under_its_name_kind_and_labels()
         if metric.kind is Kind.HISTOGRAM:
             assert metric.unit == "seconds"
             assert list(metric.bounds_s) == sorted(metric.bounds_s)
-
-
-def test_the_table_of_metrics_is_not_stale() -> None:
-    """`make docs` writes it."""
-    assert metrics_doc.PATH.read_text() == metrics_doc.document()
 
 
 def test_histograms_are_cumulative_and_counted_by_class() -> None:

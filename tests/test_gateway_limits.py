@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.config import SamplingDefaults
-from service.gateway import limits, limits_doc
+from service.gateway import limits
 from service.gateway.errors import ApiError
 from service.gateway.ops import TelemetryChange, TracingChange
 from service.gateway.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
@@ -158,10 +158,6 @@ def test_bodies_without_optional_fields_and_with_nulls_mean_the_same() -> None:
     nulls = dict.fromkeys(names)
 
     assert parsed(CompletionBody, completion(**nulls)) == parsed(CompletionBody, completion())
-
-
-def test_the_page_of_limits_is_up_to_date() -> None:
-    assert limits_doc.PATH.read_text() == limits_doc.document()
 
 
 def test_a_body_that_is_json_of_another_kind_is_said_to_be_no_object() -> None:

@@ -100,11 +100,11 @@ def all_options() -> set[str]:
 
 
 def documented_metrics() -> set[str]:
-    """Names of samples, as METRICS.md has the families."""
+    """Names of samples, as the reference has the families."""
     found: set[str] = set()
     rows = re.findall(
         r"^\| `(phasescope_\w+)` \| (\w+) \|",
-        (ROOT / "telemetry/METRICS.md").read_text(),
+        (ROOT / "docs/reference/metrics.md").read_text(),
         flags=re.MULTILINE,
     )
     for name, kind in rows:

@@ -2,8 +2,8 @@
 
 A list without a cap is a lever: whatever is looked at once a token, or kept for as long as a
 request lives, costs everybody. The request types state these caps, so that parsing, the OpenAPI
-document and `docs/limits.md` cannot differ. What is text has no cap of its own: the size of the
-body bounds it (`--max-body`).
+document and `docs/reference/limits.md` cannot differ. What is text has no cap of its own: the
+size of the body bounds it (`--max-body`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""Writes docs/limits.md from the caps: `python -m service.gateway.limits_doc`, or `make docs`."""
+"""The page about caps on what clients send, from the caps themselves; `make docs` writes it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from service.gateway.limits import all_limits
 
-PATH = Path(__file__).parents[2] / "docs" / "limits.md"
+_HEAD = f"""# Limits
 
-_HEAD = """# Limits
-
-What a client may send, generated from `service/gateway/limits.py` by `make docs`; a test fails
-when it is stale. Whatever goes beyond is refused with status 400 and an error that names the field,
-before the engine hears of it; a header that goes beyond is ignored or replaced, as said below.
+What a client may send, written from `{all_limits.__module__}` by `make docs`. Whatever goes beyond
+is refused with status 400 and an error that names the field, before the engine hears of it; a
+header that goes beyond is ignored or replaced, as said below.
 
 The whole body is bounded by `--max-body` (8 MiB unless told otherwise; 413 above it). Texts of
 messages and prompts have no other cap than that and the context of the model. `GET /openapi.json`
@@ -34,8 +30,3 @@ def document() -> str:
         for limit in all_limits()
     ]
     return "\n".join([_HEAD, *rows, ""])
-
-
-if __name__ == "__main__":
-    PATH.parent.mkdir(exist_ok=True)
-    PATH.write_text(document())

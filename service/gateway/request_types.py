@@ -20,7 +20,7 @@ BodyText = Annotated[str, Meta(extra={BOUNDED_BY: "--max-body"})]
 JsonSchema = Annotated[
     dict[str, Any],
     Meta(
-        description="A JSON schema; its size and nesting are capped, see docs/limits.md.",
+        description="A JSON schema; its size and nesting are capped, see docs/reference/limits.md.",
         extra={BOUNDED_BY: "GRAMMAR_CHARACTERS and SCHEMA_LEVELS"},
     ),
 ]
