@@ -75,15 +75,21 @@ HOST_PAUSES = Metric(
     "phasescope_host_pauses", Kind.COUNTER, "Times a process stood still.", ("process", "cause")
 )
 HOST_PAUSE_SECONDS = Metric(
-    "phasescope_host_pause_seconds", Kind.COUNTER, "Time it stood still.", ("process", "cause")
+    "phasescope_host_pause_seconds",
+    Kind.COUNTER,
+    "Time in which a process stood still.",
+    ("process", "cause"),
 )
 HOST_VICTIMS = Metric(
-    "phasescope_host_victims", Kind.COUNTER, "Requests held up by that.", ("process", "cause")
+    "phasescope_host_victims",
+    Kind.COUNTER,
+    "Requests that a process which stood still has delayed.",
+    ("process", "cause"),
 )
 HOST_VICTIM_SECONDS = Metric(
     "phasescope_host_victim_seconds",
     Kind.COUNTER,
-    "Latency that it cost them, all together.",
+    "Latency that pauses of a process cost requests, all together.",
     ("process", "cause"),
 )
 CONNECTIONS = Metric("phasescope_connections", Kind.GAUGE, "Open connections of HTTP clients.")
@@ -160,7 +166,9 @@ EXPORT_ATTEMPTS = Metric(
     "phasescope_span_export_attempts", Kind.COUNTER, "Requests made to the span receiver."
 )
 EXPORT_FAILURES = Metric(
-    "phasescope_span_export_failures", Kind.COUNTER, "Of those, not taken by the receiver."
+    "phasescope_span_export_failures",
+    Kind.COUNTER,
+    "Requests to the span receiver that it did not take.",
 )
 EXPORT_BYTES = Metric(
     "phasescope_span_export_bytes", Kind.COUNTER, "Encoded spans sent, before compression."
@@ -228,7 +236,7 @@ FINDING = Metric(
 FINDING_HARM_SECONDS = Metric(
     "phasescope_finding_harm_seconds",
     Kind.GAUGE,
-    "Requests' time lost to it since it began.",
+    "Requests' time lost to a cause since it began.",
     ("symptom",),
 )
 INDETERMINATE = Metric(
@@ -270,11 +278,19 @@ TOTALS = {
     name: Metric(f"phasescope_{exposed}", Kind.COUNTER, text)
     for name, exposed, text in (
         ("admitted_tokens", "admitted_tokens", "Tokens of sequences when they were admitted."),
-        ("prefix_hit_tokens", "prefix_hit_tokens", "Of those, found in the prefix cache."),
-        ("host_hit_tokens", "prefix_host_hit_tokens", "Of those, brought back from host memory."),
-        ("ghost_hit_tokens", "prefix_ghost_hit_tokens", "More that a larger cache would have."),
+        ("prefix_hit_tokens", "prefix_hit_tokens", "Admitted tokens found in the prefix cache."),
+        (
+            "host_hit_tokens",
+            "prefix_host_hit_tokens",
+            "Admitted tokens brought back from host memory.",
+        ),
+        (
+            "ghost_hit_tokens",
+            "prefix_ghost_hit_tokens",
+            "Admitted tokens that a larger cache would have had.",
+        ),
         ("drafted_tokens", "drafted_tokens", "Tokens guessed by prompt lookup."),
-        ("accepted_tokens", "draft_accepted_tokens", "Of those, guessed rightly."),
+        ("accepted_tokens", "draft_accepted_tokens", "Guessed tokens that were right."),
         ("masked_tokens", "sampled_masked_tokens", "Tokens sampled under a constraint."),
         ("grammars_compiled", "grammars_compiled", "Constraints compiled."),
         ("grammars_cached", "grammars_cached", "Constraints found compiled."),
