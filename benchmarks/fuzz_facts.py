@@ -11,9 +11,9 @@ from typing import Any
 
 import requests
 
-from telemetry.engine_records import SequenceEnded
-from telemetry.journal_reader import read_journal
-from telemetry.records import Fact, RequestAccepted, RequestEnded, SequenceSubmitted
+from telemetry.facts.engine_records import SequenceEnded
+from telemetry.facts.records import Fact, RequestAccepted, RequestEnded, SequenceSubmitted
+from telemetry.journal.journal_reader import read_journal
 
 _IDLE_S = 60
 _POLL_S = 0.2

@@ -37,7 +37,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from telemetry.quantiles import quantile
+from telemetry.numbers.quantiles import quantile
 
 HERE = Path(__file__).parent
 WALKS, WALK_TOKENS = 4, 60
@@ -63,7 +63,7 @@ class Llguidance:
     ) -> None:
         import llguidance
 
-        from service.device.grammar import library_tokenizer
+        from service.device.sampling.grammar import library_tokenizer
         from service.engine.vocabulary import Vocabulary
 
         self._library = llguidance
@@ -138,7 +138,7 @@ def bits(row: np.ndarray, vocab: int) -> np.ndarray:
 
 
 def default_tokenizer() -> Any:
-    from service.model_store import ensure_default_model
+    from service.model_files.model_store import ensure_default_model
     from service.text.gguf_tokenizer import gguf_tokenizer
 
     return gguf_tokenizer(ensure_default_model(lambda line: None))
@@ -278,7 +278,7 @@ def run_one(name: str, suite: Path) -> dict[str, Any]:
     vocab = range(tokenizer.vocab_size)
     special = [i for i in vocab if tokenizer.is_special(i)]
     tokens = [tokenizer.token_bytes(i) for i in vocab]
-    for module in ("torch", name, "service.device.grammar"):
+    for module in ("torch", name, "service.device.sampling.grammar"):
         importlib.import_module(module)  # not part of what is timed
     spelling, ends = tokenizer.backend_json(), list(tokenizer.eos_token_ids)
     begin = time.perf_counter()

@@ -64,11 +64,11 @@ def engine_part(streams: int) -> float:
     from service.engine.loop import EngineLoop
     from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
     from service.engine.scheduler import Scheduler
-    from service.host import EngineHost
-    from service.link import GatewayGone, Link
-    from service.profiling import Profiles
-    from telemetry.clock import MonotonicClock
-    from telemetry.recorder import Lane
+    from service.process.engine_main import EngineHost
+    from service.process.link import GatewayGone, Link
+    from service.process.profiling import Profiles
+    from telemetry.facts.clock import MonotonicClock
+    from telemetry.facts.recorder import Lane
 
     clock = MonotonicClock()
     spent: list[int] = []

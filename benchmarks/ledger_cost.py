@@ -32,9 +32,9 @@ STEPS, RUNS = 1536, 5
 
 def facts_of(rows: int, steps: int) -> Iterator[list[Any]]:
     """Each step's facts in order; the rows' answers end one after another."""
-    from telemetry.engine_records import Row, SequenceEnded, SequenceQueued, StepRecorded
-    from telemetry.reasons import EndReason
-    from telemetry.records import RequestAccepted, RequestEnded, SequenceSubmitted
+    from telemetry.facts.engine_records import Row, SequenceEnded, SequenceQueued, StepRecorded
+    from telemetry.facts.reasons import EndReason
+    from telemetry.facts.records import RequestAccepted, RequestEnded, SequenceSubmitted
 
     live = {slot: (slot + 1, 1 + slot * OUTPUT_TOKENS // rows) for slot in range(rows)}
     next_id, trace_id = rows + 1, "0af7651916cd43dd8448eb211c80319c"
@@ -79,8 +79,8 @@ def facts_of(rows: int, steps: int) -> Iterator[list[Any]]:
 
 def cpu_us(batches: list[list[Any]], tokens: int, with_ledger: bool) -> float:
     """CPU us for each token of one pass through the fold."""
-    from telemetry.accountant import Accountant
-    from telemetry.phase_fold import PhaseFold
+    from telemetry.ledger.accountant import Accountant
+    from telemetry.requests.phase_fold import PhaseFold
 
     accountant = Accountant(lambda slo_class: 100_000_000) if with_ledger else None
     fold = PhaseFold([lambda timeline: None], accountant=accountant)
@@ -92,8 +92,8 @@ def cpu_us(batches: list[list[Any]], tokens: int, with_ledger: bool) -> float:
 
 def tape_bytes(batches: list[list[Any]]) -> float:
     """Bytes a step that the tape keeps."""
-    from telemetry.engine_records import StepRecorded
-    from telemetry.tape import Tape
+    from telemetry.facts.engine_records import StepRecorded
+    from telemetry.ledger.tape import Tape
 
     steps = [fact for batch in batches for fact in batch if isinstance(fact, StepRecorded)]
     tape = Tape()

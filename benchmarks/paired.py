@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.contract.client import Exchange, ask, call, completion, now_ns, prompt_ids
 from benchmarks.contract.common import Server, say, ticking
-from telemetry.quantiles import rank
+from telemetry.numbers.quantiles import rank
 
 DRAWS = 4000
 DRAIN_S = 60.0

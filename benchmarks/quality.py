@@ -25,23 +25,23 @@ from typing import Any
 import torch
 
 from benchmarks.machine import CORES, machine
-from service.config import ModelKind, ModelRef
-from service.device.attention.choice import TORCH_PAGE_TOKENS as BLOCK_TOKENS
+from service.config.settings import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.attention_choice import TORCH_PAGE_TOKENS as BLOCK_TOKENS
+from service.device.cache.kv_cache import KvFormat, PlainKvCache, make_cache, page_bytes
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvFormat, PlainKvCache, make_cache, page_bytes
-from service.device.model import Decoder
+from service.device.models.model import Decoder
 from service.device.native.cache import NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
-from service.device.precision import choose_precision
-from service.device.quantize import choose_matrix_format
+from service.device.quantization.precision import choose_precision
+from service.device.quantization.quantize import choose_matrix_format
 from service.device.torch_executor import StepDecoder, TorchExecutor
 from service.device.weights.source import WeightSource, open_weights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
-from service.model_store import ensure_default_model
+from service.model_files.model_store import ensure_default_model
 from service.text.tokenizer import load_tokenizer
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

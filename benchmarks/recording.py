@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine
-from service import wire
 from service.engine.admission import Limits
 from service.engine.inbox import Inbox, SetRecording, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
 from service.engine.scheduler import Scheduler
-from telemetry.clock import MonotonicClock
-from telemetry.recorder import Lane
+from service.process import frames
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.recorder import Lane
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REPEATS, CALLS = 51, 200
@@ -105,7 +105,7 @@ def measure(rows: int) -> dict[str, float]:
             loop.apply_commands()
             found[name].append(timed_us(loop.record_again))
             lane.drain()
-        found["encode"].append(timed_us(lambda: wire.encode(wire.Frame([], [fact], 0))))
+        found["encode"].append(timed_us(lambda: frames.encode(frames.Frame([], [fact], 0))))
     added = [on - off for on, off in zip(found["on"], found["off"], strict=True)]
     return {
         "rows": rows,

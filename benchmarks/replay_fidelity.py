@@ -37,14 +37,14 @@ from benchmarks.contract.client import ask, completion, now_ns, open_loop, promp
 from benchmarks.contract.common import Figure, Server, at_least, at_most, equal, say, ticking
 from benchmarks.machine import machine
 from dashboards.source import download
-from diagnosis.outcomes import Outcomes, outcomes_of
-from diagnosis.whatif import identities_of
-from service.sim.noise import Disturbance
-from service.sim.recorded import read_runs
-from service.sim.replay_modelled import Change, replay_modelled
-from service.sim.stolen import StolenNoise, stolen_from
-from service.sim.turn_cost import fit_turns
-from telemetry.journal_reader import open_journal
+from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
+from diagnosis.root_cause.whatif import identities_of
+from lab.replay.noise import Disturbance
+from lab.replay.recorded import read_runs
+from lab.replay.replay_modelled import Change, replay_modelled
+from lab.replay.stolen import StolenNoise, stolen_from
+from lab.replay.turn_cost import fit_turns
+from telemetry.journal.journal_reader import open_journal
 
 RESULTS = Path(__file__).parent / "results" / "replay_fidelity.json"
 FLAGS = ("--max-num-seqs", "16", "--max-batched-tokens", "256", "--queue-limit", "2048",

@@ -35,9 +35,9 @@ from benchmarks.scaling_engine import (
     load_spec,
 )
 from benchmarks.scaling_http import HttpPoint, measure_http
-from service.config import EXECUTORS, ConfigError
-from service.model_store import resolve_model
-from telemetry.roofline import prefill_flop, step_bytes, step_flop
+from service.config.settings import EXECUTORS, ConfigError
+from service.model_files.model_store import resolve_model
+from telemetry.host.roofline import prefill_flop, step_bytes, step_flop
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -1,6 +1,6 @@
 """An executor driven by hand, with what one of its steps must at least read and compute.
 
-The floor of a step is that of `telemetry.roofline`, which the service uses too.
+The floor of a step is that of `telemetry.host.roofline`, which the service uses too.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
-from service.config import EngineConfig, ModelRef
+from service.config.settings import EngineConfig, ModelRef
 from service.device.backends import choose_backend
 from service.device.loader import load_executor
-from service.device.precision import choose_precision
+from service.device.quantization.precision import choose_precision
 from service.device.spec import ModelSpec
 from service.device.weights.source import open_weights
-from service.engine.blocks import blocks_for
 from service.engine.executor import Executor
+from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import ModelShape
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import ModelShape
 
 FILL_CHUNK_TOKENS = 512
 GREEDY = SamplingParams(temperature=0.0)

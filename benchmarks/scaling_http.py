@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.contract.client import NotSupported, Reply, ask, completion
 from benchmarks.contract.common import Server, say, ticking
 from benchmarks.machine import rss_kib
-from service.engine.blocks import blocks_for
+from service.engine.kv.blocks import blocks_for
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 48
 

@@ -20,9 +20,9 @@ import httpx
 
 from benchmarks.machine import machine, spread
 from benchmarks.starter import serving
-from service.bench.result import BenchResult
-from service.bench.run import run_bench
-from service.bench.spec import BenchSpec, ClassSpec, Fixed, Users
+from lab.load.result import BenchResult
+from lab.load.run import run_bench
+from lab.load.spec import BenchSpec, ClassSpec, Fixed, Users
 
 RESULTS = Path(__file__).parent / "results" / "serving.json"
 SHORT, LONG = Fixed(64, 64), Fixed(1500, 4)

@@ -29,7 +29,7 @@ import jsonschema
 
 from benchmarks.machine import machine
 from benchmarks.starter import serving
-from telemetry.quantiles import median
+from telemetry.numbers.quantiles import median
 
 HERE = Path(__file__).parent
 MASK_SECONDS = "phasescope_grammar_mask_seconds_total"

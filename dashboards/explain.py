@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from telemetry.ledger import Entry, Stall
+from telemetry.requests.account import Entry, Stall
 
 _BAR_CELLS = 48
 _STALLS_SHOWN = 12

@@ -12,7 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from dashboards.monitor.client import Unreachable
-from telemetry.journal_reader import Journal, open_journal
+from telemetry.journal.journal_reader import Journal, open_journal
 
 _TIMEOUT_S = 30.0
 

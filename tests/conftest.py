@@ -22,7 +22,7 @@ def one_torch_thread() -> None:
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The GGUF of the default model, fetched as `phasescope pull` does."""
-    from service.model_store import ensure_default_model
+    from service.model_files.model_store import ensure_default_model
 
     return ensure_default_model(lambda line: None)
 

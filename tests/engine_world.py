@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from lab.simulation.sim_executor import LinearCost, SimExecutor
 from service.engine.admission import Limits
 from service.engine.inbox import Cancel, Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
-from service.sim.sim_executor import LinearCost, SimExecutor
-from telemetry.clock import ManualClock
-from telemetry.engine_records import SequenceEnded, StepRecorded
-from telemetry.reasons import EndReason
-from telemetry.recorder import Lane
-from telemetry.records import Fact
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import SequenceEnded, StepRecorded
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact
 
 
 class World:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from telemetry.engine_records import Row, SequenceEnded, SequenceQueued, Skip, StepRecorded
-from telemetry.reasons import EndReason
-from telemetry.records import (
+from telemetry.facts.engine_records import Row, SequenceEnded, SequenceQueued, Skip, StepRecorded
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import (
     RequestAccepted,
     RequestEnded,
     RequestParsed,

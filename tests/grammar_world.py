@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from service.device.grammar import Matcher, mask_words
-from service.device.grammar_compiler import GrammarCompiler
-from service.device.sampler import Sampler
+from service.device.sampling.grammar import Matcher, mask_words
+from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.sampler import Sampler
 from service.engine.inbox import GrammarReady
 from service.engine.plan import DecodeRow, Grammar, GrammarKind, SamplingParams, SlotStart
-from service.gateway.vocabulary import vocabulary_of
+from service.gateway.engine_client.vocabulary import vocabulary_of
 from service.text.tokenizer import Tokenizer
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 LONGEST = 120
 

@@ -16,16 +16,16 @@ from facts import (
 )
 from facts import step as make_step
 
-from telemetry.clock import ManualClock
-from telemetry.engine_records import (
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import (
     Row,
     StepRecorded,
 )
-from telemetry.journal import Journal
-from telemetry.journal_reader import (
+from telemetry.facts.records import Fact
+from telemetry.journal.journal import Journal
+from telemetry.journal.journal_reader import (
     read_journal,
 )
-from telemetry.records import Fact
 
 SECOND = 1_000_000_000
 

@@ -11,14 +11,11 @@ from random import Random
 
 from facts import TRACE
 
-from service.sim.scenarios import build_scenario
-from service.sim.world import World
-from telemetry.accountant import Accountant
-from telemetry.engine_records import SequenceEnded, SequenceQueued, StepRecorded
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason
-from telemetry.records import (
+from lab.simulation.scenarios import build_scenario
+from lab.simulation.world import World
+from telemetry.facts.engine_records import SequenceEnded, SequenceQueued, StepRecorded
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import (
     EngineDied,
     Fact,
     RequestAccepted,
@@ -28,6 +25,9 @@ from telemetry.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.ledger.accountant import Accountant
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 
 
 def world_facts(name: str, seed: int, dispatch_ns: int = 30_000_000) -> list[Fact]:

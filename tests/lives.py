@@ -19,13 +19,13 @@ from facts import (
     tokenized,
 )
 
-from telemetry.clock import read_wall_anchor
-from telemetry.engine_records import Skip
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import WaitReason
-from telemetry.records import Fact
-from telemetry.traceparent import new_trace_id
+from telemetry.facts.clock import read_wall_anchor
+from telemetry.facts.engine_records import Skip
+from telemetry.facts.reasons import WaitReason
+from telemetry.facts.records import Fact
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
+from telemetry.traces.traceparent import new_trace_id
 
 
 def timeline_of(facts: list[Fact]) -> RequestTimeline:

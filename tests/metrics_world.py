@@ -18,22 +18,22 @@ from facts import (
     tokenized,
 )
 
-from telemetry.classes import ClassBook
-from telemetry.clock import ManualClock, WallAnchor
-from telemetry.engine_records import EngineStarted, SequenceAdmitted
-from telemetry.exemplars import ExemplarStore, Kept
-from telemetry.gen_ai import GenAiFold
-from telemetry.histograms import Histograms
-from telemetry.metrics import Metrics
-from telemetry.phase_fold import PhaseFold
-from telemetry.pump import Pump
-from telemetry.reasons import EndReason
-from telemetry.recorder import Lane
-from telemetry.records import Fact
-from telemetry.slo import SloFold
-from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
-from telemetry.vllm_names import VllmFold
-from telemetry.window_fold import Suppliers, WindowFold
+from telemetry.facts.clock import ManualClock, WallAnchor
+from telemetry.facts.engine_records import EngineStarted, SequenceAdmitted
+from telemetry.facts.pump import Pump
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact
+from telemetry.metrics.exemplars import ExemplarStore, Kept
+from telemetry.metrics.exposition import Metrics
+from telemetry.metrics.gen_ai import GenAiFold
+from telemetry.metrics.vllm_names import VllmFold
+from telemetry.requests.classes import ClassBook
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.slo import SloFold
+from telemetry.stats.window_fold import Suppliers, WindowFold
 
 UNIX_NS = 1_800_000_000_000_000_000
 

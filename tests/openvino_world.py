@@ -11,11 +11,11 @@ import torch
 from test_parity_families import FAMILIES
 
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import build_inputs
-from service.device.kv_cache import KvFormat, PlainKvCache
-from service.device.linear import FLOATS
-from service.device.model import Decoder
-from service.device.precision import Precision
+from service.device.models.model import Decoder
+from service.device.quantization.linear import FLOATS
+from service.device.quantization.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
 from service.device.weights.source import WeightSource
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
@@ -23,7 +23,7 @@ from service.engine.plan import DecodeRow, Plan, PrefillChunk
 if importlib.util.find_spec("openvino") is None:  # not importorskip: see openvino_runtime.py
     pytest.skip("openvino is not installed: its executor is not tested", allow_module_level=True)
 
-from service.device.openvino_decoder import PAGE_TOKENS, OpenVinoSettings, build_openvino
+from service.device.openvino.decoder import PAGE_TOKENS, OpenVinoSettings, build_openvino
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import pytest
 from lives import finished, fresh
 
-from telemetry.clock import MonotonicClock, WallAnchor
-from telemetry.otlp import SpanExporterThread
-from telemetry.otlp_config import service_resource, wire_settings
-from telemetry.otlp_delivery import RetryPolicy
-from telemetry.otlp_wire import open_sender
-from telemetry.sampling import TailSampler
-from telemetry.spans import SpanBuilder
-from telemetry.traceparent import new_span_id
-from telemetry.tracing_view import TracingView
+from telemetry.facts.clock import MonotonicClock, WallAnchor
+from telemetry.traces.otlp import SpanExporterThread
+from telemetry.traces.otlp_config import service_resource, wire_settings
+from telemetry.traces.otlp_delivery import RetryPolicy
+from telemetry.traces.otlp_wire import open_sender
+from telemetry.traces.sampling import TailSampler
+from telemetry.traces.spans import SpanBuilder
+from telemetry.traces.traceparent import new_span_id
+from telemetry.traces.tracing_view import TracingView
 
 PATIENT = RetryPolicy(first_s=0.02, longest_s=0.05)
 HASTY = RetryPolicy(attempt_s=0.3, first_s=0.01, longest_s=0.02, give_up_s=0.1)

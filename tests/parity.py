@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from service.config import EngineConfig, ModelKind, ModelRef
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
 from service.device.torch_executor import DeviceExecutor
 from service.engine.admission import Limits
@@ -17,9 +17,9 @@ from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import SequenceAdmitted, StepRecorded
-from telemetry.recorder import Lane
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
+from telemetry.facts.recorder import Lane
 
 
 def load_reference(path: Path) -> Any:

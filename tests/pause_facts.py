@@ -6,14 +6,14 @@ from facts import (
     MS,
 )
 
-from telemetry.engine_records import (
+from telemetry.facts.engine_records import (
     EngineIdled,
 )
-from telemetry.host_impact import HostImpact, Impact
-from telemetry.host_records import HostPaused, HostSampled
-from telemetry.pauses import Pause, PauseLog
-from telemetry.reasons import HostProcess, PauseCause
-from telemetry.records import Fact
+from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.reasons import HostProcess, PauseCause
+from telemetry.facts.records import Fact
+from telemetry.host.host_impact import HostImpact, Impact
+from telemetry.host.pauses import Pause, PauseLog
 
 ENGINE, GATEWAY = HostProcess.ENGINE, HostProcess.GATEWAY
 GC, OFF_CPU, BLOCKED = PauseCause.GC, PauseCause.OFF_CPU, PauseCause.LOOP_BLOCKED

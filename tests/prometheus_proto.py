@@ -1,5 +1,5 @@
 """`io.prometheus.client.MetricFamily` by the protobuf library, from the published schema:
-an independent reader of what `telemetry.prometheus_protobuf` writes by hand."""
+an independent reader of what `telemetry.metrics.prometheus_protobuf` writes by hand."""
 
 from __future__ import annotations
 

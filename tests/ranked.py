@@ -13,11 +13,11 @@ import torch
 from lively import LivelyWeights
 from safetensors.torch import save_file
 
-from service.config import EngineConfig, ModelKind, ModelRef
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.inputs import StepInputs, build_inputs
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 CPU = torch.device("cpu")
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from telemetry.clock import ManualClock
-from telemetry.dumps import Dump, DumpReason
-from telemetry.flight_recorder import FlightRecorder, Poke
-from telemetry.journal import Journal
-from telemetry.journal_files import JournalFiles
-from telemetry.journal_reader import open_journal
-from telemetry.pump import Pump
-from telemetry.recorder import Lane
-from telemetry.records import Fact
-from telemetry.watchdog import StallWatchdog
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.pump import Pump
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact
+from telemetry.journal.dumps import Dump, DumpReason
+from telemetry.journal.flight_recorder import FlightRecorder, Poke
+from telemetry.journal.journal import Journal
+from telemetry.journal.journal_files import JournalFiles
+from telemetry.journal.journal_reader import open_journal
+from telemetry.journal.watchdog import StallWatchdog
 
 SECOND = 1_000_000_000
 

@@ -8,13 +8,13 @@ from random import Random
 from ledger_world import gateway_facts
 from msgspec.structs import replace
 
-from service.sim.noise import Disturbance
-from service.sim.recorded import RecordedRun, read_runs
-from service.sim.scenarios import Scenario, small_limits
-from service.sim.sim_executor import LinearCost
-from service.sim.workload import Arrival, Mix, poisson
-from service.sim.world import World
-from telemetry.records import (
+from lab.replay.noise import Disturbance
+from lab.replay.recorded import RecordedRun, read_runs
+from lab.simulation.scenarios import Scenario, small_limits
+from lab.simulation.sim_executor import LinearCost
+from lab.simulation.workload import Arrival, Mix, poisson
+from lab.simulation.world import World
+from telemetry.facts.records import (
     Fact,
     RequestAccepted,
     RequestParsed,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from service.sim.scenarios import build_scenario
-from service.sim.world import World
-from telemetry.engine_records import EngineStarted, SequenceEnded, SequenceQueued
-from telemetry.reasons import EndReason
-from telemetry.records import (
+from lab.simulation.scenarios import build_scenario
+from lab.simulation.world import World
+from telemetry.facts.engine_records import EngineStarted, SequenceEnded, SequenceQueued
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import (
     EngineDied,
     Fact,
     RequestAccepted,

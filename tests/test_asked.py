@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from diagnosis.asked import asked
-from diagnosis.counts import Counts, Stage
-from diagnosis.excess import slowed
-from diagnosis.reference import Reference, fit_cost, promised
-from diagnosis.steps import StepRow, Steps
+from diagnosis.attribution.demand import asked
+from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.excess import slowed
+from diagnosis.detection.reference import Reference, fit_cost, promised
+from diagnosis.detection.steps import StepRow, Steps
+from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
-from diagnosis.window import Window
 
 S = Symptom
 SECONDS = 8.0

@@ -12,13 +12,13 @@ import pytest
 import torch
 from parity import Engine
 
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
-from service.device.attention import choice
-from service.device.attention.choice import choose_attention
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.device import attention_choice
 from service.device.attention.flash_providers import FlashAttention2
+from service.device.attention_choice import choose_attention
 from service.device.loader import load_executor
 from service.device.spec import DUMMY_SHAPES
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 TINY = DUMMY_SHAPES["tiny"]
@@ -41,7 +41,7 @@ def test_a_cpu_gets_torch_unless_asked_otherwise() -> None:
 
 def test_what_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU without Triton is served by torch, and says so; asked for by name it is an error."""
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(attention_choice.importlib.util, "find_spec", lambda name: None)
     chosen = choose_attention(config(), TINY, GPU)
 
     assert chosen.attention.capabilities.name == "torch"
@@ -71,7 +71,8 @@ def test_flash_attention_is_refused_for_what_it_cannot_do(
     def nothing(*args: object) -> torch.Tensor:
         raise AssertionError("nobody computes here")
 
-    monkeypatch.setattr(choice, "find_provider", lambda: (FlashAttention2(nothing, nothing), ""))
+    found = (FlashAttention2(nothing, nothing), "")
+    monkeypatch.setattr(attention_choice, "find_provider", lambda: found)
     plain = msgspec.structs.replace(config("flash"), dtype="bfloat16")
     assert choose_attention(plain, TINY, GPU).attention.capabilities.name == "flash-attn-2"
     asked = msgspec.structs.replace(config("flash"), **change)

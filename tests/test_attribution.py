@@ -7,10 +7,10 @@ import pytest
 from benchmarks.diagnosis.promise import Promise
 from benchmarks.diagnosis.twin_attribution import compared, question_of
 from benchmarks.diagnosis.weighing import Lives, Pair, summary
-from diagnosis.interventions import Cause, interventions
-from diagnosis.prefixes import found_as_before
-from service.sim.noise import Disturbance
-from service.sim.twins.registry import build_twin
+from diagnosis.root_cause.interventions import Cause, interventions
+from diagnosis.root_cause.prefixes import found_as_before
+from lab.replay.noise import Disturbance
+from lab.twins.registry import build_twin
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ from scripted_llm import (
     whole,
 )
 
-from service.bench.errors import BenchError, KeyRefused, RequestRefused, WrongModel
-from service.bench.report import notes
-from service.bench.result import BenchResult, CacheState, ErrorKind, Latency
-from service.bench.run import run_bench
-from service.bench.spec import BenchSpec, ClassSpec, Fixed, Interval, Slo, Users
-from service.bench.stream import Reply
+from lab.load.errors import BenchError, KeyRefused, RequestRefused, WrongModel
+from lab.load.report import notes
+from lab.load.result import BenchResult, CacheState, ErrorKind, Latency
+from lab.load.run import run_bench
+from lab.load.spec import BenchSpec, ClassSpec, Fixed, Interval, Slo, Users
+from lab.load.stream import Reply
 
 SMALL = Fixed(8, 3)
 

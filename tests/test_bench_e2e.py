@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 from server import Server, eventually, spawn
 
-from service.bench.plot import knee_text, sweep_html
-from service.bench.report import render, render_sweep
-from service.bench.result import BenchResult, CacheState, ErrorKind
-from service.bench.run import run_bench
-from service.bench.spec import (
+from lab.load.plot import knee_text, sweep_html
+from lab.load.report import render, render_sweep
+from lab.load.result import BenchResult, CacheState, ErrorKind
+from lab.load.run import run_bench
+from lab.load.spec import (
     BenchSpec,
     ClassSpec,
     Fixed,
@@ -30,7 +30,7 @@ from service.bench.spec import (
     Slo,
     Users,
 )
-from service.bench.sweep import SweepResult
+from lab.load.sweep import SweepResult
 from service.cli.main import main
 
 KEY = "bench-key"

@@ -12,13 +12,9 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bench import sharegpt
-from service.bench.arrivals import Due, due_times, read_trace, streams_of
-from service.bench.http import parse_url
-from service.bench.lengths import draw, lengths_rng, longest
-from service.bench.parse import lengths_text, parse_arrivals, parse_class, parse_lengths
-from service.bench.prompts import PromptMaker
-from service.bench.spec import (
+from lab.load.http import parse_url
+from lab.load.parse import lengths_text, parse_arrivals, parse_class, parse_lengths
+from lab.load.spec import (
     BenchSpec,
     ClassSpec,
     Endpoint,
@@ -37,11 +33,15 @@ from service.bench.spec import (
     Users,
     validate,
 )
-from service.bench.sweep import Over, SweepSpec, find_knee
-from service.bench.tally import latency_of
-from service.config import ConfigError
-from telemetry.hdr import DIGITS, HIGHEST_US, LOWEST_US, Recorder
-from telemetry.quantiles import quantile
+from lab.load.sweep import Over, SweepSpec, find_knee
+from lab.load.tally import latency_of
+from lab.load.workload import sharegpt
+from lab.load.workload.arrivals import Due, due_times, read_trace, streams_of
+from lab.load.workload.lengths import draw, lengths_rng, longest
+from lab.load.workload.prompts import PromptMaker
+from service.config.settings import ConfigError
+from telemetry.numbers.hdr import DIGITS, HIGHEST_US, LOWEST_US, Recorder
+from telemetry.numbers.quantiles import quantile
 
 counts = st.integers(1, 3000)
 bounds = st.tuples(counts, counts).map(lambda pair: tuple(sorted(pair)))

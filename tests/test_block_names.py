@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.block_names import BlockNames
+from lab.simulation.scenarios import small_limits
 from service.engine.inbox import Submit
+from service.engine.kv.block_aliases import BlockNames
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
-from service.sim.scenarios import small_limits
-from telemetry.engine_records import SequenceQueued, SequenceRefused
+from telemetry.facts.engine_records import SequenceQueued, SequenceRefused
 
 Prompt = list[int]
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20)

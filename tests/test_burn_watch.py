@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from metrics_world import one_request
 
-from telemetry.burn_watch import BurnWatch
-from telemetry.phase_fold import PhaseFold
-from telemetry.slo import SloFold
-from telemetry.slo_policy import DEFAULT_POLICY, SloPolicy
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
+from telemetry.stats.burn_watch import BurnWatch
+from telemetry.stats.slo import SloFold
 
 GOOD, SLOW = (10, 10), (10, 3000)
 

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from twin_cases import SECOND
 
-from diagnosis.classifier import Diagnoser
-from service.sim.twins.life import START_NS, Life
-from service.sim.twins.traffic import Setting
-from service.sim.twins.world import live
-from telemetry.records import fact_ns
+from diagnosis.verdicts.classifier import Diagnoser
+from lab.twins.life import START_NS, Life
+from lab.twins.traffic import Setting
+from lab.twins.world import live
+from telemetry.facts.records import fact_ns
 
 
 def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str], set[str]]:

@@ -11,19 +11,19 @@ import pytest
 from twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
 
 from benchmarks.diagnosis.twins import judge_pair
-from diagnosis.alerts import finding_families
-from diagnosis.classifier import Diagnoser
-from diagnosis.offline import diagnose_journal
-from diagnosis.reference import BaselineError, read_baseline, save_baseline
-from diagnosis.rules import RULES
+from diagnosis.detection.reference import BaselineError, read_baseline, save_baseline
+from diagnosis.detection.window import Window
 from diagnosis.symptoms import LATENCY, Symptom
-from diagnosis.window import Window
-from service.sim.twins.registry import TWINS
-from service.sim.twins.twin import Twin
-from telemetry.clock import MonotonicClock
-from telemetry.journal import write_journal
-from telemetry.journal_reader import open_journal
-from telemetry.records import ExportFailed, fact_ns
+from diagnosis.verdicts.alerts import finding_families
+from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.offline import diagnose_journal
+from diagnosis.verdicts.rules import RULES
+from lab.twins.registry import TWINS
+from lab.twins.twin import Twin
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.records import ExportFailed, fact_ns
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
 
 HEALTHY = ("healthy_light", "healthy_busy")
 FAULTY = [name for name in TWINS if name not in HEALTHY]
@@ -57,7 +57,7 @@ def test_what_is_clear_is_said_before_it_is_certain(monkeypatch: pytest.MonkeyPa
     twins = [twin(name, TWINS[name][0]) for name in names]
 
     with_hunches = [first_said_ns(one) for one in twins]
-    monkeypatch.setattr("diagnosis.classifier._CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.classifier._CLEAR_SHARE", 1.01)
     without = [first_said_ns(one) for one in twins]
 
     assert sum(with_hunches) < sum(without)
@@ -77,7 +77,7 @@ def test_what_is_clear_once_and_not_again_has_to_wait(monkeypatch: pytest.Monkey
     soon = first_said_ns(one)
     monkeypatch.setattr(Diagnoser, "_charge", every_other)
     wavering = first_said_ns(one)
-    monkeypatch.setattr("diagnosis.classifier._CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.classifier._CLEAR_SHARE", 1.01)
 
     assert soon < wavering == first_said_ns(one)
 
@@ -90,7 +90,7 @@ def test_once_something_is_found_the_window_says_so(monkeypatch: pytest.MonkeyPa
         told.append(more["is_told"])
         return Window(*args, **more)
 
-    monkeypatch.setattr("diagnosis.classifier.Window", seen)
+    monkeypatch.setattr("diagnosis.verdicts.classifier.Window", seen)
     first_said_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
 
     assert not told[0]

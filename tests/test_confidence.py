@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.diagnosis.calibrate import RESULTS, Sample, calibration_error, fit, told
-from diagnosis.confidence import FITTED, confidence
+from diagnosis.verdicts.confidence import FITTED, confidence
 
 SHARES = st.floats(0, 1)
 SECONDS = st.floats(0.5, 30)

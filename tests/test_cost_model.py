@@ -13,16 +13,16 @@ from facts import MS, decode, prefill, step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.steps import FEATURES
-from diagnosis.tally import Tally
+from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.steps import FEATURES
+from lab.simulation.plan_load import load_of_plan
+from lab.twins.physics import Machine, Physics
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
-from service.sim.plan_load import load_of_plan
-from service.sim.twins.physics import Machine, Physics
-from telemetry.clock import ManualClock
-from telemetry.cost_model import AROUND, BASELINE, BUDGET, LEDGER, REPLAY, Preset, Term, fit
-from telemetry.engine_records import Row
-from telemetry.forward_cost import ForwardCost
-from telemetry.step_load import Load, attended, attention_pairs, load_of_step
+from telemetry.costs.cost_model import AROUND, BASELINE, BUDGET, LEDGER, REPLAY, Preset, Term, fit
+from telemetry.costs.forward_cost import ForwardCost
+from telemetry.costs.step_load import Load, attended, attention_pairs, load_of_step
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = {"budget": BUDGET, "ledger": LEDGER, "baseline": BASELINE, "around": AROUND,
@@ -105,8 +105,8 @@ def test_least_squares_are_solved_in_one_module() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
         if "lstsq" in path.read_text()
     ]
-    found.remove("service/sim/stolen.py")  # what stolen CPU time adds to turns, not what work costs
-    assert found == ["telemetry/cost_model.py"]
+    found.remove("lab/replay/stolen.py")  # what stolen CPU time adds to turns, not what work costs
+    assert found == ["telemetry/costs/cost_model.py"]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

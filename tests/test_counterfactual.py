@@ -13,7 +13,7 @@ import pytest
 from ledger_world import gateway_facts
 from msgspec.structs import replace
 
-from diagnosis.counterfactual import (
+from diagnosis.root_cause.counterfactual import (
     NOISE_BAND,
     Explanation,
     _shapley,
@@ -21,22 +21,22 @@ from diagnosis.counterfactual import (
     finished_in_both,
     timelines_of,
 )
-from diagnosis.interventions import Cause, Edit, interventions
-from diagnosis.question import Question, Span
-from diagnosis.root import REMEDIES
+from diagnosis.root_cause.interventions import Cause, Edit, interventions
+from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.root import REMEDIES
+from lab.replay.recorded import read_runs
+from lab.replay.turn_cost import fit_turns
+from lab.simulation.faults import Faults
+from lab.simulation.scenarios import Scenario, small_limits
+from lab.simulation.sim_executor import LinearCost
+from lab.simulation.workload import Arrival
+from lab.simulation.world import World
+from lab.twins.registry import build_twin
 from service.cli.main import main
-from service.sim.faults import Faults
-from service.sim.recorded import read_runs
-from service.sim.scenarios import Scenario, small_limits
-from service.sim.sim_executor import LinearCost
-from service.sim.turn_cost import fit_turns
-from service.sim.twins.registry import build_twin
-from service.sim.workload import Arrival
-from service.sim.world import World
-from telemetry.clock import MonotonicClock
-from telemetry.journal import write_journal
-from telemetry.reasons import EndReason
-from telemetry.records import Fact, RequestEnded, fact_ns
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact, RequestEnded, fact_ns
+from telemetry.journal.journal import write_journal
 
 SECOND = 1_000_000_000
 REFERENCE = Span(1 * SECOND, 11 * SECOND)

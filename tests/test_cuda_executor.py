@@ -21,19 +21,19 @@ from parity import Built, Engine
 
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
+from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.cuda.buckets import bucket_of, buckets_for
 from service.device.cuda.executor import CudaExecutor
 from service.device.cuda.runtime import StandInRuntime
 from service.device.cuda.slots import DeviceSlots
-from service.device.kv_cache import KvFormat, make_cache
-from service.device.model import Decoder
-from service.device.precision import Precision
-from service.device.sampler import Sampler
+from service.device.models.model import Decoder
+from service.device.quantization.precision import Precision
+from service.device.sampling.sampler import Sampler
 from service.device.torch_executor import TorchExecutor
 from service.device.triton.ops import FusedOps
 from service.engine.plan import DecodeRow, SamplingParams
 from service.engine.warm_up import warm_up
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 CPU = torch.device("cpu")
 PAGE, PAGES, MAX_TOKENS, MAX_ROWS = 16, 64, 128, 4

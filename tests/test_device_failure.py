@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from service.config import EngineConfig, ModelKind, ModelRef
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import load_executor
 from service.engine.admission import Limits
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
-from telemetry.clock import MonotonicClock
-from telemetry.reasons import EndReason
-from telemetry.recorder import Lane
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.recorder import Lane
 
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 

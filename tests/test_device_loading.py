@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device.loader import load_executor
 from service.device.spec import DUMMY_SHAPES
 from service.device.weights.dummy import tensor_shape
 from service.device.weights.gguf import GgufWeights, gguf_name
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import Plan, PrefillChunk, SamplingParams, SlotStart
-from service.gguf_file import GgufFile
-from telemetry.clock import MonotonicClock
+from service.model_files.gguf_file import GgufFile
+from telemetry.facts.clock import MonotonicClock
 
 QUANTISED = [
     gguf.GGMLQuantizationType.F32,

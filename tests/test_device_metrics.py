@@ -7,7 +7,7 @@ from metrics_world import MetricsWorld, engine_started
 from test_exposition import one, text
 from test_roofline import FLOOR
 
-from telemetry.engine_records import DeviceTimes, StepRecorded
+from telemetry.facts.engine_records import DeviceTimes, StepRecorded
 
 
 def timed(step_id: int, begin: int, end: int, device: DeviceTimes | None) -> StepRecorded:

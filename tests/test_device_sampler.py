@@ -10,9 +10,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.device.draw import draw, draw_rows
-from service.device.draw_on_device import draw_on_device
-from service.device.sampler import Sampler, uniform
+from service.device.sampling.draw import draw, draw_rows
+from service.device.sampling.draw_on_device import draw_on_device
+from service.device.sampling.sampler import Sampler, uniform
 from service.engine.plan import DecodeRow, SamplingParams, SlotStart
 
 VOCAB = 50

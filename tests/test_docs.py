@@ -20,7 +20,7 @@ from test_runbooks import all_options, anchors, documented_metrics, options, par
 
 from docs.generate.pages import PAGES as GENERATED
 from service.cli.main import build_parser
-from telemetry.slo_policy import read_policy
+from telemetry.requests.slo_policy import read_policy
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

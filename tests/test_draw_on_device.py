@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.device.draw import draw_rows
-from service.device.draw_on_device import draw_on_device, draws_of
+from service.device.sampling.draw import draw_rows
+from service.device.sampling.draw_on_device import draw_on_device, draws_of
 from service.engine.plan import SamplingParams
 
 some_params = st.builds(

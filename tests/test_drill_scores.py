@@ -20,16 +20,16 @@ from benchmarks.diagnosis.score import (
     pairs_of,
     score,
 )
-from service.drill.client import Sent
-from service.drill.conditions import Conditions
-from service.drill.labels import Label
-from service.drill.result import EpisodeResult, Seen, first_harmed_ns, limits_of, usual_of
-from service.drill.spec import Phases
-from service.drill.truth import objections_of
-from service.drill.watch import Look, Turn, timeline
-from telemetry.clock import MonotonicClock
-from telemetry.journal import write_journal
-from telemetry.journal_reader import open_journal
+from lab.drills.client import Sent
+from lab.drills.outcome.conditions import Conditions
+from lab.drills.outcome.labels import Label
+from lab.drills.outcome.result import EpisodeResult, Seen, first_harmed_ns, limits_of, usual_of
+from lab.drills.outcome.truth import objections_of
+from lab.drills.spec import Phases
+from lab.drills.watch import Look, Turn, timeline
+from telemetry.facts.clock import MonotonicClock
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
 
 MS = 1_000_000
 PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)

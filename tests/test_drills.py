@@ -19,18 +19,18 @@ from server import eventually
 
 from benchmarks.diagnosis.episodes import CLEAN, RESULTS, Kept, capacity_of_twin, series
 from diagnosis.symptoms import Symptom
+from lab.drills.client import Sent
+from lab.drills.collector import Collector
+from lab.drills.episode import run_episode
+from lab.drills.mechanism import DEV, TEST, Mechanism, Need
+from lab.drills.outcome.labels import Label, seal, unseal
+from lab.drills.outside import Helper
+from lab.drills.pace import Beat, Pacer, paces, read_beats
+from lab.drills.registry import MECHANISMS, find, of_split, symptoms
+from lab.drills.spec import Capacity, EpisodeSpec, Phases
+from lab.drills.traffic import Ask, Scene
 from service.cli.main import main
-from service.config import ConfigError
-from service.drill.client import Sent
-from service.drill.collector import Collector
-from service.drill.episode import run_episode
-from service.drill.labels import Label, seal, unseal
-from service.drill.mechanism import DEV, TEST, Mechanism, Need
-from service.drill.outside import Helper
-from service.drill.pace import Beat, Pacer, paces, read_beats
-from service.drill.registry import MECHANISMS, find, of_split, symptoms
-from service.drill.spec import Capacity, EpisodeSpec, Phases
-from service.drill.traffic import Ask, Scene
+from service.config.settings import ConfigError
 
 MS = 1_000_000
 PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from server import Server, eventually
 
-from service.drill.outside import Hooks
-from telemetry.clock import MonotonicClock
+from lab.drills.outside import Hooks
+from telemetry.facts.clock import MonotonicClock
 
 
 def generating(server: Server) -> tuple[threading.Thread, list[httpx.Response]]:

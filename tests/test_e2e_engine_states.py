@@ -20,9 +20,9 @@ from otlp_receiver import OtlpReceiver
 from otlp_trees import Tree
 from server import Server, eventually, sse_events
 
-from telemetry.journal_reader import open_journal
-from telemetry.reasons import HangKind
-from telemetry.records import EngineDied, EngineHung, Fact, RequestAccepted, RequestEnded
+from telemetry.facts.reasons import HangKind
+from telemetry.facts.records import EngineDied, EngineHung, Fact, RequestAccepted, RequestEnded
+from telemetry.journal.journal_reader import open_journal
 
 DEADLINE_S = 4
 FAULTS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from server import Server, eventually
 
-from telemetry.engine_records import EngineIdled, SequenceEnded, SequencesListed
-from telemetry.journal_reader import open_journal
-from telemetry.records import Fact, RequestsListed
+from telemetry.facts.engine_records import EngineIdled, SequenceEnded, SequencesListed
+from telemetry.facts.records import Fact, RequestsListed
+from telemetry.journal.journal_reader import open_journal
 
 
 def test_engine_and_gateway_list_that_nobody_is_left_when_they_go_idle(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from otlp_receiver import OtlpReceiver
 from prometheus_client.parser import text_string_to_metric_families
 from server import Server, eventually, spawn, sse_events
 
-from telemetry.catalog import all_metrics
-from telemetry.histogram_report import merge
-from telemetry.phases import Measure
+from telemetry.metrics.catalog import all_metrics
+from telemetry.requests.phases import Measure
+from telemetry.stats.histogram_report import merge
 
 SLO = "[classes.live]\nttft_ms = 60000\nitl_ms = 60000\n[classes.never]\nttft_ms = 0.001\n"
 

@@ -16,7 +16,7 @@ from otlp_receiver import OtlpReceiver
 from prometheus_server import CONFIG, Prometheus, required
 from server import Server, eventually
 
-from telemetry.metric import LATENCY_BOUNDS_S
+from telemetry.metrics.metric import LATENCY_BOUNDS_S
 
 REQUESTS = 100  # as few as give each of the percents a request of its own
 AT_ONCE = 8
@@ -202,8 +202,8 @@ def test_rules_name_only_metrics_that_exist() -> None:
     """A typing error in a rule is an alert that never comes."""
     import re
 
-    from telemetry.catalog import all_metrics
-    from telemetry.metric import Kind
+    from telemetry.metrics.catalog import all_metrics
+    from telemetry.metrics.metric import Kind
 
     known = {metric.exposed for metric in all_metrics()}
     histograms = {metric.name for metric in all_metrics() if metric.kind is Kind.HISTOGRAM}

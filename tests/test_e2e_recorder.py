@@ -21,11 +21,11 @@ from server import Server, eventually
 
 from dashboards.source import journal_of
 from service.cli.main import main
-from telemetry.engine_records import EngineStarted, StepRecorded
-from telemetry.histogram_report import TOTAL, distributions, report
-from telemetry.journal_reader import Journal, open_journal
-from telemetry.records import EngineDied, Fact, RequestEnded, StallDetected
-from telemetry.replay import Replay
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
+from telemetry.facts.records import EngineDied, Fact, RequestEnded, StallDetected
+from telemetry.journal.journal_reader import Journal, open_journal
+from telemetry.journal.replay import Replay
+from telemetry.stats.histogram_report import TOTAL, distributions, report
 
 SMALL = ("--model", "dummy:tiny", "--max-num-seqs", "8", "--max-batched-tokens", "64")
 

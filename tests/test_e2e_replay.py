@@ -13,10 +13,10 @@ import pytest
 from server import Server, eventually
 
 from dashboards.source import journal_of
-from diagnosis.whatif import identities_of, replay_journal
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import SequenceAdmitted, SequenceEnded, StepRecorded
-from telemetry.reasons import EndReason
+from diagnosis.root_cause.whatif import identities_of, replay_journal
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceEnded, StepRecorded
+from telemetry.facts.reasons import EndReason
 
 TIGHT = (
     "--model", "dummy:tiny", "--max-num-seqs", "10", "--max-batched-tokens", "48",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from server import START_TIMEOUT_S, Server, eventually, free_port, spawn
 
-from diagnosis.offline import diagnose_journal
 from diagnosis.symptoms import Symptom
-from telemetry.journal_reader import open_journal
+from diagnosis.verdicts.offline import diagnose_journal
+from telemetry.journal.journal_reader import open_journal
 
 TOKENIZER = {
     "version": "1.0",

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from service.engine.blocks import BlockPool, OutOfBlocks, blocks_for
+from service.engine.kv.blocks import BlockPool, OutOfBlocks, blocks_for
 
 TOTAL = 12
 

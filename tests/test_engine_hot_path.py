@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from service.device.sampler import Sampler
+from lab.replay.recorded import read_runs
+from lab.replay.replay_exact import replay_exactly
+from lab.simulation.scenarios import Scenario, small_limits
+from lab.simulation.sim_executor import SimExecutor
+from lab.simulation.workload import Arrival
+from lab.simulation.world import World
+from service.device.sampling.sampler import Sampler
 from service.engine.admission import Limits
-from service.engine.host_tier import HostTier, Retention
+from service.engine.draft_proposer import PromptLookup
 from service.engine.inbox import Inbox, Submit
-from service.engine.lookup import PromptLookup
+from service.engine.kv.cpu_offload import HostTier, Retention
 from service.engine.loop import EngineLoop
 from service.engine.plan import DecodeRow, SamplingParams, SlotStart
 from service.engine.scheduler import Scheduler
-from service.sim.recorded import read_runs
-from service.sim.replay_exact import replay_exactly
-from service.sim.scenarios import Scenario, small_limits
-from service.sim.sim_executor import SimExecutor
-from service.sim.workload import Arrival
-from service.sim.world import World
-from telemetry.clock import ManualClock
-from telemetry.engine_records import SequenceAdmitted, SequenceQueued
-from telemetry.recorder import Lane
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued
+from telemetry.facts.recorder import Lane
 
 
 class Compared(int):

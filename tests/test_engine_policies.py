@@ -6,8 +6,8 @@ from engine_world import World
 
 from service.engine.fairness import Policy, ServiceLedger
 from service.engine.inbox import Pause, Resume
-from telemetry.engine_records import SequenceAdmitted, StepRecorded
-from telemetry.reasons import EndReason, WaitReason
+from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
+from telemetry.facts.reasons import EndReason, WaitReason
 
 
 def fair(**limits: object) -> World:

@@ -6,11 +6,11 @@ from engine_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.host_tier import HostTier, Retention
 from service.engine.inbox import FlushCache
+from service.engine.kv.cpu_offload import HostTier, Retention
+from service.engine.kv.prefix import PrefixCache
 from service.engine.plan import CopyKind
-from service.engine.prefix import PrefixCache
-from telemetry.engine_records import CacheFlushed, SequenceAdmitted
+from telemetry.facts.engine_records import CacheFlushed, SequenceAdmitted
 
 PROMPT = list(range(18))
 

@@ -8,8 +8,8 @@ from engine_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.sim.sim_executor import sim_token
-from telemetry.reasons import EndReason
+from lab.simulation.sim_executor import sim_token
+from telemetry.facts.reasons import EndReason
 
 
 @dataclass(frozen=True)

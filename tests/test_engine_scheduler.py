@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from engine_world import World
 
+from lab.simulation.sim_executor import sim_token
 from service.engine.inbox import SetRecording
-from service.sim.sim_executor import sim_token
-from telemetry.engine_records import EngineIdled, RecordingSet, SequenceQueued, Skip
-from telemetry.reasons import EndReason, WaitReason
+from telemetry.facts.engine_records import EngineIdled, RecordingSet, SequenceQueued, Skip
+from telemetry.facts.reasons import EndReason, WaitReason
 
 
 def expected_outputs(seq_id: int, count: int) -> list[int]:

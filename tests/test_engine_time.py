@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from diagnosis.charges import Charges
-from diagnosis.counts import Counts
-from diagnosis.engine_time import EngineTime, _by_loser, engine_time, queue_makers
-from diagnosis.reference import Reference, fit_cost, promised
-from diagnosis.steps import StepRow, Steps
+from diagnosis.attribution.charges import Charges
+from diagnosis.attribution.engine_time import EngineTime, _by_loser, engine_time, queue_makers
+from diagnosis.detection.counts import Counts
+from diagnosis.detection.reference import Reference, fit_cost, promised
+from diagnosis.detection.steps import StepRow, Steps
+from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
-from diagnosis.window import Window
 
 S = Symptom
 MS, SECOND = 1_000_000, 1_000_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from diagnosis.counts import BUCKET_NS, Counts
-from diagnosis.excess import Exact, Watch, half_of, spreads_of, stopped, stopped_of
-from diagnosis.reference import Reference, promised
-from telemetry.reasons import WaitReason
+from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.excess import Exact, Watch, half_of, spreads_of, stopped, stopped_of
+from diagnosis.detection.reference import Reference, promised
+from telemetry.facts.reasons import WaitReason
 
 Held = tuple[float, float, float, float]
 CALM: Held = (0.0, 0.0, 0.0, 0.0)

@@ -17,16 +17,16 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_proto import families, native_buckets
 
-from telemetry import prometheus_protobuf
-from telemetry.catalog import all_metrics
-from telemetry.classes import workload_class
-from telemetry.exemplars import Exemplar
-from telemetry.exponential import NATIVE_SCHEMA, buckets
-from telemetry.hdr import distribution_of
-from telemetry.metric import LATENCY_BOUNDS_S, Kind
-from telemetry.negotiation import Format, choose
-from telemetry.phases import Measure, Measured
-from telemetry.reasons import EndReason
+from telemetry.facts.reasons import EndReason
+from telemetry.metrics import prometheus_protobuf
+from telemetry.metrics.catalog import all_metrics
+from telemetry.metrics.exemplars import Exemplar
+from telemetry.metrics.metric import LATENCY_BOUNDS_S, Kind
+from telemetry.metrics.negotiation import Format, choose
+from telemetry.numbers.exponential import NATIVE_SCHEMA, buckets
+from telemetry.numbers.hdr import distribution_of
+from telemetry.requests.classes import workload_class
+from telemetry.requests.phases import Measure, Measured
 
 PROTOBUF = (
     "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from twin_cases import SECOND, twin, verdicts
 
-from diagnosis.blame import Blame, _lost_blocks
-from diagnosis.charges import Charges
-from diagnosis.checks import leaked
-from diagnosis.classifier import Diagnoser
-from diagnosis.counts import Counts, Stage
-from diagnosis.rules import findings_of
-from diagnosis.steps import StepRow, Steps
+from diagnosis.attribution.blame import Blame, _lost_blocks
+from diagnosis.attribution.charges import Charges
+from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.steps import StepRow, Steps
+from diagnosis.detection.window import Window
 from diagnosis.symptoms import Finding, Symptom
-from diagnosis.tally import Tally
-from diagnosis.window import Window
-from service.sim.twins.registry import TWINS
+from diagnosis.verdicts.checks import leaked
+from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.rules import findings_of
+from lab.twins.registry import TWINS
 
 S = Symptom
 
@@ -106,7 +106,7 @@ def test_what_goes_on_for_half_a_minute_without_a_cause_is_given_up(
     monkeypatch.setattr(Diagnoser, "_charge", lambda self, *span: (charge(self, *span)[0], []))
 
     def longest_alarm(ticks: int) -> int:
-        monkeypatch.setattr("diagnosis.classifier._GIVEN_UP_TICKS", ticks)
+        monkeypatch.setattr("diagnosis.verdicts.classifier._GIVEN_UP_TICKS", ticks)
         onsets = Counter(said.onset_ns for _, said in verdicts(one) if said.onset_ns is not None)
         return max(onsets.values())
 

@@ -24,8 +24,8 @@ from service.device.attention.flash_providers import (
     find_provider,
 )
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.inputs import build_inputs
-from service.device.kv_cache import KvFormat, make_cache
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 
 CPU = torch.device("cpu")

@@ -21,11 +21,11 @@ from facts import (
 )
 from recording import SECOND, Recording
 
-from telemetry.clock import ManualClock
-from telemetry.dumps import PAUSE_NS, DumpReason, DumpRefused, Dumps
-from telemetry.journal_files import FolderInUse, JournalFiles
-from telemetry.journal_reader import open_journal, read_journal
-from telemetry.records import EngineDied
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.records import EngineDied
+from telemetry.journal.dumps import PAUSE_NS, DumpReason, DumpRefused, Dumps
+from telemetry.journal.journal_files import FolderInUse, JournalFiles
+from telemetry.journal.journal_reader import open_journal, read_journal
 
 
 def test_a_dump_holds_everything_up_to_now_and_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from facts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.drain_rate import DrainRate
-from telemetry.engine_records import (
+from telemetry.costs.step_cost import StepCost, StepCostFold, fit
+from telemetry.facts.engine_records import (
     EngineIdled,
     GrammarCompiled,
     Row,
@@ -30,12 +30,12 @@ from telemetry.engine_records import (
     SequenceResumed,
     Skip,
 )
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measure, Measured, RequestTimeline
-from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import Fact
-from telemetry.step_cost import StepCost, StepCostFold, fit
-from telemetry.totals import Totals
+from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.records import Fact
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import Measure, Measured, RequestTimeline
+from telemetry.stats.drain_rate import DrainRate
+from telemetry.stats.totals import Totals
 
 
 def one(facts: list[Fact]) -> tuple[RequestTimeline, list[Measured]]:

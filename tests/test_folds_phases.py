@@ -22,11 +22,11 @@ from facts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.engine_records import Skip
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measured, RequestTimeline, WaitSpan
-from telemetry.reasons import EndReason, Phase, WaitReason
-from telemetry.records import EngineDied, Fact, fact_ns
+from telemetry.facts.engine_records import Skip
+from telemetry.facts.reasons import EndReason, Phase, WaitReason
+from telemetry.facts.records import EngineDied, Fact, fact_ns
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import Measured, RequestTimeline, WaitSpan
 
 
 def fold(facts: list[Fact]) -> tuple[list[RequestTimeline], list[Measured]]:

@@ -20,16 +20,16 @@ from facts import (
     tokenized,
 )
 
-from telemetry.clock import ManualClock
-from telemetry.engine_records import EngineIdled, EngineStarted, SequenceQueued
-from telemetry.histograms import Histograms
-from telemetry.phase_fold import PhaseFold
-from telemetry.pump import Pump
-from telemetry.reasons import EndReason, FactSource
-from telemetry.recorder import Lane
-from telemetry.records import EngineDied, Fact, FactsLost
-from telemetry.timelines import TimelineStore
-from telemetry.window_fold import WindowFold
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import EngineIdled, EngineStarted, SequenceQueued
+from telemetry.facts.pump import Pump
+from telemetry.facts.reasons import EndReason, FactSource
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import EngineDied, Fact, FactsLost
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.timelines import TimelineStore
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.window_fold import WindowFold
 
 SECOND = 1_000_000_000
 

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_quantized import CPU, DUMMY, TINY, random_rows, seeds
 
-from service.config import ConfigError, EngineConfig
-from service.device.coded_matrix import CodedMatrix
-from service.device.codes import FP8, dequantise_rows, quantise_rows
-from service.device.fp8 import Fp8Format, fp8_fault, tokens_to_fp8
-from service.device.kv_cache import KvFormat, make_cache
+from service.config.settings import ConfigError, EngineConfig
+from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.loader import load_executor
-from service.device.quantize import choose_matrix_format
-from service.device.triton.products import CodedLinear, coded_product, coded_tokens
-from telemetry.clock import MonotonicClock
+from service.device.quantization.coded_matrix import CodedMatrix
+from service.device.quantization.codes import FP8, dequantise_rows, quantise_rows
+from service.device.quantization.fp8 import Fp8Format, fp8_fault, tokens_to_fp8
+from service.device.quantization.quantize import choose_matrix_format
+from service.device.quantization.triton_products import CodedLinear, coded_product, coded_tokens
+from telemetry.facts.clock import MonotonicClock
 
 EPS = 1 / 16  # of a value: three bits behind the first one
 SMALLEST = 2.0**-10  # half of fp8's smallest code

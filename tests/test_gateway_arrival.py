@@ -17,7 +17,7 @@ import uvloop
 from server import Server
 from starlette.types import Receive, Scope, Send
 
-from service.gateway.arrival import StampedProtocol, arrived_ns, stamp_arrivals
+from service.gateway.http.arrival import StampedProtocol, arrived_ns, stamp_arrivals
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps what comes")
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from service.gateway.choice import Choice, Delta
-from service.gateway.delivery import Delivery
-from service.gateway.responses import ChunkWriter, Operation, ResponseHead, delta_event
-from service.gateway.witness import Witness
+from service.gateway.generation.choice import Choice, Delta
+from service.gateway.generation.delivery import Delivery
+from service.gateway.generation.request_recorder import Witness
+from service.gateway.generation.responses import ChunkWriter, ResponseHead, delta_event
+from service.gateway.ingest.schemas import Operation
 from service.text.dummy_tokenizer import dummy_tokenizer
-from telemetry.clock import ManualClock
-from telemetry.recorder import Lane
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.recorder import Lane
 
 TEXTS = ["a", ' "quoted" \\ \n', "\0", "é\u2028\U0001f600", '","text":"\\u0000"']
 

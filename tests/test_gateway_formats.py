@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.config import SamplingDefaults
+from service.config.settings import SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
-from service.gateway.formats import output_is_valid, parse_grammar
-from service.gateway.json_schemas import fault_of_schema
-from service.gateway.schemas import parse_chat, parse_completion
+from service.gateway.ingest.formats import output_is_valid, parse_grammar
+from service.gateway.ingest.json_schemas import fault_of_schema
+from service.gateway.ingest.schemas import parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 

@@ -12,12 +12,12 @@ from capped_types import Leaf, leaves_of, most_of, uncapped, value_of, with_leaf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.config import SamplingDefaults
-from service.gateway import limits
+from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError
-from service.gateway.ops import TelemetryChange, TracingChange
-from service.gateway.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
-from service.gateway.schemas import GenerationRequest, parse_chat, parse_completion
+from service.gateway.http import limits
+from service.gateway.ingest.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
+from service.gateway.ingest.schemas import GenerationRequest, parse_chat, parse_completion
+from service.gateway.routes.ops import TelemetryChange, TracingChange
 
 PARSERS: dict[type, Callable[[bytes, SamplingDefaults], GenerationRequest]] = {
     ChatBody: parse_chat,

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from service.engine.plan import Emission, Sample
-from service.gateway.mailbox import Interrupted, Mailbox
-from telemetry.reasons import EndReason
+from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.errors import Interrupted
+from telemetry.facts.reasons import EndReason
 
 
 def token(number: int) -> Emission:

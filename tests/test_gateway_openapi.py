@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import schemathesis
 
-from service.config import GatewayConfig
-from service.gateway import limits
-from service.gateway.app import routes_of
-from service.gateway.openapi import document
-from service.gateway.request_types import ChatBody, CompletionBody
-from service.gateway.state import GatewayState
+from service.config.settings import GatewayConfig
+from service.gateway.generation.state import GatewayState
+from service.gateway.http import limits
+from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.routes.app import routes_of
+from service.gateway.routes.openapi import document
 
 GENERATION: dict[str, Any] = {"/v1/chat/completions": None, "/v1/completions": None}
 

@@ -11,12 +11,12 @@ import pytest
 from fake_nvml import FakeNvml, loaded
 from server import eventually
 
-from telemetry.clock import ManualClock
-from telemetry.gpu import GpuSample, GpuSampler
-from telemetry.gpu_device import clock_event_names
-from telemetry.host_records import GpuFound, GpuSampled, GpuXid
-from telemetry.recorder import Lane
-from telemetry.unavailable import Unavailable
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid
+from telemetry.facts.recorder import Lane
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host.gpu import GpuSample, GpuSampler
+from telemetry.host.gpu_device import clock_event_names
 
 SECOND = 1_000_000_000
 

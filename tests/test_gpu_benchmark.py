@@ -26,8 +26,8 @@ from benchmarks.paired import Block, Pair
 from benchmarks.recording import Instant
 from service.device.spec import DUMMY_SHAPES
 from service.engine.admission import Limits
-from telemetry.clock import ManualClock
-from telemetry.unavailable import Unavailable
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.unavailable import Unavailable
 
 SECOND = 1_000_000_000
 VOCAB = 128_256

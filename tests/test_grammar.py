@@ -16,7 +16,7 @@ from grammar_world import JSON_OBJECT, World, regex, row, schema, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.device.grammar import MaskRows, bit, end_tokens_only
+from service.device.sampling.grammar import MaskRows, bit, end_tokens_only
 from service.engine.plan import Grammar, GrammarKind
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.gguf_tokenizer import gguf_tokenizer

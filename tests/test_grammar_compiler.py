@@ -10,7 +10,7 @@ from grammar_world import World, regex, schema
 
 from service.engine.inbox import GrammarReady
 from service.engine.plan import Grammar, GrammarKind
-from service.gateway.json_schemas import fault_of_schema
+from service.gateway.ingest.json_schemas import fault_of_schema
 from service.text.dummy_tokenizer import dummy_tokenizer
 
 

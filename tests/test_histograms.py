@@ -10,14 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_world import MetricsWorld, one_request
 
-from telemetry import hdr
-from telemetry.classes import MAX_CELLS, MAX_TENANTS, NONE, OTHER, ClassBook, workload_class
-from telemetry.hdr import DIGITS, HIGHEST_US, LOWEST_US, Distribution, distribution_of
-from telemetry.histogram_report import HistogramReport, distributions, merge, report
-from telemetry.histograms import Histograms, LatencyHistogram
-from telemetry.phases import Measure, Measured
-from telemetry.quantiles import rank
-from telemetry.slo_policy import DEFAULT_POLICY
+from telemetry.numbers import hdr
+from telemetry.numbers.hdr import DIGITS, HIGHEST_US, LOWEST_US, Distribution, distribution_of
+from telemetry.numbers.quantiles import rank
+from telemetry.requests.classes import (
+    MAX_CELLS,
+    MAX_TENANTS,
+    NONE,
+    OTHER,
+    ClassBook,
+    workload_class,
+)
+from telemetry.requests.phases import Measure, Measured
+from telemetry.requests.slo_policy import DEFAULT_POLICY
+from telemetry.stats.histogram_report import HistogramReport, distributions, merge, report
+from telemetry.stats.histograms import Histograms, LatencyHistogram
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND

@@ -20,16 +20,16 @@ from facts import (
 )
 from pause_facts import BLOCKED, GATEWAY, OFF_CPU, by_ms, impacts, later, paused
 
-from telemetry.engine_records import (
+from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
     StepRecorded,
 )
-from telemetry.host_impact import HostImpact
-from telemetry.pauses import PauseLog
-from telemetry.records import EngineDied, Fact
+from telemetry.facts.records import EngineDied, Fact
+from telemetry.host.host_impact import HostImpact
+from telemetry.host.pauses import PauseLog
 
 
 def begun(name: str, seq_id: int, at: int = 0, stream: bool = True) -> list[Fact]:

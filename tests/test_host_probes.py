@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from facts import decode, step
 
-from telemetry.clock import ManualClock, MonotonicClock
-from telemetry.gc_watch import GcWatch, settle_collector
-from telemetry.host_records import HostPaused
-from telemetry.loop_probe import BUSY_BEAT_NS, IDLE_BEAT_NS, LoopProbe
-from telemetry.proc import CpuTimes
-from telemetry.reasons import HostProcess, PauseCause
-from telemetry.recorder import Lane
-from telemetry.unavailable import Unavailable
+from telemetry.facts.clock import ManualClock, MonotonicClock
+from telemetry.facts.host_records import HostPaused
+from telemetry.facts.reasons import HostProcess, PauseCause
+from telemetry.facts.recorder import Lane
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host.gc_watch import GcWatch, settle_collector
+from telemetry.host.loop_probe import BUSY_BEAT_NS, IDLE_BEAT_NS, LoopProbe
+from telemetry.host.proc import CpuTimes
 
 MS = 1_000_000
 

@@ -6,13 +6,13 @@ import os
 
 from server import eventually
 
-from telemetry.clock import ManualClock, MonotonicClock
-from telemetry.host import SAMPLE_NS, HostSampler
-from telemetry.host_records import HostSampled
-from telemetry.loop_probe import LoopProbe
-from telemetry.pump import Pump
-from telemetry.recorder import Lane
-from telemetry.unavailable import Unavailable
+from telemetry.facts.clock import ManualClock, MonotonicClock
+from telemetry.facts.host_records import HostSampled
+from telemetry.facts.pump import Pump
+from telemetry.facts.recorder import Lane
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host.host import SAMPLE_NS, HostSampler
+from telemetry.host.loop_probe import LoopProbe
 
 
 class Sampled:

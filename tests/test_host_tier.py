@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
-from service.device.host_tier import HostTier
-from service.device.kv_cache import KvFormat, make_cache
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.device.cache.cpu_pool import HostTier
+from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.loader import load_executor
 from service.device.spec import DUMMY_SHAPES
 from service.device.torch_executor import TorchExecutor
@@ -24,7 +24,7 @@ from service.engine.plan import (
     SlotStart,
     StepOutcome,
 )
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 TINY = DUMMY_SHAPES["tiny"]
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")

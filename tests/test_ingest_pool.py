@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from service.config import ModelKind, ModelRef, SamplingDefaults
+from service.config.settings import ModelKind, ModelRef, SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
-from service.gateway.ingest_pool import IN_PLACE_BYTES, IngestPool
-from service.gateway.prompting import BodyReader
-from service.gateway.responses import Operation
-from service.gateway.worker_process import WorkerDied, WorkerProcess
+from service.gateway.ingest.pool import IN_PLACE_BYTES, IngestPool
+from service.gateway.ingest.prompting import BodyReader
+from service.gateway.ingest.schemas import Operation
+from service.gateway.ingest.worker_process import WorkerDied, WorkerProcess
 from service.text.tokenizer import Tokenizer, load_tokenizer
-from telemetry.clock import MonotonicClock
-from telemetry.ingest_counts import IngestCounts, WorkerEnd
+from telemetry.facts.clock import MonotonicClock
+from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
 
 MODEL = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 CONTEXT_TOKENS = 1 << 20

@@ -10,22 +10,22 @@ from facts import MS, accepted, step
 from metrics_world import one_request
 from served import facts_of, served, started
 
-from diagnosis.classifier import Diagnoser
-from telemetry import prometheus
-from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
-from telemetry.clock import ManualClock
-from telemetry.fair_lock import FairLock
-from telemetry.histograms import Histograms
-from telemetry.isolation import LIMIT, Isolation, part_name
-from telemetry.journal import Journal
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measured, RequestTimeline
-from telemetry.pump import Pump
-from telemetry.recorder import Lane
-from telemetry.records import Fact, FoldDetached, RequestAccepted
-from telemetry.slo import SloFold
-from telemetry.slo_policy import DEFAULT_POLICY
-from telemetry.window_fold import Suppliers, WindowFold
+from diagnosis.verdicts.classifier import Diagnoser
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.fair_lock import FairLock
+from telemetry.facts.isolation import LIMIT, Isolation, part_name
+from telemetry.facts.pump import Pump
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact, FoldDetached, RequestAccepted
+from telemetry.journal.journal import Journal
+from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.metrics import prometheus
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import Measured, RequestTimeline
+from telemetry.requests.slo_policy import DEFAULT_POLICY
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.slo import SloFold
+from telemetry.stats.window_fold import Suppliers, WindowFold
 
 
 class BrokenExporter:

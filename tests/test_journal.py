@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from journal_facts import SECOND, heavy_step, kept, request, saved, small, steps, turn_over
 from served import facts_of, served, started
 
-from telemetry.clock import ManualClock
-from telemetry.engine_records import (
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import (
     EngineStarted,
     SequenceAdmitted,
     SequencePaused,
@@ -29,11 +29,11 @@ from telemetry.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.journal import CAPACITY_BYTES, Journal
-from telemetry.journal_reader import (
+from telemetry.facts.records import EngineDied, Fact, RequestAccepted, SequenceSubmitted, fact_ns
+from telemetry.journal.journal import CAPACITY_BYTES, Journal
+from telemetry.journal.journal_reader import (
     open_journal,
 )
-from telemetry.records import EngineDied, Fact, RequestAccepted, SequenceSubmitted, fact_ns
 
 
 @settings(max_examples=15, deadline=None)
@@ -205,7 +205,7 @@ def test_a_request_is_carried_until_its_last_sequence_has_ended(tmp_path: Path) 
 
 
 def test_lost_ends_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from telemetry import live_requests
+    from telemetry.journal import live_requests
 
     monkeypatch.setattr(live_requests, "_LIVE_KEPT", 50)
     live = live_requests.LiveRequests()

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from journal_facts import request, saved, small, steps, turn_over
 
 from service.cli.main import main
-from telemetry import journal_format as form
-from telemetry.clock import ManualClock
-from telemetry.engine_records import (
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import (
     StepRecorded,
 )
-from telemetry.journal import write_journal
-from telemetry.journal_reader import (
+from telemetry.journal import journal_format as form
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import (
     JournalDamaged,
     JournalError,
     NotAJournal,

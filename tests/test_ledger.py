@@ -25,15 +25,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_world import run_fold, steps_of, world_facts
 
-from telemetry.accountant import Accountant
-from telemetry.engine_records import Skip, StepRecorded
-from telemetry.host_records import HostPaused
-from telemetry.ledger import Entry, Ledger, Part, State
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason, HostProcess, PauseCause, WaitReason
-from telemetry.records import EngineDied, Fact, fact_ns
-from telemetry.tape import Share, Tape, apportion
+from telemetry.facts.engine_records import Skip, StepRecorded
+from telemetry.facts.host_records import HostPaused
+from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, WaitReason
+from telemetry.facts.records import EngineDied, Fact, fact_ns
+from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.tape import Share, Tape, apportion
+from telemetry.requests.account import Entry, Ledger, Part, State
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 
 WORLDS = st.tuples(st.sampled_from(("chaos", "poisson", "tenants", "bursts")), st.integers(0, 5000))
 NAMED = (Part.CO_PREFILL, Part.CO_MASK)

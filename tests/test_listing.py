@@ -6,15 +6,15 @@ import socket
 
 from facts import MS, queued, step
 
-from service import wire
-from service.gateway.listing import EVERY_NS, RequestLister
-from service.link import Link
-from service.listing import SequenceLister
-from telemetry.clock import ManualClock
-from telemetry.engine_records import EngineIdled, SequencesListed
-from telemetry.reasons import FactSource
-from telemetry.recorder import Lane
-from telemetry.records import Fact, FactsLost, RequestsListed
+from service.gateway.engine_client.live_requests import EVERY_NS, RequestLister
+from service.process import frames
+from service.process.link import Link
+from service.process.live_sequences import SequenceLister
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import EngineIdled, SequencesListed
+from telemetry.facts.reasons import FactSource
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact, FactsLost, RequestsListed
 
 IDLED = EngineIdled(5 * MS, 0, 0, 0, 0, 10)
 
@@ -77,9 +77,9 @@ def test_facts_that_the_engine_sheds_are_told_in_the_frame_after_the_jam() -> No
     link = Link(mine)
     text = "x" * (1 << 20)
     while not link.has_gap:
-        link.send(wire.LoadProgress(text))
-        link.send_frame(wire.Frame([], [queued(at=1)], 0))
-    link.send_frame(wire.Frame([], [queued(at=2)], 0))
+        link.send(frames.LoadProgress(text))
+        link.send_frame(frames.Frame([], [queued(at=1)], 0))
+    link.send_frame(frames.Frame([], [queued(at=2)], 0))
     assert not link.has_gap_to_tell
     found = _read_until_told(link, theirs)
     mine.close()
@@ -92,7 +92,7 @@ def test_facts_that_the_engine_sheds_are_told_in_the_frame_after_the_jam() -> No
 
 def _read_until_told(link: Link, theirs: socket.socket) -> list[Fact]:
     """All facts that come, up to those of a frame that is sent as soon as it may tell."""
-    unframer, found, sent = wire.Unframer(), [], False
+    unframer, found, sent = frames.Unframer(), [], False
     theirs.setblocking(False)
     while not (found and found[-1] == queued(at=3)):
         try:
@@ -100,11 +100,11 @@ def _read_until_told(link: Link, theirs: socket.socket) -> list[Fact]:
         except BlockingIOError:
             data = b""
         for payload in unframer.feed(data):
-            message = wire.to_gateway_decoder.decode(payload)
-            if isinstance(message, wire.Frame):
+            message = frames.to_gateway_decoder.decode(payload)
+            if isinstance(message, frames.Frame):
                 found.extend(message.facts)
         link.receive(0)
         if link.has_gap_to_tell and not sent:
             sent = True
-            link.send_frame(wire.Frame([], [queued(at=3)], 0))
+            link.send_frame(frames.Frame([], [queued(at=3)], 0))
     return found

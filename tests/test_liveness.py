@@ -20,18 +20,18 @@ from served import started
 from server import eventually
 from twin_cases import top_of, twin, verdicts
 
-from diagnosis.classifier import Diagnoser
 from diagnosis.symptoms import Symptom
-from service.config import ConfigError, GatewayConfig
-from service.gateway.liveness import LOOK_NS, Life, Liveness
-from service.gateway.stacks import stacks_of
-from service.pulse import Pulse, PulseReader, Signs, shared_file
-from service.sim.twins.registry import TWINS
-from telemetry.clock import ManualClock
-from telemetry.journal import write_journal
-from telemetry.journal_reader import read_journal
-from telemetry.reasons import HangKind, StackSource
-from telemetry.records import EngineDied, EngineHung, EngineRecovered, Fact
+from diagnosis.verdicts.classifier import Diagnoser
+from lab.twins.registry import TWINS
+from service.config.settings import ConfigError, GatewayConfig
+from service.gateway.engine_client.liveness import LOOK_NS, Life, Liveness
+from service.gateway.engine_client.stacks import stacks_of
+from service.process.heartbeat import Pulse, PulseReader, Signs, shared_file
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.reasons import HangKind, StackSource
+from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import read_journal
 
 SECOND = 1_000_000_000
 DEADLINE_NS = 30 * SECOND
@@ -166,9 +166,9 @@ def test_a_turn_and_a_rest_are_seen_from_the_other_side() -> None:
 
 _ASLEEP = """
 import ctypes, faulthandler, sys
-from service.sim.twins.registry import TWINS
-from service.pulse import STACKS_SIGNAL, Pulse
-from telemetry.clock import MonotonicClock
+from lab.twins.registry import TWINS
+from service.process.heartbeat import STACKS_SIGNAL, Pulse
+from telemetry.facts.clock import MonotonicClock
 
 def holds_on(secret):
     while True:  # a signal cuts it short

@@ -23,19 +23,17 @@ from hypothesis import strategies as st
 from served import facts_of, served, started
 from test_replay import Folds
 
-from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
-from telemetry.clock import ManualClock
-from telemetry.engine_records import EngineIdled, SequenceEnded, SequenceQueued, SequencesListed
-from telemetry.host_impact import HostImpact
-from telemetry.journal import Journal
-from telemetry.live_requests import LiveRequests
-from telemetry.pauses import PauseLog
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measure, Measured, RequestTimeline
-from telemetry.pump import Pump
-from telemetry.reasons import EndReason, FactSource, Outcome
-from telemetry.recorder import Gap, Lane
-from telemetry.records import (
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import (
+    EngineIdled,
+    SequenceEnded,
+    SequenceQueued,
+    SequencesListed,
+)
+from telemetry.facts.pump import Pump
+from telemetry.facts.reasons import EndReason, FactSource, Outcome
+from telemetry.facts.recorder import Gap, Lane
+from telemetry.facts.records import (
     EngineDied,
     Fact,
     FactsLost,
@@ -45,8 +43,15 @@ from telemetry.records import (
     SequenceSubmitted,
     fact_ns,
 )
-from telemetry.timelines import TimelineStore
-from telemetry.watchdog import StallWatchdog
+from telemetry.host.host_impact import HostImpact
+from telemetry.host.pauses import PauseLog
+from telemetry.journal.journal import Journal
+from telemetry.journal.live_requests import LiveRequests
+from telemetry.journal.watchdog import StallWatchdog
+from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import Measure, Measured, RequestTimeline
+from telemetry.requests.timelines import TimelineStore
 
 SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
 

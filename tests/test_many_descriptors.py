@@ -16,15 +16,15 @@ import pytest
 from served import started
 from server import eventually
 
-from service import wire
-from service.config import EngineConfig, ModelKind, ModelRef
-from service.gateway.bridge import Bridge
-from service.gateway.engine_process import start_engine
-from service.gateway.supervisor import Supervisor
-from service.link import Link
-from telemetry.clock import MonotonicClock
-from telemetry.recorder import Lane
-from telemetry.records import EngineDied, Fact
+from service.config.settings import EngineConfig, ModelKind, ModelRef
+from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.engine_process import start_engine
+from service.gateway.engine_client.supervisor import Supervisor
+from service.process import frames
+from service.process.link import Link
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import EngineDied, Fact
 
 _HIGH = 1_100
 
@@ -61,8 +61,8 @@ def test_a_link_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None
         assert link.receive(0.001) == []
         link.wake()
         assert link.receive(None) == []
-        ours.sendall(wire.encode(wire.Shutdown()))
-        assert link.receive(None) == [wire.Shutdown()]
+        ours.sendall(frames.encode(frames.Shutdown()))
+        assert link.receive(None) == [frames.Shutdown()]
 
 
 def test_an_engine_that_cannot_be_replaced_for_want_of_descriptors_is_tried_again() -> None:
@@ -97,24 +97,24 @@ def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: Non
         model=ModelRef(kind=ModelKind.HF_FOLDER, path="/nowhere/at/all", name="none")
     )
 
-    def first_word() -> wire.ToGateway:
-        unframer = wire.Unframer()
+    def first_word() -> frames.ToGateway:
+        unframer = frames.Unframer()
         while True:
             data = engine.connection.recv(1 << 16)
             assert data, "the engine ended without a word"
             for payload in unframer.feed(data):
-                return wire.to_gateway_decoder.decode(payload)
+                return frames.to_gateway_decoder.decode(payload)
 
     engine = start_engine(MonotonicClock())
     try:
         assert engine.connection.fileno() > 1023
         engine.connection.settimeout(60)
-        launch = wire.encode(wire.Launch(config, engine.begun_ns))
+        launch = frames.encode(frames.Launch(config, engine.begun_ns))
         engine.connection.sendall(launch[:20])
         eventually(lambda: not unread_bytes(engine.connection), "the engine's first read", 60)
         engine.connection.sendall(launch[20:])
         word = first_word()
-        assert not isinstance(word, wire.EngineFailed) or word.is_config, word
+        assert not isinstance(word, frames.EngineFailed) or word.is_config, word
     finally:
         engine.close()
         asyncio.run(engine.wait(20))

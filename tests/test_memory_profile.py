@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lively import LivelyWeights
 
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.kv_cache import KvFormat, Pages, make_cache
+from service.device.cache.kv_cache import KvFormat, Pages, make_cache
 from service.device.memory import choose_blocks
 from service.device.memory_profile import Room, largest_plan, step_bytes_of
-from service.device.model import Decoder
-from service.device.precision import Precision
+from service.device.models.model import Decoder
+from service.device.quantization.precision import Precision
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

@@ -30,7 +30,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device.memory import choose_context
 from service.device.weights.gguf import GgufWeights
 from service.device.weights.safetensors import SafetensorsWeights

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from service import model_store
-from service.config import ConfigError, ModelKind
-from service.model_store import default_model_path, ensure_default_model, resolve_model
+from service.config.settings import ConfigError, ModelKind
+from service.model_files import model_store
+from service.model_files.model_store import default_model_path, ensure_default_model, resolve_model
 
 
 @pytest.fixture

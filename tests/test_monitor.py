@@ -12,10 +12,10 @@ from server import Server, free_port
 
 from dashboards.monitor.client import Client, Unreachable
 from dashboards.monitor.screen import screen
-from diagnosis.classifier import Diagnosis
 from diagnosis.symptoms import Evidence, Finding, Symptom
-from telemetry.totals import Totals
-from telemetry.window import GridRow, Percentiles, Snapshot
+from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.stats.totals import Totals
+from telemetry.stats.window import GridRow, Percentiles, Snapshot
 
 EMPTY = Snapshot(
     at_ns=0,

@@ -9,21 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device import backends
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvFormat, PlainKvCache
 from service.device.loader import load_executor
-from service.device.model import Decoder
+from service.device.models.model import Decoder
 from service.device.native.build import NoNativeLibrary, library_path
 from service.device.native.cache import NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
-from service.device.precision import Precision
+from service.device.quantization.precision import Precision
 from service.device.spec import DUMMY_SHAPES
 from service.device.weights.dummy import DummyWeights
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 CPU = torch.device("cpu")
 TINY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="tiny")

@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 from replayed import close, disturbed
 
-from service.sim.noise import STALL, Disturbance, DrawnNoise, NoNoise, RecordedNoise
+from lab.replay.noise import STALL, Disturbance, DrawnNoise, NoNoise, RecordedNoise
 
 
 def test_recorded_noise_puts_a_stall_where_it_was() -> None:

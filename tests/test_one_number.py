@@ -16,28 +16,28 @@ from rich.console import Console
 from twin_cases import twin
 
 from dashboards.explain import Explained, ms, render
-from diagnosis.counterfactual import symptoms
-from diagnosis.outcomes import outcomes_of
-from diagnosis.question import Span
-from service.bench.tally import latency_of
-from service.drill.client import Sent
-from service.drill.result import seen
-from service.sim.twins.life import START_NS
-from service.sim.twins.registry import TWINS
-from telemetry.families import HistogramPoint
-from telemetry.hdr import Recorder, merged
-from telemetry.histogram_report import merge
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measure, Measured, RequestTimeline
-from telemetry.quantiles import median, quantile
-from telemetry.reasons import Outcome, Phase
-from telemetry.records import Fact, fact_ns
-from telemetry.slo import judge
-from telemetry.slo_policy import SloClass
-from telemetry.slo_report import Verdict
-from telemetry.span_attributes import phase_attributes, root_attributes, token_gaps
-from telemetry.timelines import describe
-from telemetry.timings import timings_of
+from diagnosis.root_cause.counterfactual import symptoms
+from diagnosis.root_cause.outcomes import outcomes_of
+from diagnosis.root_cause.question import Span
+from lab.drills.client import Sent
+from lab.drills.outcome.result import seen
+from lab.load.tally import latency_of
+from lab.twins.life import START_NS
+from lab.twins.registry import TWINS
+from telemetry.facts.reasons import Outcome, Phase
+from telemetry.facts.records import Fact, fact_ns
+from telemetry.metrics.families import HistogramPoint
+from telemetry.numbers.hdr import Recorder, merged
+from telemetry.numbers.quantiles import median, quantile
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import Measure, Measured, RequestTimeline
+from telemetry.requests.slo_policy import SloClass
+from telemetry.requests.timelines import describe
+from telemetry.requests.timings import timings_of
+from telemetry.stats.histogram_report import merge
+from telemetry.stats.slo import judge
+from telemetry.stats.slo_report import Verdict
+from telemetry.traces.span_attributes import phase_attributes, root_attributes, token_gaps
 
 # all of it lies within the minute that the screens look back
 LIFE_NS = 55_000_000_000

@@ -26,28 +26,28 @@ from openvino_world import (
 from parity import Built, Engine
 from test_parity_families import FAMILIES, chunk, some_ids
 
-from service.config import ModelKind, ModelRef
+from service.config.settings import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.host_tier import HostTier
+from service.device.cache.cpu_pool import HostTier
+from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvFormat, PlainKvCache
-from service.device.model import Decoder
-from service.device.openvino_cache import OpenVinoKvCache
-from service.device.openvino_decoder import (
+from service.device.models.model import Decoder
+from service.device.openvino.cache import OpenVinoKvCache
+from service.device.openvino.decoder import (
     PAGE_TOKENS,
     OpenVinoDecoder,
     OpenVinoSettings,
     build_openvino,
 )
-from service.device.openvino_graph import Hold
-from service.device.precision import Precision, cpu_multiplies_bf16
-from service.device.quantize import Int8Format
+from service.device.openvino.graph import Hold
+from service.device.quantization.precision import Precision, cpu_multiplies_bf16
+from service.device.quantization.quantize import Int8Format
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.dummy import DummyWeights
 from service.device.weights.source import WeightSource, open_weights
 from service.text.tokenizer import load_tokenizer
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 LICENSE = Path(__file__).parent.parent / "LICENSE"
 
@@ -269,7 +269,7 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
 def test_nothing_that_reports_home_is_loaded() -> None:
     """OpenVINO's converter reports its own import; we load the runtime without it."""
     program = (
-        "import sys; from service.device.openvino_runtime import load_runtime\n"
+        "import sys; from service.device.openvino.runtime import load_runtime\n"
         "load_runtime().Core()\n"
         "print([name for name in sys.modules if 'openvino_telemetry' in name or '.ovc' in name])"
     )
@@ -280,8 +280,8 @@ def test_a_machine_without_openvino_gets_one_line() -> None:
     """With what to do next."""
     program = (
         "import sys; sys.modules['openvino'] = None\n"
-        "from service.config import ConfigError\n"
-        "from service.device.openvino_runtime import load_runtime\n"
+        "from service.config.settings import ConfigError\n"
+        "from service.device.openvino.runtime import load_runtime\n"
         "try:\n    load_runtime()\nexcept ConfigError as error:\n    print(error)"
     )
     (line,) = run_python(program).stdout.splitlines()

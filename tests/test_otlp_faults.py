@@ -16,9 +16,9 @@ from otlp_receiver import Fault, OtlpReceiver, silent_port
 from otlp_thread import CHUNKS, HASTY, TREE, both, dropped, exporting, offer, stop
 from server import eventually, free_port
 
-from telemetry.otlp import QUEUE_STAMPS
-from telemetry.otlp_delivery import RetryPolicy
-from telemetry.records import ExportFailed
+from telemetry.facts.records import ExportFailed
+from telemetry.traces.otlp import QUEUE_STAMPS
+from telemetry.traces.otlp_delivery import RetryPolicy
 
 
 @both

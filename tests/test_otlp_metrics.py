@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from metrics_world import UNIX_NS, MetricsWorld, engine_started, one_request
 from otlp_receiver import Fault, OtlpReceiver
 
-from telemetry.catalog import all_metrics
-from telemetry.classes import workload_class
-from telemetry.clock import MonotonicClock
-from telemetry.exponential import OTLP_SCALE
-from telemetry.otlp_config import asked_target, wire_settings
-from telemetry.otlp_metrics import Interval, export_request
-from telemetry.otlp_push import MetricPusher, PushStats
-from telemetry.otlp_wire import open_sender
-from telemetry.phases import Measure, Measured
+from telemetry.facts.clock import MonotonicClock
+from telemetry.metrics.catalog import all_metrics
+from telemetry.metrics.otlp_metrics import Interval, export_request
+from telemetry.metrics.otlp_push import MetricPusher, PushStats
+from telemetry.numbers.exponential import OTLP_SCALE
+from telemetry.requests.classes import workload_class
+from telemetry.requests.phases import Measure, Measured
+from telemetry.traces.otlp_config import asked_target, wire_settings
+from telemetry.traces.otlp_wire import open_sender
 
 TRACE = "c" * 32
 

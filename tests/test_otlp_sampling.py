@@ -10,17 +10,17 @@ from opentelemetry.sdk.trace import ReadableSpan
 from otlp_receiver import Fault, OtlpReceiver
 from otlp_thread import CHUNKS, TREE, dropped, exporting, offer, stop
 
-from telemetry import prometheus
-from telemetry.clock import WallAnchor
-from telemetry.happening import Happening
-from telemetry.histograms import Histograms
-from telemetry.otlp_config import service_resource
-from telemetry.phases import RequestTimeline
-from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
-from telemetry.span_attributes import Attributes
-from telemetry.spans import SpanBuilder
-from telemetry.traceparent import new_span_id
-from telemetry.window_fold import Suppliers, WindowFold
+from telemetry.facts.clock import WallAnchor
+from telemetry.facts.happening import Happening
+from telemetry.metrics import prometheus
+from telemetry.requests.phases import RequestTimeline
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.window_fold import Suppliers, WindowFold
+from telemetry.traces.otlp_config import service_resource
+from telemetry.traces.sampling import SamplingPolicy, TailSampler, TracingMode
+from telemetry.traces.span_attributes import Attributes
+from telemetry.traces.spans import SpanBuilder
+from telemetry.traces.traceparent import new_span_id
 
 
 class Clumsy(SpanBuilder):

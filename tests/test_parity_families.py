@@ -23,13 +23,13 @@ from transformers import (
 )
 
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.cache.kv_cache import PlainKvCache
 from service.device.inputs import build_inputs
-from service.device.kv_cache import PlainKvCache
-from service.device.model import Decoder
+from service.device.models.model import Decoder
 from service.device.native.cache import NativeKvCache
 from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
-from service.device.precision import Precision
+from service.device.quantization.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from parity import Engine, Judge, load_ours, load_reference, rounded_to_bf16
 
-from service.config import ModelKind, ModelRef
+from service.config.settings import ModelKind, ModelRef
 from service.device.loader import LoadedEngine
 from service.text.tokenizer import load_tokenizer
 

@@ -14,7 +14,7 @@ from parity import Engine, load_ours
 
 from service.device.loader import LoadedEngine
 from service.engine.plan import SamplingParams
-from service.model_store import resolve_model
+from service.model_files.model_store import resolve_model
 from service.text.tokenizer import load_tokenizer
 
 REPEATING = "red, green, blue, red, green, blue, red, green, blue, red, green,"

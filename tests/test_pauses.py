@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pause_facts import BLOCKED, ENGINE, GATEWAY, GC, OFF_CPU, idled, later, pause, paused, settled
 
-from telemetry.pauses import LEAST_GAP_NS, SETTLE_NS, Pause, PauseLog, overlaps
-from telemetry.reasons import PauseCause
+from telemetry.facts.reasons import PauseCause
+from telemetry.host.pauses import LEAST_GAP_NS, SETTLE_NS, Pause, PauseLog, overlaps
 
 # --- causes of an interval -------------------------------------------------------------
 

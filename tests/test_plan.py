@@ -9,24 +9,24 @@ import pytest
 from msgspec.structs import replace
 from replayed import close, facts_at
 
-from diagnosis.capacity import (
+from diagnosis.root_cause.capacity import (
     RESERVE,
     Workload,
     ceiling_of,
     memory_of,
     plan_capacity,
 )
-from diagnosis.outcomes import outcomes_of
+from diagnosis.root_cause.outcomes import outcomes_of
+from lab.replay.closed_loop import Users, closed_loop
+from lab.replay.recorded import NotReplayable, read_runs
+from lab.replay.turn_cost import TurnCost, fit_turns
+from lab.simulation.scenarios import small_limits
 from service.cli.main import main
-from service.sim.closed_loop import Users, closed_loop
-from service.sim.recorded import NotReplayable, read_runs
-from service.sim.scenarios import small_limits
-from service.sim.turn_cost import TurnCost, fit_turns
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import EngineStarted, ModelShape, StepRecorded
-from telemetry.journal import write_journal
-from telemetry.journal_reader import open_journal
-from telemetry.records import Fact, RequestEnded
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import EngineStarted, ModelShape, StepRecorded
+from telemetry.facts.records import Fact, RequestEnded
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
 
 SHAPE = ModelShape(2, 64, 64, 32, 128, 1000, 2.0, 256)
 WORKLOAD = Workload(users=8, prompt_tokens=24, output_tokens=16)

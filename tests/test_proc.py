@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from telemetry import proc
-from telemetry.proc import CpuTimes, Source
-from telemetry.unavailable import Unavailable
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host import proc
+from telemetry.host.proc import CpuTimes, Source
 
 STAT = "cpu  4384814 583550 375116 3917288 15364 0 4756 25910 0 0\ncpu0 2193047 291775 187558\n"
 PRESSURE = (

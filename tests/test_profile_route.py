@@ -23,10 +23,10 @@ from server import Server, eventually
 
 from dashboards.source import journal_of
 from dashboards.timeline.build import write_timeline
-from diagnosis.whatif import identities_of
+from diagnosis.root_cause.whatif import identities_of
 from service.cli.main import main
-from service.gateway.profile_route import accepts_gzip
-from telemetry.engine_records import ProfileTaken
+from service.gateway.routes.profile_route import accepts_gzip
+from telemetry.facts.engine_records import ProfileTaken
 
 WORD = "zanzibar"
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from facts import MS, accepted, decode, queued, step
 
-from telemetry.clock import ManualClock
-from telemetry.pump import PIECE_WEIGHT, Pump
-from telemetry.recorder import Lane
-from telemetry.records import Fact, fact_ns
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.pump import PIECE_WEIGHT, Pump
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact, fact_ns
 
 
 class Counting:

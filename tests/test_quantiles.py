@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bench.tally import latency_of as bench_latency
-from telemetry.hdr import Distribution, Recorder, distribution_of
-from telemetry.quantiles import median, quantile, quantile_sorted, rank
+from lab.load.tally import latency_of as bench_latency
+from telemetry.numbers.hdr import Distribution, Recorder, distribution_of
+from telemetry.numbers.quantiles import median, quantile, quantile_sorted, rank
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("service", "telemetry", "diagnosis", "dashboards")
@@ -152,7 +152,7 @@ def test_the_product_has_no_other_rule_for_quantiles() -> None:
         for path in _sources(*PRODUCT)
         if (rules := other_rules(path.read_text(), medians=True))
     }
-    found.pop("service/drill/mechanism.py", None)  # the middle of its levels, which are no sample
+    found.pop("lab/drills/mechanism.py", None)  # the middle of its levels, which are no sample
     assert found == {}
 
 

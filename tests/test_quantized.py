@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from parity import Engine, load_ours
 
 from service.cli.main import main
-from service.config import ConfigError, EngineConfig, ModelKind, ModelRef
-from service.device.codes import dequantise_rows, quantise_rows
-from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import (
+from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
+from service.device.cache.kv_cache import (
     KvFormat,
     make_cache,
     page_bytes,
 )
-from service.device.linear import Linear
+from service.device.inputs import SequenceSpan, StepInputs
 from service.device.loader import LoadedEngine, load_executor
-from service.device.quantize import (
+from service.device.quantization.codes import dequantise_rows, quantise_rows
+from service.device.quantization.linear import Linear
+from service.device.quantization.quantize import (
     Int8Format,
     choose_matrix_format,
     fbgemm_fault,
@@ -31,7 +31,7 @@ from service.device.quantize import (
 )
 from service.device.spec import DUMMY_SHAPES
 from service.text.tokenizer import load_tokenizer
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 CPU = torch.device("cpu")
 TINY = DUMMY_SHAPES["tiny"]

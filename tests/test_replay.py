@@ -27,24 +27,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from served import Arrived, facts_of, served
 
-from diagnosis.classifier import Diagnoser
-from diagnosis.offline import diagnose_journal
-from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
-from telemetry.clock import ManualClock
-from telemetry.drain_rate import DrainRate
-from telemetry.histogram_report import TOTAL, distributions, report
-from telemetry.histograms import Histograms
-from telemetry.journal import Journal
-from telemetry.journal_reader import open_journal
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import Measure, Measured, RequestTimeline
-from telemetry.pump import Pump
-from telemetry.recorder import Lane
-from telemetry.records import Fact
-from telemetry.replay import Replay, replay_folds
-from telemetry.step_cost import StepCost, StepCostFold
-from telemetry.timelines import TimelineStore
-from telemetry.window_fold import WindowFold
+from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.offline import diagnose_journal
+from telemetry.costs.step_cost import StepCost, StepCostFold
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.pump import Pump
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact
+from telemetry.journal.journal import Journal
+from telemetry.journal.journal_reader import open_journal
+from telemetry.journal.replay import Replay, replay_folds
+from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import Measure, Measured, RequestTimeline
+from telemetry.requests.timelines import TimelineStore
+from telemetry.stats.drain_rate import DrainRate
+from telemetry.stats.histogram_report import TOTAL, distributions, report
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.window_fold import WindowFold
 
 SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
 # some of the gaps between tokens in these worlds are longer, and so are explained

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from replayed import CLASS, close, facts_at
 
-from diagnosis.whatif import NoiseKind, replay_journal
+from diagnosis.root_cause.whatif import NoiseKind, replay_journal
+from lab.simulation.scenarios import small_limits
+from lab.simulation.settings import SETTINGS, changed_limits
 from service.cli.main import main
-from service.config import ConfigError
-from service.sim.scenarios import small_limits
-from service.sim.settings import SETTINGS, changed_limits
-from telemetry.clock import MonotonicClock
-from telemetry.journal import write_journal
-from telemetry.journal_reader import open_journal
-from telemetry.records import Fact, RequestEnded
+from service.config.settings import ConfigError
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.records import Fact, RequestEnded
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
 
 
 @pytest.fixture(scope="module")

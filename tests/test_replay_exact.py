@@ -10,16 +10,16 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from lab.replay.recorded import END_TOKEN, NotReplayable, read_runs
+from lab.replay.replay_exact import Identity, replay_exactly
+from lab.simulation import sim_executor
+from lab.simulation.scenarios import SCENARIOS, build_scenario, small_limits
+from lab.simulation.workload import Arrival, prefixes
+from lab.simulation.world import Scenario, World
 from service.engine.inbox import Cancel
 from service.engine.limits_record import limits_of, record_of
-from service.sim import sim_executor
-from service.sim.recorded import END_TOKEN, NotReplayable, read_runs
-from service.sim.replay_exact import Identity, replay_exactly
-from service.sim.scenarios import SCENARIOS, build_scenario, small_limits
-from service.sim.workload import Arrival, prefixes
-from service.sim.world import Scenario, World
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import (
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import (
     EngineStarted,
     RecordingSet,
     SequenceAdmitted,
@@ -29,10 +29,10 @@ from telemetry.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.journal import write_journal
-from telemetry.journal_reader import read_journal
-from telemetry.reasons import EndReason
-from telemetry.records import Fact
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import read_journal
 
 
 def facts_of(name: str, seed: int) -> list[Fact]:

@@ -11,15 +11,15 @@ import pytest
 from msgspec.structs import replace
 from replayed import CLASS, COST, close, disturbed, facts_at, run_of
 
-from diagnosis.outcomes import Outcomes, latency_of, outcomes_of
-from service.sim.noise import Disturbance, DrawnNoise, RecordedNoise
-from service.sim.recorded import NotReplayable, RecordedRun
-from service.sim.replay_modelled import Change, replay_modelled
-from service.sim.turn_cost import TurnCost, fit_turns
-from service.sim.workload import Arrival
-from telemetry.engine_records import EngineIdled, SequenceEnded, SequenceQueued, StepRecorded
-from telemetry.records import Fact, RequestEnded, fact_ns
-from telemetry.step_load import Load, load_of_step
+from diagnosis.root_cause.outcomes import Outcomes, latency_of, outcomes_of
+from lab.replay.noise import Disturbance, DrawnNoise, RecordedNoise
+from lab.replay.recorded import NotReplayable, RecordedRun
+from lab.replay.replay_modelled import Change, replay_modelled
+from lab.replay.turn_cost import TurnCost, fit_turns
+from lab.simulation.workload import Arrival
+from telemetry.costs.step_load import Load, load_of_step
+from telemetry.facts.engine_records import EngineIdled, SequenceEnded, SequenceQueued, StepRecorded
+from telemetry.facts.records import Fact, RequestEnded, fact_ns
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.diagnosis.episodes import read_kept
 from benchmarks.diagnosis.records import RECORDS, SUFFIX, results_beside
 from benchmarks.diagnosis.score import HEALTHY, truth_of
-from service.drill.mechanism import TEST
-from service.drill.registry import of_split
+from lab.drills.mechanism import TEST
+from lab.drills.registry import of_split
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

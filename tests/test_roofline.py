@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from facts import MS, decode, prefill, step
 
-from telemetry.engine_records import EngineStarted, ModelShape, Row
-from telemetry.host_records import GpuFound, GpuSampled
-from telemetry.roofline import (
+from telemetry.facts.engine_records import EngineStarted, ModelShape, Row
+from telemetry.facts.host_records import GpuFound, GpuSampled
+from telemetry.host.roofline import (
     WINDOW_NS,
     Peaks,
     Roofline,

@@ -13,13 +13,13 @@ import pytest
 from server import eventually
 from twin_cases import SECOND, twin
 
-from diagnosis.classifier import Diagnoser, Diagnosis
-from diagnosis.root import ACTIONS, REMEDIES, promises_of
-from service.root_failures import RootFailure, RootFailures
-from service.root_worker import CPU_SHARE, NOTHING, RootWorker
-from telemetry.clock import MonotonicClock
-from telemetry.journal import write_journal
-from telemetry.records import fact_ns
+from diagnosis.root_cause.root import ACTIONS, REMEDIES, promises_of
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from service.composition.root_failures import RootFailure, RootFailures
+from service.composition.root_worker import CPU_SHARE, NOTHING, RootWorker
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.records import fact_ns
+from telemetry.journal.journal import write_journal
 
 
 def stalled(tmp_path: Path) -> tuple[bytes, Diagnosis]:
@@ -79,8 +79,8 @@ def test_a_record_that_cannot_be_replayed_is_told(tmp_path: Path) -> None:
 
 
 def test_every_action_has_a_remedy_and_a_promise_is_the_first_that_helps(tmp_path: Path) -> None:
-    from diagnosis.counterfactual import Explanation, Gain
-    from diagnosis.interventions import Cause
+    from diagnosis.root_cause.counterfactual import Explanation, Gain
+    from diagnosis.root_cause.interventions import Cause
 
     _, said = stalled(tmp_path)
     gain = Gain(cause=Cause.STALLS, symptom="tpot_mean", gain=0.5, share=1.0, spared_ms=1200.0)

@@ -14,14 +14,14 @@ from typing import cast
 import pytest
 from prometheus_server import CONFIG
 
-from diagnosis.interventions import Cause
-from diagnosis.rules import RULES
-from diagnosis.runbook import HEADINGS, runbook_path
+from diagnosis.root_cause.interventions import Cause
 from diagnosis.symptoms import Symptom
+from diagnosis.verdicts.rules import RULES
+from diagnosis.verdicts.runbook import HEADINGS, runbook_path
+from lab.simulation.settings import SETTINGS
 from service.cli.main import build_parser
-from service.gateway.ops import ops_routes
-from service.gateway.state import GatewayState
-from service.sim.settings import SETTINGS
+from service.gateway.generation.state import GatewayState
+from service.gateway.routes.ops import ops_routes
 
 FOLDER = runbook_path(Symptom.QUEUE_OVERLOAD).parent
 ROOT = FOLDER.parent

@@ -25,12 +25,12 @@ from facts import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.engine_records import Skip
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import Fact
-from telemetry.sampling import (
+from telemetry.facts.engine_records import Skip
+from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.records import Fact
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
+from telemetry.traces.sampling import (
     REJECTED_PER_S,
     Keep,
     KeptTraces,

@@ -14,9 +14,9 @@ from benchmarks.scaling_engine import (
     Driver,
     build,
 )
-from service.config import ModelKind, ModelRef
+from service.config.settings import ModelKind, ModelRef
 from service.device.weights.dummy import tensor_shape
-from telemetry.roofline import layer_weights, prefill_flop, step_bytes, step_flop
+from telemetry.host.roofline import layer_weights, prefill_flop, step_bytes, step_flop
 
 TINY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

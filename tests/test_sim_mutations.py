@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from lab.simulation.invariants import InvariantViolated
+from lab.simulation.scenarios import build_scenario
+from lab.simulation.world import World
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import Emission, Plan
 from service.engine.request import Request
 from service.engine.scheduler import Scheduler
-from service.sim.invariants import InvariantViolated
-from service.sim.scenarios import build_scenario
-from service.sim.world import World
-from telemetry.engine_records import SequenceEnded, StepRecorded
-from telemetry.reasons import EndReason
+from telemetry.facts.engine_records import SequenceEnded, StepRecorded
+from telemetry.facts.reasons import EndReason
 
 SEEDS = 400
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.simulation.scenarios import SCENARIOS, build_scenario, trace_scenario
+from lab.simulation.world import Report, World
 from service.cli.main import main
-from service.config import ConfigError
+from service.config.settings import ConfigError
 from service.engine.scheduler import Scheduler
-from service.sim.scenarios import SCENARIOS, build_scenario, trace_scenario
-from service.sim.world import Report, World
-from telemetry.engine_records import CacheFlushed, SequenceAdmitted, StepRecorded
+from telemetry.facts.engine_records import CacheFlushed, SequenceAdmitted, StepRecorded
 
 CHAOS_SEEDS = 300
 
@@ -93,7 +93,7 @@ def test_fair_shares_let_the_calm_tenant_wait_less_than_first_come_first_served_
 
 def calm_wait_ns(report: Report) -> int:
     """Time in the queue of the tenant `calm`, all its sequences together."""
-    from telemetry.engine_records import SequenceQueued
+    from telemetry.facts.engine_records import SequenceQueued
 
     queued: dict[int, int] = {}
     total = 0

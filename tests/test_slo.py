@@ -8,13 +8,13 @@ import pytest
 from facts import MS, accepted, parsed, request_ended
 from metrics_world import MetricsWorld, one_request
 
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason
-from telemetry.records import Fact
-from telemetry.slo import SloFold, judge
-from telemetry.slo_policy import DEFAULT_POLICY, SloClass, SloFileError, read_policy
-from telemetry.slo_report import SloStatus, Verdict
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloClass, SloFileError, read_policy
+from telemetry.stats.slo import SloFold, judge
+from telemetry.stats.slo_report import SloStatus, Verdict
 
 TARGET = SloClass(name="x", ttft_ns=30 * MS, itl_ns=20 * MS)
 MINUTE_NS = 60_000_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from diagnosis.question import Question, Span
-from diagnosis.slowness import without_residual, without_stalls
-from service.sim.noise import Disturbance
+from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.slowness import without_residual, without_stalls
+from lab.replay.noise import Disturbance
 
 MS = 1_000_000
 REFERENCE, WINDOW = Span(0, 1_000 * MS), Span(1_000 * MS, 2_000 * MS)

@@ -13,14 +13,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.status import StatusCode
 
-from telemetry.clock import MonotonicClock, WallAnchor
-from telemetry.otlp_config import exporter_from_config, service_resource, wire_settings
-from telemetry.phases import ChunkSpan, PreemptedSpan, RequestTimeline, WaitSpan
-from telemetry.reasons import EndReason, WaitReason
-from telemetry.records import Fact
-from telemetry.span_attributes import MAX_ATTRIBUTES
-from telemetry.spans import MAX_CHUNKS, MAX_HOLDS, MAX_PREEMPTED, MAX_SLOW_GAPS, SpanBuilder
-from telemetry.traceparent import new_span_id, parse_traceparent
+from telemetry.facts.clock import MonotonicClock, WallAnchor
+from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.records import Fact
+from telemetry.requests.phases import ChunkSpan, PreemptedSpan, RequestTimeline, WaitSpan
+from telemetry.traces.otlp_config import exporter_from_config, service_resource, wire_settings
+from telemetry.traces.span_attributes import MAX_ATTRIBUTES
+from telemetry.traces.spans import MAX_CHUNKS, MAX_HOLDS, MAX_PREEMPTED, MAX_SLOW_GAPS, SpanBuilder
+from telemetry.traces.traceparent import new_span_id, parse_traceparent
 
 ANCHOR = WallAnchor(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000)
 

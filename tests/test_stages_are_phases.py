@@ -22,13 +22,13 @@ from facts import (
 from msgspec.structs import replace
 from twin_cases import twin
 
-from diagnosis.counterfactual import timelines_of
-from diagnosis.counts import BUCKET_NS, Stage
-from diagnosis.tally import Tally
-from service.sim.twins.registry import TWINS
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import Phase
-from telemetry.records import Fact, RequestEnded, fact_ns
+from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.counts import BUCKET_NS, Stage
+from diagnosis.root_cause.counterfactual import timelines_of
+from lab.twins.registry import TWINS
+from telemetry.facts.reasons import Phase
+from telemetry.facts.records import Fact, RequestEnded, fact_ns
+from telemetry.requests.phases import RequestTimeline
 
 PHASES = {
     Stage.INGEST: (Phase.ACCEPT, Phase.PARSE, Phase.TOKENIZE),

@@ -28,12 +28,12 @@ from otlp_receiver import OtlpReceiver
 from otlp_thread import exporting, stop
 from otlp_trees import attribute
 
-from telemetry.accountant import Accountant
-from telemetry.engine_records import Skip
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import WaitReason
-from telemetry.records import Fact, RequestAccepted, fact_ns
-from telemetry.sampling import SamplingPolicy, TailSampler, TracingMode
+from telemetry.facts.engine_records import Skip
+from telemetry.facts.reasons import WaitReason
+from telemetry.facts.records import Fact, RequestAccepted, fact_ns
+from telemetry.ledger.accountant import Accountant
+from telemetry.requests.phases import RequestTimeline
+from telemetry.traces.sampling import SamplingPolicy, TailSampler, TracingMode
 
 SAMPLED = SamplingPolicy(TracingMode.SAMPLED, 0.0)
 FULL = SamplingPolicy(TracingMode.FULL)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from server import Server, eventually
 
-from service.device.zero_pages import zeros
-from service.gateway.supervisor import Supervisor
-from service.wiring import end_engine
-from telemetry.clock import ManualClock
-from telemetry.reasons import StartStage
-from telemetry.stages import Stages, start_report
+from service.composition.serving import end_engine
+from service.device.cache.zero_pages import zeros
+from service.gateway.engine_client.supervisor import Supervisor
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.reasons import StartStage
+from telemetry.facts.stages import Stages, start_report
 
 CRITICAL = ["launch", "imports", "weights", "cache", "warm-up", "engine", "announce"]
 

@@ -10,13 +10,16 @@ import torch
 from twin_cases import during, top_of, twin, verdicts
 
 from diagnosis.symptoms import Symptom
+from lab.replay.recorded import read_runs
+from lab.replay.replay_exact import replay_exactly
+from lab.twins.registry import TWINS
 from service.device.attention.torch_paged import TorchPagedAttention
+from service.device.cache.kv_cache import KvCache, PlainKvCache
 from service.device.failures import failure_of, told_failure
 from service.device.inputs import StepInputs
-from service.device.kv_cache import KvCache, PlainKvCache
-from service.device.model import Decoder
+from service.device.models.model import Decoder
 from service.device.parallel.ranks import RankFailed
-from service.device.precision import Precision
+from service.device.quantization.precision import Precision
 from service.device.spec import ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.dummy import DummyWeights
@@ -27,14 +30,11 @@ from service.engine.limits_record import record_of
 from service.engine.loop import EngineLoop
 from service.engine.plan import Grammar, GrammarKind, SamplingParams
 from service.engine.scheduler import Scheduler
-from service.sim.recorded import read_runs
-from service.sim.replay_exact import replay_exactly
-from service.sim.twins.registry import TWINS
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import EngineStarted, SequenceEnded, StepAborted
-from telemetry.reasons import EndReason, StepFailure
-from telemetry.recorder import Lane
-from telemetry.records import Fact
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import EngineStarted, SequenceEnded, StepAborted
+from telemetry.facts.reasons import EndReason, StepFailure
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS, BLOCKS = 16, 64

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 from chrome_trace import KernelTrace
 
-from service import wire
-from service.config import EngineConfig, ModelKind, ModelRef
+from lab.replay.recorded import read_runs
+from lab.replay.replay_exact import replay_exactly
+from lab.simulation.scenarios import build_scenario
+from lab.simulation.world import World
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import load_executor
 from service.engine.admission import Limits
 from service.engine.inbox import Inbox, Submit
 from service.engine.loop import EngineLoop
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
-from service.profiling import Profiles
-from service.sim.recorded import read_runs
-from service.sim.replay_exact import replay_exactly
-from service.sim.scenarios import build_scenario
-from service.sim.world import World
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import ProfileTaken
-from telemetry.recorder import Lane
+from service.process import frames
+from service.process.profiling import Profiles
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import ProfileTaken
+from telemetry.facts.recorder import Lane
 
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 
@@ -51,7 +51,7 @@ class Engine:
         self.loop = EngineLoop(
             Scheduler(limits), self.loaded.executor, self.inbox, self.lane, clock, depth=depth
         )
-        self.answers: list[wire.ProfileEnded] = []
+        self.answers: list[frames.ProfileEnded] = []
         self.profiles = Profiles(self.loop, self.loaded, self.lane, clock, self.answers.append)
         self._next_seq_id = 0
 
@@ -92,7 +92,7 @@ def test_a_profile_holds_the_steps_that_were_asked_for(depth: int, tmp_path: Pat
     engine.submit(tokens=20)
     for _ in range(4):
         engine.turn()
-    engine.profiles.take(wire.StartProfile(5, str(path)))
+    engine.profiles.take(frames.StartProfile(5, str(path)))
     engine.rest()
     (ended,) = engine.answers
     trace = read(path)
@@ -116,7 +116,7 @@ def test_a_profile_changes_no_token_and_is_recorded(depth: int, tmp_path: Path) 
     engine.submit(tokens=12)
     wanted = engine.rest()
     engine.lane.drain()
-    engine.profiles.take(wire.StartProfile(5, str(tmp_path / "trace.json")))
+    engine.profiles.take(frames.StartProfile(5, str(tmp_path / "trace.json")))
     engine.submit(tokens=12)
 
     assert engine.rest() == wanted
@@ -130,7 +130,7 @@ def test_one_after_the_other_each_has_its_own_steps(tmp_path: Path) -> None:
     engine = Engine()
     paths = [tmp_path / f"{number}.json" for number in range(2)]
     for path in paths:
-        engine.profiles.take(wire.StartProfile(3, str(path)))
+        engine.profiles.take(frames.StartProfile(3, str(path)))
         engine.submit(tokens=6)
         engine.rest()
     first, second = (set(read(path).spans("launch")) for path in paths)
@@ -141,9 +141,9 @@ def test_one_after_the_other_each_has_its_own_steps(tmp_path: Path) -> None:
 
 def test_a_profile_of_nothing_is_a_trace_without_steps(tmp_path: Path) -> None:
     engine, path = Engine(), tmp_path / "trace.json"
-    engine.profiles.take(wire.StartProfile(5, str(path)))
+    engine.profiles.take(frames.StartProfile(5, str(path)))
     engine.turn()
-    engine.profiles.take(wire.StopProfile(keep=True))
+    engine.profiles.take(frames.StopProfile(keep=True))
     trace = read(path)
 
     assert [ended.steps for ended in engine.answers] == [0]
@@ -158,11 +158,11 @@ def test_a_profile_that_nobody_wants_leaves_no_file_and_is_recorded(
     """Dropped while a step is in flight; a second word changes nothing."""
     engine, path = Engine(depth=depth), tmp_path / "trace.json"
     engine.submit(tokens=9)
-    engine.profiles.take(wire.StartProfile(50, str(path)))
+    engine.profiles.take(frames.StartProfile(50, str(path)))
     for _ in range(4):
         engine.turn()
-    engine.profiles.take(wire.StopProfile(keep=False))
-    engine.profiles.take(wire.StopProfile(keep=False))
+    engine.profiles.take(frames.StopProfile(keep=False))
+    engine.profiles.take(frames.StopProfile(keep=False))
     (ended,) = engine.answers
 
     assert len(engine.rest()) > 0
@@ -175,14 +175,14 @@ def test_a_profile_that_nobody_wants_leaves_no_file_and_is_recorded(
 
 def test_a_file_that_cannot_be_written_is_told_and_the_engine_goes_on(tmp_path: Path) -> None:
     engine = Engine()
-    engine.profiles.take(wire.StartProfile(2, str(tmp_path / "missing" / "trace.json")))
+    engine.profiles.take(frames.StartProfile(2, str(tmp_path / "missing" / "trace.json")))
     engine.submit(tokens=6)
 
     assert len(engine.rest()) == 6
     (ended,) = engine.answers
     assert ended.error is not None
     assert "\n" not in ended.error
-    engine.profiles.take(wire.StartProfile(2, str(tmp_path / "trace.json")))
+    engine.profiles.take(frames.StartProfile(2, str(tmp_path / "trace.json")))
     engine.submit(tokens=6)
     engine.rest()
     assert len(read(tmp_path / "trace.json").spans("launch")) == 2
@@ -196,19 +196,19 @@ def test_a_profiler_that_cannot_start_is_told_and_the_engine_goes_on(
 
     monkeypatch.setattr("torch.autograd.profiler.profile.__enter__", refused)
     engine = Engine()
-    engine.profiles.take(wire.StartProfile(2, str(tmp_path / "trace.json")))
+    engine.profiles.take(frames.StartProfile(2, str(tmp_path / "trace.json")))
     engine.submit(tokens=4)
 
     assert len(engine.rest()) == 4
     (ended,) = engine.answers
-    assert ended == wire.ProfileEnded(0, "", "RuntimeError: the device is being profiled already")
+    assert ended == frames.ProfileEnded(0, "", "RuntimeError: the device is being profiled already")
     assert engine.profiles.open is None
 
 
 def test_what_torch_does_not_compute_has_spans_and_says_so(tmp_path: Path) -> None:
     """Our C++ decoder: steps, and the operators of sampling."""
     engine, path = Engine(executor="native"), tmp_path / "trace.json"
-    engine.profiles.take(wire.StartProfile(3, str(path)))
+    engine.profiles.take(frames.StartProfile(3, str(path)))
     engine.submit(tokens=6)
     engine.rest()
     (ended,) = engine.answers

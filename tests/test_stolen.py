@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 from replayed import CLASS, facts_at
 
-from diagnosis.outcomes import outcomes_of
-from diagnosis.whatif import NoiseKind, replay_journal
-from service.sim.noise import Disturbance, DrawnNoise
-from service.sim.stolen import StolenNoise, StolenTime
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import StepRecorded
-from telemetry.host_records import HostSampled
-from telemetry.journal import write_journal
-from telemetry.journal_reader import Journal, open_journal
-from telemetry.records import Fact, fact_ns
+from diagnosis.root_cause.outcomes import outcomes_of
+from diagnosis.root_cause.whatif import NoiseKind, replay_journal
+from lab.replay.noise import Disturbance, DrawnNoise
+from lab.replay.stolen import StolenNoise, StolenTime
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.host_records import HostSampled
+from telemetry.facts.records import Fact, fact_ns
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import Journal, open_journal
 
 S = 1_000_000_000
 COST_NS = 10_000_000

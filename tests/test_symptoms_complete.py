@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.symptoms import Symptom
-from service.drill.registry import mechanisms_of
-from service.sim.twins.registry import TWINS
+from lab.drills.registry import mechanisms_of
+from lab.twins.registry import TWINS
 
 
 @pytest.mark.parametrize("symptom", Symptom)

@@ -17,7 +17,7 @@ from server import Server, eventually
 from service.device.loader import LoadedEngine
 from service.device.parallel.decoder import ParallelDecoder
 from service.device.parallel.ranks import RankFailed
-from telemetry.reasons import StepFailure
+from telemetry.facts.reasons import StepFailure
 
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 33, [300]]
 OUTPUT_TOKENS = 12

@@ -10,9 +10,8 @@ from metrics_world import MetricsWorld, engine_started
 from ranked import ARCHITECTURES, CPU, DUMMY, config_of, steps, tensor_names, weights_of
 from test_exposition import one, text
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 from service.device.loader import load_executor
-from service.device.parallel.collectives import refuse_impossible, skew_ns
 from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
@@ -21,9 +20,10 @@ from service.device.parallel.messages import (
     unpack_order,
     unpack_stays,
 )
-from service.device.parallel.shard import Rank, ShardedWeights, floor_shape, part_of
+from service.device.sharding.collectives import refuse_impossible, skew_ns
+from service.device.sharding.shard import Rank, ShardedWeights, floor_shape, part_of
 from service.device.spec import DUMMY_SHAPES
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 BY_COLUMNS = ("o_proj", "down_proj")

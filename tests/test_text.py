@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from service.config import ConfigError, ModelKind, ModelRef
+from service.config.settings import ConfigError, ModelKind, ModelRef
 from service.device.spec import DUMMY_SHAPES
 from service.text.chat_template import TemplateError, render_chat
 from service.text.detokenizer import Detokenizer, StopScanner

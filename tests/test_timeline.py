@@ -30,12 +30,12 @@ from dashboards.timeline.engine_track import ranges
 from dashboards.timeline.host_track import HostTrack
 from dashboards.timeline.trace import Slice, Slots, TraceWriter, nested
 from service.cli.main import main
-from telemetry.clock import ManualClock
-from telemetry.engine_records import CacheFlushed, StepRecorded
-from telemetry.journal import Journal, write_journal
-from telemetry.journal_reader import open_journal
-from telemetry.reasons import EndReason
-from telemetry.records import EngineDied, Fact, RequestParsed, StallDetected
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import CacheFlushed, StepRecorded
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import EngineDied, Fact, RequestParsed, StallDetected
+from telemetry.journal.journal import Journal, write_journal
+from telemetry.journal.journal_reader import open_journal
 
 
 def drawn(folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS) -> tuple[Trace, Drawn]:

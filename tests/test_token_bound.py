@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from service.config import ModelKind, ModelRef
+from service.config.settings import ModelKind, ModelRef
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.token_bound import token_bound
 from service.text.token_bytes import byte_level_table

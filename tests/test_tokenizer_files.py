@@ -11,7 +11,7 @@ from model_folders import TINY, tiny_gguf, write_config, write_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from service.config import ConfigError, ModelKind, ModelRef
+from service.config.settings import ConfigError, ModelKind, ModelRef
 from service.text.tokenizer import Tokenizer, load_tokenizer
 
 # tokenizer_config.json of published checkpoints, their tokens replaced by those at hand

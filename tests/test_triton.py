@@ -23,13 +23,13 @@ from torch.nn import functional
 
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
-from service.device.codes import quantise_rows
+from service.device.cache.kv_cache import KvFormat, Side, make_cache
 from service.device.inputs import build_inputs
-from service.device.kv_cache import KvFormat, Side, make_cache
-from service.device.layers import rotate
-from service.device.model import Decoder
-from service.device.ops import PlainOps
-from service.device.precision import Precision
+from service.device.models.model import Decoder
+from service.device.models.ops import PlainOps
+from service.device.quantization.codes import quantise_rows
+from service.device.quantization.precision import Precision
+from service.device.rope import rotate
 from service.device.triton.attention import (
     Heads,
     Sequences,

@@ -18,21 +18,18 @@ from twin_measures import (
 )
 from twin_traces import TRACES, fault, of, pauses
 
-from service.sim.recorded import read_runs
-from service.sim.replay_exact import replay_exactly
-from service.sim.twins.compounds import COMPOUNDS, build_compound
-from service.sim.twins.life import REFERENCE, START_NS, Span
-from service.sim.twins.registry import TWINS, build_twin
-from service.sim.twins.twin import Twin
-from telemetry.accountant import Accountant
-from telemetry.engine_records import (
+from lab.replay.recorded import read_runs
+from lab.replay.replay_exact import replay_exactly
+from lab.twins.compounds import COMPOUNDS, build_compound
+from lab.twins.life import REFERENCE, START_NS, Span
+from lab.twins.registry import TWINS, build_twin
+from lab.twins.twin import Twin
+from telemetry.facts.engine_records import (
     SequenceEnded,
     SequenceQueued,
 )
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import HostProcess, PauseCause
-from telemetry.records import (
+from telemetry.facts.reasons import HostProcess, PauseCause
+from telemetry.facts.records import (
     EngineDied,
     Fact,
     RequestAccepted,
@@ -42,6 +39,9 @@ from telemetry.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.ledger.accountant import Accountant
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 
 SECOND = 1_000_000_000
 SETTLED = Span(START_NS + 4 * SECOND, START_NS + 30 * SECOND)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from parity import Engine
 
-from service.config import EngineConfig, ModelKind, ModelRef
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.executor import StepFailed
 from service.engine.warm_up import warm_up
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 110))]

@@ -18,16 +18,16 @@ from facts import (
 from recording import SECOND, Recording
 from served import started
 
-from telemetry.engine_records import (
+from telemetry.facts.engine_records import (
     EngineIdled,
     GrammarCompiled,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
 )
-from telemetry.journal_reader import read_journal
-from telemetry.records import EngineDied, Fact, StallDetected
-from telemetry.watchdog import StallWatchdog, process_state
+from telemetry.facts.records import EngineDied, Fact, StallDetected
+from telemetry.journal.journal_reader import read_journal
+from telemetry.journal.watchdog import StallWatchdog, process_state
 
 
 def busy() -> list[Fact]:

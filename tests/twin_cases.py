@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from diagnosis.classifier import Diagnoser, Diagnosis
-from diagnosis.reference import Reference
-from service.sim.twins.registry import build_twin
-from service.sim.twins.twin import Twin
-from telemetry.records import fact_ns
+from diagnosis.detection.reference import Reference
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from lab.twins.registry import build_twin
+from lab.twins.twin import Twin
+from telemetry.facts.records import fact_ns
 
 SEED = 5
 SECOND = 1_000_000_000

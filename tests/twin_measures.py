@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from service.sim.twins.life import Span
-from telemetry.engine_records import SequenceAdmitted, StepRecorded
-from telemetry.reasons import Outcome, WaitReason
-from telemetry.records import (
+from lab.twins.life import Span
+from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
+from telemetry.facts.reasons import Outcome, WaitReason
+from telemetry.facts.records import (
     Fact,
     RequestAccepted,
     RequestEnded,

@@ -7,9 +7,9 @@ from typing import Any
 
 from twin_measures import computed_again, encoding, hits, share_of_steps, steps, waits
 
-from service.sim.twins.life import REFERENCE, START_NS, Span
-from service.sim.twins.twin import Twin
-from telemetry.engine_records import (
+from lab.twins.life import REFERENCE, START_NS, Span
+from lab.twins.twin import Twin
+from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineStarted,
     GrammarCompiled,
@@ -19,9 +19,9 @@ from telemetry.engine_records import (
     SequencePaused,
     StepRecorded,
 )
-from telemetry.host_records import HostPaused, HostSampled
-from telemetry.reasons import EndReason, HostProcess, PauseCause, WaitReason
-from telemetry.records import (
+from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, WaitReason
+from telemetry.facts.records import (
     EngineDied,
     EngineHung,
     EngineRecovered,

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.contract.client import HOST, NotSupported, call, message_of, now_ns
 from benchmarks.machine import CORES, machine
-from telemetry.quantiles import quantile
+from telemetry.numbers.quantiles import quantile
 
 READY_TIMEOUT_S = 300
 

@@ -42,8 +42,8 @@ from benchmarks.contract.common import (
 from benchmarks.contract.lateness import Lateness
 from benchmarks.contract.soak import TENANTS, chat_body, schema_body
 from dashboards.source import journal_of
-from diagnosis.whatif import identities_of
-from telemetry.engine_records import SequenceAdmitted
+from diagnosis.root_cause.whatif import identities_of
+from telemetry.facts.engine_records import SequenceAdmitted
 
 FLAGS = ("--kv-memory", "32MiB", "--max-num-seqs", "8", "--max-batched-tokens", "128",
          "--max-model-len", "1024", "--stream-buffer", "64", "--fairness", "vtc",

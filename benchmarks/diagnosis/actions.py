@@ -28,22 +28,22 @@ from benchmarks.diagnosis.episodes import RESULTS, say, work_folder
 from benchmarks.diagnosis.promise import Promise
 from benchmarks.diagnosis.records import read_clients
 from benchmarks.machine import machine
-from diagnosis.counterfactual import Explanation
-from diagnosis.root import ACTIONS, root_cause
+from diagnosis.root_cause.counterfactual import Explanation
+from diagnosis.root_cause.root import ACTIONS, root_cause
 from diagnosis.symptoms import Symptom
-from service.drill.client import Sent
-from service.drill.episode import run_episode
-from service.drill.labels import FOLDER as LABELS
-from service.drill.mechanism import DEV
-from service.drill.registry import find, mechanisms_of
-from service.drill.result import EpisodeResult
-from service.drill.spec import EpisodeSpec, Phases
-from service.sim.recorded import NotReplayable
-from telemetry.clock import MonotonicClock
-from telemetry.journal import write_journal
-from telemetry.journal_reader import open_journal
-from telemetry.quantiles import quantile
-from telemetry.records import fact_ns
+from lab.drills.client import Sent
+from lab.drills.episode import run_episode
+from lab.drills.mechanism import DEV
+from lab.drills.outcome.labels import FOLDER as LABELS
+from lab.drills.outcome.result import EpisodeResult
+from lab.drills.registry import find, mechanisms_of
+from lab.drills.spec import EpisodeSpec, Phases
+from lab.replay.recorded import NotReplayable
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.records import fact_ns
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
+from telemetry.numbers.quantiles import quantile
 
 OUT = RESULTS.parent / "actions.json"
 CLASSES = (

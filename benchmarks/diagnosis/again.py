@@ -28,13 +28,13 @@ from benchmarks.diagnosis.records import (
     read_clients,
     results_beside,
 )
-from diagnosis.classifier import Diagnoser
-from diagnosis.offline import baseline_of
-from diagnosis.reference import BaselineError, Reference
-from service.drill.result import EpisodeResult, first_harmed_ns, limits_of, usual_of
-from service.drill.watch import EVERY_S, Look, Turn, timeline
-from telemetry.journal_reader import open_journal
-from telemetry.records import fact_ns
+from diagnosis.detection.reference import BaselineError, Reference
+from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.offline import baseline_of
+from lab.drills.outcome.result import EpisodeResult, first_harmed_ns, limits_of, usual_of
+from lab.drills.watch import EVERY_S, Look, Turn, timeline
+from telemetry.facts.records import fact_ns
+from telemetry.journal.journal_reader import open_journal
 
 _LATER_NS = int(EVERY_S / 2 * 1e9)
 

@@ -30,13 +30,13 @@ from benchmarks.diagnosis.records import add_records, folder_of, read_clients, r
 from benchmarks.diagnosis.score import judge
 from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, weigh
 from benchmarks.machine import machine
-from diagnosis.counterfactual import Values, symptoms, timelines_of
-from diagnosis.question import Question, Span
-from diagnosis.reference import read_baseline
-from service.sim.recorded import NotReplayable, read_runs
-from service.sim.turn_cost import fit_turns
-from telemetry.journal_reader import open_journal
-from telemetry.phases import RequestTimeline
+from diagnosis.detection.reference import read_baseline
+from diagnosis.root_cause.counterfactual import Values, symptoms, timelines_of
+from diagnosis.root_cause.question import Question, Span
+from lab.replay.recorded import NotReplayable, read_runs
+from lab.replay.turn_cost import fit_turns
+from telemetry.journal.journal_reader import open_journal
+from telemetry.requests.phases import RequestTimeline
 
 
 def phase_span(kept: Kept, begin_s: float, end_s: float) -> Span:

@@ -1,4 +1,4 @@
-"""How sure findings may be: the constants of `diagnosis/confidence.py`, fitted and checked.
+"""How sure findings may be: fits and checks the constants of `diagnosis/verdicts/confidence.py`.
 
 Servers in virtual time are lived through, with one fault and with two. Each half second each
 finding is a sample: its share of the harm, how long that was watched, and whether that cause was
@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.diagnosis.twins import HEALTHY, live_through
 from benchmarks.machine import machine
-from diagnosis.confidence import FITTED, features_of
-from service.sim.twins.compounds import COMPOUNDS, build_compound
-from service.sim.twins.registry import TWINS, build_twin
-from service.sim.twins.twin import Twin
+from diagnosis.verdicts.confidence import FITTED, features_of
+from lab.twins.compounds import COMPOUNDS, build_compound
+from lab.twins.registry import TWINS, build_twin
+from lab.twins.twin import Twin
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "calibration.json"
 _BINS = 10

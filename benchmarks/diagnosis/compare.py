@@ -26,7 +26,7 @@ from benchmarks.diagnosis.episodes import HEALTHY, Kept, read_kept
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
 from benchmarks.diagnosis.score import APART, judge_kept, macro_f1, pairs_of, top_1, truth_of
 from benchmarks.diagnosis.streamed import Example, figures_of, lessons_of, lived, usual_rows
-from service.drill.mechanism import DEV, TEST
+from lab.drills.mechanism import DEV, TEST
 
 OURS, TREES = "phasescope", "trees"
 Seconds = tuple[list[Row], list[Row]]

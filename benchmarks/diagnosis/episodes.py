@@ -30,14 +30,14 @@ import msgspec
 from benchmarks.diagnosis.gauges import Gauges, gauges_of_file
 from benchmarks.diagnosis.records import RECORDS, pack, results_beside
 from benchmarks.machine import machine
-from service.config import ConfigError
-from service.drill.episode import run_episode
-from service.drill.mechanism import DEV, TEST, Mechanism
-from service.drill.registry import find, mechanisms_of, of_split
-from service.drill.result import EpisodeResult
-from service.drill.servers import DidNotStart
-from service.drill.spec import Capacity, EpisodeSpec, Phases
-from service.drill.watch import Turn
+from lab.drills.episode import run_episode
+from lab.drills.mechanism import DEV, TEST, Mechanism
+from lab.drills.outcome.result import EpisodeResult
+from lab.drills.registry import find, mechanisms_of, of_split
+from lab.drills.servers import DidNotStart
+from lab.drills.spec import Capacity, EpisodeSpec, Phases
+from lab.drills.watch import Turn
+from service.config.settings import ConfigError
 
 RESULTS = results_beside(RECORDS)
 SMOKE, HEALTHY, CLEAN = "smoke", "healthy", "clean"

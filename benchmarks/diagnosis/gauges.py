@@ -15,14 +15,14 @@ from statistics import fmean
 
 import msgspec
 
-from telemetry.engine_records import StepRecorded
-from telemetry.host_records import HostSampled
-from telemetry.journal_reader import open_journal
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.quantiles import quantile_sorted
-from telemetry.reasons import Outcome
-from telemetry.records import Fact, fact_ns
+from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.host_records import HostSampled
+from telemetry.facts.reasons import Outcome
+from telemetry.facts.records import Fact, fact_ns
+from telemetry.journal.journal_reader import open_journal
+from telemetry.numbers.quantiles import quantile_sorted
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 
 SECOND = 1_000_000_000
 GAUGES = (

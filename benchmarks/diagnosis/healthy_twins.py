@@ -22,11 +22,11 @@ import msgspec
 
 from benchmarks.diagnosis.episodes import HEALTHY_LOADS, RESULTS
 from benchmarks.machine import machine
-from diagnosis.classifier import Diagnoser
-from service.sim.twins.life import START_NS, Life, Span
-from service.sim.twins.traffic import Setting
-from service.sim.twins.world import live
-from telemetry.records import fact_ns
+from diagnosis.verdicts.classifier import Diagnoser
+from lab.twins.life import START_NS, Life, Span
+from lab.twins.traffic import Setting
+from lab.twins.world import live
+from telemetry.facts.records import fact_ns
 
 OUT = RESULTS.parent / "healthy_twins.json"
 LIFE_S, WARM_S = 620.0, 20.0

@@ -20,8 +20,8 @@ import msgspec
 
 from benchmarks.diagnosis.records import JOURNALS, SUFFIX, add_records, folder_of
 from benchmarks.machine import machine
-from diagnosis.whatif import identities_of
-from telemetry.journal_reader import open_journal
+from diagnosis.root_cause.whatif import identities_of
+from telemetry.journal.journal_reader import open_journal
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,13 +21,13 @@ from typing import TypeVar
 
 import msgspec
 
-from diagnosis.reference import read_baseline, save_baseline
-from service.drill.client import Sent
-from telemetry.clock import MonotonicClock
-from telemetry.engine_records import EngineStarted
-from telemetry.journal import write_journal
-from telemetry.journal_reader import open_journal
-from telemetry.records import Fact
+from diagnosis.detection.reference import read_baseline, save_baseline
+from lab.drills.client import Sent
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.records import Fact
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "records"
 EPISODES = "episodes"

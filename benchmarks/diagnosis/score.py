@@ -26,11 +26,11 @@ import msgspec
 from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.gauges import GAUGES
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
-from service.drill.result import EpisodeResult
-from service.drill.spec import Phase
-from service.drill.watch import Turn
-from telemetry.quantiles import rank
-from telemetry.slo_policy import DEFAULT_POLICY
+from lab.drills.outcome.result import EpisodeResult
+from lab.drills.spec import Phase
+from lab.drills.watch import Turn
+from telemetry.numbers.quantiles import rank
+from telemetry.requests.slo_policy import DEFAULT_POLICY
 
 HEALTHY, UNSURE, SILENT = "healthy", "indeterminate", "no answer"
 THIN = "telemetry_degraded"

@@ -16,8 +16,8 @@ import msgspec
 from benchmarks.diagnosis.baselines import HEALTHY, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.score import Judged, by_class, judge_kept, quantiles, score, truth_of
-from service.drill.spec import Phase
-from service.drill.watch import Turn
+from lab.drills.spec import Phase
+from lab.drills.watch import Turn
 
 WINDOW_S = 10
 _LEAST_S = 3  # of a server that has only begun

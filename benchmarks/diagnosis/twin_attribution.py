@@ -20,15 +20,15 @@ import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS
 from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, weigh
-from diagnosis.counterfactual import symptoms, timelines_of
-from diagnosis.question import Question, Span
-from diagnosis.root import ACTIONS
-from service.sim.recorded import NotReplayable, read_runs
-from service.sim.turn_cost import fit_turns
-from service.sim.twins.life import REFERENCE
-from service.sim.twins.registry import TWINS, build_clean, build_twin
-from service.sim.twins.twin import Twin
-from telemetry.records import fact_ns
+from diagnosis.root_cause.counterfactual import symptoms, timelines_of
+from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.root import ACTIONS
+from lab.replay.recorded import NotReplayable, read_runs
+from lab.replay.turn_cost import fit_turns
+from lab.twins.life import REFERENCE
+from lab.twins.registry import TWINS, build_clean, build_twin
+from lab.twins.twin import Twin
+from telemetry.facts.records import fact_ns
 
 OUT = RESULTS.parent / "twin_attribution.json"
 

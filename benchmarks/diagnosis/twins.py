@@ -22,12 +22,12 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from benchmarks.machine import machine
-from diagnosis.classifier import Diagnoser, Diagnosis
-from service.sim.twins.compounds import COMPOUNDS, build_compound
-from service.sim.twins.registry import TWINS, build_twin
-from service.sim.twins.twin import Twin
-from telemetry.quantiles import quantile_sorted
-from telemetry.records import fact_ns
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from lab.twins.compounds import COMPOUNDS, build_compound
+from lab.twins.registry import TWINS, build_twin
+from lab.twins.twin import Twin
+from telemetry.facts.records import fact_ns
+from telemetry.numbers.quantiles import quantile_sorted
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "twins.json"
 HEALTHY = "healthy"

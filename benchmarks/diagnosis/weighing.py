@@ -7,20 +7,20 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.diagnosis.promise import Promise
-from diagnosis.counterfactual import (
+from diagnosis.root_cause.counterfactual import (
     Values,
     explain,
     finished_in_both,
     symptoms,
     timelines_of,
 )
-from diagnosis.interventions import Cause, Edit, interventions
-from diagnosis.question import Question
-from diagnosis.root import ACTIONS
+from diagnosis.root_cause.interventions import Cause, Edit, interventions
+from diagnosis.root_cause.question import Question
+from diagnosis.root_cause.root import ACTIONS
 from diagnosis.symptoms import Symptom
-from service.sim.replay_modelled import replay_modelled
-from telemetry.phases import RequestTimeline
-from telemetry.quantiles import quantile
+from lab.replay.replay_modelled import replay_modelled
+from telemetry.numbers.quantiles import quantile
+from telemetry.requests.phases import RequestTimeline
 
 _FLOORS = 3.0
 _LEAST_INNOCENT = 5

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.paired import DRAWS, Block, Cost, Floats, Pair, gap_at
-from telemetry.quantiles import rank
+from telemetry.numbers.quantiles import rank
 
 OFF, CONTROL, ON = "off", "off again", "on"
 

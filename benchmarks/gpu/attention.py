@@ -19,9 +19,9 @@ from service.device.attention.flash_paged import FlashPagedAttention
 from service.device.attention.flash_providers import find_provider
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
+from service.device.cache.kv_cache import KvCache, KvFormat, make_cache
 from service.device.cuda.runtime import Runtime
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvCache, KvFormat, make_cache
 from service.device.spec import ModelSpec
 
 _TRITON_PAGE_TOKENS, _TORCH_PAGE_TOKENS = 64, 16

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from telemetry.clock import Clock
+from telemetry.facts.clock import Clock
 
 Path = tuple[str, ...]
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import pynvml
 
-from telemetry.clock import Clock
-from telemetry.gpu_device import Device, driver_version, find_devices, read_device
-from telemetry.gpu_gpm import Gpm
-from telemetry.gpu_peaks import peak_bytes_per_s
-from telemetry.unavailable import Unavailable, Value
+from telemetry.facts.clock import Clock
+from telemetry.facts.unavailable import Unavailable, Value
+from telemetry.host.gpu_device import Device, driver_version, find_devices, read_device
+from telemetry.host.gpu_gpm import Gpm
+from telemetry.host.gpu_peaks import peak_bytes_per_s
 
 _STATE = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "clock_events")
 

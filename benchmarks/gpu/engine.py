@@ -14,14 +14,14 @@ from benchmarks.gpu.counters import counted_bytes_per_s
 from benchmarks.gpu.hosted import Hosted, Played, Script, busy_ns_of, limits_of
 from benchmarks.gpu.workload import Asked
 from benchmarks.scaling_engine import Built, Driver
-from service.config import EngineConfig, ModelKind, ModelRef
+from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
-from service.engine.blocks import blocks_for
 from service.engine.inbox import Submit
+from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, SamplingParams, StepOutcome
-from telemetry.clock import MonotonicClock
-from telemetry.roofline import prefill_flop, step_bytes
-from telemetry.unavailable import Unavailable
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host.roofline import prefill_flop, step_bytes
 
 GREEDY = SamplingParams(temperature=0.0)
 _WARM_STEPS = 3

@@ -20,12 +20,12 @@ from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.plan import Plan, StepOutcome
 from service.engine.scheduler import Scheduler
-from service.host import EngineHost
-from service.link import Link
-from service.profiling import Profiles
-from service.wire import Frame, Shutdown, ToEngine
-from telemetry.clock import MonotonicClock
-from telemetry.recorder import Lane
+from service.process.engine_main import EngineHost
+from service.process.frames import Frame, Shutdown, ToEngine
+from service.process.link import Link
+from service.process.profiling import Profiles
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.recorder import Lane
 
 # what arrives before each turn of the loop; the engine shuts down when there is no more
 Script = Iterator[Sequence[ToEngine]]

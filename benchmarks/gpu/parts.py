@@ -27,10 +27,10 @@ from benchmarks.gpu.timing import flushed, runtime_of
 from benchmarks.gpu.transformers_peer import Task, measure
 from benchmarks.gpu.workload import lean_workload
 from benchmarks.machine import machine
-from service.device.kv_cache import KvFormat
+from service.device.cache.kv_cache import KvFormat
 from service.device.loader import LoadedEngine
 from service.device.spec import DUMMY_SHAPES
-from telemetry.gc_watch import settle_collector
+from telemetry.host.gc_watch import settle_collector
 
 _RESERVE_S = 5.0
 _PEER_LIMIT_S = 150.0

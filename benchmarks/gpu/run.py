@@ -26,7 +26,7 @@ from benchmarks.gpu.counters import gpu_state
 from benchmarks.gpu.report import table
 from benchmarks.gpu.sizes import SHAPES, STAND_IN, on_gpu
 from benchmarks.gpu.targets import targets
-from telemetry.clock import MonotonicClock, process_start_ns
+from telemetry.facts.clock import MonotonicClock, process_start_ns
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu.json"
 LIMIT_S = 540.0

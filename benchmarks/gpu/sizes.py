@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.device.spec import DUMMY_SHAPES
-from telemetry.roofline import layer_weights
+from telemetry.host.roofline import layer_weights
 
 SHAPES = ("llama-8b", "llama-1b", "qwen3-0.6b")  # the most important first
 

@@ -31,8 +31,8 @@ from benchmarks.paired import Block, Pair, pairs_of, quad_order
 from service.engine.admission import Limits
 from service.engine.executor import Executor
 from service.engine.inbox import Cancel, SetRecording
-from service.wire import ToEngine
-from telemetry.reasons import EndReason
+from service.process.frames import ToEngine
+from telemetry.facts.reasons import EndReason
 
 _BLOCKS = 5  # of one set of sequences, the first uncounted
 _SPARE_TOKENS = 64  # while others' prompts are computed

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 
 def runtime_of(device: torch.device) -> Runtime:

@@ -52,7 +52,7 @@ def _work(command: str, value: str) -> Callable[[], object]:
 
 def _in_engine_loop(work: Callable[[], None]) -> bool:
     """Leave it to the engine's loop, where it reads commands between two steps."""
-    host: Any = sys.modules.get("service.host")
+    host: Any = sys.modules.get("service.process.engine_main")
     if host is None:
         return False
     if not hasattr(host.Link, "unhindered_receive"):

@@ -42,8 +42,8 @@ from benchmarks.mlperf.compare import (
 from benchmarks.mlperf.loadgen import STAMPS_FILE, Task, loadgen_module
 from benchmarks.mlperf.samples import Sample, make_samples
 from benchmarks.scaling_engine import load_spec
-from service.config import ConfigError
-from service.model_store import resolve_model
+from service.config.settings import ConfigError
+from service.model_files.model_store import resolve_model
 
 RESULTS = Path(__file__).parents[1] / "results"
 LIMIT = 0.02

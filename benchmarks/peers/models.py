@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.peers.layout import Layout, PeerError, default_root, fail, run, say
-from service.config import ConfigError, ModelKind, ModelRef
+from service.config.settings import ConfigError, ModelKind, ModelRef
 from service.device.spec import ModelSpec
 from service.device.weights.source import open_weights
-from service.gguf_file import GgufFile
-from service.model_store import resolve_model
+from service.model_files.gguf_file import GgufFile
+from service.model_files.model_store import resolve_model
 from service.text.tokenizer import Tokenizer, load_tokenizer
 
 # what the model's published tokenizer makes of digits: each one is a token of its own

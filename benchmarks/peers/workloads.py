@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks.peers.layout import Layout
 from benchmarks.peers.recipes import Start
-from service.bench.errors import BenchError
-from service.bench.result import BenchResult, ClassResult, Latency, Progress, Spread
-from service.bench.run import run_bench
-from service.bench.spec import BenchSpec, ClassSpec, Fixed, Interval, PromptForm, Users
-from service.config import ConfigError
+from lab.load.errors import BenchError
+from lab.load.result import BenchResult, ClassResult, Latency, Progress, Spread
+from lab.load.run import run_bench
+from lab.load.spec import BenchSpec, ClassSpec, Fixed, Interval, PromptForm, Users
+from service.config.settings import ConfigError
 
 SHORT, LONG = 64, 1500
 _DRAIN_S = 120.0

@@ -10,9 +10,9 @@ from rich.live import Live
 
 from dashboards.monitor.client import Client, Unreachable
 from dashboards.monitor.screen import screen
-from diagnosis.classifier import Diagnosis
-from telemetry.clock import Clock, MonotonicClock, sleep_ns
-from telemetry.window import Snapshot
+from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
+from telemetry.stats.window import Snapshot
 
 _ONCE_WIDTH, _ONCE_HEIGHT = 110, 34
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 
 from dashboards.explain import Explained
-from diagnosis.classifier import Diagnosis
-from telemetry.window import Snapshot
+from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.stats.window import Snapshot
 
 _TIMEOUT_S = 3.0
 _HINTS = {401: "; give --debug-key", 404: "; it is not known, or not any more"}

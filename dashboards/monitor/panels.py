@@ -7,8 +7,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from diagnosis.classifier import Diagnosis
-from telemetry.window import Cell, GridRow, Snapshot
+from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.stats.window import Cell, GridRow, Snapshot
 
 MEASURES = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
 

@@ -6,8 +6,8 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 
 from dashboards.monitor import panels
-from diagnosis.classifier import Diagnosis
-from telemetry.window import Snapshot
+from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.stats.window import Snapshot
 
 _SIDE_BY_SIDE = 78
 _FIXED_LINES = 18

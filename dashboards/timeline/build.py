@@ -15,8 +15,7 @@ from dashboards.timeline.engine_track import EngineTrack
 from dashboards.timeline.host_track import HostTrack
 from dashboards.timeline.request_track import RequestTrack
 from dashboards.timeline.trace import Args, TraceWriter
-from telemetry.accountant import DEFAULT_ITL_TARGET_NS, Accountant
-from telemetry.engine_records import (
+from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
     GrammarCompiled,
@@ -27,11 +26,8 @@ from telemetry.engine_records import (
     SequenceResumed,
     StepRecorded,
 )
-from telemetry.journal_reader import Journal
-from telemetry.phase_fold import PhaseFold
-from telemetry.phases import RequestTimeline
-from telemetry.reasons import EndReason, Outcome
-from telemetry.records import (
+from telemetry.facts.reasons import EndReason, Outcome
+from telemetry.facts.records import (
     EngineDied,
     EngineHung,
     EngineRecovered,
@@ -44,6 +40,10 @@ from telemetry.records import (
     StallDetected,
     fact_ns,
 )
+from telemetry.journal.journal_reader import Journal
+from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
 
 
 @dataclass(slots=True)

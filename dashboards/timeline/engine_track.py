@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
-from telemetry.engine_records import EngineIdled, EngineStarted, StepRecorded
-from telemetry.records import EngineDied, EngineHung, EngineRecovered, StallDetected
+from telemetry.facts.engine_records import EngineIdled, EngineStarted, StepRecorded
+from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, StallDetected
 
 PID = 1
 LIFE = Row(PID, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from dashboards.timeline.trace import Args, Row, Slice, TraceWriter
-from telemetry.records import Fact, fact_ns
+from telemetry.facts.records import Fact, fact_ns
 
 PID = 3
 _ROW_FIELDS = ("process", "cause")

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
-from telemetry.ledger import Stall
-from telemetry.phases import RequestTimeline, SequenceTimeline
-from telemetry.reasons import Outcome
-from telemetry.records import RequestAccepted, RequestEnded, RequestParsed, SequenceSubmitted
+from telemetry.facts.reasons import Outcome
+from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed, SequenceSubmitted
+from telemetry.requests.account import Stall
+from telemetry.requests.phases import RequestTimeline, SequenceTimeline
 
 PID = 2
 

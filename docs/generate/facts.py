@@ -10,8 +10,8 @@ from typing import get_args
 import msgspec
 
 from docs.generate.markdown import code, one_line, table
-from telemetry import engine_records, host_records, reasons, records
-from telemetry.fact import FactStruct
+from telemetry.facts import engine_records, host_records, reasons, records
+from telemetry.facts.fact import FactStruct
 
 _HEAD = f"""# Facts
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from docs.generate.markdown import code, one_line, table
-from service.config import GatewayConfig
-from service.gateway.openapi import document as openapi
-from service.gateway.request_types import NOT_SUPPORTED
-from service.gateway.route_table import DESCRIPTIONS, REQUEST_HEADERS, WHY, Description
+from service.config.settings import GatewayConfig
+from service.gateway.ingest.request_types import NOT_SUPPORTED
+from service.gateway.routes.openapi import document as openapi
+from service.gateway.routes.route_table import DESCRIPTIONS, REQUEST_HEADERS, WHY, Description
 
 _HEAD = """# HTTP
 

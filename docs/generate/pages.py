@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate import facts, flags, http
-from service.gateway import limits_doc
-from telemetry import metrics_doc
+from service.gateway.http import limits_doc
+from telemetry.metrics import metrics_doc
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
@@ -80,7 +80,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    from service.bench.parse import CLASS_HELP, LENGTHS_HELP
+    from lab.load.parse import CLASS_HELP, LENGTHS_HELP
 
     group = parser.add_argument_group("load")
     group.add_argument("--users", type=int, help="closed loop: so many clients")
@@ -147,7 +147,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from service.bench.errors import BenchError
+    from lab.load.errors import BenchError
 
     try:
         return _sweep(args) if args.sweep else _bench(args)
@@ -157,8 +157,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from service.bench.report import render
-    from service.bench.run import run_bench
+    from lab.load.report import render
+    from lab.load.run import run_bench
 
     _demand_writable(args.json)
     result = run_bench(spec_of(args), _tell)
@@ -170,9 +170,9 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from service.bench.plot import sweep_html
-    from service.bench.report import render_sweep
-    from service.bench.sweep import Over, SweepSpec, run_sweep
+    from lab.load.plot import sweep_html
+    from lab.load.report import render_sweep
+    from lab.load.sweep import Over, SweepSpec, run_sweep
 
     if args.users is not None or args.trace is not None:
         raise ConfigError("a sweep sets the arrivals itself: use --over, --from and --to")
@@ -219,8 +219,8 @@ def _console() -> Any:
 
 def spec_of(args: argparse.Namespace) -> Any:
     """The BenchSpec that the flags describe. Raises ConfigError."""
-    from service.bench.parse import parse_arrivals, parse_class, parse_lengths, parse_slo
-    from service.bench.spec import BenchSpec, ClassSpec, Endpoint, PromptForm
+    from lab.load.parse import parse_arrivals, parse_class, parse_lengths, parse_slo
+    from lab.load.spec import BenchSpec, ClassSpec, Endpoint, PromptForm
 
     arrivals = parse_arrivals(
         "arrivals",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from service.cli.source import add_source
 
 if TYPE_CHECKING:
-    from diagnosis.classifier import Diagnosis
-    from diagnosis.root import Ago, RootCause
+    from diagnosis.root_cause.root import Ago, RootCause
     from diagnosis.symptoms import Finding
+    from diagnosis.verdicts.classifier import Diagnosis
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from dashboards.monitor.client import Unreachable
-    from diagnosis.reference import BaselineError
-    from service.sim.recorded import NotReplayable
-    from telemetry.journal_reader import JournalError
+    from diagnosis.detection.reference import BaselineError
+    from lab.replay.recorded import NotReplayable
+    from telemetry.journal.journal_reader import JournalError
 
     try:
         if args.save_baseline is not None:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ago(text: str) -> Ago:
-    from diagnosis.root import Ago
+    from diagnosis.root_cause.root import Ago
 
     first, colon, last = text.partition(":")
     try:
@@ -156,8 +156,8 @@ def _say_root(root: RootCause) -> None:
 def _root(args: argparse.Namespace) -> RootCause:
     """Raises Unreachable, JournalError, NotReplayable, BaselineError."""
     from dashboards.source import journal_of
-    from diagnosis.reference import read_baseline
-    from diagnosis.root import root_cause
+    from diagnosis.detection.reference import read_baseline
+    from diagnosis.root_cause.root import root_cause
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     with journal_of(args.source, args.debug_key) as journal:
@@ -174,8 +174,8 @@ def _diagnosis(args: argparse.Namespace) -> Diagnosis:
     """Raises Unreachable, JournalError, BaselineError."""
     from dashboards.monitor.client import Client
     from dashboards.source import journal_of
-    from diagnosis.offline import diagnose_journal
-    from diagnosis.reference import read_baseline
+    from diagnosis.detection.reference import read_baseline
+    from diagnosis.verdicts.offline import diagnose_journal
 
     if args.baseline is None and not Path(args.source).exists():
         return Client(args.source, args.debug_key).diagnosis()
@@ -187,8 +187,8 @@ def _diagnosis(args: argparse.Namespace) -> Diagnosis:
 def _save_baseline(args: argparse.Namespace) -> int:
     """Raises Unreachable, JournalError, BaselineError."""
     from dashboards.source import journal_of
-    from diagnosis.offline import baseline_of
-    from diagnosis.reference import save_baseline
+    from diagnosis.detection.reference import save_baseline
+    from diagnosis.verdicts.offline import baseline_of
 
     with journal_of(args.source, args.debug_key) as journal:
         found = baseline_of(journal)

@@ -9,12 +9,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.config import ConfigError
-from telemetry.clock import MonotonicClock
+from service.config.settings import ConfigError
+from telemetry.facts.clock import MonotonicClock
 
 if TYPE_CHECKING:  # imported when they are run: every command reads this file
-    from service.drill.result import EpisodeResult
-    from service.sim.world import Report, Scenario
+    from lab.drills.outcome.result import EpisodeResult
+    from lab.simulation.world import Report, Scenario
 
 _PROGRESS_NS = 2_000_000_000
 
@@ -72,7 +72,7 @@ def _add_sim_flags(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.list:
-        from service.drill.registry import lines
+        from lab.drills.registry import lines
 
         print("\n".join(lines()))
         return 0
@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_real(args: argparse.Namespace) -> int:
-    from service.drill.episode import run_episode
-    from service.drill.servers import DidNotStart
-    from service.drill.spec import EpisodeSpec, Phases
+    from lab.drills.episode import run_episode
+    from lab.drills.servers import DidNotStart
+    from lab.drills.spec import EpisodeSpec, Phases
 
     spec = EpisodeSpec(
         symptom=args.name,
@@ -145,9 +145,9 @@ def _say_result(result: EpisodeResult) -> None:
 
 
 def _run_sim(args: argparse.Namespace) -> int:
-    from service.sim.invariants import InvariantViolated
-    from service.sim.world import World
-    from telemetry.journal import write_journal
+    from lab.simulation.invariants import InvariantViolated
+    from lab.simulation.world import World
+    from telemetry.journal.journal import write_journal
 
     if args.count < 1:
         raise ConfigError("--count must be at least 1")
@@ -176,7 +176,7 @@ def _run_sim(args: argparse.Namespace) -> int:
 
 
 def _scenario(name: str, seed: int) -> Scenario:
-    from service.sim.scenarios import SCENARIOS, build_scenario, trace_scenario
+    from lab.simulation.scenarios import SCENARIOS, build_scenario, trace_scenario
 
     if name not in SCENARIOS and Path(name).exists():
         return trace_scenario(Path(name), seed)

@@ -7,7 +7,7 @@ import faulthandler
 import gc
 import socket
 
-from service.pulse import STACKS_SIGNAL
+from service.process.heartbeat import STACKS_SIGNAL
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,6 +26,6 @@ def run(args: argparse.Namespace) -> int:
     if args.stacks_fd is not None:  # written by C code, whatever holds the interpreter lock
         faulthandler.register(STACKS_SIGNAL, args.stacks_fd, all_threads=True)
     # torch takes seconds to import, and only this process needs it
-    from service.host import run_engine_process
+    from service.process.engine_main import run_engine_process
 
     return run_engine_process(socket.socket(fileno=args.fd), args.pulse_fd)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.cli.sizes import parse_bytes
-from service.config import ConfigError
-from service.http_config import HttpConfig
+from service.config.http_settings import HttpConfig
+from service.config.settings import ConfigError
 
 
 def add_connection_flags(group: argparse._ArgumentGroup) -> None:

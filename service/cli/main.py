@@ -19,7 +19,7 @@ from service.cli import (
     timeline,
     top,
 )
-from service.config import ConfigError
+from service.config.settings import ConfigError
 
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from service.config import ConfigError, MetricsConfig
-from telemetry.slo_policy import SloFileError, policy_of
+from service.config.settings import ConfigError, MetricsConfig
+from telemetry.requests.slo_policy import SloFileError, policy_of
 
 
 def add_metrics_flags(group: argparse._ArgumentGroup) -> None:
@@ -62,7 +62,7 @@ def metrics_config(args: argparse.Namespace) -> MetricsConfig:
 
 
 def _check_baseline(path: str) -> None:
-    from diagnosis.reference import BaselineError, read_baseline  # brings numpy
+    from diagnosis.detection.reference import BaselineError, read_baseline  # brings numpy
 
     try:
         read_baseline(Path(path))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from service.cli.sizes import parse_bytes
 from service.cli.source import add_source
-from service.config import ConfigError
+from service.config.settings import ConfigError
 
 if TYPE_CHECKING:
-    from diagnosis.capacity import Plan
+    from diagnosis.root_cause.capacity import Plan
 
 _MIB = 1 << 20
 
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
     from dashboards.monitor.client import Unreachable
     from dashboards.source import journal_of
-    from diagnosis.capacity import Workload, plan_capacity
-    from service.sim.recorded import NotReplayable
-    from telemetry.journal_reader import JournalError
-    from telemetry.slo_policy import SloFileError, policy_of
+    from diagnosis.root_cause.capacity import Workload, plan_capacity
+    from lab.replay.recorded import NotReplayable
+    from telemetry.journal.journal_reader import JournalError
+    from telemetry.requests.slo_policy import SloFileError, policy_of
 
     if min(args.users, args.prompt, args.output) < 1:
         raise ConfigError("--users, --prompt and --output must be at least 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,7 +18,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    from service.model_store import resolve_model
+    from service.model_files.model_store import resolve_model
 
     def say(line: str) -> None:
         if not args.quiet:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.cli.source import add_source
-from service.config import ConfigError
-from telemetry.clock import MonotonicClock
+from service.config.settings import ConfigError
+from telemetry.facts.clock import MonotonicClock
 
 if TYPE_CHECKING:
-    from diagnosis.outcomes import ClassOutcome, Outcomes
-    from diagnosis.whatif import ReplayReport
-    from service.sim.replay_exact import Identity
+    from diagnosis.root_cause.outcomes import ClassOutcome, Outcomes
+    from diagnosis.root_cause.whatif import ReplayReport
+    from lab.replay.replay_exact import Identity
 
 _SHOWN = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"), ("queue", "queue"))
 
@@ -60,8 +60,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
-    from service.sim.recorded import NotReplayable
-    from telemetry.journal_reader import JournalError
+    from lab.replay.recorded import NotReplayable
+    from telemetry.journal.journal_reader import JournalError
 
     gc.disable()  # all facts are kept to the end, and none is in a cycle
     try:
@@ -78,7 +78,7 @@ def _exact(args: argparse.Namespace) -> int:
     import msgspec
 
     from dashboards.source import journal_of
-    from diagnosis.whatif import identities_of
+    from diagnosis.root_cause.whatif import identities_of
 
     with journal_of(args.source, args.debug_key) as journal:
         identities = identities_of(journal)
@@ -93,9 +93,9 @@ def _replay(args: argparse.Namespace) -> int:
     import msgspec
 
     from dashboards.source import journal_of
-    from diagnosis.whatif import NoiseKind, replay_journal
-    from telemetry.journal import write_journal
-    from telemetry.slo_policy import SloFileError, policy_of
+    from diagnosis.root_cause.whatif import NoiseKind, replay_journal
+    from telemetry.journal.journal import write_journal
+    from telemetry.requests.slo_policy import SloFileError, policy_of
 
     clock = MonotonicClock()
     try:

@@ -24,7 +24,7 @@ from service.cli.telemetry_flags import (
     recorder_config,
     tracing_config,
 )
-from service.config import (
+from service.config.settings import (
     ATTENTIONS,
     EXECUTORS,
     FORMATS,
@@ -34,7 +34,7 @@ from service.config import (
     ModelRef,
     ServeConfig,
 )
-from telemetry.clock import MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -259,7 +259,7 @@ def _add_gateway_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from service.startup import run_service
+    from service.composition.startup import run_service
 
     if not 0 <= args.port <= 65_535:
         raise ConfigError(f"--port {args.port}: choose 1 to 65535, or 0 for any free port")
@@ -329,12 +329,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_of(args: argparse.Namespace) -> ModelRef:
     """Raises ConfigError, of which the journal folder then has a record."""
-    from service.model_store import resolve_model
+    from service.model_files.model_store import resolve_model
 
     try:
         return resolve_model(args.model, _say)
     except ConfigError as error:
-        from service.recording import record_failed_start
+        from service.composition.recording import record_failed_start
 
         record_failed_start(recorder_config(args), MonotonicClock(), str(error))
         raise

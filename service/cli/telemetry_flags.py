@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from service.cli.sizes import parse_bytes
-from service.config import TRACING_MODES, PeaksConfig, RecorderConfig, TracingConfig
+from service.config.settings import TRACING_MODES, PeaksConfig, RecorderConfig, TracingConfig
 
 
 def add_tracing_flags(group: argparse._ArgumentGroup) -> None:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
     from dashboards.source import is_url, journal_of
     from dashboards.timeline.build import write_timeline
-    from telemetry.journal_reader import JournalError
+    from telemetry.journal.journal_reader import JournalError
 
     name = "phasescope" if is_url(args.source) else Path(args.source).name.split(".")[0]
     output = args.output or Path(f"{name}.json.gz")

@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.app import print_once, watch
     from dashboards.monitor.client import Client
-    from service.config import ConfigError
+    from service.config.settings import ConfigError
 
     if args.interval < 0.1:
         raise ConfigError("--interval must be at least 0.1 s")

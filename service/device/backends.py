@@ -11,27 +11,27 @@ from typing import Any
 
 import torch
 
-from service.config import ConfigError, EngineConfig
-from service.device.attention.choice import choose_attention
-from service.device.host_tier import HostTier
-from service.device.kv_cache import KvFormat, Pages, make_cache, page_bytes
-from service.device.linear import WHOLE
+from service.config.settings import ConfigError, EngineConfig
+from service.device.attention_choice import choose_attention
+from service.device.cache.cpu_pool import HostTier
+from service.device.cache.kv_cache import KvFormat, Pages, make_cache, page_bytes
 from service.device.memory import choose_kv_format
-from service.device.model import Decoder
+from service.device.models.model import Decoder
 from service.device.native.build import NoNativeLibrary, library_path
 from service.device.native.cache import PAGE_TOKENS, NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder, native_spec_fault
 from service.device.native.library import NumberKind
-from service.device.openvino_decoder import OpenVinoSettings, build_openvino
-from service.device.openvino_graph import Hold
-from service.device.parallel.collectives import Collectives, refuse_impossible
-from service.device.parallel.shard import Rank, ShardedWeights
-from service.device.precision import choose_precision, cpu_multiplies_bf16
-from service.device.quantize import choose_matrix_format
-from service.device.sampler import Sampler
+from service.device.openvino.decoder import OpenVinoSettings, build_openvino
+from service.device.openvino.graph import Hold
+from service.device.quantization.linear import WHOLE
+from service.device.quantization.precision import choose_precision, cpu_multiplies_bf16
+from service.device.quantization.quantize import choose_matrix_format
+from service.device.sampling.sampler import Sampler
+from service.device.sharding.collectives import Collectives, refuse_impossible
+from service.device.sharding.shard import Rank, ShardedWeights
 from service.device.torch_executor import DeviceExecutor, StepDecoder
 from service.device.weights.source import WeightSource
-from telemetry.clock import Clock
+from telemetry.facts.clock import Clock
 
 Progress = Callable[[str], None]
 # of a decoder, its pages, a sampler and a clock, where plans are run by an executor of its own

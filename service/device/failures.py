@@ -7,7 +7,7 @@ import re
 import torch
 
 from service.engine.executor import DeviceFailure, StepFailed
-from telemetry.reasons import StepFailure
+from telemetry.facts.reasons import StepFailure
 
 # As the allocators of torch, CUDA, cuBLAS, C++ and OpenVINO put it.
 _NO_MEMORY = re.compile(

@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-from service.config import ConfigError, EngineConfig
+from service.config.settings import ConfigError, EngineConfig
 from service.device.backends import Backend, choose_backend
-from service.device.grammar_compiler import GrammarCompiler
-from service.device.host_tier import HostTier
-from service.device.kv_cache import Pages
+from service.device.cache.cpu_pool import HostTier
+from service.device.cache.kv_cache import Pages
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
 from service.device.memory_profile import measure_room
 from service.device.parallel.decoder import ParallelDecoder, with_ranks
 from service.device.parallel.ranks import Ranks, closed_on_error
-from service.device.parallel.shard import floor_shape
-from service.device.sampler import Sampler
+from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.sampler import Sampler
+from service.device.sharding.shard import floor_shape
 from service.device.spec import ModelSpec
 from service.device.torch_executor import DeviceExecutor, StepDecoder, TorchExecutor
 from service.device.weights.source import open_weights
-from telemetry.clock import Clock
-from telemetry.engine_records import ModelShape
-from telemetry.reasons import StartStage
+from telemetry.facts.clock import Clock
+from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.reasons import StartStage
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.config import ConfigError, EngineConfig
-from service.device.kv_cache import KvFormat
+from service.config.settings import ConfigError, EngineConfig
+from service.device.cache.kv_cache import KvFormat
 from service.device.spec import ModelSpec
-from service.engine.blocks import blocks_for
+from service.engine.kv.blocks import blocks_for
 
 DEFAULT_CONTEXT_TOKENS = 8192
 _TOKENS_A_SEQUENCE = 1024

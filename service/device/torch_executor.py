@@ -15,16 +15,16 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch.autograd.profiler import record_function
 
+from service.device.cache.cpu_pool import HostTier
+from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
-from service.device.grammar_compiler import GrammarCompiler
-from service.device.host_tier import HostTier
 from service.device.inputs import StepInputs, build_inputs
-from service.device.kv_cache import Pages
-from service.device.sampler import Sampler
+from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.sampler import Sampler
 from service.device.spec import ModelSpec
 from service.engine.executor import Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
-from telemetry.clock import Clock
+from telemetry.facts.clock import Clock
 
 PagesT = TypeVar("PagesT", bound=Pages)
 _PagesIn = TypeVar("_PagesIn", bound=Pages, contravariant=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.engine.blocks import blocks_for
 from service.engine.fairness import Policy
-from service.engine.host_tier import Retention
-from telemetry.reasons import EndReason
+from service.engine.kv.blocks import blocks_for
+from service.engine.kv.cpu_offload import Retention
+from telemetry.facts.reasons import EndReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import re
 from typing import Protocol
 
 from service.engine.plan import Plan, StepOutcome
-from telemetry.reasons import StepFailure
+from telemetry.facts.reasons import StepFailure
 
 _DETAIL_CHARACTERS = 160
 

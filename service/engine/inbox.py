@@ -12,7 +12,7 @@ from collections import deque
 import msgspec
 
 from service.engine.plan import Grammar, SamplingParams
-from telemetry.reasons import EndReason
+from telemetry.facts.reasons import EndReason
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):

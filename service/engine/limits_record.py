@@ -6,8 +6,8 @@ from typing import Any
 
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
-from service.engine.host_tier import Retention
-from telemetry.engine_records import EngineStarted
+from service.engine.kv.cpu_offload import Retention
+from telemetry.facts.engine_records import EngineStarted
 
 _SAME = (
     "blocks_total",

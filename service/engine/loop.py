@@ -28,9 +28,9 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
-from telemetry.clock import Clock
-from telemetry.engine_records import DeviceTimes, EngineIdled, RecordingSet, Row, StepRecorded
-from telemetry.recorder import Lane
+from telemetry.facts.clock import Clock
+from telemetry.facts.engine_records import DeviceTimes, EngineIdled, RecordingSet, Row, StepRecorded
+from telemetry.facts.recorder import Lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.engine_records import DeviceTimes, Skip
-from telemetry.reasons import EndReason
+from telemetry.facts.engine_records import DeviceTimes, Skip
+from telemetry.facts.reasons import EndReason
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,17 +6,17 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from service.engine.admission import Limits, fits
-from service.engine.blocks import blocks_for
 from service.engine.budget import StepLoad, prefill_allowance
-from service.engine.draft import Draft
 from service.engine.inbox import SetStepCost
+from service.engine.kv.blocks import blocks_for
+from service.engine.kv.prefix import Match
 from service.engine.plan import Plan
-from service.engine.prefix import Match
+from service.engine.plan_builder import Draft
 from service.engine.queue import Rank
 from service.engine.request import Request, Status
-from service.engine.residents import Residents
+from service.engine.sequence_table import Residents
 from service.engine.stopping import may_grow
-from telemetry.reasons import WaitReason
+from telemetry.facts.reasons import WaitReason
 
 
 class Planner:

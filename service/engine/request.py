@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from service.engine.draft_proposer import Lookup
 from service.engine.inbox import Submit
-from service.engine.lookup import Lookup
 
 
 class Status(StrEnum):

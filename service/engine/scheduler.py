@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from service.engine.admission import Limits, QueueLoad, refusal
+from service.engine.draft_proposer import Lookup, lookup_of_prompt
 from service.engine.executor import StepFailed
 from service.engine.inbox import GrammarReady, SetStepCost, Submit
-from service.engine.lookup import Lookup, lookup_of_prompt
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
 from service.engine.request import Request, Status
-from service.engine.residents import Residents
+from service.engine.sequence_table import Residents
 from service.engine.stopping import end_after
 from service.engine.token_ids import names_unknown_token
-from telemetry.engine_records import (
+from telemetry.facts.engine_records import (
     CacheFlushed,
     Filled,
     GrammarCompiled,
@@ -40,8 +40,8 @@ from telemetry.engine_records import (
     StepAborted,
     StepCostSet,
 )
-from telemetry.reasons import EndReason
-from telemetry.records import Fact
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
 
 
 @dataclass(frozen=True, slots=True)

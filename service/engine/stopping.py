@@ -6,7 +6,7 @@ Stop strings are text and belong to the gateway, which sends a Cancel with STOP_
 from __future__ import annotations
 
 from service.engine.request import Request
-from telemetry.reasons import EndReason
+from telemetry.facts.reasons import EndReason
 
 
 def end_after(request: Request, max_model_tokens: int) -> EndReason | None:

@@ -9,8 +9,8 @@ wrote into cache blocks that nobody knows.
 from __future__ import annotations
 
 from service.engine.admission import Limits
-from service.engine.blocks import blocks_for
 from service.engine.executor import Executor, StepFailed
+from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 
 _PROMPT_TOKENS = 64

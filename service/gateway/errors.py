@@ -8,7 +8,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from telemetry.reasons import EndReason
+from telemetry.facts.reasons import EndReason
 
 
 class EngineUnavailable(Exception):
@@ -210,3 +210,11 @@ def _broken_off(
         EndReason.DISCONNECT: (499, "client_error", "the client went away"),
     }[reason]
     return ApiError(status, message, kind, reason.value, reason=reason)
+
+
+class Interrupted(Exception):
+    """Nobody wants the rest any more; `reason` says why."""
+
+    def __init__(self, reason: EndReason) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.gateway.acceptor import Acceptor, OpenConnections
-from service.gateway.arrival import StampedProtocol
-from service.gateway.state import GatewayState
-from telemetry.reasons import EndReason
+from service.gateway.generation.state import GatewayState
+from service.gateway.http.acceptor import Acceptor, OpenConnections
+from service.gateway.http.arrival import StampedProtocol
+from telemetry.facts.reasons import EndReason
 
 _LAST_REPLIES_S = 5
 _POLL_S = 0.02

@@ -11,9 +11,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from service.config import ConfigError
-from service.gguf_file import GgufFile
-from service.stated import Stated
+from service.config.settings import ConfigError
+from service.model_files.gguf_file import GgufFile
+from service.model_files.stated import Stated
 from service.text.known_keys import GGUF_TOKENIZER, GGUF_TOKENIZER_PREFIXES
 from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
 from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from service.stated import Stated
+from service.model_files.stated import Stated
 from service.text.known_keys import TOKENIZER_CONFIG
 from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
 from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes

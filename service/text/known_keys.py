@@ -6,7 +6,7 @@ what is in neither place is refused by name.
 
 from __future__ import annotations
 
-from service.stated import Harmless
+from service.model_files.stated import Harmless
 
 _DESCRIBES = Harmless("it describes the file, not the tokenizer")
 _TRANSFORMERS = Harmless("it is about transformers' own classes; tokenizer.json has the rules")

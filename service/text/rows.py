@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 
 _NAMES_SHOWN = 5
 

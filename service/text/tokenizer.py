@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
-from service.config import ConfigError, ModelKind, ModelRef
+from service.config.settings import ConfigError, ModelKind, ModelRef
 from service.text.token_bound import TokenBound, token_bound
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import StepInputs
-from service.device.kv_cache import KvCache, KvFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 
 from service.device.attention.base import Capabilities
 from service.device.attention.flash_providers import Provider, Rows
+from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvCache, KvFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from service.device.attention.base import Capabilities
+from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvCache, KvFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from service.device.attention.base import Capabilities
+from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.kv_cache import KvCache, KvFormat
 from service.device.spec import ModelSpec
 from service.device.triton.attention import (
     Heads,

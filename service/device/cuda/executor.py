@@ -16,20 +16,20 @@ from typing import Any
 import torch
 
 from service.device.attention.base import GraphAttention
+from service.device.cache.cpu_pool import HostTier
+from service.device.cache.kv_cache import KvCache
 from service.device.cuda.device_times import DeviceClock, PhaseMarks, Span
 from service.device.cuda.graphs import DecodeGraphs
 from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
 from service.device.cuda.slots import DeviceSlots
-from service.device.draw_on_device import draw_on_device
 from service.device.failures import step_failed
-from service.device.host_tier import HostTier
 from service.device.inputs import build_inputs
-from service.device.kv_cache import KvCache
-from service.device.model import Decoder
-from service.device.sampler import Sampler
+from service.device.models.model import Decoder
+from service.device.sampling.draw_on_device import draw_on_device
+from service.device.sampling.sampler import Sampler
 from service.engine.executor import StepFailed
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
-from telemetry.clock import Clock
+from telemetry.facts.clock import Clock
 
 Row = DecodeRow | PrefillChunk
 

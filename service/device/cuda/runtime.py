@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from telemetry.clock import Clock
+from telemetry.facts.clock import Clock
 
 _WARM_UPS = 2
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from service.device.kv_cache import KvFormat
+from service.device.cache.kv_cache import KvFormat
+from service.device.cache.zero_pages import zeros
 from service.device.native.library import Library, NumberKind
 from service.device.spec import ModelSpec
-from service.device.zero_pages import zeros
 
 PAGE_TOKENS = 16
 _GROUP = 16

@@ -1,4 +1,4 @@
-"""The forward pass in C++, with the face of `service.device.model.Decoder`."""
+"""The forward pass in C++, with the face of `service.device.models.model.Decoder`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from service.device.inputs import StepInputs
-from service.device.layers import RopeTable
 from service.device.native.cache import NativeKvCache
 from service.device.native.library import (
     BatchStruct,
@@ -20,6 +19,7 @@ from service.device.native.library import (
     NumberKind,
     load_library,
 )
+from service.device.rope import RopeTable
 from service.device.spec import ModelSpec
 from service.device.weights.source import WeightSource, checked
 

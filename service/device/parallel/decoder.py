@@ -12,14 +12,14 @@ from dataclasses import replace
 import torch
 
 from service.device.backends import Backend
+from service.device.cache.kv_cache import KvCache, Pages
 from service.device.inputs import StepInputs
-from service.device.kv_cache import KvCache, Pages
-from service.device.parallel.collectives import Collectives, skew_ns
 from service.device.parallel.messages import MakePages, pack, pack_step
 from service.device.parallel.ranks import Ranks
+from service.device.sharding.collectives import Collectives, skew_ns
 from service.device.spec import ModelSpec
 from service.device.torch_executor import StepDecoder
-from telemetry.clock import Clock
+from telemetry.facts.clock import Clock
 
 
 class ParallelDecoder:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from service.config import EngineConfig
+from service.config.settings import EngineConfig
 from service.device.inputs import SequenceSpan, StepInputs
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 
-from service.config import ConfigError, EngineConfig
+from service.config.settings import ConfigError, EngineConfig
 from service.device.failures import failure_of
 from service.device.parallel.messages import Join, NotLoaded, pack, unpack_answer, unpack_stays
 from service.engine.executor import DeviceFailure
-from telemetry.reasons import StepFailure
+from telemetry.facts.reasons import StepFailure
 
 _WORKER = "service.device.parallel.worker"
 _END_GRACE_S = 5.0

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 from service.device.backends import Backend, torch_backend
-from service.device.kv_cache import Pages
+from service.device.cache.kv_cache import Pages
 from service.device.parallel.messages import (
     Join,
     Loaded,
@@ -31,8 +31,8 @@ from service.device.parallel.messages import (
 )
 from service.device.torch_executor import StepDecoder
 from service.device.weights.source import open_weights
-from telemetry.clock import MonotonicClock
-from telemetry.gc_watch import settle_collector
+from telemetry.facts.clock import MonotonicClock
+from telemetry.host.gc_watch import settle_collector
 
 _PR_SET_PDEATHSIG = 1
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.kv_cache import Side
-from service.device.triton.attention_kernels import attend, attend_part, merge_parts
+from service.device.cache.kv_cache import Side
+from service.device.kernels.attention_kernels import attend, attend_part, merge_parts
+from service.device.kernels.sizes import power_of_2
 
 _LOG2_E = math.log2(math.e)
 _LEAST_ROWS = 16  # of a product's operand
@@ -65,11 +66,6 @@ class Singles:
     flat: torch.Tensor
     lengths: torch.Tensor
     parts: int
-
-
-def power_of_2(least: int) -> int:
-    """The next one up."""
-    return 1 << max(0, least - 1).bit_length()
 
 
 def tiles_of(counts: list[int], tile_tokens: int) -> tuple[list[int], list[int]]:

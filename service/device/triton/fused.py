@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from service.device.codes import LARGEST
-from service.device.kv_cache import Side
-from service.device.triton.attention import Heads, power_of_2
-from service.device.triton.fused_kernels import add_norm, gate, rotate_and_keep
+from service.device.cache.kv_cache import Side
+from service.device.kernels.fused_kernels import add_norm, gate, rotate_and_keep
+from service.device.kernels.sizes import power_of_2
+from service.device.quantization.codes import LARGEST
+from service.device.triton.attention import Heads
 
 _GATE_BLOCK = 1024
 

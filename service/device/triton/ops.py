@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from service.device.kv_cache import KvCache
+from service.device.cache.kv_cache import KvCache
 from service.device.spec import ModelSpec
 from service.device.triton.attention import Heads
 from service.device.triton.fused import gated, norm_of_sum, rotated

@@ -6,7 +6,7 @@ place is refused by name.
 
 from __future__ import annotations
 
-from service.stated import Harmless
+from service.model_files.stated import Harmless
 
 _DESCRIBES = Harmless("it describes the file, not the model")
 _TRAINING = Harmless("it is of training")
@@ -36,7 +36,7 @@ GENERATION: dict[str, Harmless] = {
             "typical_p",
             "top_h",
             "num_return_sequences",
-            # these five are a request's defaults (`service.model_store`)
+            # these five are a request's defaults (`service.model_files.model_store`)
             "temperature",
             "top_k",
             "top_p",

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 
 _STD = 0.02

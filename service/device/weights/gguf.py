@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from service.config import ConfigError
-from service.device.layers import rope_frequencies
+from service.config.settings import ConfigError
+from service.device.rope import rope_frequencies
 from service.device.spec import ModelSpec, Rope, RopeScaling
 from service.device.weights.dummy import tensor_shape
 from service.device.weights.gguf_keys import GENERAL_PREFIXES, of_family
 from service.device.weights.inventory import tensor_names
-from service.gguf_file import GgufFile
-from service.stated import Stated, refuse_tensors
+from service.model_files.gguf_file import GgufFile
+from service.model_files.stated import Stated, refuse_tensors
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

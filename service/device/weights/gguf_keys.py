@@ -6,7 +6,7 @@ refused by name. Keys of the tokenizer are in `service.text.known_keys`.
 
 from __future__ import annotations
 
-from service.stated import Harmless
+from service.model_files.stated import Harmless
 
 _DESCRIBES = Harmless("it describes the file, not the model")
 
@@ -33,7 +33,7 @@ GENERAL: dict[str, Harmless] = {
             "general.datasets",
             "general.file_type",  # tensors say themselves what they are
             "general.quantization_version",
-            "general.alignment",  # obeyed by `service.gguf_file`
+            "general.alignment",  # obeyed by `service.model_files.gguf_file`
         ),
         _DESCRIBES,
     ),

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from service.config import ConfigError
+from service.config.settings import ConfigError
 from service.device.spec import ModelSpec, Rope, RopeScaling
 from service.device.weights.config_keys import CONFIG, GENERATION, ROPE
 from service.device.weights.inventory import EMBEDDING, HEAD, StoredTensor, check_tensors
-from service.stated import Stated
+from service.model_files.stated import Stated
 
 _FAMILIES = {
     "LlamaForCausalLM": "llama",

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from service.config import ConfigError, ModelKind, ModelRef
+from service.config.settings import ConfigError, ModelKind, ModelRef
 from service.device.spec import ModelSpec
 
 

@@ -1,0 +1,1 @@
+"""Time beyond the usual, charged to causes."""

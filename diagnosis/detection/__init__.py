@@ -1,0 +1,1 @@
+"""What is counted, what is usual, and when it began to hurt."""

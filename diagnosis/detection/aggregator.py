@@ -1,0 +1,305 @@
+"""A fold: what came, what was waited for and what was computed, by half seconds.
+
+Every quantity is filed under the stamp of the fact that says it, so late facts find their
+place, and what is known at a moment depends on the facts so far and not on how they were
+batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.requests import Requests
+from diagnosis.detection.steps import StepLog, StepRow, Steps
+from telemetry.costs.step_load import load_of_step
+from telemetry.facts.engine_records import (
+    EngineIdled,
+    EngineStarted,
+    RecordingSet,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceRefused,
+    SequenceResumed,
+    SequencesListed,
+    StepAborted,
+    StepRecorded,
+)
+from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.records import (
+    EngineDied,
+    EngineHung,
+    EngineRecovered,
+    ExportFailed,
+    Fact,
+    FactsLost,
+    FoldDetached,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestsListed,
+    RequestTokenized,
+    SequenceSubmitted,
+    fact_ns,
+)
+
+KEPT_NS = 180_000_000_000
+_JUDGED_LATE = 4  # half seconds
+
+
+class Tally:
+    """Keeps three minutes. `started` is the engine that runs or ran last, None before the
+    first; `ready` says whether it runs; `hung` how it hangs, None while it does not; `recording`
+    whether steps are recorded; `detached` are parts of telemetry that raised, and what."""
+
+    def __init__(self) -> None:
+        self.started: EngineStarted | None = None
+        self.ready = False
+        self.hung: EngineHung | None = None
+        self._hung_ns = 0
+        self.recording = True
+        self.first_ns: int | None = None
+        self.last_ns = 0
+        self._buckets: dict[int, Counts] = {}
+        self._steps = StepLog()
+        self.requests = Requests(self._at)
+        self.detached: dict[str, str] = {}
+        self._heads: set[int] = set()
+        self._paused: set[int] = set()
+        self._constrained: set[int] = set()
+        self._commit_ns: int | None = None
+        self._last_step_id: int | None = None
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self.take(fact)
+
+    def take(self, fact: Fact) -> None:
+        at_ns = fact_ns(fact)
+        if self.first_ns is None:
+            self.first_ns = at_ns
+        self.last_ns = max(self.last_ns, at_ns)
+        match fact:
+            case StepRecorded():
+                self._step(fact)
+            case RequestAccepted():
+                self.requests.accepted(fact)
+            case RequestParsed():
+                self.requests.parsed(fact)
+            case RequestTokenized():
+                self.requests.tokenized(fact)
+            case SequenceSubmitted():
+                self.requests.submitted(fact)
+            case RequestEnded():
+                self.requests.ended(fact)
+            case RequestsListed():
+                self.requests.listed(fact)
+            case FactsLost() | FoldDetached():
+                self._of_telemetry(fact)
+            case HostSampled():
+                self._at(at_ns).host(fact)
+            case HostPaused():
+                self._host_paused(fact)
+            case _:
+                self._of_engine(fact)
+
+    def counts(self, begin_ns: int, end_ns: int) -> Counts:
+        """The sums of whole half seconds that begin within [begin, end), with the time of those
+        who are still there."""
+        total = self.requests.open_counts(begin_ns, end_ns)
+        for index in range(-(-begin_ns // BUCKET_NS), -(-end_ns // BUCKET_NS)):
+            bucket = self._buckets.get(index)
+            if bucket is not None:
+                total.add(bucket)
+        return total
+
+    def steps(self, begin_ns: int, end_ns: int) -> Steps:
+        """Steps that were committed within [begin, end)."""
+        return self._steps.between(begin_ns, end_ns)
+
+    def forget(self, now_ns: int) -> None:
+        """Let go of what is older than three minutes."""
+        edge = (now_ns - KEPT_NS) // BUCKET_NS
+        for index in [index for index in self._buckets if index < edge]:
+            del self._buckets[index]
+
+    def _at(self, at_ns: int) -> Counts:
+        index = at_ns // BUCKET_NS
+        bucket = self._buckets.get(index)
+        if bucket is None:
+            bucket = self._buckets[index] = Counts()
+        return bucket
+
+    # --- the engine ----------------------------------------------------------------------
+
+    def _of_engine(self, fact: Fact) -> None:
+        match fact:
+            case SequenceQueued():
+                self._heads.add(fact.seq_id)
+                if fact.constrained:
+                    self._constrained.add(fact.seq_id)
+                self._at(fact.at_ns).arrived(fact.prompt_tokens)
+            case SequenceRefused():
+                counts = self._at(fact.at_ns)
+                counts.arrived(fact.prompt_tokens)
+                counts.refused += 1
+            case SequenceAdmitted():
+                counts = self._at(fact.at_ns)
+                counts.admitted += 1
+                counts.known_tokens += fact.known_tokens
+                counts.hit_tokens += fact.hit_tokens
+                counts.hit_requests += fact.hit_tokens > 0
+                counts.ghost_tokens += fact.ghost_tokens
+            case SequenceEnded():
+                self._sequence_ended(fact)
+            case SequencesListed():
+                self._listed(fact)
+            case SequencePaused():
+                self._paused.add(fact.seq_id)
+            case SequenceResumed():
+                self._paused.discard(fact.seq_id)
+            case EngineIdled():
+                self._commit_ns = None
+            case EngineStarted() | EngineDied():
+                self._restarted(fact)
+            case EngineHung():
+                self.hung, self._hung_ns = fact, fact.at_ns
+            case EngineRecovered():
+                self._hang_ended(fact.at_ns)
+            case StepAborted():
+                counts = self._at(fact.at_ns)
+                counts.aborted[fact.failure, fact.detail] += 1
+                counts.aborted_sequences[fact.failure] += fact.sequences
+            case ExportFailed():
+                self._at(fact.at_ns).exports_failed += 1
+            case RecordingSet():
+                self.recording = fact.enabled
+                self._commit_ns = self._last_step_id = None
+            case _:
+                pass
+
+    def _restarted(self, fact: EngineStarted | EngineDied) -> None:
+        self._commit_ns = self._last_step_id = None
+        self._hang_ended(fact.at_ns)
+        self._heads.clear()
+        self._constrained.clear()
+        self._paused.clear()
+        if isinstance(fact, EngineStarted):
+            self.started, self.ready = fact, True
+            return
+        counts = self._at(fact.at_ns)
+        counts.deaths.append(fact.detail)
+        counts.deaths_unready += not self.ready
+        if fact.failure is not None:
+            counts.deaths_by_failure[fact.failure] += 1
+        self.ready = False
+
+    def _hang_ended(self, at_ns: int) -> None:
+        """Filed a little earlier as well: what is judged lags behind what is known."""
+        hang, self.hung = self.hung, None
+        if hang is not None:
+            for lag in range(_JUDGED_LATE):
+                self._at(at_ns - lag * BUCKET_NS).hangs.append(hang)
+
+    def _listed(self, fact: SequencesListed) -> None:
+        """Whoever ended and did not say so, because that was lost."""
+        self.requests.sequences_listed(fact)
+        for kept in (self._heads, self._paused, self._constrained):
+            kept.difference_update(fact.over(kept))
+
+    def _of_telemetry(self, fact: FactsLost | FoldDetached) -> None:
+        if isinstance(fact, FoldDetached):
+            self.detached[fact.fold] = fact.error_type
+        elif fact.source.is_of_requests:
+            self._at(fact.at_ns).facts_lost += fact.count
+
+    @property
+    def live(self) -> int:
+        """Requests, and sequences with something of their own, of which no end is known."""
+        return self.requests.live + len(self._heads | self._paused | self._constrained)
+
+    def _sequence_ended(self, fact: SequenceEnded) -> None:
+        counts = self._at(fact.at_ns)
+        self._heads.discard(fact.seq_id)
+        self._paused.discard(fact.seq_id)
+        counts.sequence_reasons[fact.reason] += 1
+        counts.output_lengths.append(fact.output_tokens)
+        if fact.seq_id in self._constrained:
+            self._constrained.discard(fact.seq_id)
+            counts.constrained += 1
+            counts.cut += fact.reason in (EndReason.MAX_TOKENS, EndReason.CONTEXT)
+        self.requests.sequence_ended(fact.seq_id, fact.reason, fact.at_ns)
+
+    def _step(self, step: StepRecorded) -> None:
+        since_ns = step.begin_ns if self._commit_ns is None else self._commit_ns
+        turn_ns = max(1, step.committed_ns - min(since_ns, step.begin_ns))
+        self._commit_ns = step.committed_ns
+        counts = self._at(step.committed_ns)
+        if self._last_step_id is not None and step.step_id > self._last_step_id + 1:
+            counts.steps_missing += step.step_id - self._last_step_id - 1
+            turn_ns = max(1, step.committed_ns - step.begin_ns)
+        self._last_step_id = step.step_id
+        row = self._row(step, turn_ns, counts)
+        if step.begin_ns < self._hung_ns < step.committed_ns:
+            return  # it was under way when the engine hung: its length tells nothing of steps
+        self._steps.append(row)
+        self._waits(step, turn_ns, counts)
+
+    def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
+        load = load_of_step(step)
+        zombies = recompute = 0
+        for row in step.rows:
+            if self.requests.is_gone(row.seq_id, step.begin_ns):
+                zombies += 1
+                counts.gone_rows[row.seq_id] += 1
+            if row.is_prefill:
+                recompute += row.recompute_tokens
+                counts.prefill_by_sequence[row.seq_id] += row.tokens
+                self._heads.discard(row.seq_id)
+            if row.sampled:
+                self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
+        forward_ns = max(0, step.sample_ns - step.forward_ns)
+        sample_ns = max(0, step.collected_ns - step.sample_ns)
+        mask_ns = min(step.mask_ns, sample_ns)
+        forward_ns = min(forward_ns, turn_ns)
+        return StepRow(
+            end_ns=step.committed_ns,
+            turn_ns=turn_ns,
+            forward_ns=forward_ns,
+            sample_ns=sample_ns - mask_ns,
+            mask_ns=mask_ns,
+            host_ns=max(0, turn_ns - forward_ns - sample_ns),
+            prompt_tokens=load.prompt_tokens,
+            pairs=load.pairs,
+            decode_tokens=load.decode_tokens,
+            context_tokens=load.context_tokens,
+            crossed=load.crossed,
+            sampled_rows=load.sampled_rows,
+            prompt_rows=len(step.rows) - load.decode_rows,
+            decode_rows=load.decode_rows,
+            running=step.running,
+            paused=len(self._paused),
+            zombie_rows=zombies,
+            recompute_tokens=recompute,
+            budget_tokens=step.budget_tokens,
+        )
+
+    def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
+        """Everybody in the queue waits for what binds its head; running ones for their own."""
+        self._heads.update(step.preempted)
+        head: WaitReason | None = None
+        for skip in step.skips:
+            if skip.seq_id in self._heads:
+                head = head or skip.reason
+            else:
+                counts.skipped_ns[skip.reason] += turn_ns
+        if step.waiting:
+            counts.waited_ns[head or WaitReason.HEAD_OF_LINE] += step.waiting * turn_ns
+
+    def _host_paused(self, fact: HostPaused) -> None:
+        length_ns = fact.end_ns - fact.begin_ns
+        lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
+        self._at(fact.at_ns).pauses[fact.process.value, fact.cause.value] += lost_ns

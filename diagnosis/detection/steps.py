@@ -1,0 +1,95 @@
+"""Steps as columns: what was computed, how long each part took, who was there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from telemetry.costs.cost_model import BASELINE, Term
+
+# the linear terms of the preset that prices steps, as columns side by side
+FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STAIRS)
+
+
+class StepRow(NamedTuple):
+    """One step. `turn_ns` is from the commit before it, or from its begin after a rest, to its
+    commit, and is the sum of forward, sample, mask and host. A *pair* is a prompt token and one
+    that it attends to; `crossed` is prompt tokens times decode tokens. Zombies are rows whose
+    client has gone."""
+
+    end_ns: int
+    turn_ns: int
+    forward_ns: int
+    sample_ns: int
+    mask_ns: int
+    host_ns: int
+    prompt_tokens: int
+    pairs: float
+    decode_tokens: int
+    context_tokens: int
+    crossed: int
+    sampled_rows: int
+    prompt_rows: int
+    decode_rows: int
+    running: int
+    paused: int
+    zombie_rows: int
+    recompute_tokens: int
+    budget_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a window, one array a column of `StepRow`, float64."""
+
+    table: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        place = _PLACES.get(name)
+        if place is None:
+            raise AttributeError(name)
+        column: np.ndarray = self.table[:, place]
+        return column
+
+    @property
+    def features(self) -> np.ndarray:
+        """(steps, 6), the columns of FEATURES."""
+        first = _PLACES[FEATURES[0]]
+        found: np.ndarray = self.table[:, first : first + len(FEATURES)]
+        return found
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Sequences in each step."""
+        total: np.ndarray = self.prompt_rows + self.decode_rows
+        return total
+
+
+_PLACES = {name: place for place, name in enumerate(StepRow._fields)}
+
+
+class StepLog:
+    """The last steps in the order of their ends, cut out in no time."""
+
+    def __init__(self, kept: int = 20_000) -> None:
+        self._table = np.zeros((2 * kept, len(_PLACES)))
+        self._kept = kept
+        self._size = 0
+
+    def append(self, row: StepRow) -> None:
+        if self._size == len(self._table):
+            self._table[: self._kept] = self._table[self._kept :]
+            self._size = self._kept
+        self._table[self._size] = row
+        self._size += 1
+
+    def between(self, begin_ns: int, end_ns: int) -> Steps:
+        """Those that ended within [begin, end)."""
+        ends = self._table[: self._size, 0]
+        first, last = np.searchsorted(ends, (begin_ns, end_ns))
+        return Steps(self._table[first:last])

@@ -1,0 +1,1 @@
+"""The scheduler run again, with one difference undone at a time."""

@@ -1,0 +1,200 @@
+"""What an engine can hold and do: memory by arithmetic, rates by the fitted cost of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from diagnosis.root_cause.outcomes import ClassOutcome, outcomes_of
+from lab.replay.closed_loop import Users, closed_loop
+from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
+from lab.replay.turn_cost import TurnCost, fit_turns
+from service.engine.admission import Limits
+from telemetry.facts.engine_records import ModelShape
+from telemetry.host.roofline import step_bytes
+from telemetry.journal.journal_reader import Journal
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
+
+RESERVE = 0.1
+"""Of memory, for activations and whatever else."""
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What each of `users` asks for, over and over."""
+
+    users: int
+    prompt_tokens: int
+    output_tokens: int
+    slo_class: str = ""
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The classic budget: what weights leave, in tokens. `cache_bytes` is as it was started, or
+    what `memory_bytes` would leave."""
+
+    weight_bytes: int
+    token_bytes: int
+    memory_bytes: int | None
+    cache_bytes: int
+    cache_tokens: int
+    longest_context_tokens: int
+    users_that_fit: int
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a second if reading weights and cells at the peak bandwidth were all there is."""
+
+    peak_gb_per_s: float
+    alone_tokens_per_s: float
+    all_tokens_per_s: float
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """So many users in a closed loop, foretold. Rates are per second; latencies in ms."""
+
+    users: int
+    output_tokens_per_s: float
+    good_requests_per_s: float
+    good_share: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`knee` is the number of users with the most good requests a second; more do not help."""
+
+    model: str
+    workload: Workload
+    max_model_tokens: int
+    memory: Memory
+    ceiling: Ceiling | None
+    points: tuple[Point, ...]
+    knee: int
+    fit_mean_error: float
+
+
+def plan_capacity(
+    journal: Journal,
+    workload: Workload,
+    memory_bytes: int | None = None,
+    peak_gb_per_s: float | None = None,
+    policy: SloPolicy = DEFAULT_POLICY,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Plan:
+    """Of the last engine in the journal. Raises NotReplayable, JournalError."""
+    runs = read_runs(journal.facts())
+    run = runs[-1]
+    shape = run.started.shape
+    if shape is None:
+        raise NotReplayable("the journal does not say what shape the model has")
+    cost = fit_turns(runs)
+    memory = memory_of(run.limits, shape, workload, memory_bytes)
+    limits = _with_cache(run, memory)
+    points: list[Point] = []
+    for users in _steps_to(workload.users):
+        progress(f"{users} users")
+        points.append(_point(limits, cost, workload, users, policy))
+    ceiling = None if peak_gb_per_s is None else ceiling_of(shape, workload, peak_gb_per_s)
+    return Plan(
+        model=run.started.model,
+        workload=workload,
+        max_model_tokens=run.limits.max_model_tokens,
+        memory=memory,
+        ceiling=ceiling,
+        points=tuple(points),
+        knee=max(points, key=lambda point: point.good_requests_per_s).users,
+        fit_mean_error=cost.mean_error,
+    )
+
+
+def memory_of(
+    limits: Limits, shape: ModelShape, workload: Workload, memory_bytes: int | None
+) -> Memory:
+    """Weights, and what is left for keys and values."""
+    weight_bytes = int(step_bytes(shape, 0))
+    if memory_bytes is None:
+        cache_bytes = limits.blocks_total * limits.block_tokens * shape.cell_bytes
+    else:
+        cache_bytes = max(0, int(memory_bytes * (1 - RESERVE)) - weight_bytes)
+    cache_tokens = cache_bytes // (limits.block_tokens * shape.cell_bytes) * limits.block_tokens
+    return Memory(
+        weight_bytes=weight_bytes,
+        token_bytes=shape.cell_bytes,
+        memory_bytes=memory_bytes,
+        cache_bytes=cache_bytes,
+        cache_tokens=cache_tokens,
+        longest_context_tokens=cache_tokens // max(1, workload.users),
+        users_that_fit=cache_tokens // max(1, workload.context_tokens),
+    )
+
+
+def ceiling_of(shape: ModelShape, workload: Workload, peak_gb_per_s: float) -> Ceiling:
+    """At the mean context of a decode."""
+    context = workload.prompt_tokens + workload.output_tokens // 2
+    rate = peak_gb_per_s * 1e9
+    return Ceiling(
+        peak_gb_per_s=peak_gb_per_s,
+        alone_tokens_per_s=rate / step_bytes(shape, context),
+        all_tokens_per_s=workload.users * rate / step_bytes(shape, workload.users * context),
+    )
+
+
+def _with_cache(run: RecordedRun, memory: Memory) -> Limits:
+    """The engine's limits, with the cache that the memory would hold, and no queue too short."""
+    limits = run.limits
+    blocks = max(limits.blocks_total, 1)
+    if memory.memory_bytes is not None:
+        blocks = memory.cache_tokens // limits.block_tokens
+    needed = -(-limits.max_model_tokens // limits.block_tokens)
+    if blocks < needed:
+        raise NotReplayable(
+            f"{memory.cache_tokens} tokens of cache cannot hold one request of "
+            f"{limits.max_model_tokens}: give more --memory"
+        )
+    return replace(
+        limits, blocks_total=blocks, queue_limit_requests=1 << 20, queue_limit_tokens=1 << 40
+    )
+
+
+def _steps_to(users: int) -> Sequence[int]:
+    """1, 2, 4, ... and the number itself."""
+    found = [1]
+    while found[-1] * 2 < users:
+        found.append(found[-1] * 2)
+    return found if found[-1] == users else [*found, users]
+
+
+def _point(
+    limits: Limits, cost: TurnCost, workload: Workload, users: int, policy: SloPolicy
+) -> Point:
+    asked = Users(
+        count=users,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+        slo_class=workload.slo_class,
+    )
+    outcomes = outcomes_of(closed_loop(limits, cost, asked), policy)
+    (outcome,) = outcomes.classes.values()
+    return Point(
+        users=users,
+        output_tokens_per_s=outcome.output_tokens / outcomes.span_s,
+        good_requests_per_s=outcome.good_requests_per_s,
+        good_share=outcome.good / max(1, outcome.counted),
+        ttft_p50_ms=_ms(outcome, "ttft", "p50_ms"),
+        ttft_p99_ms=_ms(outcome, "ttft", "p99_ms"),
+        itl_p50_ms=_ms(outcome, "itl", "p50_ms"),
+        itl_p99_ms=_ms(outcome, "itl", "p99_ms"),
+    )
+
+
+def _ms(outcome: ClassOutcome, measure: str, quantile: str) -> float:
+    latency = outcome.latency.get(measure)
+    return 0.0 if latency is None else float(getattr(latency, quantile))

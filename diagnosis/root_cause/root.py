@@ -1,0 +1,186 @@
+"""The root of what is wrong in a journal: the scheduler is run again without each thing that
+differs from when all was well, and what that would have spared is what its removal promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from diagnosis.detection.reference import Reference
+from diagnosis.root_cause.counterfactual import Explanation, explain
+from diagnosis.root_cause.interventions import Cause
+from diagnosis.root_cause.question import Question, Span
+from diagnosis.symptoms import Symptom
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
+from lab.replay.turn_cost import fit_turns
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.records import fact_ns
+from telemetry.journal.journal_reader import Journal
+from telemetry.journal.replay import replay_folds
+
+S = Symptom
+
+REMEDIES = {
+    Cause.DEMAND: "bound the queue, shed load, or add a replica",
+    Cause.TENANT: "share fairly (--fairness vtc) or limit the tenant (--tenant-max-seqs)",
+    Cause.PROMPTS: "route long prompts elsewhere, or give them a class of their own",
+    Cause.OUTPUTS: "bound max_tokens, or give long answers a class of their own",
+    Cause.CHUNKS: "turn chunked prefill on (leave --no-chunked-prefill out)",
+    Cause.KV: "give the cache more memory (--kv-memory), or run fewer sequences",
+    Cause.SLOTS: "lower --max-num-seqs to what it was",
+    Cause.BUDGET: "raise --max-batched-tokens to what it was",
+    Cause.STALLS: "find what stops the engine's process: phasescope diagnose names pauses it saw",
+    Cause.RESIDUAL: "look for what shares the machine: neighbours, a quota, a lower clock",
+    Cause.MASKS: "use simpler schemas, and fewer of them",
+    Cause.SAMPLES: "bound n and logprobs",
+    Cause.PREFIX: "keep the prefix cache: flush less often, stop changing the beginning of prompts",
+    Cause.ZOMBIES: "end sequences when their client is gone",
+    Cause.PAUSES: "drop slow readers (--slow-client), or give them slots of their own",
+}
+
+ACTIONS: dict[Symptom, tuple[Cause, ...]] = {
+    S.QUEUE_OVERLOAD: (Cause.DEMAND, Cause.OUTPUTS),
+    S.PREFILL_INTERFERENCE: (Cause.CHUNKS, Cause.PROMPTS),
+    S.LONG_PROMPTS: (Cause.PROMPTS,),
+    S.PREFIX_CACHE_COLD: (Cause.PREFIX,),
+    S.KV_EXHAUSTION: (Cause.KV,),
+    S.KV_THRASH: (Cause.KV,),
+    S.OVERSIZED_BATCH: (Cause.SLOTS,),
+    S.MEMORY_BANDWIDTH: (Cause.RESIDUAL,),
+    S.THROTTLED: (Cause.RESIDUAL, Cause.STALLS),
+    S.HOST_STALL: (Cause.STALLS,),
+    S.CPU_STARVATION: (Cause.RESIDUAL, Cause.STALLS),
+    S.GRAMMAR_COST: (Cause.MASKS,),
+    S.SLOW_CLIENT: (Cause.PAUSES,),
+    S.CANCELLATION_LEAK: (Cause.ZOMBIES,),
+    S.UNFAIRNESS: (Cause.TENANT,),
+    S.HEAVY_SAMPLING: (Cause.SAMPLES, Cause.DEMAND),
+    S.BUDGET_TOO_SMALL: (Cause.BUDGET,),
+}
+"""The interventions that a class's first actions are. Those not in it happen outside of what a
+scheduler decides, so no replay can tell what they would bring."""
+
+_REFERENCE_NS = 20_000_000_000
+
+
+class Ago(msgspec.Struct, frozen=True):
+    """From so many seconds before the end of the journal until so many."""
+
+    from_s: float
+    until_s: float
+
+    def span(self, end_ns: int) -> Span:
+        return Span(end_ns - int(self.from_s * 1e9), end_ns - int(self.until_s * 1e9))
+
+    @staticmethod
+    def of(span: Span, end_ns: int) -> Ago:
+        return Ago((end_ns - span.begin_ns) / 1e9, (end_ns - span.end_ns) / 1e9)
+
+
+WINDOW, REFERENCE = Ago(20, 0), Ago(60, 20)
+
+
+class RootCause(msgspec.Struct, frozen=True, kw_only=True):
+    """An explanation, and of what; `reference` is None where the window is compared with the
+    usual configuration. `promises` are what the first action against each finding would spare,
+    by symptom."""
+
+    window: Ago
+    reference: Ago | None
+    explanation: Explanation
+    remedies: dict[str, str]
+    promises: dict[str, str]
+    diagnosis: Diagnosis | None = None
+
+
+def root_cause(
+    journal: Journal,
+    window: Ago | None = None,
+    reference: Ago | None = None,
+    baseline: Reference | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> RootCause:
+    """Of the last engine in the journal. Without a window it is what `diagnose` finds fault with,
+    compared with the time before, or with the configuration of a baseline.
+
+    Raises NotReplayable, JournalError.
+    """
+    progress("reading the journal")
+    run = read_runs(journal.facts())[-1]
+    if run.steps_missing:
+        raise NotReplayable("recording was switched off for a while: its steps are not there")
+    end_ns = _end_ns(run)
+    said, spans = _asked(journal, run, window, reference, baseline, end_ns)
+    usual = None if baseline is None else baseline.started
+    now, before = spans
+    _check_known(journal, run, before, end_ns)
+    question = Question(run, fit_turns([run]), before, now, usual if before is None else None)
+    explanation = explain(question, lambda what: progress(f"without {what}"))
+    return RootCause(
+        window=Ago.of(now, end_ns),
+        reference=None if before is None else Ago.of(before, end_ns),
+        explanation=explanation,
+        remedies={gain.cause.value: REMEDIES[gain.cause] for gain in explanation.gains},
+        promises={} if said is None else promises_of(said, explanation),
+        diagnosis=said,
+    )
+
+
+def promises_of(said: Diagnosis, explanation: Explanation) -> dict[str, str]:
+    """One line a finding: what its first action that helps would have spared."""
+    found: dict[str, str] = {}
+    gains = {gain.cause: gain for gain in explanation.gains}
+    for finding in said.findings:
+        for cause in ACTIONS.get(finding.symptom, ()):
+            gain = gains.get(cause)
+            if gain is not None:
+                found[finding.symptom.value] = (
+                    f"{REMEDIES[cause]}: {gain.symptom} {100 * gain.gain:.0f} % less, "
+                    f"{gain.spared_ms:.0f} ms of requests' time"
+                )
+                break
+    return found
+
+
+def _asked(
+    journal: Journal,
+    run: RecordedRun,
+    window: Ago | None,
+    reference: Ago | None,
+    baseline: Reference | None,
+    end_ns: int,
+) -> tuple[Diagnosis | None, tuple[Span, Span | None]]:
+    """What was found, and the stretch to explain with the one before it."""
+    if window is not None or reference is not None:
+        before = None if baseline is not None else (reference or REFERENCE).span(end_ns)
+        return None, ((window or WINDOW).span(end_ns), before)
+    diagnoser = Diagnoser(baseline)
+    replay_folds(journal.facts(), [diagnoser])
+    said = diagnoser.diagnosis()
+    onset_ns = said.onset_ns
+    if onset_ns is None:
+        return said, (WINDOW.span(end_ns), None if baseline else REFERENCE.span(end_ns))
+    if baseline is not None:
+        return said, (Span(onset_ns, end_ns), None)
+    begin_ns = max(_known_ns(journal, run.started), onset_ns - _REFERENCE_NS)
+    return said, (Span(onset_ns, end_ns), Span(begin_ns, onset_ns))
+
+
+def _known_ns(journal: Journal, started: EngineStarted) -> int:
+    return max(started.at_ns, journal.header.cut_ns or 0)
+
+
+def _check_known(journal: Journal, run: RecordedRun, before: Span | None, end_ns: int) -> None:
+    known_ns = _known_ns(journal, run.started)
+    if before is not None and before.begin_ns < known_ns:
+        raise NotReplayable(
+            f"the journal has {(end_ns - known_ns) / 1e9:.0f} s of this engine, the reference "
+            f"begins {(end_ns - before.begin_ns) / 1e9:g} s before its end: give --reference"
+        )
+
+
+def _end_ns(run: RecordedRun) -> int:
+    facts = [*run.facts, *run.others]
+    return max((fact_ns(fact) for fact in facts), default=run.started.at_ns)

@@ -1,0 +1,155 @@
+"""What would have been: a journal replayed as it was, by the model, and with limits changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
+from lab.replay.noise import Noise, NoNoise, RecordedNoise
+from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
+from lab.replay.replay_exact import Identity, replay_exactly
+from lab.replay.replay_modelled import Change, replay_modelled
+from lab.replay.stolen import StolenNoise, stolen_from
+from lab.replay.turn_cost import TurnCost, fit_turns
+from lab.simulation.settings import changed_limits
+from service.config.settings import ConfigError
+from telemetry.facts.clock import Clock
+from telemetry.facts.records import Fact
+from telemetry.journal.journal_reader import Journal
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
+
+
+class NoiseKind(StrEnum):
+    """What a step takes over its modelled cost: nothing, what it took then, or of that kind, but
+    stolen time as it was."""
+
+    NONE = "none"
+    RECORDED = "recorded"
+    DRAWN = "drawn"
+
+
+class CostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The fit that durations come from. `mean_error` is of single turns, relative."""
+
+    turns: int
+    mean_error: float
+    gap_ms: float
+    wake_ms: float
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`identities` are of each engine's life in the journal, None where the journal does not
+    begin with the engine. `changed` is None when nothing was to be changed. `speed` is virtual
+    over real time of the modelled replay."""
+
+    engines: int
+    identities: list[Identity] | None
+    not_compared: str | None
+    cost: CostReport
+    recorded: Outcomes
+    replayed: Outcomes
+    changed: Outcomes | None
+    changes: list[str]
+    noise: NoiseKind
+    speed: float
+
+
+def identities_of(journal: Journal) -> list[Identity]:
+    """Mode A over each engine's life. Raises NotReplayable, JournalError."""
+    if journal.header.cut_ns is not None:
+        raise NotReplayable(
+            f"the journal's first {journal.header.facts_dropped} facts were dropped: what was in "
+            "the cache then is not known, so decisions cannot be compared"
+        )
+    if journal.header.facts_lost:
+        raise NotReplayable(f"{journal.header.facts_lost} facts were lost before they were kept")
+    return [replay_exactly(run) for run in read_runs(journal.facts())]
+
+
+def replay_journal(
+    journal: Journal,
+    clock: Clock,
+    changes: Sequence[str] = (),
+    cost_from: Journal | None = None,
+    noise: NoiseKind = NoiseKind.RECORDED,
+    seed: int = 0,
+    policy: SloPolicy = DEFAULT_POLICY,
+    progress: Callable[[str], None] = lambda what: None,
+) -> tuple[ReplayReport, list[Fact]]:
+    """The report, and the facts of the last replay. `cost_from` is another journal to fit
+    durations to; its noise can only be drawn.
+
+    Raises NotReplayable, JournalError, ConfigError.
+    """
+    if cost_from is not None and noise is NoiseKind.RECORDED:
+        raise ConfigError("another journal's noise was at another time: use --noise drawn or none")
+    progress("reading the journal")
+    runs = read_runs(journal.facts())
+    compared, why = _compare(journal, progress)
+    learnt = runs if cost_from is None else read_runs(cost_from.facts())
+    cost = fit_turns(learnt)
+    stolen = stolen_from(learnt), stolen_from(runs)
+    makers: dict[NoiseKind, Callable[[], Noise]] = {
+        NoiseKind.NONE: NoNoise,
+        NoiseKind.RECORDED: lambda: RecordedNoise(cost.disturbances),
+        NoiseKind.DRAWN: lambda: StolenNoise(cost.disturbances, *stolen, seed),
+    }
+    make = makers[noise]
+    progress("replaying as it was")
+    begun_ns = clock.now_ns()
+    facts = _modelled(runs, cost, [], make)
+    taken_ns = max(1, clock.now_ns() - begun_ns)
+    cut = journal.cut_requests
+    replayed = outcomes_of(facts, policy, cut)
+    changed: Outcomes | None = None
+    if changes:
+        progress(f"replaying with {' '.join(changes)}")
+        facts = _modelled(runs, cost, changes, make)
+        changed = outcomes_of(facts, policy, cut)
+    report = ReplayReport(
+        engines=len(runs),
+        identities=compared,
+        not_compared=why,
+        cost=CostReport(
+            turns=cost.turns,
+            mean_error=cost.mean_error,
+            gap_ms=cost.gap_ns / 1e6,
+            wake_ms=cost.wake_ns / 1e6,
+        ),
+        recorded=outcomes_of(journal.facts(), policy, cut),
+        replayed=replayed,
+        changed=changed,
+        changes=list(changes),
+        noise=noise,
+        speed=replayed.span_s * 1e9 / taken_ns,
+    )
+    return report, facts
+
+
+def _compare(
+    journal: Journal, progress: Callable[[str], None]
+) -> tuple[list[Identity] | None, str | None]:
+    progress("deciding everything again")
+    try:
+        return identities_of(journal), None
+    except NotReplayable as error:
+        return None, str(error)
+
+
+def _modelled(
+    runs: Sequence[RecordedRun],
+    cost: TurnCost,
+    changes: Sequence[str],
+    make_noise: Callable[[], Noise],
+) -> list[Fact]:
+    facts: list[Fact] = []
+    for run in runs:
+        change = Change(limits=changed_limits(run.limits, changes), noise=make_noise())
+        try:
+            facts += replay_modelled(run, cost, change)
+        except AssertionError as error:
+            raise ConfigError(f"--set {' '.join(changes)}: {error}") from error
+    return facts

@@ -1,0 +1,1 @@
+"""From charged time to findings: rules, checks, confidence, runbooks."""

@@ -1,0 +1,20 @@
+"""Findings as metrics, in the manner of Prometheus' own ALERTS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.metrics import catalog
+from telemetry.metrics.metric import Metric
+
+Sample = tuple[dict[str, str], float]
+
+
+def finding_families(diagnosis: Diagnosis) -> Iterator[tuple[Metric, list[Sample]]]:
+    """One sample a finding; a cause that is not found has none."""
+    names = [{"symptom": finding.symptom.value} for finding in diagnosis.findings]
+    harms = [finding.harm_ms / 1e3 for finding in diagnosis.findings]
+    yield catalog.FINDING, [(labels, 1.0) for labels in names]
+    yield catalog.FINDING_HARM_SECONDS, list(zip(names, harms, strict=True))
+    yield catalog.INDETERMINATE, [({}, float(diagnosis.verdict == "indeterminate"))]

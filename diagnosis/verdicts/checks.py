@@ -1,0 +1,251 @@
+"""What is wrong without making anybody late: each a check of its own, by counting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.counts import Counts
+from diagnosis.symptoms import Evidence, Finding, Symptom
+from diagnosis.verdicts.runbook import runbook_name
+from telemetry.facts.reasons import EndReason, HangKind, StackSource, StepFailure
+from telemetry.facts.records import EngineHung
+
+# Of constrained answers that were judged, so many invalid ones are no accident.
+_LEAST_INVALID = 3
+_INVALID_SHARE = 0.2
+_LEAST_FAILED = 1
+# an abort takes a step or two; so many sequences that had so many rows were not aborted
+_LEAST_LEAKED, _LEAST_ROWS = 2, 8
+_NAMED = 6
+_WORDS = {
+    StepFailure.OUT_OF_MEMORY: "for want of memory",
+    StepFailure.KERNEL_ERROR: "by an error of the device or a library (kernel_error)",
+    StepFailure.RANK_LOST: "because a rank of the model was lost (rank_lost)",
+    StepFailure.BAD_INPUT: "by an input that the model does not have (bad_input)",
+}
+
+_HANGS = {
+    HangKind.STOPPED: "the engine's process is stopped by a signal",
+    HangKind.SILENT: "the engine's process lives, and its heartbeat has ended",
+    HangKind.STUCK: "the engine's heart beats, and one turn of its loop does not end",
+}
+_SOURCES = {
+    StackSource.NOBODY: "its threads could not be looked at",
+    StackSource.FAULTHANDLER: "its threads, by itself at a signal (faulthandler):",
+    StackSource.PY_SPY: "its threads, from its memory (py-spy):",
+    StackSource.KERNEL: "its threads, as the kernel tells (a stopped process runs no handler):",
+}
+
+Check = Callable[[Counts, Tally], Finding | None]
+
+
+def invalid_output(counts: Counts, tally: Tally) -> Finding | None:
+    """Constrained answers that end, or are cut, without obeying their constraint."""
+    ended = max(counts.judged + counts.cut, counts.constrained)
+    useless = counts.invalid + counts.cut
+    if useless < _LEAST_INVALID or useless < _INVALID_SHARE * ended:
+        return None
+    return _finding(
+        Symptom.INVALID_OUTPUT,
+        f"{useless} of {ended} constrained answers are no use: {counts.cut} were cut at their "
+        f"length, {counts.invalid} do not obey their constraint",
+        useless / ended,
+        (
+            Evidence("invalid", counts.invalid, "requests"),
+            Evidence("cut", counts.cut, "sequences"),
+            Evidence("constrained", ended, "requests"),
+        ),
+    )
+
+
+def leaked(counts: Counts, tally: Tally) -> Finding | None:
+    """Sequences that go on although their clients have gone, whether or not anybody is late for
+    it yet."""
+    rows = [number for number in counts.gone_rows.values() if number >= _LEAST_ROWS]
+    if len(rows) < _LEAST_LEAKED:
+        return None
+    return _finding(
+        Symptom.CANCELLATION_LEAK,
+        f"{len(rows)} sequences had {sum(rows)} rows after their clients had gone",
+        0.95,
+        (Evidence("leaked", len(rows), "sequences"), Evidence("zombie_rows", sum(rows), "rows")),
+    )
+
+
+def out_of_memory(counts: Counts, tally: Tally) -> Finding | None:
+    """Steps that fail, or an engine that dies, because an allocation was refused."""
+    failed = counts.aborted_sequences[StepFailure.OUT_OF_MEMORY]
+    dead = counts.deaths_by_failure[StepFailure.OUT_OF_MEMORY]
+    if failed < _LEAST_FAILED and not dead:
+        return None
+    return _finding(
+        Symptom.OUT_OF_MEMORY,
+        _said_of(counts, StepFailure.OUT_OF_MEMORY),
+        0.9,
+        (
+            Evidence("failed_sequences", failed, "sequences"),
+            Evidence("deaths", dead, "engines"),
+        ),
+    )
+
+
+def engine_hung(counts: Counts, tally: Tally) -> Finding | None:
+    """The engine lives and gives no sign of life, or did so until a moment ago."""
+    if tally.hung is None and not counts.hangs:
+        return None
+    hang = tally.hung or counts.hangs[-1]
+    since = "" if tally.hung is not None else "; it is over"
+    found = _finding(
+        Symptom.ENGINE_HUNG,
+        f"{_HANGS[hang.kind]} (process {hang.engine_pid}, state {hang.process_state}); "
+        f"{hang.sequences} sequences wait for it, and new requests are refused{since}",
+        0.95,
+        (
+            Evidence("unanswered", round((hang.at_ns - hang.since_ns) / 1e6), "ms"),
+            Evidence("hung_sequences", hang.sequences, "sequences"),
+            Evidence("deaths", len(counts.deaths), "engines"),
+        ),
+    )
+    return msgspec.structs.replace(found, stacks=_told(hang))
+
+
+def _told(hang: EngineHung) -> tuple[str, ...]:
+    """Where its threads are, headed by who says so."""
+    return (_SOURCES[hang.stacks_source], *hang.stacks)
+
+
+def step_failure(counts: Counts, tally: Tally) -> Finding | None:
+    """Steps that fail, or a serving engine that dies, for another reason than memory: the kind
+    that ended most is told, each is evidence. Of older records the kind is not known."""
+    kinds = [kind for kind in StepFailure if kind is not StepFailure.OUT_OF_MEMORY]
+    harm = {kind: counts.aborted_sequences[kind] + counts.deaths_by_failure[kind] for kind in kinds}
+    ended = counts.sequence_reasons[EndReason.EXECUTOR_ERROR]
+    untold = max(0, ended - counts.aborted_sequences.total())
+    if sum(harm.values()) + untold < _LEAST_FAILED:
+        return None
+    worst = max(kinds, key=lambda kind: harm[kind])
+    untold_words = f"{untold} sequences ended because a step failed, of which no more is recorded"
+    steps = {
+        kind: sum(n for (one, _), n in counts.aborted.items() if one is kind) for kind in kinds
+    }
+    return _finding(
+        Symptom.STEP_FAILURE,
+        _said_of(counts, worst) if harm[worst] else untold_words,
+        0.9,
+        (
+            *(Evidence(kind.value, steps[kind], "steps") for kind in kinds if steps[kind]),
+            Evidence("failed_sequences", ended, "sequences"),
+            Evidence("deaths", sum(counts.deaths_by_failure[kind] for kind in kinds), "engines"),
+        ),
+    )
+
+
+def _said_of(counts: Counts, kind: StepFailure) -> str:
+    """In one line, with the words of the commonest error."""
+    details = Counter({said: n for (one, said), n in counts.aborted.items() if one is kind})
+    told = [f"{counts.aborted_sequences[kind]} sequences ended"] if details else []
+    if counts.deaths_by_failure[kind]:
+        told.append(f"the engine died {counts.deaths_by_failure[kind]} times")
+    said = f"{' and '.join(told)} {_WORDS[kind]}"
+    words = details.most_common(1)[0][0] if details else ""
+    return f"{said}: {words}" if words else said
+
+
+def load_failure(counts: Counts, tally: Tally) -> Finding | None:
+    """The engine ends before it is ready."""
+    if tally.ready or not counts.deaths_unready:
+        return None
+    return _finding(
+        Symptom.LOAD_FAILURE,
+        f"the engine did not become ready: {counts.deaths[-1]}",
+        0.95,
+        (Evidence("deaths", len(counts.deaths), "engines"),),
+    )
+
+
+def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
+    """Facts are missing from the record, or are not recorded at all; or a part of telemetry has
+    raised, or spans do not arrive, which takes nothing from the record. The gravest is the claim;
+    everything is in the evidence."""
+    claims: list[str] = []
+    evidence: list[Evidence] = []
+    if not tally.recording:
+        claims.append("recording is switched off")
+    if counts.steps_missing:
+        claims.append(
+            f"{counts.steps_missing} steps are missing from the record: what is said of others "
+            "rests on the rest"
+        )
+        evidence.append(Evidence("steps_missing", counts.steps_missing, "steps"))
+    if counts.facts_lost:
+        claims.append(
+            f"{counts.facts_lost} facts never came to telemetry, which was not fast enough: what "
+            "is said of others rests on the rest"
+        )
+        evidence.append(Evidence("facts_lost", counts.facts_lost, "facts"))
+    if tally.detached:
+        claims.append(detached_claim(tally.detached))
+        evidence.append(Evidence("folds_detached", len(tally.detached), "parts"))
+    if counts.exports_failed:
+        claims.append(
+            "spans do not reach their receiver, which fails or does not answer; serving is not "
+            "held up by it, and the record is whole"
+        )
+        evidence.append(Evidence("exports_failed", counts.exports_failed, "attempts"))
+    if not claims:
+        return None
+    return _finding(Symptom.TELEMETRY_DEGRADED, claims[0], 0.95, tuple(evidence))
+
+
+def detached_claim(detached: Mapping[str, str]) -> str:
+    """Which parts of telemetry are not fed any more, and what each raised."""
+    parts = ", ".join(f"{name} ({error})" for name, error in list(detached.items())[:_NAMED])
+    more = f" and {len(detached) - _NAMED} more" if len(detached) > _NAMED else ""
+    return (
+        f"parts of telemetry raised and are not fed until the next start: {parts}{more}; what they "
+        "show stands still, serving goes on"
+    )
+
+
+def diagnosis_detached(error: str) -> Finding:
+    """The fold that finds everything else is itself not fed any more."""
+    return _finding(
+        Symptom.TELEMETRY_DEGRADED,
+        detached_claim({"diagnosis": error}),
+        0.95,
+        (Evidence("folds_detached", 1, "parts"),),
+    )
+
+
+def is_whole(counts: Counts, tally: Tally) -> bool:
+    """Whether all that happened is in the record."""
+    return tally.recording and not counts.steps_missing and not counts.facts_lost
+
+
+CHECKS: tuple[Check, ...] = (
+    telemetry_degraded,
+    load_failure,
+    engine_hung,
+    out_of_memory,
+    step_failure,
+    invalid_output,
+    leaked,
+)
+
+
+def _finding(
+    symptom: Symptom, claim: str, confidence: float, evidence: tuple[Evidence, ...]
+) -> Finding:
+    return Finding(
+        symptom=symptom,
+        confidence=round(confidence, 3),
+        claim=claim,
+        harm_ms=0.0,
+        evidence=evidence,
+        share=0.0,
+        runbook=runbook_name(symptom),
+    )

@@ -1,0 +1,237 @@
+"""The clients of a drill: each request on a socket of its own, read as its reader reads.
+
+Latencies count from the moment at which a request was due, not from when the client got to
+sending it; how late the client itself was is a figure of its own, because a client that is late
+measures itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import struct
+from collections.abc import Sequence
+
+import httptools
+import msgspec
+
+from lab.drills.traffic import Ask, Reader
+from lab.load.result import ErrorKind
+from lab.load.stream import Reply
+from telemetry.facts.clock import Clock
+
+HOST = "127.0.0.1"
+_READ_BYTES = 65_536
+_SMALL_READ_BYTES = 256
+_RECEIVE_BUFFER_BYTES = 1024
+_SEGMENT_BYTES = 1448  # the loopback device's own would leave room for a whole stream
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+class Sent(msgspec.Struct, kw_only=True):
+    """One request as its client saw it. Stamps None: it did not come to that.
+
+    `due_ns` is when it was to be sent and `sent_ns` when it was; `first_ns` and `last_ns` are of
+    its content, `end_ns` of the end of its reply. `gaps_us` lie between pieces of content.
+    `left` says that the client closed the connection, as it meant to.
+    """
+
+    request_id: str
+    tenant: str
+    is_culprit: bool
+    due_ns: int
+    sent_ns: int = 0
+    first_ns: int | None = None
+    last_ns: int | None = None
+    end_ns: int | None = None
+    tokens: int = 0
+    status: int = 0
+    finish: str | None = None
+    error: str | None = None
+    left: bool = False
+    gaps_us: list[int] = []
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a whole reply came."""
+        return self.error is None and self.status == 200 and not self.left
+
+    @property
+    def ttft_ns(self) -> int | None:
+        return None if self.first_ns is None else self.first_ns - self.due_ns
+
+    @property
+    def e2e_ns(self) -> int | None:
+        return None if self.end_ns is None or not self.is_good else self.end_ns - self.due_ns
+
+    @property
+    def tpot_ns(self) -> float | None:
+        if self.first_ns is None or self.last_ns is None or self.tokens < 2:
+            return None
+        return (self.last_ns - self.first_ns) / (self.tokens - 1)
+
+    @property
+    def late_ns(self) -> int:
+        """How late the client was."""
+        return self.sent_ns - self.due_ns
+
+
+class _Parser:
+    """What httptools calls, handed on to the reply with the stamp of the read."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._parser = httptools.HttpResponseParser(self)
+        self._now_ns = 0
+        self.is_complete = False
+
+    def feed(self, data: bytes, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._parser.feed_data(data)
+
+    def on_headers_complete(self) -> None:
+        self._reply.status = self._parser.get_status_code()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._reply.on_header(name.lower(), value)
+
+    def on_body(self, body: bytes) -> None:
+        self._reply.on_body(body, self._now_ns)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+class Clients:
+    """Sends every request at its moment, whatever became of the earlier ones."""
+
+    def __init__(self, port: int, clock: Clock, name: str) -> None:
+        """`name` begins the ids of the requests; it must tell nothing of what is done."""
+        self.log: list[Sent] = []
+        self._port = port
+        self._clock = clock
+        self._name = name
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._running)
+
+    async def send_all(self, asks: Sequence[Ask], begin_ns: int) -> None:
+        """Returns when the last one has been sent."""
+        for ask in sorted(asks, key=lambda ask: ask.at_s):
+            due_ns = begin_ns + round(ask.at_s * 1e9)
+            await asyncio.sleep(max(0.0, (due_ns - self._clock.now_ns()) / 1e9))
+            task = asyncio.create_task(self.send(ask, due_ns))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def send(self, ask: Ask, due_ns: int) -> None:
+        """One request to its end, or until its client leaves."""
+        sent = Sent(
+            request_id=f"{self._name}-{len(self.log):04d}",
+            tenant=ask.tenant,
+            is_culprit=ask.is_culprit,
+            due_ns=due_ns,
+        )
+        self.log.append(sent)
+        sent.sent_ns = self._clock.now_ns()
+        reply = Reply(due_ns, sent.sent_ns)
+        try:
+            await self._exchange(ask, sent, reply)
+        except asyncio.CancelledError:
+            reply.fail(ErrorKind.UNFINISHED, "unfinished when the episode ended")
+            raise
+        except (OSError, httptools.HttpParserError) as error:
+            reply.fail(ErrorKind.CLOSED, str(error) or type(error).__name__)
+        finally:
+            self._note(sent, reply)
+
+    async def wait(self, within_s: float) -> None:
+        """For what still runs, as long as that."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+
+    async def hang_up(self) -> None:
+        """Close what still runs."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _exchange(self, ask: Ask, sent: Sent, reply: Reply) -> None:
+        loop = asyncio.get_running_loop()
+        reader = ask.reader
+        with _connectable(reader) as raw:
+            await loop.sock_connect(raw, (HOST, self._port))
+            await loop.sock_sendall(raw, _head(ask, sent.request_id) + ask.body)
+            parser, pace = _Parser(reply), _Pace(reader, self._clock)
+            read_bytes = _SMALL_READ_BYTES if reader.keeps_little else _READ_BYTES
+            while not parser.is_complete:
+                data = await loop.sock_recv(raw, read_bytes)
+                if not data:
+                    reply.fail(ErrorKind.CLOSED, "the server closed the connection")
+                    return
+                parser.feed(data, self._clock.now_ns())
+                count = len(reply.chunk_ns)
+                if reader.leave_after_tokens is not None and count >= reader.leave_after_tokens:
+                    sent.left = True
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                    return
+                await pace.wait(count)
+        sent.end_ns = self._clock.now_ns()
+        reply.finish()
+
+    def _note(self, sent: Sent, reply: Reply) -> None:
+        stamps = reply.chunk_ns
+        sent.status, sent.finish = reply.status, reply.finish_reason
+        sent.error = f"{reply.error_kind}: {reply.error_text}" if reply.error_kind else None
+        sent.tokens = reply.output_tokens
+        if stamps:
+            sent.first_ns, sent.last_ns = stamps[0], stamps[-1]
+            pairs = itertools.pairwise(stamps)
+            sent.gaps_us = [(after - before) // 1000 for before, after in pairs]
+
+
+class _Pace:
+    """Makes a reader wait between two reads."""
+
+    def __init__(self, reader: Reader, clock: Clock) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._begin_ns = clock.now_ns()
+        self._has_stopped = False
+
+    async def wait(self, tokens: int) -> None:
+        reader = self._reader
+        if reader.tokens_per_s is not None:
+            due_s = tokens / reader.tokens_per_s
+            await asyncio.sleep(max(0.0, due_s - (self._clock.now_ns() - self._begin_ns) / 1e9))
+        stop_at = reader.stop_after_tokens
+        if stop_at is not None and tokens >= stop_at and not self._has_stopped:
+            self._has_stopped = True
+            await asyncio.sleep(reader.stop_s)
+
+
+def _connectable(reader: Reader) -> socket.socket:
+    raw = socket.socket()
+    if reader.keeps_little:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+    raw.setblocking(False)
+    return raw
+
+
+def _head(ask: Ask, request_id: str) -> bytes:
+    lines = (
+        f"POST {ask.path} HTTP/1.1",
+        f"host: {HOST}",
+        "connection: close",
+        f"x-request-id: {request_id}",
+        f"x-tenant: {ask.tenant}",
+        "content-type: application/json",
+        f"content-length: {len(ask.body)}",
+    )
+    return "\r\n".join([*lines, "", ""]).encode()

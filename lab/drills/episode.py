@@ -1,0 +1,284 @@
+"""One episode: a server, its traffic, a fault in it, and the truth about that.
+
+    warm-up -> reference -> fault -> recovery
+
+A running server is harmed from outside. Where the fault is a limit that is configured, a good
+server serves warm-up and reference and a bad one takes over for the traffic of the fault; and
+where it is a model that does not load, there is no traffic. Label, journal and the clients' log
+lie below `out`. The server's own folder is elsewhere, and nothing in it names the fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from lab.drills.capacity import capacity_of
+from lab.drills.collector import Collector
+from lab.drills.commands import baseline_flags, diagnosis_of, save_baseline
+from lab.drills.injection import Live
+from lab.drills.mechanism import Mechanism, Need
+from lab.drills.outcome.labels import FOLDER, seal
+from lab.drills.outcome.result import EpisodeResult
+from lab.drills.outcome.truth import Taken, label_of, result_of
+from lab.drills.outside import Hooks
+from lab.drills.pace import Pacer
+from lab.drills.registry import find
+from lab.drills.servers import (
+    Cores,
+    DidNotStart,
+    DrillServer,
+    Say,
+    split_cores,
+)
+from lab.drills.spec import Capacity, EpisodeSpec, Phase
+from lab.drills.stage import Act, Stage
+from lab.drills.traffic import Ask, Scene
+from lab.drills.watch import Watch, root_of
+from service.config.settings import ConfigError, ModelKind
+from service.model_files.model_store import resolve_model
+from telemetry.facts.clock import Clock, MonotonicClock
+
+_JOURNAL_FLAGS = ("--journal-memory", "256MiB")
+_NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
+_TERMINATED = 128 + signal.SIGTERM
+
+
+def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
+    """All of it, from the server's start to the sealed label. Raises ConfigError, DidNotStart, and
+    SystemExit on SIGTERM when all that was started has ended."""
+    spec.validate()
+    mechanism = find(spec.symptom, spec.mechanism)
+    if spec.clean:
+        mechanism = mechanism.without_fault()
+    clock, cores = MonotonicClock(), split_cores()
+    with tempfile.TemporaryDirectory(prefix="phasescope-") as folder:
+        episode = _Episode(spec, mechanism, Path(folder), clock, cores, say)
+        try:
+            return asyncio.run(episode.run())
+        except asyncio.CancelledError:
+            raise SystemExit(_TERMINATED) from None
+
+
+def _heed_sigterm() -> None:
+    """It ends this task as an interrupt does, so that no server stays behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(RuntimeError, ValueError):  # not in the main thread, where signals come
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+class _Episode:
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        mechanism: Mechanism,
+        folder: Path,
+        clock: Clock,
+        cores: Cores,
+        say: Say,
+    ) -> None:
+        """`folder` is for the server: temporary, with a name that tells nothing."""
+        self._spec, self._mechanism = spec, mechanism
+        self._clock, self._cores, self._say = clock, cores, say
+        self._server_folder = folder
+        self.name = f"{mechanism.symptom}-{mechanism.name}-{spec.seed}"
+        self._kept = spec.out / self.name
+        self._hooks = Hooks(folder, clock)
+        self._taken = Taken()
+        self._flags = (*spec.base_flags(), *mechanism.flags)
+
+    async def run(self) -> EpisodeResult:
+        _heed_sigterm()
+        self._kept.mkdir(parents=True, exist_ok=True)
+        mechanism, spec = self._mechanism, self._spec
+        if mechanism.broken_model is not None:
+            capacity = _NO_CAPACITY
+        else:
+            capacity = spec.capacity or await self._capacity()
+        scene = Scene(
+            seed=spec.seed,
+            phases=spec.phases,
+            capacity=capacity,
+            intensity=mechanism.level(spec.intensity),
+            load=mechanism.load,
+            mix=mechanism.mix,
+        )
+        self._say(f"{self.name}: {mechanism.about} ({scene.intensity:g} {mechanism.unit})")
+        asks = [] if mechanism.broken_model else mechanism.traffic(scene)
+        pacer = Pacer(self._kept / "pace", min(self._cores.engine, default=-1))
+        pacer.start()
+        try:
+            await self._play(scene, asks)
+        finally:
+            self._taken.beats = await pacer.end()
+        return self._finish(scene)
+
+    async def _play(self, scene: Scene, asks: list[Ask]) -> None:
+        mechanism = self._mechanism
+        if mechanism.broken_model is not None:
+            await self._with_broken_model(scene)
+        elif mechanism.bad_flags is not None:
+            await self._with_bad_server(scene, asks)
+        else:
+            await self._with_one_server(scene, asks)
+
+    # The three kinds of an episode
+
+    async def _with_one_server(self, scene: Scene, asks: list[Ask]) -> None:
+        phases, taken = scene.phases, self._taken
+        injection = self._mechanism.injection(scene)
+        async with AsyncExitStack() as stack:
+            collector = None
+            if self._mechanism.needs_collector:
+                collector = await stack.enter_async_context(Collector())
+            flags = (*self._flags, *(collector.flags if collector else ()))
+            server = await stack.enter_async_context(self._server(flags))
+            live = Live(server, self._hooks, scene, self._cores, collector)
+            stack.push_async_callback(injection.end, live)
+            await injection.arm(live)
+            stage = self._stage(server, "a")
+
+            async def begin() -> None:
+                await stage.take_reading(Phase.FAULT)
+                taken.on_ns = self._clock.now_ns()
+                await injection.begin(live)
+
+            async def end() -> None:
+                taken.root = await root_of(server.port)
+                await injection.end(live)
+                taken.off_ns = self._clock.now_ns()
+                await stage.take_reading(Phase.RECOVERY)
+
+            acts: list[tuple[float, Act]] = [
+                (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
+                (phases.fault_at_s, begin),
+                (phases.recovery_at_s, end),
+            ]
+            await stage.play(asks, 0.0, phases.end_s, acts)
+            await stage.take_reading(Phase.RECOVERY)
+            await self._close(stage, "journal")
+        taken.conditions |= stage.conditions()
+
+    async def _with_bad_server(self, scene: Scene, asks: list[Ask]) -> None:
+        phases, taken = scene.phases, self._taken
+        baseline = self._server_folder / "baseline.json"
+        async with self._server(self._flags) as good:
+            stage = self._stage(good, "a")
+            acts: list[tuple[float, Act]] = [
+                (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
+                (phases.fault_at_s, partial(stage.take_reading, Phase.FAULT)),
+            ]
+            await stage.play(asks, 0.0, phases.fault_at_s, acts)
+            taken.has_baseline = await save_baseline(good.url, baseline)
+            if taken.has_baseline:
+                shutil.copyfile(baseline, self._kept / "baseline.json")
+            need = Need(blocks_total=int((await good.snapshot())["blocks_total"]))
+            await self._close(stage, "reference.journal")
+        taken.conditions |= stage.conditions()
+        taken.looks.clear()  # of a server that nothing was wrong with
+        assert self._mechanism.bad_flags is not None
+        bad = self._mechanism.bad_flags(need, scene.intensity)
+        flags = (*self._flags, *bad, *await baseline_flags(baseline))
+        self._say(f"a server takes over with {' '.join(bad)}")
+        async with self._server(flags) as server:
+            stage = self._stage(server, "b")
+            acts = [(phases.fault_at_s, partial(stage.take_reading, Phase.FAULT))]
+            await stage.play(asks, phases.fault_at_s, phases.recovery_at_s, acts)
+            await stage.take_reading(Phase.RECOVERY)
+            taken.root = await root_of(server.port)
+            taken.conditions |= stage.conditions()
+            taken.on_ns = stage.at_ns(phases.fault_at_s)
+            taken.off_ns = stage.at_ns(phases.recovery_at_s)
+            await self._close(stage, "journal")
+
+    async def _with_broken_model(self, scene: Scene) -> None:
+        taken, break_model = self._taken, self._mechanism.broken_model
+        assert break_model is not None
+        model = resolve_model(self._spec.model, self._say)
+        if model.kind is not ModelKind.GGUF:
+            raise ConfigError("this drill breaks a .gguf file: give one with --model, or none")
+        broken = self._server_folder / "model.gguf"
+        await asyncio.to_thread(break_model, Path(model.path), broken, scene.intensity)
+        spec = msgspec.structs.replace(self._spec, model=str(broken))
+        written, kept = self._server_folder / "journal", self._kept / "journal"
+        server = self._server((*spec.base_flags(), "--journal-dir", str(written)))
+        watch = Watch(server.port, self._clock)
+        watching = asyncio.create_task(watch.run())
+        taken.on_ns = self._clock.now_ns()
+        try:
+            async with server:
+                self._say("the server started, which it should not have")
+        except DidNotStart:
+            taken.exit_code, taken.exit_line = server.exit_code, server.last_line()
+        finally:
+            watching.cancel()
+        said = await diagnosis_of(written)
+        if said is not None:
+            watch.take(said)
+        taken.off_ns = self._clock.now_ns()
+        taken.looks += watch.looks
+        if written.exists():
+            await asyncio.to_thread(shutil.copytree, written, kept, dirs_exist_ok=True)
+
+    # What they share
+
+    async def _capacity(self) -> Capacity:
+        flags = (*self._flags, *_JOURNAL_FLAGS)
+        return await capacity_of(
+            flags,
+            self._mechanism.mix,
+            self._spec.capacity_s,
+            self._spec.out,
+            self._clock,
+            self._say,
+            self._cores,
+        )
+
+    def _server(self, flags: tuple[str, ...]) -> DrillServer:
+        return DrillServer(
+            (*flags, *_JOURNAL_FLAGS),
+            self._server_folder,
+            self._clock,
+            self._say,
+            env=self._hooks.env,
+            cores=self._cores,
+        )
+
+    def _stage(self, server: DrillServer, name: str) -> Stage:
+        spec, name = self._spec, f"{self._spec.seed}{name}"
+        return Stage(server, spec.phases, self._cores, self._clock, self._say, name)
+
+    async def _close(self, stage: Stage, journal: str) -> None:
+        """Keep what the server recorded, with what is still open, and let go of it."""
+        taken = self._taken
+        if not await stage.server.save_journal(self._kept / journal):
+            self._say("the server's journal could not be had")
+        await stage.leave()
+        taken.logs.append((stage.begin_ns, stage.log))
+        taken.looks += stage.watch.looks
+        stage.watch.save(self._kept / "verdicts.jsonl")
+        taken.exit_code = stage.server.exit_code
+
+    def _finish(self, scene: Scene) -> EpisodeResult:
+        """Verdicts and log are stored; only now the truth is written down."""
+        taken, name = self._taken, self.name
+        lines = [msgspec.json.encode(one) + b"\n" for _, log in taken.logs for one in log]
+        (self._kept / "clients.jsonl").write_bytes(b"".join(lines))
+        said = self._server_folder / "server.log"
+        if said.exists():
+            shutil.copyfile(said, self._kept / "server.log")
+        label = label_of(taken, scene, self._mechanism)
+        sealed = seal(label, self._spec.out, name)
+        self._say(f"label sealed: {sealed.path} sha256 {sealed.sha256}")
+        result = result_of(taken, scene, self._mechanism, label, sealed.sha256, name, self._flags)
+        data = msgspec.json.format(msgspec.json.encode(result), indent=1)
+        (self._spec.out / FOLDER / f"{name}.result.json").write_bytes(data)
+        return result

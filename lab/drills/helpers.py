@@ -1,0 +1,160 @@
+"""What stands beside a server and harms it, each a process of its own.
+
+    python -m lab.drills.helpers busy NICE CORE
+    python -m lab.drills.helpers memcpy SHARE MIB CORE
+    python -m lab.drills.helpers triad SHARE MIB CORE
+    python -m lab.drills.helpers stopper PID SHARE SEED CORE
+    python -m lab.drills.helpers pace CORE
+
+The last harms nothing: it tells how fast the core is. CORE -1 is any. A helper begins when a line
+comes in and ends when its standard input does: nothing is left behind by a drill that was killed,
+and no process stays stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from telemetry.facts.clock import MonotonicClock, sleep_ns, thread_cpu_ns
+
+_MS = 1_000_000
+_SLICES_MS = (20, 70)
+_PERIOD_NS = 50 * _MS
+_BEAT_NS = 250 * _MS
+_BEAT_BYTES, _BEAT_PARTS, _TAKES = 2 << 20, 40, 3
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def busy(nice: int) -> None:
+    """Compute for ever."""
+    _renice(nice)
+    while True:
+        sum(range(10_000))
+
+
+def memcpy(share: float, size_mib: int) -> None:
+    """Copy one array onto another, for that share of the time."""
+    source = np.ones(size_mib << 17)
+    target = np.empty_like(source)
+    _work(share, lambda part: np.copyto(target[part], source[part]), len(source))
+
+
+def triad(share: float, size_mib: int) -> None:
+    """a = b + s c, the memory benchmark's: two arrays read, one written."""
+    first, second = np.ones(size_mib << 17), np.ones(size_mib << 17)
+    target = np.empty_like(first)
+
+    def work(part: slice) -> None:
+        np.multiply(second[part], 1.5, out=target[part])
+        np.add(target[part], first[part], out=target[part])
+
+    _work(share, work, len(first))
+
+
+def _work(share: float, work: Callable[[slice], None], count: int) -> None:
+    """Go through the arrays piece by piece; rest for what is left of each period."""
+    _renice(5)  # the memory is to be contended, not the core
+    clock, piece, place = MonotonicClock(), 1 << 19, 0
+    while True:
+        begin_ns = clock.now_ns()
+        while clock.now_ns() - begin_ns < share * _PERIOD_NS:
+            work(slice(place, place + piece))
+            place = (place + piece) % max(1, count - piece)
+        if share < 1:
+            sleep_ns(max(0, _PERIOD_NS - (clock.now_ns() - begin_ns)))
+
+
+def stopper(pid: int, share: float, seed: int) -> None:
+    """Stop a process for that share of the time, in slices of 20 to 70 ms."""
+    draw = np.random.default_rng(seed)
+    _renice(-10)
+    while True:
+        stop_ns = int(draw.integers(*_SLICES_MS)) * _MS
+        os.kill(pid, signal.SIGSTOP)
+        sleep_ns(stop_ns)
+        os.kill(pid, signal.SIGCONT)
+        sleep_ns(int(stop_ns * (1 - share) / share))
+
+
+def pace() -> None:
+    """Write `at_ns compute_ns memory_ns` again and again, the latter two in CPU time, each the
+    best of a few takes: the first finds the caches as others left them."""
+    clock, target = MonotonicClock(), np.empty(_BEAT_BYTES, np.uint8)
+    parts = itertools.cycle(np.ones((_BEAT_PARTS, _BEAT_BYTES), np.uint8))
+    while True:
+        sleep_ns(_BEAT_NS)
+        compute_ns = min(_cpu_ns(partial(sum, range(2_000))) for _ in range(_TAKES))
+        memory_ns = min(_cpu_ns(partial(np.copyto, target, next(parts))) for _ in range(_TAKES))
+        sys.stdout.write(f"{clock.now_ns()} {compute_ns} {memory_ns}\n")
+        sys.stdout.flush()
+
+
+def _cpu_ns(work: Callable[[], object]) -> int:
+    begin_ns = thread_cpu_ns()
+    work()
+    return thread_cpu_ns() - begin_ns
+
+
+def _renice(by: int) -> None:
+    """Beside the priority that the drill has. Where the system groups processes by session, it
+    is the group's that counts against other sessions'."""
+    with contextlib.suppress(PermissionError):
+        os.nice(by)
+    with contextlib.suppress(OSError, ValueError):
+        own = int(_AUTOGROUP.read_text().rpartition(" ")[2])
+        _AUTOGROUP.write_text(str(max(-20, min(19, own + by))))
+
+
+def _end_with_parent(at_end: Callable[[], None]) -> None:
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        at_end()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(words: list[str]) -> None:
+    what, *numbers = words
+    values = [float(word) for word in numbers]
+    if values[-1] >= 0:
+        os.sched_setaffinity(0, {int(values[-1])})
+
+    def release() -> None:
+        if what == "stopper":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(values[0]), signal.SIGCONT)
+
+    if not sys.stdin.buffer.readline():
+        return
+    _end_with_parent(release)
+    try:
+        match what:
+            case "busy":
+                busy(int(values[0]))
+            case "memcpy":
+                memcpy(values[0], int(values[1]))
+            case "triad":
+                triad(values[0], int(values[1]))
+            case "stopper":
+                stopper(int(values[0]), values[1], int(values[2]))
+            case "pace":
+                pace()
+            case _:
+                raise SystemExit(f"{what!r} is no helper")
+    except ProcessLookupError:
+        sys.exit(0)  # whom it was to harm has ended
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

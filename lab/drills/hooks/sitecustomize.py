@@ -1,0 +1,206 @@
+"""Faults that can only be made inside a process, loaded from outside the product.
+
+Python imports this in every process that has this folder on PYTHONPATH. On a signal the main
+thread reads an order, a JSON object, from `PHASESCOPE_DRILL/<pid>.order`, carries it out and
+writes the order's number to `<pid>.done`. Until then nothing is touched, and nothing of it ever
+goes to telemetry: what a diagnosis sees of a fault is what the fault does.
+
+In the engine:
+    heap ms=N                 a heap whose full collection takes N ms
+    stall kind=gc|write ms=N every_ms=M
+                              now and then, before the loop reads its commands: that collection,
+                              or synchronous writes for N ms
+    deadlock                  before its loop reads its commands the engine waits, in native code
+                              that keeps the interpreter lock, for a lock that is never released
+    memory above_tokens=N     a step of more tokens finds no memory
+    kernel share=S            that share of the steps asks torch for what it cannot compute
+    forget share=S            that share of the steps' facts is never written
+In the gateway:
+    deaf how=all|siblings     the engine is not told of clients that have gone, or only of the
+                              first choice of each
+Any of them with `off` set ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_FOLDER = "PHASESCOPE_DRILL"
+SIGNAL = signal.SIGRTMIN + 6
+_WRITE_BYTES = 1 << 20
+_CONTAINERS_A_MS = 8_000
+
+Order = dict[str, Any]
+_active: dict[str, Order] = {}
+_heap: list[list[int]] = []
+_undone: dict[str, Callable[..., Any]] = {}  # what was there before, by what replaced it
+
+
+def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+             ) -> None:  # fmt: skip
+    """Put a function in the place of another, once."""
+    key = f"{owner.__name__}.{name}"
+    if key not in _undone:
+        _undone[key] = getattr(owner, name)
+        setattr(owner, name, make(_undone[key]))
+
+
+# --- the engine ----------------------------------------------------------------------------
+
+
+def _grow_heap(order: Order) -> None:
+    """Frozen until it is collected, so that no collection of the engine's own meets it."""
+    gc.disable()
+    missing_ms = order["ms"]
+    while missing_ms > 0.1 * order["ms"]:
+        _heap.extend([] for _ in range(int(missing_ms * _CONTAINERS_A_MS)))
+        begin_s = time.process_time()
+        _collect()
+        missing_ms = order["ms"] - 1e3 * (time.process_time() - begin_s)
+    gc.enable()
+
+
+def _collect() -> None:
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def _write(length_ms: float) -> None:
+    """What a log on a slow disk does to whoever writes it."""
+    end_s = time.perf_counter() + length_ms / 1e3
+    path = Path(os.environ[_FOLDER]) / f"{os.getpid()}.written"
+    with path.open("wb", buffering=0) as file:
+        while time.perf_counter() < end_s:
+            file.seek(0)
+            file.write(bytes(_WRITE_BYTES))
+            os.fsync(file.fileno())
+
+
+def _stall(order: Order) -> None:
+    """Between two steps: that is when the engine's loop reads what the gateway sent."""
+    order["due_s"] = time.perf_counter()
+
+    def make(receive: Callable[..., Any]) -> Callable[..., Any]:
+        def stalling(link: Any, wait_s: float | None) -> Any:
+            now = _active.get("stall")
+            if now is not None and time.perf_counter() >= now["due_s"]:
+                now["due_s"] = time.perf_counter() + now["every_ms"] / 1e3
+                _collect() if now["kind"] == "gc" else _write(now["ms"])
+            return receive(link, wait_s)
+
+        return stalling
+
+    _replace(sys.modules["service.process.engine_main"].Link, "receive", make)
+
+
+def _deadlock(order: Order) -> None:
+    def make(receive: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(link: Any, wait_s: float | None) -> Any:
+            if "deadlock" in _active:
+                native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+                native.pthread_mutex_lock(mutex)
+                native.pthread_mutex_lock(mutex)
+            return receive(link, wait_s)
+
+        return waiting
+
+    _replace(sys.modules["service.process.engine_main"].Link, "receive", make)
+
+
+def _steps_fail(order: Order) -> None:
+    """From within the computation of the step: as the allocator would answer, or by a product of
+    matrices that do not fit."""
+    order["draw"] = random.Random(order.get("seed", 0))
+
+    def make(fill: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(executor: Any, plan: Any, inputs: Any) -> Any:
+            memory, kernel = _active.get("memory"), _active.get("kernel")
+            tokens = len(inputs.token_ids)
+            if memory is not None and tokens > memory["above_tokens"]:
+                raise MemoryError(f"cannot allocate activations of {tokens} tokens")
+            if kernel is not None and kernel["draw"].random() < kernel["share"]:
+                torch = sys.modules["torch"]
+                torch.mm(torch.zeros(2, 3), torch.zeros(2, 3))
+            return fill(executor, plan, inputs)
+
+        return failing
+
+    executors = sys.modules["service.device.torch_executor"]
+    _replace(executors.TorchExecutor, "_fill_last_tokens", make)
+
+
+def _forget(order: Order) -> None:
+    draw = random.Random(order.get("seed", 0))
+
+    def make(append: Callable[..., Any]) -> Callable[..., Any]:
+        def forgetful(lane: Any, fact: Any) -> None:
+            now = _active.get("forget")
+            is_step = type(fact).__name__ == "StepRecorded"
+            if now is None or not is_step or draw.random() >= now["share"]:
+                append(lane, fact)
+
+        return forgetful
+
+    _replace(sys.modules["telemetry.facts.recorder"].Lane, "append", make)
+
+
+# --- the gateway ---------------------------------------------------------------------------
+
+
+def _deaf(order: Order) -> None:
+    told: set[int] = set()
+
+    def make(cancel: Callable[..., Any]) -> Callable[..., Any]:
+        def deaf(bridge: Any, seq_id: int, reason: Any) -> None:
+            now = _active.get("deaf")
+            if now is not None and str(reason) == "disconnect":
+                box = id(bridge._mailboxes.get(seq_id))
+                if now["how"] == "all" or box in told:
+                    return
+                told.add(box)
+            cancel(bridge, seq_id, reason)
+
+        return deaf
+
+    _replace(sys.modules["service.gateway.engine_client.bridge"].Bridge, "cancel", make)
+
+
+# --- orders --------------------------------------------------------------------------------
+
+_ORDERS: dict[str, Callable[[Order], None]] = {
+    "heap": _grow_heap,
+    "stall": _stall,
+    "deadlock": _deadlock,
+    "memory": _steps_fail,
+    "kernel": _steps_fail,
+    "forget": _forget,
+    "deaf": _deaf,
+}
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    folder = Path(os.environ[_FOLDER])
+    order = json.loads((folder / f"{os.getpid()}.order").read_text())
+    what = order["do"]
+    if order.get("off"):
+        _active.pop(what, None)
+    else:
+        _ORDERS[what](order)
+        _active[what] = order
+    (folder / f"{os.getpid()}.done").write_text(str(order["number"]))
+
+
+if _FOLDER in os.environ:
+    signal.signal(SIGNAL, _on_signal)

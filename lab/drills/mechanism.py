@@ -1,0 +1,82 @@
+"""A mechanism: one way to bring about one class of trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lab.drills.injection import Injection
+from lab.drills.traffic import CHAT_MIX, Ask, Mix, Scene
+
+DEV, TEST = "dev", "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the good server had, for servers that are to have too little."""
+
+    blocks_total: int
+
+
+def _nothing(scene: Scene) -> Injection:
+    return Injection()
+
+
+def _no_flags(need: Need, level: float) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """One way to bring about `symptom`, told in one sentence by `about`.
+
+    `levels` of intensity are in `unit`s, weak to strong. `split` says what it is for: a second
+    mechanism of a class is held out for the test. `harms` names measures of the clients that
+    rise, empty where nobody is made late. `flags` are the server's beside the usual ones, `load`
+    the usual utilisation of what that server can do with `mix`.
+
+    `clean` is the traffic of its twin without the fault, where that is not `traffic`.
+
+    One of three things is done: `injection` acts on the running server while `traffic` flows;
+    `bad_flags` are those of the server that takes over from a good one; `broken_model` makes the
+    model file that a server is to fail on.
+    """
+
+    symptom: str
+    name: str
+    split: str
+    about: str
+    unit: str
+    levels: tuple[float, ...]
+    harms: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    mix: Mix = CHAT_MIX
+    load: float = 0.5
+    traffic: Callable[[Scene], list[Ask]] = field(default=lambda scene: scene.usual())
+    clean: Callable[[Scene], list[Ask]] | None = None
+    injection: Callable[[Scene], Injection] = _nothing
+    bad_flags: Callable[[Need, float], tuple[str, ...]] | None = None
+    broken_model: Callable[[Path, Path, float], None] | None = None
+    needs_collector: bool = False
+    culprit_tenant: str | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        return not self.symptom.startswith("healthy")
+
+    def without_fault(self) -> Mechanism:
+        """Its twin: the same server under the same usual requests, and nothing is done to it."""
+        bad = None if self.bad_flags is None else _no_flags
+        return replace(
+            self,
+            symptom=f"healthy_{self.symptom}",
+            traffic=self.clean or self.traffic,
+            injection=_nothing,
+            bad_flags=bad,
+            culprit_tenant=None,
+        )
+
+    def level(self, wanted: float | None) -> float:
+        """The intensity asked for, or the middle one."""
+        return self.levels[len(self.levels) // 2] if wanted is None else wanted

@@ -1,0 +1,206 @@
+"""Trouble that comes with the requests themselves: how many, how long, how alike, whose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.drills.injection import Flushing
+from lab.drills.mechanism import DEV, TEST, Mechanism
+from lab.drills.traffic import DECODE_SHARE, TENANTS, Ask, Mix, Scene, without
+
+_LONG = Mix(name="long", prompt=(300, 450), output=(4, 8))
+_SHARED = Mix(name="shared", prompt=(16, 48), shared_tokens=400)
+_SALTED = Mix(name="salted", prompt=(416, 448))
+_BUSY_FLAGS = ("--max-num-seqs", "6", "--max-model-len", "256")
+
+
+def _more_requests(scene: Scene) -> list[Ask]:
+    missing_per_s = scene.intensity * scene.capacity.requests_per_s - scene.rate_per_s
+    more = scene.requests("more", missing_per_s, scene.fault_span_s, is_culprit=True)
+    return scene.usual() + more
+
+
+def _longer_outputs(scene: Scene) -> list[Ask]:
+    """As many requests, with outputs so long that their work is `intensity` times the most."""
+    factor = (scene.intensity / scene.load - (1 - DECODE_SHARE)) / DECODE_SHARE
+    low, high = scene.mix.output
+    longer = replace(scene.mix, output=(int(low * factor), int(high * factor)))
+    asks = scene.requests("longer", scene.rate_per_s, scene.fault_span_s, longer, is_culprit=True)
+    return without(scene.usual(), scene.fault_span_s) + asks
+
+
+def _some_long_prompts(scene: Scene) -> list[Ask]:
+    """As regularly as a clock: few come, and left to chance it might be one."""
+    rate_per_s = scene.intensity * scene.rate_per_s
+    return scene.usual() + scene.requests(
+        "long", rate_per_s, scene.fault_span_s, _LONG, regular=True, is_culprit=True
+    )
+
+
+def _prompts_grow(scene: Scene) -> list[Ask]:
+    """Longer and as much rarer: the same prompt tokens a second."""
+    low, high = scene.mix.prompt
+    longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
+    rate_per_s = scene.rate_per_s / scene.intensity
+    asks = scene.requests("grown", rate_per_s, scene.fault_span_s, longer, is_culprit=True)
+    return without(scene.usual(), scene.fault_span_s) + asks
+
+
+def _primed(scene: Scene) -> list[Ask]:
+    """Each tenant has its own cache, so each begins with a request that fills it."""
+    draw = scene.rng("primed")
+    first = [
+        Ask(at_s=0.5 * number, body=scene.mix.body(draw), tenant=tenant)
+        for number, tenant in enumerate(TENANTS)
+    ]
+    return first + scene.usual()
+
+
+def _salting(scene: Scene) -> list[Ask]:
+    """A share of the prompts begins with something of its own, so that nothing matches."""
+    usual, salted = _primed(scene), list[Ask]()
+    draw, lengths = scene.rng("salted"), scene.rng("salted prompts")
+    begin_s, end_s = scene.fault_span_s
+    for ask in usual:
+        is_salted = begin_s <= ask.at_s < end_s and draw.random() < scene.intensity
+        body = _SALTED.body(lengths) if is_salted else ask.body
+        salted.append(replace(ask, body=body, is_culprit=is_salted))
+    return salted
+
+
+def _flood(scene: Scene) -> list[Ask]:
+    """One tenant sends `intensity` times its share."""
+    rate_per_s = (scene.intensity - 1) * scene.rate_per_s / len(TENANTS)
+    return scene.usual() + scene.requests(
+        "flood", rate_per_s, scene.fault_span_s, tenant=TENANTS[0], is_culprit=True
+    )
+
+
+DEMAND = (
+    Mechanism(
+        symptom="healthy_light",
+        name="poisson",
+        split=DEV,
+        about="usual requests at a low rate, from beginning to end",
+        unit="of capacity",
+        levels=(0.2, 0.3, 0.4),
+        traffic=lambda scene: scene.requests(
+            "usual", scene.intensity * scene.capacity.requests_per_s, scene.whole_span_s
+        ),
+    ),
+    Mechanism(
+        symptom="healthy_busy",
+        name="bursts",
+        split=DEV,
+        about="usual requests in pairs at a high rate, on a server with few slots and little "
+        "cache: some wait, and all is well",
+        unit="of capacity",
+        levels=(0.65, 0.7, 0.75),
+        flags=(*_BUSY_FLAGS, "--kv-memory", "18MiB"),
+        traffic=lambda scene: scene.requests(
+            "usual", scene.intensity * scene.capacity.requests_per_s, scene.whole_span_s, burst=2
+        ),
+    ),
+    Mechanism(
+        symptom="queue_overload",
+        name="rate",
+        split=DEV,
+        about="more requests come than the server can do",
+        unit="of capacity",
+        levels=(1.5, 2.0, 3.0),
+        harms=("ttft_p50", "e2e_p50"),
+        traffic=_more_requests,
+        clean=Scene.usual,
+    ),
+    Mechanism(
+        symptom="queue_overload",
+        name="longer_outputs",
+        split=TEST,
+        about="as many requests come, but they want more tokens than the server can make",
+        unit="of capacity",
+        levels=(1.5, 2.0, 3.0),
+        harms=("ttft_p50",),
+        traffic=_longer_outputs,
+        clean=Scene.usual,
+    ),
+    Mechanism(
+        symptom="prefill_interference",
+        name="no_chunking",
+        split=DEV,
+        about="some prompts of 300 to 450 tokens among short ones, on a server that computes each "
+        "in one piece",
+        unit="of usual requests",
+        levels=(0.12, 0.16, 0.24),
+        harms=("stall_p95",),
+        flags=("--no-chunked-prefill",),
+        load=0.45,
+        traffic=_some_long_prompts,
+        clean=Scene.usual,
+    ),
+    Mechanism(
+        symptom="prefill_interference",
+        name="large_chunks",
+        split=TEST,
+        about="the same prompts on a server whose steps may take 2,048 tokens",
+        unit="of usual requests",
+        levels=(0.12, 0.16, 0.24),
+        harms=("stall_p95",),
+        flags=("--max-batched-tokens", "2048"),
+        load=0.45,
+        traffic=_some_long_prompts,
+        clean=Scene.usual,
+    ),
+    Mechanism(
+        symptom="long_prompts",
+        name="grown",
+        split=DEV,
+        about="prompts become longer, and requests as much rarer",
+        unit="times as long",
+        levels=(4.0, 6.0, 8.0),
+        harms=("ttft_p50",),
+        flags=("--max-batched-tokens", "48"),
+        load=0.65,
+        traffic=_prompts_grow,
+        clean=Scene.usual,
+    ),
+    Mechanism(
+        symptom="prefix_cache_cold",
+        name="flush",
+        split=DEV,
+        about="all prompts begin with the same 400 tokens, and the cache that had them is flushed "
+        "again and again",
+        unit="flushes a second",
+        levels=(0.25, 0.5, 1.0),
+        harms=("ttft_p50",),
+        mix=_SHARED,
+        load=0.2,
+        traffic=_primed,
+        injection=lambda scene: Flushing(scene.intensity),
+    ),
+    Mechanism(
+        symptom="prefix_cache_cold",
+        name="salt",
+        split=TEST,
+        about="a share of the prompts no longer begins with what all had in common",
+        unit="of requests",
+        levels=(0.4, 0.6, 0.8),
+        harms=("ttft_p50",),
+        mix=_SHARED,
+        load=0.2,
+        traffic=_salting,
+        clean=_primed,
+    ),
+    Mechanism(
+        symptom="unfairness",
+        name="flood",
+        split=DEV,
+        about="one tenant sends many times its share, and requests are served as they came",
+        unit="times its share",
+        levels=(5.0, 7.0, 9.0),
+        harms=("ttft_p50",),
+        flags=("--fairness", "fcfs", "--max-num-seqs", "8"),
+        traffic=_flood,
+        clean=Scene.usual,
+        culprit_tenant=TENANTS[0],
+    ),
+)

@@ -1,0 +1,1 @@
+"""What is kept of an episode: the truth, sealed, and what clients saw."""

@@ -1,0 +1,121 @@
+"""Whether the machine was ours while an episode ran: else it does not count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from telemetry.facts.clock import Clock
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host.proc import pressure_ns, steal_ns
+from telemetry.numbers.quantiles import quantile
+
+LAG_LIMIT_MS = 5.0
+STEAL_LIMIT = 0.10
+FOREIGN_LIMIT = 0.10
+_BUSY_COLUMNS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq of /proc/stat
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of the machine at one moment, in ns; None is not measured."""
+
+    at_ns: int
+    busy_ns: int | None
+    own_ns: int
+    steal_ns: int | None
+    pressure_ns: int | None
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine over a span. Shares are of one core's time; None is not measured.
+
+    `foreign` is what processes that are none of ours took, `pressure` the time in which at least
+    one task waited for a CPU, `steal` what the hypervisor's other guests took.
+    """
+
+    lag_p99_ms: float | None
+    foreign: float | None
+    steal: float | None
+    pressure: float | None
+
+    def objections(self) -> list[str]:
+        """Why an episode taken under these does not count."""
+        found: list[str] = []
+        if self.lag_p99_ms is not None and self.lag_p99_ms > LAG_LIMIT_MS:
+            found.append(f"clients were late by {self.lag_p99_ms:.1f} ms at p99")
+        found += self.thefts()
+        if self.foreign is not None and self.foreign > FOREIGN_LIMIT:
+            found.append(f"other processes took {100 * self.foreign:.0f} % of a core")
+        return found
+
+    def thefts(self) -> list[str]:
+        """The one that no fault of ours can be the cause of."""
+        if self.steal is None or self.steal <= STEAL_LIMIT:
+            return []
+        return [f"{100 * self.steal:.1f} % of a core was stolen"]
+
+
+def read(clock: Clock, pids: Iterable[int], cores: Collection[int]) -> Reading:
+    """`pids` are the processes that are ours beside this one, `cores` those that we use; empty:
+    all of them."""
+    steal, pressure = steal_ns(), pressure_ns("cpu")
+    found = Reading(
+        at_ns=clock.now_ns(),
+        busy_ns=_busy_ns(cores),
+        own_ns=sum(_process_ns(pid) for pid in {os.getpid(), *pids}),
+        steal_ns=_known(steal.read()),
+        pressure_ns=_known(pressure.read()),
+    )
+    steal.close()
+    pressure.close()
+    return found
+
+
+def between(first: Reading, last: Reading, late_ms: list[float]) -> Conditions:
+    """`late_ms` is how late the clients sent each request of the span."""
+    span_ns = max(1, last.at_ns - first.at_ns)
+
+    def share(before: int | None, after: int | None) -> float | None:
+        return None if before is None or after is None else round((after - before) / span_ns, 4)
+
+    foreign = share(first.busy_ns, last.busy_ns)
+    own = (last.own_ns - first.own_ns) / span_ns
+    lag_ms = quantile(late_ms, 0.99)
+    return Conditions(
+        lag_p99_ms=None if lag_ms is None else round(lag_ms, 3),
+        foreign=None if foreign is None else round(max(0.0, foreign - own), 4),
+        steal=share(first.steal_ns, last.steal_ns),
+        pressure=share(first.pressure_ns, last.pressure_ns),
+    )
+
+
+def _known(value: int | Unavailable) -> int | None:
+    return None if isinstance(value, Unavailable) else value
+
+
+def _busy_ns(cores: Collection[int]) -> int | None:
+    """CPU time of all processes together on these cores."""
+    names = {f"cpu{core}" for core in cores} or {"cpu"}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        ours = [words for words in lines if words and words[0] in names]
+        ticks = sum(int(words[column]) for words in ours for column in _BUSY_COLUMNS)
+    except (OSError, ValueError, IndexError):
+        return None
+    return _ns(ticks)
+
+
+def _process_ns(pid: int) -> int:
+    """CPU time of one process; 0 for one that has gone."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return _ns(int(words[11]) + int(words[12]))
+
+
+def _ns(ticks: int) -> int:
+    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")

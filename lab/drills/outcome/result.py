@@ -1,0 +1,192 @@
+"""An episode in a few kilobytes: what clients saw, phase by phase, and what was said of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from lab.drills.client import Sent
+from lab.drills.outcome.conditions import Conditions
+from lab.drills.outcome.labels import Label
+from lab.drills.spec import Capacity, Phase, Phases
+from lab.drills.watch import Root, Turn
+from telemetry.numbers.quantiles import quantile
+
+HARMED = 1.5
+_MOST = 0.95
+_LEAST_GOOD = 3
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients saw of the requests due in one phase. Times in ms, None where there are none.
+
+    `stall` is the longest gap of a request. `ends` counts statuses, with what did not end well.
+    """
+
+    requests: int
+    good: int
+    tokens: int
+    ends: dict[str, int]
+    ttft_p50: float | None = None
+    ttft_p95: float | None = None
+    itl_p50: float | None = None
+    itl_p99: float | None = None
+    stall_p50: float | None = None
+    stall_p95: float | None = None
+    tpot_p50: float | None = None
+    tpot_p95: float | None = None
+    e2e_p50: float | None = None
+    e2e_p95: float | None = None
+
+
+class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode. `clients` are all of a phase, `others` those that no culprit's request is of.
+
+    `first_harmed_s` is when the first request was due that was late after the onset (see `Limits`)
+    and is nobody's fault; moments are seconds from the start of the traffic.
+    `root` is what would have helped, as the server said at the end of the fault. `conditions` are
+    the machine's, by phase, and `paces` how slow the engine's core was by itself, by second
+    (see `pace.paces`). `exit_line` is the last line of a server that ended. `discarded` says
+    why the episode does not count; empty when it does.
+    """
+
+    name: str
+    symptom: str
+    mechanism: str
+    intensity: float
+    seed: int
+    phases: Phases
+    flags: tuple[str, ...]
+    capacity: Capacity | None
+    load: float
+    begin_ns: int
+    on_s: float | None
+    off_s: float | None
+    first_harmed_s: float | None
+    clients: dict[str, Seen]
+    others: dict[str, Seen]
+    harms: tuple[str, ...]
+    verdicts: list[Turn]
+    conditions: dict[str, Conditions]
+    discarded: list[str]
+    label: Label
+    label_sha256: str
+    root: Root | None = None
+    exit_code: int | None = None
+    exit_line: str | None = None
+    has_baseline: bool = False
+    paces: tuple[tuple[float, float], ...] = ()
+
+    def rise(self, measure: str) -> float | None:
+        """How many times the reference's value it was in the fault: for all clients, or for those
+        who did nothing, whichever is worse."""
+        rises = [_rise(group, measure) for group in (self.clients, self.others)]
+        return max((rise for rise in rises if rise is not None), default=None)
+
+
+def _rise(group: dict[str, Seen], measure: str) -> float | None:
+    before, after = group.get(Phase.REFERENCE.value), group.get(Phase.FAULT.value)
+    if before is None or after is None or after.good < _LEAST_GOOD:
+        return None
+    old, new = getattr(before, measure), getattr(after, measure)
+    return None if not old or new is None else float(new / old)
+
+
+def seen_by_phase(log: Iterable[Sent], phases: Phases, begin_ns: int) -> dict[str, Seen]:
+    """Requests belong to the phase in which they were due."""
+    groups: dict[str, list[Sent]] = {}
+    for one in log:
+        phase = phases.of((one.due_ns - begin_ns) / 1e9)
+        groups.setdefault(phase.value, []).append(one)
+    return {phase.value: seen(groups[phase.value]) for phase in Phase if phase.value in groups}
+
+
+def seen(log: Sequence[Sent]) -> Seen:
+    """Sum up one group of requests."""
+    gaps_ms = [gap / 1e3 for one in log for gap in one.gaps_us]
+    measures = {
+        "ttft": [one.ttft_ns / 1e6 for one in log if one.ttft_ns is not None],
+        "stall": [max(one.gaps_us) / 1e3 for one in log if one.gaps_us],
+        "tpot": [one.tpot_ns / 1e6 for one in log if one.tpot_ns is not None],
+        "e2e": [one.e2e_ns / 1e6 for one in log if one.e2e_ns is not None],
+    }
+    times: dict[str, float | None] = {
+        "itl_p50": _rounded(gaps_ms, 0.5),
+        "itl_p99": _rounded(gaps_ms, 0.99),
+    }
+    for name, values in measures.items():
+        times |= {f"{name}_p50": _rounded(values, 0.5), f"{name}_p95": _rounded(values, 0.95)}
+    return Seen(
+        requests=len(log),
+        good=sum(one.is_good for one in log),
+        tokens=sum(one.tokens for one in log),
+        ends=dict(Counter(_end(one) for one in log)),
+        **times,
+    )
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Above these a request counts as harmed, however long its prompt and its answer are."""
+
+    ttft_ns: float
+    tpot_ns: float
+    gap_ns: float
+
+    def are_broken_by(self, one: Sent, since_ns: int) -> bool:
+        """Whether it was late for something that came about after `since_ns`."""
+        if one.first_ns is None or (one.last_ns or one.first_ns) <= since_ns:
+            return False
+        late_first = one.first_ns > since_ns and one.first_ns - one.due_ns > self.ttft_ns
+        return late_first or (one.tpot_ns or 0) > self.tpot_ns or self._has_gap(one, since_ns)
+
+    def _has_gap(self, one: Sent, since_ns: int) -> bool:
+        ends_us = accumulate(one.gaps_us)
+        return any(
+            1000 * gap_us > self.gap_ns and (one.first_ns or 0) + 1000 * end_us > since_ns
+            for gap_us, end_us in zip(one.gaps_us, ends_us, strict=True)
+        )
+
+
+def limits_of(usual: Iterable[Sent]) -> Limits | None:
+    """Half above what all but a twentieth of the reference's requests had, which varies, too; None
+    where too few were served."""
+    served = [one for one in usual if one.is_good]
+    ttfts = [one.ttft_ns for one in served if one.ttft_ns is not None]
+    tpots = [one.tpot_ns for one in served if one.tpot_ns is not None]
+    gaps = [1000 * max(one.gaps_us) for one in served if one.gaps_us]
+    high = [_rounded(values, _MOST) for values in (ttfts, tpots, gaps)]
+    if any(one is None for one in high):
+        return None
+    ttft_ns, tpot_ns, gap_ns = (HARMED * (one or 0.0) for one in high)
+    return Limits(ttft_ns, tpot_ns, gap_ns)
+
+
+def usual_of(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
+    """The reference's requests: those due in so many seconds up to the last one before a time."""
+    before = [one for one in log if one.due_ns < until_ns]
+    last_ns = max((one.due_ns for one in before), default=0)
+    return [one for one in before if one.due_ns > last_ns - int(seconds * 1e9)]
+
+
+def first_harmed_ns(log: Sequence[Sent], limits: Limits, on_ns: int) -> int | None:
+    """When the first request that is late was due, at the earliest the onset. Those whose own
+    doing it is count where nobody else is harmed, as by readers who wait for themselves."""
+    harmed = [one for one in log if limits.are_broken_by(one, on_ns)]
+    innocent = [one for one in harmed if not one.is_culprit]
+    due = [one.due_ns for one in innocent or harmed]
+    return max(on_ns, min(due)) if due else None
+
+
+def _end(one: Sent) -> str:
+    if one.left:
+        return "left"
+    return str(one.status) if one.error is None else f"{one.status} {one.error[:40]}"
+
+
+def _rounded(values: Sequence[float], share: float) -> float | None:
+    """A quantile to a microsecond; None of nothing."""
+    found = quantile(values, share)
+    return None if found is None else round(found, 3)

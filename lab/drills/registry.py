@@ -1,0 +1,58 @@
+"""All mechanisms, by class and name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lab.drills.mechanism import DEV, TEST, Mechanism
+from lab.drills.mechanisms.demand import DEMAND
+from lab.drills.mechanisms.failures import FAILURES
+from lab.drills.mechanisms.limits import LIMITS
+from lab.drills.mechanisms.machine import MACHINE
+from lab.drills.mechanisms.readers import READERS
+from lab.drills.mechanisms.work import WORK
+from service.config.settings import ConfigError
+
+MECHANISMS: tuple[Mechanism, ...] = (*DEMAND, *LIMITS, *MACHINE, *WORK, *READERS, *FAILURES)
+
+
+def symptoms() -> list[str]:
+    """Every class that can be brought about, the healthy ones too, each once."""
+    return list(dict.fromkeys(mechanism.symptom for mechanism in MECHANISMS))
+
+
+def mechanisms_of(symptom: str) -> list[Mechanism]:
+    """Of one class, the one for development first. Raises ConfigError."""
+    found = [mechanism for mechanism in MECHANISMS if mechanism.symptom == symptom]
+    if not found:
+        raise ConfigError(f"there is no drill {symptom!r}; choose one of {', '.join(symptoms())}")
+    return found
+
+
+def find(symptom: str, name: str | None = None) -> Mechanism:
+    """One mechanism; without a name the first of the class. Raises ConfigError."""
+    found = mechanisms_of(symptom)
+    if name is None:
+        return found[0]
+    for mechanism in found:
+        if mechanism.name == name:
+            return mechanism
+    names = ", ".join(mechanism.name for mechanism in found)
+    raise ConfigError(f"{symptom} has no mechanism {name!r}; choose one of {names}")
+
+
+def of_split(split: str) -> Iterator[Mechanism]:
+    """One mechanism a class: for the test the one that was held out, where there is one."""
+    assert split in (DEV, TEST), split
+    for symptom in symptoms():
+        found = mechanisms_of(symptom)
+        yield next((one for one in found if one.split == split), found[0])
+
+
+def lines() -> list[str]:
+    """A table of all, for people."""
+    found = [f"{'class':<21} {'mechanism':<15} {'levels':<22} what is done"]
+    for one in MECHANISMS:
+        levels = f"{', '.join(f'{level:g}' for level in one.levels)} {one.unit}"
+        found.append(f"{one.symptom:<21} {one.name:<15} {levels:<22} {one.about}")
+    return found

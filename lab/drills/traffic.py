@@ -1,0 +1,186 @@
+"""Requests and their moments: a function of seed, phases and capacity, fixed before anything runs.
+
+Arrivals are an open loop: independent moments at a rate relative to what the server was measured
+to do. Each kind of traffic has a generator of its own, so that what a mechanism adds changes
+nothing of the usual requests: an episode and its healthy twin serve the very same ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lab.drills.spec import Capacity, Phase, Phases
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TENANTS = ("red", "green", "blue")
+PROMPT_IDS = (10, 250)  # every vocabulary has them
+DECODE_SHARE = 0.5  # of a usual request's cost, roughly; the rest is its prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """How a client reads its stream. None of all: as fast as it comes.
+
+    `tokens_per_s` reads no faster; `stop_after_tokens` reads nothing for `stop_s` from there on;
+    `leave_after_tokens` closes the connection.
+    """
+
+    tokens_per_s: float | None = None
+    stop_after_tokens: int | None = None
+    stop_s: float = 0.0
+    leave_after_tokens: int | None = None
+
+    @property
+    def keeps_little(self) -> bool:
+        """Whether its receive buffer is small, so that the server notices."""
+        return self.tokens_per_s is not None or self.stop_after_tokens is not None
+
+
+STEADY = Reader()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request that is going to be sent, `at_s` after the start of the traffic."""
+
+    at_s: float
+    body: bytes
+    tenant: str
+    path: str = COMPLETIONS
+    reader: Reader = STEADY
+    is_culprit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """What requests are like: lengths in tokens, uniform between inclusive bounds.
+
+    All prompts begin with the same `shared_tokens`; `fields` go into every body. The name tells
+    mixes apart whose capacity was measured.
+    """
+
+    name: str
+    prompt: tuple[int, int] = (16, 48)
+    output: tuple[int, int] = (16, 48)
+    shared_tokens: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self, draw: np.random.Generator) -> bytes:
+        """The next request."""
+        own = token_ids(draw, int(draw.integers(self.prompt[0], self.prompt[1] + 1)))
+        output = int(draw.integers(self.output[0], self.output[1] + 1))
+        shared = token_ids(np.random.default_rng(zlib.crc32(b"shared")), self.shared_tokens)
+        return completion_body([*shared, *own], output, **self.fields)
+
+
+CHAT_MIX = Mix(name="chat")
+
+
+def token_ids(draw: np.random.Generator, count: int) -> list[int]:
+    found: list[int] = draw.integers(*PROMPT_IDS, count).tolist()
+    return found
+
+
+def completion_body(prompt: list[int] | str, max_tokens: int, **more: Any) -> bytes:
+    """A greedy stream of exactly `max_tokens` tokens, unless `more` says otherwise."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+    return msgspec.json.encode({key: value for key, value in body.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Everything that the traffic of an episode follows from. `load` is the usual utilisation."""
+
+    seed: int
+    phases: Phases
+    capacity: Capacity
+    intensity: float
+    load: float
+    mix: Mix
+
+    @property
+    def rate_per_s(self) -> float:
+        """Usual requests a second."""
+        return self.load * self.capacity.requests_per_s
+
+    def rng(self, kind: str) -> np.random.Generator:
+        """Independent of every other kind of the same seed."""
+        return np.random.default_rng([self.seed, zlib.crc32(kind.encode())])
+
+    def moments(
+        self,
+        kind: str,
+        rate_per_s: float,
+        begin_s: float,
+        end_s: float,
+        burst: int = 1,
+        *,
+        regular: bool = False,
+    ) -> list[float]:
+        """A Poisson process of bursts, or one as regular as a clock, in order."""
+        draw, found, at_s = self.rng(f"moments of {kind}"), list[float](), begin_s
+        if rate_per_s <= 0:
+            return found
+        mean_s = burst / rate_per_s
+        while (at_s := at_s + (mean_s if regular else float(draw.exponential(mean_s)))) < end_s:
+            found += [at_s] * burst
+        return found
+
+    def requests(
+        self,
+        kind: str,
+        rate_per_s: float,
+        span_s: tuple[float, float],
+        mix: Mix | None = None,
+        *,
+        tenant: str | None = None,
+        burst: int = 1,
+        regular: bool = False,
+        reader: Reader = STEADY,
+        is_culprit: bool = False,
+    ) -> list[Ask]:
+        """Open-loop requests of one mix; a tenant each at random unless one is named."""
+        draw, of_mix = self.rng(f"requests of {kind}"), mix or self.mix
+        return [
+            Ask(
+                at_s=at_s,
+                body=of_mix.body(draw),
+                tenant=tenant or TENANTS[int(draw.integers(len(TENANTS)))],
+                reader=reader,
+                is_culprit=is_culprit,
+            )
+            for at_s in self.moments(kind, rate_per_s, *span_s, burst=burst, regular=regular)
+        ]
+
+    def usual(self, span_s: tuple[float, float] | None = None, burst: int = 1) -> list[Ask]:
+        """The usual traffic, by default from beginning to end."""
+        return self.requests(
+            "usual", self.rate_per_s, span_s or (0.0, self.phases.end_s), burst=burst
+        )
+
+    @property
+    def fault_span_s(self) -> tuple[float, float]:
+        return self.phases.span_s(Phase.FAULT)
+
+    @property
+    def whole_span_s(self) -> tuple[float, float]:
+        return 0.0, self.phases.end_s
+
+
+def without(asks: list[Ask], span_s: tuple[float, float]) -> list[Ask]:
+    """What is left when nothing is sent in a span."""
+    return [ask for ask in asks if not span_s[0] <= ask.at_s < span_s[1]]

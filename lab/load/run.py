@@ -1,0 +1,176 @@
+"""One run: arrivals in, replies out, figures at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from lab.load.book import Book
+from lab.load.http import Pool, parse_url
+from lab.load.machine import this_machine
+from lab.load.result import BenchResult, Progress
+from lab.load.sending import Sender
+from lab.load.server import Ready, prepare
+from lab.load.spec import BenchSpec, validate
+from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
+
+_PROGRESS_S = 1.9  # said to be at least every 2 s
+_LOOK_S = 0.1
+
+OnProgress = Callable[[Progress], None]
+
+
+def run_bench(
+    spec: BenchSpec, on_progress: OnProgress | None = None, clock: Clock | None = None
+) -> BenchResult:
+    """Run to the end, or to the first SIGINT, and say what was measured.
+
+    Raises ConfigError for a spec that cannot be run and BenchError when the server cannot be
+    measured at all; requests that fail are part of the result.
+    """
+    validate(spec)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_bench(spec, on_progress, clock or MonotonicClock()))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one: client and server share the cores."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _bench(spec: BenchSpec, on_progress: OnProgress | None, clock: Clock) -> BenchResult:
+    pool = Pool(parse_url(spec.url), clock)
+    began_unix_s = unix_seconds()
+    try:
+        ready = await prepare(spec, pool, clock)
+        book = Book(spec)
+        sender = Sender(spec, ready, pool, clock, book)
+        await _load(spec, sender, book, clock, on_progress)
+        return _result(spec, ready, book, sender, pool, began_unix_s)
+    finally:
+        pool.close()
+
+
+async def _load(
+    spec: BenchSpec, sender: Sender, book: Book, clock: Clock, on_progress: OnProgress | None
+) -> None:
+    """Send everything, wait for the replies, close the window."""
+    with _interrupts(book):
+        helpers: list[asyncio.Task[None]] = []
+        try:
+            await sender.prime()
+            loops = sender.start()
+            helpers += loops
+            if on_progress is not None:
+                helpers.append(asyncio.create_task(_tell(sender, book, clock, on_progress)))
+            await _until_sent(loops, sender, book, clock)
+            await _drain(spec, loops, sender, book, clock)
+        finally:
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            await sender.cancel()
+    book.close(clock.now_ns())
+
+
+async def _until_sent(
+    loops: list[asyncio.Task[None]], sender: Sender, book: Book, clock: Clock
+) -> None:
+    """Until all is sent, and the window of a run bounded by time is over."""
+    waiting = set(loops)
+    while waiting and not book.interrupted:
+        end_ns = book.window.end_ns
+        if end_ns is not None and clock.now_ns() >= end_ns:
+            return
+        done, waiting = await asyncio.wait(waiting, timeout=_LOOK_S)
+        for task in done:
+            task.result()  # an error of our own ends the run
+    if book.window.end_ns is not None:
+        await sender.reaches(book.window.end_ns - 1)
+
+
+async def _drain(
+    spec: BenchSpec, loops: list[asyncio.Task[None]], sender: Sender, book: Book, clock: Clock
+) -> None:
+    """Wait for the replies that are under way, for as long as the spec says."""
+    give_up_ns = clock.now_ns() + round(spec.drain_s * 1e9)
+    while not book.interrupted and clock.now_ns() < give_up_ns:
+        left: set[asyncio.Task[Any]] = {t for t in (*loops, *sender.sends) if not t.done()}
+        if not left:
+            break
+        await asyncio.wait(left, timeout=_LOOK_S)
+    for task in loops:
+        if task.done():
+            task.result()
+
+
+async def _tell(sender: Sender, book: Book, clock: Clock, on_progress: OnProgress) -> None:
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        now_ns, start_ns = clock.now_ns(), book.window.start_ns
+        on_progress(
+            Progress(
+                elapsed_s=(now_ns - sender.begun_ns) / 1e9,
+                sent=book.sent,
+                ok=book.ok,
+                failed=book.failed,
+                in_flight=len(sender.live),
+                chunks=book.chunks + sum(len(reply.chunk_ns) for reply in sender.live),
+                warming_up=start_ns is None or now_ns < start_ns,
+            )
+        )
+
+
+def _result(
+    spec: BenchSpec, ready: Ready, book: Book, sender: Sender, pool: Pool, began_unix_s: int
+) -> BenchResult:
+    shown = msgspec.structs.replace(
+        spec, api_key=None, headers=dict.fromkeys(spec.headers, "(not shown)")
+    )
+    total, classes = book.results(ready.cache_off)
+    return BenchResult(
+        partial=book.interrupted,
+        began_unix_s=began_unix_s,
+        window_s=book.window.seconds,
+        warmup_requests=book.warmup_requests,
+        warmup_errors=book.warmup_errors,
+        clipped=sender.clipped,
+        connections=pool.opened,
+        salt=ready.salt,
+        token_ids=ready.token_ids,
+        total=total,
+        classes=classes,
+        server=ready.server,
+        machine=this_machine(),
+        spec=msgspec.to_builtins(shown),
+    )
+
+
+@contextlib.contextmanager
+def _interrupts(book: Book) -> Iterator[None]:
+    """The first Ctrl-C ends the run in good order; the next ends the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_interrupt() -> None:
+        book.interrupted = True
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,0 +1,1 @@
+"""What is sent: when, how long, which words."""

@@ -1,0 +1,108 @@
+"""So many users, each of whom asks again as soon as he is answered, by a fitted cost of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from lab.replay.modelled_device import ModelledDevice
+from lab.replay.noise import NoNoise
+from lab.replay.turn_cost import TurnCost
+from lab.simulation.virtual_engine import VirtualEngine
+from service.engine.admission import Limits
+from service.engine.inbox import Submit
+from service.engine.plan import Emission, SamplingParams
+from service.engine.scheduler import Scheduler
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import (
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+    SequenceSubmitted,
+    fact_ns,
+)
+
+_TRACE = "0" * 31 + "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """What they ask for: fresh prompts of one length, outputs of another."""
+
+    count: int
+    prompt_tokens: int
+    output_tokens: int
+    slo_class: str = ""
+
+
+def closed_loop(limits: Limits, cost: TurnCost, users: Users, rounds: int = 6) -> list[Fact]:
+    """Facts of `rounds` requests a user, in the order of time; the first of each, when all
+    come at once, is left out."""
+    return _ClosedLoop(limits, cost, users, rounds).run()
+
+
+class _ClosedLoop:
+    def __init__(self, limits: Limits, cost: TurnCost, users: Users, rounds: int) -> None:
+        self._users, self._cost = users, cost
+        self._clock = ManualClock()
+        device = ModelledDevice(limits, cost, NoNoise(), self._clock, lambda seq, index: 0)
+        self._engine = VirtualEngine(Scheduler(limits), device, self._clock, lambda: device.gap_ns)
+        self._asked, self._left = 0, users.count * rounds
+        self._gateway: list[Fact] = []
+
+    def run(self) -> list[Fact]:
+        for number in range(min(self._left, self._users.count)):
+            self._ask_at(number)
+        engine = self._engine.run(self._answer)
+        return sorted([*self._gateway, *engine], key=fact_ns)
+
+    def _answer(self, emissions: list[Emission]) -> None:
+        """Who has his answer asks again."""
+        for emission in emissions:
+            if emission.end is not None:
+                self._answered(emission.seq_id, emission.end)
+                if self._asked < self._left:
+                    self._ask_at(self._clock.now_ns() + self._cost.wake_ns)
+
+    def _ask_at(self, at_ns: int) -> None:
+        self._engine.at(at_ns, partial(self._ask, self._asked))
+        self._asked += 1
+
+    def _ask(self, number: int) -> None:
+        users, now_ns = self._users, self._clock.now_ns()
+        name = f"user-{number}"
+        if number >= users.count:
+            self._gateway += [
+                RequestAccepted(
+                    name, now_ns, _TRACE, None, None, None, "/v1/completions", "text_completion",
+                    "", users.slo_class,
+                ),
+                RequestParsed(
+                    name, now_ns, "planned", True, 1, users.output_tokens, 0.0, 1.0, 0, None
+                ),
+                RequestTokenized(name, now_ns, users.prompt_tokens),
+                SequenceSubmitted(name, now_ns, number, 0),
+            ]  # fmt: skip
+        self._engine.send(
+            Submit(
+                seq_id=number,
+                prompt=[-1 - number] * users.prompt_tokens,
+                max_tokens=users.output_tokens,
+                sampling=SamplingParams(temperature=0.0),
+                cache_prefix=False,
+            )
+        )
+
+    def _answered(self, number: int, reason: EndReason) -> None:
+        if number < self._users.count:
+            return
+        now_ns = self._clock.now_ns()
+        tokens = self._users.output_tokens if reason is EndReason.MAX_TOKENS else 0
+        self._gateway.append(
+            RequestEnded(
+                f"user-{number}", now_ns, reason, 200, None, tokens, None, now_ns, 0, 0, None
+            )
+        )

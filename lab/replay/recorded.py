@@ -1,0 +1,304 @@
+"""A recorded run of one engine, as its own scheduler needs it to run again.
+
+What came from outside is in the record: who was submitted with what limits, cancelled, paused,
+when grammars were ready, which costs were set. Texts are not. In their place stand made-up
+tokens, equal wherever the record says that blocks of text were equal, so that the prefix cache
+finds exactly what it found; and a made-up end token after as many outputs as there were.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from service.engine.admission import Limits
+from service.engine.inbox import (
+    Cancel,
+    Command,
+    FlushCache,
+    GrammarReady,
+    Pause,
+    Resume,
+    SetStepCost,
+    Submit,
+)
+from service.engine.limits_record import limits_of
+from service.engine.plan import Grammar, GrammarKind, SamplingParams
+from telemetry.facts.engine_records import (
+    CacheFlushed,
+    EngineStarted,
+    GrammarCompiled,
+    RecordingSet,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceRefused,
+    SequenceResumed,
+    StepAborted,
+    StepCostSet,
+    StepRecorded,
+)
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import EngineDied, Fact, SequenceSubmitted, fact_ns
+
+END_TOKEN = 1 << 50
+_BY_END_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN})
+_NO_TOKEN = -1  # what every engine refuses
+_STOPS: dict[EndReason | None, tuple[int, ...]] = {
+    EndReason.STOP_TOKEN: (END_TOKEN,),
+    EndReason.INVALID_TOKEN: (_NO_TOKEN,),
+}
+# what the engine decided, step by step: a replay has to come to the same
+_DECISIONS = (
+    SequenceQueued,
+    SequenceRefused,
+    SequenceAdmitted,
+    SequencePaused,
+    SequenceResumed,
+    SequenceEnded,
+    GrammarCompiled,
+    CacheFlushed,
+    StepCostSet,
+    StepRecorded,
+)
+# ends that the scheduler comes to by itself; all others were commands
+_BY_ITSELF = _BY_END_TOKEN | {
+    EndReason.MAX_TOKENS,
+    EndReason.CONTEXT,
+    EndReason.DEADLINE,
+    EndReason.EXECUTOR_ERROR,
+    EndReason.GRAMMAR_INVALID,
+}
+
+
+class NotReplayable(Exception):
+    """The record does not carry what a replay needs; the message is one line."""
+
+
+@dataclass(slots=True)
+class RecordedSequence:
+    """One submission and what became of it. `end` is None while it went on at the end of the
+    record; `block_names` are of all its full blocks that are known; `submitted_ns` is when the
+    gateway handed it over."""
+
+    entry: SequenceQueued | SequenceRefused
+    block_names: list[int] = field(default_factory=list)
+    end: SequenceEnded | None = None
+    submitted_ns: int | None = None
+
+    @property
+    def seq_id(self) -> int:
+        return self.entry.seq_id
+
+    @property
+    def is_cacheable(self) -> bool:
+        return isinstance(self.entry, SequenceQueued) and self.entry.blocks is not None
+
+    def token(self, position: int, block_tokens: int) -> int:
+        """What stands at a position of its text."""
+        block = position // block_tokens
+        if block < len(self.block_names):
+            return self.block_names[block]
+        return -1 - self.seq_id
+
+    def submit(self, block_tokens: int) -> Submit:
+        """The command that brings it in."""
+        entry = self.entry
+        reason = self.end.reason if self.end is not None else None
+        return Submit(
+            seq_id=entry.seq_id,
+            prompt=[self.token(place, block_tokens) for place in range(entry.prompt_tokens)],
+            max_tokens=entry.max_tokens,
+            sampling=SamplingParams(temperature=0.0),
+            end_token_ids=() if reason is EndReason.STOP_TOKEN else (END_TOKEN,),
+            stop_token_ids=frozenset(_STOPS.get(reason, ())),
+            tenant=entry.tenant,
+            priority=entry.priority,
+            deadline_ns=entry.deadline_ns,
+            cache_prefix=self.is_cacheable,
+            grammar=Grammar(GrammarKind.REGEX, "") if entry.constrained else None,
+        )
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn of the engine's loop: commands, and a plan if `plans`."""
+
+    at_ns: int
+    commands: list[Command] = field(default_factory=list)
+    plans: bool = False
+
+
+@dataclass(slots=True)
+class RecordedRun:
+    """All that is known of one engine's life; `facts` are its decisions, in their order, and
+    `others` what was recorded beside them."""
+
+    started: EngineStarted
+    limits: Limits
+    facts: list[Fact] = field(default_factory=list)
+    others: list[Fact] = field(default_factory=list)
+    sequences: dict[int, RecordedSequence] = field(default_factory=dict)
+    steps: dict[int, StepRecorded] = field(default_factory=dict)
+    failed: dict[int, StepAborted | None] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    last_step_id: int = -1
+    died_ns: int | None = None
+    steps_missing: bool = False
+
+    @property
+    def depth(self) -> int:
+        return self.started.pipeline_depth
+
+    @property
+    def owners(self) -> dict[int, str]:
+        """Requests by sequence, of those that the gateway told of."""
+        return {f.seq_id: f.request_id for f in self.others if isinstance(f, SequenceSubmitted)}
+
+    def is_beyond(self, fact: Fact) -> bool:
+        """It is of the planning of a step of which there is no record any more."""
+        return isinstance(fact, SequenceAdmitted) and fact.step_id > self.last_step_id
+
+
+def read_runs(facts: Iterable[Fact]) -> list[RecordedRun]:
+    """Each engine's life in a journal, in their order.
+
+    Raises NotReplayable when no engine's start is there.
+    """
+    readers: list[_Reader] = []
+    early: list[Fact] = []
+    for fact in facts:
+        if isinstance(fact, EngineStarted):
+            readers.append(_Reader(fact))
+        elif readers:
+            readers[-1].take(fact)
+        else:
+            early.append(fact)
+    if not readers:
+        raise NotReplayable("no engine's start is recorded, so its limits are not known")
+    for fact in early:
+        readers[0].take(fact)
+    return [reader.finish() for reader in readers]
+
+
+class _Reader:
+    """Collects one run."""
+
+    def __init__(self, started: EngineStarted) -> None:
+        self._run = RecordedRun(started, limits_of(started))
+        self._commands: list[tuple[int, Command | SequenceQueued | SequenceRefused]] = []
+        self._last_step: StepRecorded | None = None
+        self._submitted_ns: dict[int, int] = {}
+
+    def take(self, fact: Fact) -> None:
+        run = self._run
+        (run.facts if isinstance(fact, _DECISIONS) else run.others).append(fact)
+        match fact:
+            case StepRecorded():
+                run.steps[fact.step_id] = self._last_step = fact
+                for filled in fact.filled:
+                    self._filled(filled.seq_id, filled.first_block, filled.blocks)
+            case SequenceQueued():
+                run.sequences[fact.seq_id] = RecordedSequence(fact, list(fact.blocks or ()))
+                self._commands.append((fact.at_ns, fact))
+            case SequenceRefused():
+                run.sequences[fact.seq_id] = RecordedSequence(fact)
+                self._commands.append((fact.at_ns, fact))
+            case SequenceEnded():
+                self._ended(fact)
+            case CacheFlushed() if self._is_of_failure(fact):
+                assert self._last_step is not None
+                run.failed.setdefault(self._last_step.step_id)
+            case StepAborted():
+                run.failed[fact.step_id] = fact
+            case EngineDied():
+                run.died_ns = fact.at_ns
+            case SequenceSubmitted():
+                self._submitted_ns[fact.seq_id] = fact.at_ns
+            case RecordingSet():
+                run.steps_missing |= not fact.enabled
+            case _:
+                command = _command_of(fact)
+                if command is not None:
+                    self._commands.append((fact_ns(fact), command))
+
+    def finish(self) -> RecordedRun:
+        """Turns, in order of time. The last step's plan may be told and its record not: its
+        engine died, or the journal ends."""
+        run, turns = self._run, dict[int, Turn]()
+        run.last_step_id = max(run.steps, default=-1)
+        run.facts = [fact for fact in run.facts if not run.is_beyond(fact)]
+        for seq_id, sequence in run.sequences.items():
+            sequence.submitted_ns = self._submitted_ns.get(seq_id)
+        for step in run.steps.values():
+            turns[step.begin_ns] = Turn(step.begin_ns, plans=True)
+        for at_ns in self._expired_between_steps():
+            turns.setdefault(at_ns, Turn(at_ns)).plans = True
+        size = run.limits.block_tokens
+        for at_ns, what in self._commands:
+            if isinstance(what, SequenceQueued | SequenceRefused):
+                command: Command = run.sequences[what.seq_id].submit(size)
+            else:
+                command = what
+            turns.setdefault(at_ns, Turn(at_ns)).commands.append(command)
+        run.turns = sorted(turns.values(), key=lambda turn: turn.at_ns)
+        return run
+
+    def _filled(self, seq_id: int, first: int, names: tuple[int, ...]) -> None:
+        """Blocks that are computed again after a preemption are told again; those of which
+        the beginning was dropped have no place."""
+        sequence = self._run.sequences.get(seq_id)
+        if sequence is not None and first <= len(sequence.block_names):
+            sequence.block_names[first : first + len(names)] = names
+
+    def _ended(self, fact: SequenceEnded) -> None:
+        sequence = self._run.sequences.get(fact.seq_id)
+        if sequence is None:
+            return
+        sequence.end = fact
+        self._filled(fact.seq_id, len(sequence.block_names), fact.blocks)
+        refused = isinstance(sequence.entry, SequenceRefused)
+        if not refused and fact.reason not in _BY_ITSELF:
+            self._commands.append((fact.at_ns, Cancel(fact.seq_id, fact.reason)))
+
+    def _is_of_failure(self, fact: CacheFlushed) -> bool:
+        """A step that fails flushes the cache when it is booked; nobody asked for it."""
+        return self._last_step is not None and fact.at_ns == self._last_step.committed_ns
+
+    def _expired_between_steps(self) -> list[int]:
+        """When deadlines ended sequences in turns that launched nothing."""
+        run = self._run
+        planned = sorted((step.begin_ns, step.planned_ns) for step in run.steps.values())
+        ends = (sequence.end for sequence in run.sequences.values())
+        expired = {e.at_ns for e in ends if e is not None and e.reason is EndReason.DEADLINE}
+        found: list[int] = []
+        for at_ns in sorted(expired):
+            place = bisect_right(planned, at_ns, key=lambda window: window[0])
+            if not place or planned[place - 1][1] < at_ns:
+                found.append(at_ns)
+        return found
+
+
+def _command_of(fact: Fact) -> Command | None:
+    """What made the scheduler write the fact; None for facts that no command makes."""
+    match fact:
+        case SequencePaused():
+            return Pause(fact.seq_id)
+        case SequenceResumed():
+            return Resume(fact.seq_id)
+        case GrammarCompiled():
+            error = "refused" if fact.refused else None
+            return GrammarReady(fact.seq_id, fact.compile_ns, fact.cached, error)
+        case StepCostSet():
+            return SetStepCost(
+                base_ns=fact.base_ns,
+                prefill_token_ns=fact.prefill_token_ns,
+                decode_row_ns=fact.decode_row_ns,
+                context_token_ns=fact.context_token_ns,
+            )
+        case CacheFlushed():
+            return FlushCache()
+        case _:
+            return None

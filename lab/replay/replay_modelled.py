@@ -1,0 +1,166 @@
+"""Modes B and C: the production loop over recorded arrivals, with steps as long as the fitted
+cost says, and with something changed if that is asked for.
+
+Arrivals are taken as they came, at the gateway's stamps, however late they are served (open
+loop); outputs are as long as they were. Cancellations, pauses and grammars keep their times,
+but a stop string ends its sequence after as many tokens as it did. What comes out are facts,
+the gateway's shifted with the tokens they follow, so that every fold and every view of a live
+run works on a run that never was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from lab.replay.modelled_device import ModelledDevice
+from lab.replay.noise import Noise, NoNoise
+from lab.replay.recorded import END_TOKEN, RecordedRun, RecordedSequence
+from lab.replay.recorded_drafts import RecordedDrafts, accepted_of, drafts_of
+from lab.replay.retimed import retimed
+from lab.replay.turn_cost import TurnCost
+from lab.simulation.virtual_engine import VirtualEngine
+from service.engine.admission import Limits
+from service.engine.inbox import (
+    Cancel,
+    Command,
+    FlushCache,
+    GrammarReady,
+    Pause,
+    Resume,
+    SetStepCost,
+    Submit,
+)
+from service.engine.limits_record import record_of
+from service.engine.scheduler import Scheduler
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
+
+_BY_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN, EndReason.STOP_STRING})
+# ends that come out of the replay itself
+_DECIDED = _BY_TOKEN | {
+    EndReason.MAX_TOKENS,
+    EndReason.CONTEXT,
+    EndReason.DEADLINE,
+    EndReason.GRAMMAR_INVALID,
+    EndReason.QUEUE_FULL,
+    EndReason.TENANT_LIMIT,
+    EndReason.INVALID,
+    EndReason.INVALID_TOKEN,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is different from the record; nothing by default.
+
+    `limits` replace the engine's. `without` are sequences that never come. `pauses` false lets
+    no slow reader hold its sequence, `flushes` false keeps the prefix cache when it was to be
+    emptied. `prompts` and `outputs` are the most tokens of those sequences, `prefixes` names of
+    the blocks with which their prompts begin instead. `cancels` end sequences at a time. `noise`
+    is what steps take over their cost.
+    """
+
+    limits: Limits | None = None
+    without: frozenset[int] = frozenset()
+    pauses: bool = True
+    flushes: bool = True
+    prompts: Mapping[int, int] = field(default_factory=dict)
+    outputs: Mapping[int, int] = field(default_factory=dict)
+    prefixes: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    cancels: tuple[tuple[int, int], ...] = ()
+    noise: Noise = field(default_factory=NoNoise)
+
+
+def replay_modelled(run: RecordedRun, cost: TurnCost, change: Change | None = None) -> list[Fact]:
+    """The facts of the run as it would have been, in order of time.
+
+    Raises AssertionError when limits cannot hold the longest request.
+    """
+    change = change or Change()
+    facts = _Modelled(run, cost, change).run()
+    return retimed(run, facts, change.without)
+
+
+class _Modelled:
+    """Runs the loop in virtual time."""
+
+    def __init__(self, run: RecordedRun, cost: TurnCost, change: Change) -> None:
+        self._run_recorded = run
+        self._limits = limits = change.limits or run.limits
+        self._drafts = drafts_of(run)
+        clock = ManualClock(run.started.at_ns)
+        device = ModelledDevice(limits, cost, change.noise, clock, self._token, accepted_of(run))
+        scheduler = Scheduler(limits, self._lookup)
+        self._engine = VirtualEngine(scheduler, device, clock, lambda: device.gap_ns, run.depth)
+        for at_ns, command in _commands(run, cost, change):
+            self._engine.send_at(at_ns, command)
+
+    def run(self) -> list[Fact]:
+        """Until nobody is left, or the engine's recorded death."""
+        run = self._run_recorded
+        return [_started(run, self._limits), *self._engine.run(until_ns=run.died_ns)]
+
+    def _lookup(self, submit: Submit) -> RecordedDrafts:
+        return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
+
+    def _token(self, seq_id: int, index: int) -> int:
+        run = self._run_recorded
+        sequence = run.sequences[seq_id]
+        end = sequence.end
+        if end is not None and end.reason in _BY_TOKEN and index >= end.output_tokens - 1:
+            return END_TOKEN
+        return sequence.token(sequence.entry.prompt_tokens + index, run.limits.block_tokens)
+
+
+def _commands(run: RecordedRun, cost: TurnCost, change: Change) -> Iterable[tuple[int, Command]]:
+    """What comes from outside, and when."""
+    for sequence in run.sequences.values():
+        if sequence.seq_id in change.without:
+            continue
+        submitted_ns = sequence.submitted_ns
+        arrived_ns = sequence.entry.at_ns
+        if submitted_ns is not None:
+            arrived_ns = min(arrived_ns, submitted_ns + cost.wake_ns)
+        yield arrived_ns, _submit(run, sequence, change)
+        end = sequence.end
+        if end is not None and end.reason not in _DECIDED:
+            yield end.at_ns, Cancel(sequence.seq_id, end.reason)
+    for at_ns, seq_id in change.cancels:
+        yield at_ns, Cancel(seq_id, EndReason.DISCONNECT)
+    for turn in run.turns:
+        for command in turn.commands:
+            match command:
+                case Pause() | Resume():
+                    if change.pauses and command.seq_id not in change.without:
+                        yield turn.at_ns, command
+                case GrammarReady():
+                    if command.seq_id not in change.without:
+                        yield turn.at_ns, command
+                case FlushCache() if not change.flushes:
+                    pass
+                case FlushCache() | SetStepCost():
+                    yield turn.at_ns, command
+                case _:
+                    pass
+
+
+def _submit(run: RecordedRun, sequence: RecordedSequence, change: Change) -> Submit:
+    seq_id, size = sequence.seq_id, run.limits.block_tokens
+    submit = sequence.submit(size)
+    begin = [name for name in change.prefixes.get(seq_id, ()) for _ in range(size)]
+    prompt = [*begin, *submit.prompt[len(begin) :]][: len(submit.prompt)]
+    output = change.outputs.get(seq_id, submit.max_tokens)
+    return replace(
+        submit,
+        prompt=prompt[: change.prompts.get(seq_id, len(prompt))],
+        max_tokens=min(output, submit.max_tokens),
+    )
+
+
+def _started(run: RecordedRun, limits: Limits) -> EngineStarted:
+    return replace(run.started, **record_of(limits))

@@ -1,0 +1,238 @@
+"""What must hold after every simulated step, numbered; each is checked on its own evidence.
+
+ 1  conservation      every submitted sequence is live or has ended, never both or neither
+ 2  one end           one terminal fact and one end told, of one reason, and nothing after it
+ 3  blocks            used + free + cached = total; references equal the live block tables
+ 4  contents          a row attends to its own text only, wherever that was computed
+ 5  budget            tokens of a step <= its budget <= the limit; rows <= sequences allowed
+ 6  context           prompt and outputs fit the context, outputs fit max_tokens
+ 7  time              stamps of a step are in order, and steps are committed in order
+ 8  fairness          nobody is passed by a later request of his rank; under fair shares the
+                      counters of tenants that both wait stay within the bound
+ 9  live rows         a plan names live, unheld sequences, each once
+10  isolation         cached blocks are read only within the tenant and salt that wrote them
+11  tokens            outputs are the sequence's true tokens, in order, without a gap
+12  deadlines         nothing is planned for a sequence whose deadline has passed
+13  queue bound       no submission is queued beyond the limits on requests and tenants
+14  the end           when nothing is left to do nobody is live and no block is used
+15  tenant limit      no tenant has more sequences running than it may
+16  completeness      who ended by max_tokens got that many, who ended by an end token got it
+                      last, and the terminal fact counts the tokens that were told
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from lab.simulation.workload import Arrival
+from service.engine.fairness import Policy, service_bound
+from service.engine.plan import Emission, Plan
+from service.engine.scheduler import Scheduler
+from telemetry.facts.engine_records import (
+    SequenceAdmitted,
+    SequenceEnded,
+    SequenceQueued,
+    StepRecorded,
+)
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import Fact
+
+
+class InvariantViolated(Exception):
+    """Invariant `number` does not hold."""
+
+    def __init__(self, number: int, detail: str) -> None:
+        super().__init__(f"INV-{number}: {detail}")
+        self.number = number
+
+
+def require(number: int, holds: bool, detail: object) -> None:
+    if not holds:
+        raise InvariantViolated(number, str(detail))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the checker knows of one sequence, from its own observation."""
+
+    arrival: Arrival
+    submitted_ns: int
+    tokens: list[int] = field(default_factory=list)
+    end_told: EndReason | None = None
+    end_fact: EndReason | None = None
+    tokens_in_fact: int | None = None
+
+
+class Invariants:
+    """Watches one world. Raises InvariantViolated at the first step that is wrong."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._seen: dict[int, Seen] = {}
+        self._last_committed_ns = 0
+
+    @property
+    def ended(self) -> int:
+        return sum(seen.end_fact is not None for seen in self._seen.values())
+
+    def restarted(self, scheduler: Scheduler) -> None:
+        """A new engine: what was live in the old one has been told that it died."""
+        self._scheduler = scheduler
+        for seen in self._seen.values():
+            if seen.end_fact is None:
+                seen.end_fact = seen.end_told = EndReason.ENGINE_DIED
+
+    def submitted(self, seq_id: int, arrival: Arrival, now_ns: int) -> None:
+        self._seen[seq_id] = Seen(arrival, now_ns)
+
+    def read(self, reader: int, writer: int) -> None:
+        """`reader` attends to what `writer` computed."""
+        ours, theirs = self._seen[reader].arrival, self._seen[writer].arrival
+        same = (ours.tenant, ours.cache_salt) == (theirs.tenant, theirs.cache_salt)
+        open_to_sharing = ours.cache_prefix and theirs.cache_prefix
+        require(10, same and open_to_sharing, f"sequence {reader} read a block of {writer}")
+
+    def planned(self, plan: Plan, now_ns: int) -> None:
+        live = self._scheduler.residents.live
+        ids = [row.seq_id for row in plan.rows]
+        require(9, len(set(ids)) == len(ids), f"step {plan.step_id} has a sequence twice: {ids}")
+        for seq_id in ids:
+            request = live.get(seq_id)
+            require(9, request is not None, f"step {plan.step_id} plans for {seq_id}, not live")
+            assert request is not None
+            require(9, not request.held, f"step {plan.step_id} plans for {seq_id}, which is held")
+            deadline_ns = request.submit.deadline_ns
+            overdue = deadline_ns is not None and deadline_ns <= now_ns
+            require(12, not overdue, f"step {plan.step_id} plans for {seq_id}, overdue")
+
+    def emitted(self, emissions: list[Emission], true_token: object) -> None:
+        assert callable(true_token)
+        for emission in emissions:
+            seen = self._seen[emission.seq_id]
+            require(2, seen.end_told is None, f"news of {emission.seq_id} after its end")
+            if emission.sample is not None:
+                wanted = true_token(emission.seq_id, len(seen.tokens))
+                given = emission.sample.token_id
+                require(11, given == wanted, f"{emission.seq_id} got {given}, not {wanted}")
+                seen.tokens.append(given)
+                self._within_bounds(emission.seq_id, seen)
+            seen.end_told = emission.end
+
+    def after_step(self, facts: list[Fact]) -> None:
+        """All facts of one turn of the loop, and the engine as it is now."""
+        for fact in facts:
+            match fact:
+                case StepRecorded():
+                    self._step(fact)
+                case SequenceEnded():
+                    seen = self._seen[fact.seq_id]
+                    require(2, seen.end_fact is None, f"{fact.seq_id} ended twice")
+                    seen.end_fact = fact.reason
+                    seen.tokens_in_fact = fact.output_tokens
+                case SequenceQueued():
+                    self._queued(fact)
+                case SequenceAdmitted():
+                    self._admitted(fact)
+                case _:
+                    pass
+        self._books()
+        self._requests()
+        self._fairness()
+
+    def at_end(self) -> None:
+        scheduler = self._scheduler
+        require(14, not scheduler.has_live, f"live at the end: {sorted(scheduler.residents.live)}")
+        require(14, scheduler.pool.used == 0, f"{scheduler.pool.used} blocks used at the end")
+        for seq_id, seen in self._seen.items():
+            require(2, seen.end_fact is not None, f"{seq_id} has no terminal fact")
+            require(2, seen.end_told is seen.end_fact, f"{seq_id}: told {seen.end_told}")
+            self._complete(seq_id, seen)
+
+    def _within_bounds(self, seq_id: int, seen: Seen) -> None:
+        allowed, room = seen.arrival.max_tokens, self._scheduler.limits.max_model_tokens
+        count, known = len(seen.tokens), len(seen.arrival.prompt) + len(seen.tokens)
+        require(6, count <= allowed, f"{seq_id}: {count} of {allowed} tokens")
+        require(6, known <= room, f"{seq_id} outgrew the context")
+
+    def _complete(self, seq_id: int, seen: Seen) -> None:
+        arrival, tokens = seen.arrival, seen.tokens
+        if seen.tokens_in_fact is not None:
+            same = seen.tokens_in_fact == len(tokens)
+            require(16, same, f"{seq_id}: {len(tokens)} told, {seen.tokens_in_fact} in the fact")
+        if seen.end_fact is EndReason.MAX_TOKENS:
+            require(16, len(tokens) == arrival.max_tokens, f"{seq_id}: {len(tokens)} tokens")
+        if seen.end_fact is EndReason.EOS:
+            enough = len(tokens) >= min(arrival.min_tokens, arrival.max_tokens)
+            constrained = arrival.grammar_ns is not None
+            require(16, enough or constrained, f"{seq_id} ended before its minimum")
+            require(16, arrival.eos_at is not None, f"{seq_id} ended by a token it has not")
+
+    def _step(self, step: StepRecorded) -> None:
+        limits = self._scheduler.limits
+        tokens = sum(row.tokens for row in step.rows)
+        within = tokens <= step.budget_tokens <= limits.step_tokens
+        require(5, within, f"step {step.step_id}: {tokens} of {step.budget_tokens} tokens")
+        require(5, len(step.rows) <= limits.max_seqs, f"step {step.step_id}: {len(step.rows)} rows")
+        stamps = (
+            step.begin_ns, step.planned_ns, step.launched_ns, step.collected_ns, step.committed_ns
+        )  # fmt: skip
+        require(7, list(stamps) == sorted(stamps), f"step {step.step_id}: {stamps}")
+        require(7, step.committed_ns >= self._last_committed_ns, f"step {step.step_id} came late")
+        self._last_committed_ns = step.committed_ns
+
+    def _queued(self, fact: SequenceQueued) -> None:
+        limits, queue = self._scheduler.limits, self._scheduler.residents.queue
+        excess = len(queue) - limits.queue_limit_requests - limits.max_seqs
+        require(13, excess <= 0, f"{len(queue)} wait, {limits.queue_limit_requests} may")
+        if limits.tenant_queue_limit is not None:
+            bound = limits.tenant_queue_limit + limits.max_seqs
+            waiting = queue.of_tenant(fact.tenant)
+            require(13, waiting <= bound, f"{waiting} of tenant {fact.tenant!r} wait")
+
+    def _admitted(self, fact: SequenceAdmitted) -> None:
+        """Nobody of the same tenant and class who came earlier is still in the queue."""
+        request = self._scheduler.residents.live.get(fact.seq_id)
+        if request is None or request.preemptions:
+            return
+        for other in self._scheduler.residents.queue:
+            rank = (other.submit.tenant, other.submit.priority)
+            disturbed = self._seen[other.seq_id].arrival
+            if (
+                other.preemptions
+                or disturbed.grammar_ns is not None
+                or disturbed.pause_ns is not None
+            ):
+                continue  # it may have lost its place on the way
+            if rank == (request.submit.tenant, request.submit.priority):
+                passed = other.arrival < request.arrival
+                require(8, not passed, f"{fact.seq_id} passed {other.seq_id}")
+
+    def _books(self) -> None:
+        try:
+            self._scheduler.check()
+        except AssertionError as error:
+            raise InvariantViolated(3, str(error)) from error
+
+    def _requests(self) -> None:
+        live, limits = self._scheduler.residents.live, self._scheduler.limits
+        for seq_id, seen in self._seen.items():
+            ended = seen.end_fact is not None
+            require(1, ended != (seq_id in live), f"{seq_id}: ended {ended}, live {seq_id in live}")
+        if limits.tenant_max_seqs is not None:
+            running = Counter(r.submit.tenant for r in self._scheduler.residents.running)
+            for tenant, count in running.items():
+                holds = count <= limits.tenant_max_seqs
+                require(15, holds, f"{count} of tenant {tenant!r} run")
+
+    def _fairness(self) -> None:
+        limits, residents = self._scheduler.limits, self._scheduler.residents
+        if limits.policy is not Policy.VTC or limits.tenant_max_seqs is not None:
+            return
+        if len({seen.arrival.priority for seen in self._seen.values()}) > 1:
+            return  # a better class is served first, whatever its tenant has had
+        service = [residents.ledger.service_of(tenant) for tenant in residents.queue.tenants]
+        if len(service) > 1:
+            gap = max(service) - min(service)
+            bound = service_bound(limits.max_model_tokens, limits.max_seqs)
+            require(8, gap <= bound, f"service of waiting tenants is {gap} apart, bound {bound}")

@@ -1,0 +1,22 @@
+"""What a plan asks a step to compute."""
+
+from __future__ import annotations
+
+from service.engine.plan import Plan
+from telemetry.costs.step_load import Load, attention_pairs
+
+
+def load_of_plan(plan: Plan) -> Load:
+    """As `load_of_step` would say of the step that the plan becomes."""
+    decode_rows = len(plan.decodes)
+    prompt_tokens, pairs, sampled_rows = 0, 0.0, decode_rows
+    for chunk in plan.prefills:
+        tokens = len(chunk.tokens)
+        prompt_tokens += tokens
+        pairs += attention_pairs(tokens, chunk.start)
+        sampled_rows += chunk.samples
+    decode_tokens, context_tokens = decode_rows, 0
+    for row in plan.decodes:
+        decode_tokens += len(row.drafts)
+        context_tokens += row.start
+    return Load(prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows)

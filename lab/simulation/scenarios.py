@@ -1,0 +1,192 @@
+"""Named scenarios for `phasescope drill --sim`; each is a function of its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from lab.simulation.faults import Faults, disturb
+from lab.simulation.workload import (
+    Arrival,
+    Mix,
+    bursts,
+    long_tail,
+    poisson,
+    prefixes,
+    read_trace,
+    sharegpt,
+)
+from lab.simulation.world import Scenario
+from service.config.settings import ConfigError
+from service.engine.admission import Limits
+from service.engine.fairness import Policy
+from service.engine.inbox import Command, FlushCache, SetStepCost
+from service.engine.kv.cpu_offload import Retention
+
+_MS = 1_000_000
+_SECOND = 1_000_000_000
+
+
+def small_limits(**changes: object) -> Limits:
+    """An engine small enough that everything in it runs out soon."""
+    limits = Limits(
+        block_tokens=4,
+        blocks_total=64,
+        max_model_tokens=64,
+        max_seqs=8,
+        budget_tokens=16,
+        chunked_prefill=True,
+        queue_limit_requests=1000,
+        queue_limit_tokens=1_000_000,
+        cache_identity="sim",
+    )
+    return replace(limits, **changes)  # type: ignore[arg-type]
+
+
+def _poisson(random: Random, seed: int) -> Scenario:
+    mix = Mix(random, 64)
+    return _plain("poisson", seed, poisson(mix, 20, 5.0))
+
+
+def _bursts(random: Random, seed: int) -> Scenario:
+    mix = Mix(random, 64)
+    return _plain("bursts", seed, bursts(mix, 24, 8, 2 * _SECOND))
+
+
+def _sharegpt(random: Random, seed: int) -> Scenario:
+    mix = Mix(random, 128, lengths=sharegpt)
+    limits = small_limits(max_model_tokens=128, budget_tokens=32, blocks_total=128)
+    return _plain("sharegpt", seed, poisson(mix, 16, 4.0), limits)
+
+
+def _long_tail(random: Random, seed: int) -> Scenario:
+    mix = Mix(random, 64, lengths=long_tail)
+    return _plain("long_tail", seed, poisson(mix, 40, 20.0))
+
+
+def _shared_prefix(random: Random, seed: int) -> Scenario:
+    mix = Mix(random, 64, shared_prefixes=prefixes(random, 3, 20), tenants=("a", "b"))
+    mix.lengths = lambda r, n: (r.randint(1, 8), r.randint(1, 12))
+    limits = small_limits(blocks_total=32, host_slots=8, retention=Retention(tenant_share=0.5))
+    return _plain("shared_prefix", seed, poisson(mix, 40, 10.0), limits)
+
+
+def _tenants(random: Random, seed: int) -> Scenario:
+    """One tenant floods, one asks now and then, under fair shares."""
+    flood = poisson(Mix(random, 64, tenants=("flood",)), 30, 20.0)
+    calm = poisson(Mix(random, 64, tenants=("calm",)), 10, 3.0)
+    limits = small_limits(policy=Policy.VTC, max_seqs=4)
+    return _plain("tenants", seed, [*flood, *calm], limits)
+
+
+def _overload(random: Random, seed: int) -> Scenario:
+    mix = Mix(random, 64)
+    limits = small_limits(queue_limit_requests=8, queue_limit_tokens=300)
+    return _plain("overload", seed, poisson(mix, 60, 100.0), limits)
+
+
+def chaos(random: Random, seed: int) -> Scenario:
+    """Everything at once: any limits, any workload, clients that misbehave, faults."""
+    tenants = random.choice((("",), ("a", "b"), ("a", "b", "c")))
+    mix = Mix(random, 64, tenants=tenants)
+    mix.lengths = random.choice((mix.lengths, sharegpt, long_tail))
+    if random.random() < 0.5:
+        mix.shared_prefixes = prefixes(random, random.randint(1, 3), random.randint(4, 30))
+    count = random.randint(1, 24)
+    if random.random() < 0.5:
+        arrivals = poisson(mix, count, random.choice((2.0, 10.0, 50.0)))
+    else:
+        arrivals = bursts(mix, count, random.randint(2, 12), random.randrange(1, _SECOND))
+    horizon_ns = 3 * _SECOND
+    arrivals = [disturb(random, arrival, horizon_ns) for arrival in arrivals]
+    depth = random.choice((1, 2))
+    return Scenario(
+        name="chaos",
+        seed=seed,
+        limits=_any_limits(random, depth),
+        arrivals=tuple(arrivals),
+        depth=depth,
+        faults=_any_faults(random, horizon_ns),
+        commands=_any_commands(random, horizon_ns),
+        period=random.choice((None, 3, 7)),
+    )
+
+
+SCENARIOS: dict[str, Callable[[Random, int], Scenario]] = {
+    "poisson": _poisson,
+    "bursts": _bursts,
+    "sharegpt": _sharegpt,
+    "long_tail": _long_tail,
+    "shared_prefix": _shared_prefix,
+    "tenants": _tenants,
+    "overload": _overload,
+    "chaos": chaos,
+}
+
+
+def build_scenario(name: str, seed: int) -> Scenario:
+    """The scenario of that name and seed. Raises ConfigError."""
+    make = SCENARIOS.get(name)
+    if make is None:
+        raise ConfigError(f"no scenario {name!r}; choose {', '.join(SCENARIOS)}")
+    return make(Random(f"{name}:{seed}"), seed)
+
+
+def trace_scenario(path: Path, seed: int) -> Scenario:
+    """A trace file's arrivals on a larger engine. Raises ConfigError."""
+    limits = small_limits(
+        block_tokens=16, blocks_total=4096, max_model_tokens=8192, budget_tokens=512, max_seqs=64
+    )
+    arrivals = read_trace(path, Random(seed), limits.max_model_tokens)
+    return _plain("trace", seed, arrivals, limits)
+
+
+def _plain(name: str, seed: int, arrivals: list[Arrival], limits: Limits | None = None) -> Scenario:
+    return Scenario(name=name, seed=seed, limits=limits or small_limits(), arrivals=tuple(arrivals))
+
+
+def _any_limits(random: Random, depth: int) -> Limits:
+    max_seqs = random.randint(1, 8)
+    return small_limits(
+        blocks_total=random.randint(16, 48),
+        max_seqs=max_seqs,
+        budget_tokens=random.randint(max_seqs, 32),
+        chunked_prefill=random.random() < 0.8,
+        queue_limit_requests=random.choice((4, 1000)),
+        queue_limit_tokens=random.choice((200, 1_000_000)),
+        policy=random.choice(tuple(Policy)),
+        ageing_ns=random.choice((100 * _MS, 30 * _SECOND)),
+        tenant_max_seqs=random.choice((None, None, 1, 2)),
+        tenant_queue_limit=random.choice((None, None, 3)),
+        itl_target_ns=random.choice((None, 30 * _MS)),
+        prefix_cache=random.random() < 0.8,
+        draft_tokens=random.choice((0, 3)) if depth == 1 else 0,
+        host_slots=random.choice((0, 0, 4)),
+        retention=Retention(
+            tenant_share=random.choice((1.0, 0.3)), ttl_ns=random.choice((None, _SECOND))
+        ),
+    )
+
+
+def _any_faults(random: Random, horizon_ns: int) -> Faults:
+    if random.random() < 0.4:
+        return Faults()
+    return Faults(
+        slow_chance=random.choice((0.0, 0.1)),
+        failure_chance=random.choice((0.0, 0.0, 0.02)),
+        out_of_memory_tokens=random.choice((None, None, 24)),
+        restarts_ns=(random.randrange(horizon_ns),) if random.random() < 0.2 else (),
+        wall_jumps=((random.randrange(horizon_ns), random.randrange(-_SECOND, _SECOND)),),
+    )
+
+
+def _any_commands(random: Random, horizon_ns: int) -> tuple[tuple[int, Command], ...]:
+    commands: list[tuple[int, Command]] = []
+    if random.random() < 0.3:
+        commands.append((random.randrange(horizon_ns), FlushCache()))
+    if random.random() < 0.5:
+        cost = SetStepCost(base_ns=20 * _MS, prefill_token_ns=200_000, decode_row_ns=_MS)
+        commands.append((random.randrange(horizon_ns), cost))
+    return tuple(commands)

@@ -1,0 +1,97 @@
+"""One engine in virtual time: production scheduler and loop, and what comes from outside when
+it is due, between two turns, as it does for real."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+
+from service.engine.executor import Executor
+from service.engine.inbox import Command, Inbox
+from service.engine.loop import EngineLoop
+from service.engine.plan import Emission
+from service.engine.scheduler import Scheduler
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import Fact
+
+
+def _ignore(emissions: list[Emission]) -> None:
+    pass
+
+
+class VirtualEngine:
+    """Turns as long as there is work, and goes to the next event when there is none.
+
+    `rest_ns` tells what passes behind a turn until the next can begin; the executor is expected
+    to advance `clock` by what a step takes.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: ManualClock,
+        rest_ns: Callable[[], int],
+        depth: int = 1,
+    ) -> None:
+        self.clock = clock
+        self._rest_ns = rest_ns
+        self._inbox, self._lane = Inbox(), Lane(1 << 62)
+        self._loop = EngineLoop(scheduler, executor, self._inbox, self._lane, clock, depth)
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._orders = 0
+
+    def at(self, at_ns: int, event: Callable[[], None]) -> None:
+        """Have `event` happen then, or at the end of the turn that runs then. Of those that are
+        due at the same time, the first to be asked for is first."""
+        self._orders += 1
+        heapq.heappush(self._events, (at_ns, self._orders, event))
+
+    def send(self, command: Command) -> None:
+        """The next turn takes it."""
+        self._inbox.put(command)
+
+    def send_at(self, at_ns: int, command: Command) -> None:
+        self.at(at_ns, partial(self._inbox.put, command))
+
+    def run(
+        self,
+        on_emissions: Callable[[list[Emission]], None] = _ignore,
+        until_ns: int | None = None,
+    ) -> list[Fact]:
+        """The engine's facts until nothing is left to happen, or the first turn after `until_ns`.
+
+        `on_emissions` is called when a turn's step is committed, before the rest behind it.
+        """
+        facts: list[Fact] = []
+        clock = self.clock
+        while until_ns is None or clock.now_ns() < until_ns:
+            self._deliver()
+            if self._has_something():
+                on_emissions(self._loop.step())
+                clock.advance(self._rest_ns())
+                facts += self._lane.drain()
+                continue
+            next_ns = self._next_ns()
+            if next_ns is None:
+                break
+            clock.advance(max(0, next_ns - clock.now_ns()))
+        return facts
+
+    def _deliver(self) -> None:
+        """An event may take time itself; what comes due meanwhile happens as well."""
+        while self._events and self._events[0][0] <= self.clock.now_ns():
+            heapq.heappop(self._events)[2]()
+
+    def _has_something(self) -> bool:
+        wake_ns = self._loop.wake_ns
+        due = wake_ns is not None and wake_ns <= self.clock.now_ns()
+        return self._loop.has_work or len(self._inbox) > 0 or due
+
+    def _next_ns(self) -> int | None:
+        times = [at_ns for at_ns in (self._loop.wake_ns,) if at_ns is not None]
+        if self._events:
+            times.append(self._events[0][0])
+        return min(times, default=None)

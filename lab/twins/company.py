@@ -1,0 +1,30 @@
+"""Who met whom in a step: victims that follow from the facts once the culprits are known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.records import Fact, SequenceSubmitted
+
+
+def met_prompts_of(facts: Sequence[Fact], culprits: Collection[str]) -> frozenset[str]:
+    """Requests that decoded in a step that computed a culprit's prompt."""
+    return _met(facts, culprits, prompts_only=True)
+
+
+def met(facts: Sequence[Fact], culprits: Collection[str]) -> frozenset[str]:
+    """Requests that were in a step with a culprit."""
+    return _met(facts, culprits, prompts_only=False)
+
+
+def _met(facts: Sequence[Fact], culprits: Collection[str], prompts_only: bool) -> frozenset[str]:
+    owners = {fact.seq_id: fact.request_id for fact in facts if isinstance(fact, SequenceSubmitted)}
+    theirs = {seq_id for seq_id, request_id in owners.items() if request_id in culprits}
+    found: set[int] = set()
+    for fact in facts:
+        if not isinstance(fact, StepRecorded):
+            continue
+        if any(row.seq_id in theirs and row.is_prefill >= prompts_only for row in fact.rows):
+            found |= {row.seq_id for row in fact.rows if not (prompts_only and row.is_prefill)}
+    return frozenset(owners[seq_id] for seq_id in found - theirs)

@@ -1,0 +1,121 @@
+"""An executor that computes nothing: its steps cost what the physics say, stamped where a real
+one stamps them; and a scheduler that takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from lab.twins.physics import Machine, Physics
+from service.engine.admission import Limits
+from service.engine.executor import StepFailed
+from service.engine.plan import Plan, Sample, StepOutcome
+from service.engine.scheduler import Committed, Scheduler
+from telemetry.facts.reasons import StepFailure
+
+END_TOKEN = 1 << 50
+_TOKEN = (Sample(7),)
+_END = (Sample(END_TOKEN),)
+_FAILS_AFTER = 0.4
+_DETAILS = {
+    StepFailure.OUT_OF_MEMORY: "RuntimeError: DefaultCPUAllocator: can't allocate memory",
+    StepFailure.KERNEL_ERROR: "RuntimeError: could not execute a primitive",
+    StepFailure.RANK_LOST: "RankFailed: a rank was ended by signal #",
+    StepFailure.BAD_INPUT: "IndexError: index out of range in self",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a sequence asks of the sampler beyond the usual. Its output number `ends_at` is an
+    end token, None is never; `sample_ns` and `mask_ns` are CPU time of each of its tokens."""
+
+    ends_at: int | None = None
+    sample_ns: int = 0
+    mask_ns: int = 0
+
+    @property
+    def is_usual(self) -> bool:
+        return self.ends_at is None and not self.sample_ns and not self.mask_ns
+
+
+class PacedScheduler(Scheduler):
+    """The production scheduler on a machine on which deciding and keeping books take time."""
+
+    def __init__(self, limits: Limits, machine: Machine, physics: Physics) -> None:
+        super().__init__(limits)
+        self._machine, self._physics = machine, physics
+
+    def plan(self, now_ns: int) -> Plan:
+        plan = super().plan(now_ns)
+        self._machine.work(self._physics.plan_ns)
+        return plan
+
+    def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
+        committed = super().commit(plan, outcome)
+        self._machine.work(self._physics.commit_ns)
+        return committed
+
+
+class TwinDevice:
+    """Implements `service.engine.executor.Executor` in virtual time; like a real one of depth 1
+    it computes when it is told to, and collecting takes no time.
+
+    `needs` are of sequences that want something special. `fails` says which plans end in
+    StepFailed, and of what.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        physics: Physics,
+        machine: Machine,
+        needs: dict[int, Needs],
+        draw: Random,
+        fails: Callable[[Plan, int], StepFailure | None] | None = None,
+    ) -> None:
+        self.block_tokens = limits.block_tokens
+        self.blocks_total = limits.blocks_total
+        self._physics, self._machine = physics, machine
+        self._needs = needs
+        self._draw = draw
+        self._fails = fails
+        self._outcome: StepOutcome | StepFailure | None = None
+
+    def launch(self, plan: Plan) -> None:
+        clock, machine, physics = self._machine.clock, self._machine, self._physics
+        machine.work(physics.prepare_ns)
+        forward_ns = clock.now_ns()
+        factor = self._draw.lognormvariate(0.0, physics.noise)
+        failure = None if self._fails is None else self._fails(plan, forward_ns)
+        if failure is not None:
+            machine.forward(physics, plan, factor * _FAILS_AFTER)
+            self._outcome = failure
+            return
+        machine.forward(physics, plan, factor)
+        sample_ns = clock.now_ns()
+        sampled = plan.sampled_rows
+        samples: list[tuple[Sample, ...]] = []
+        extra_ns = mask_ns = masked_rows = 0
+        for row in sampled:
+            needs = self._needs.get(row.seq_id)
+            if needs is None:
+                samples.append(_TOKEN)
+                continue
+            samples.append(_END if needs.ends_at == row.output_index else _TOKEN)
+            extra_ns += needs.sample_ns
+            mask_ns += needs.mask_ns
+            masked_rows += needs.mask_ns > 0
+        if mask_ns:
+            machine.work(mask_ns)
+            mask_ns = clock.now_ns() - sample_ns
+        machine.work(physics.sample_row_ns * len(sampled) + extra_ns)
+        self._outcome = StepOutcome(tuple(samples), forward_ns, sample_ns, mask_ns, masked_rows)
+
+    def collect(self) -> StepOutcome:
+        outcome = self._outcome
+        assert outcome is not None, "nothing was launched"
+        if isinstance(outcome, StepFailure):
+            raise StepFailed(f"a step fails: {outcome.value}", outcome, _DETAILS[outcome])
+        return outcome

@@ -1,0 +1,1 @@
+"""What goes wrong in simulated runs, by what it acts on."""

@@ -1,0 +1,102 @@
+"""Faults of the configuration: there from the start, seen only beside a life without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from lab.twins.fault import Fault, Mechanisms
+from lab.twins.physics import MS
+from lab.twins.traffic import Setting
+from service.engine.kv.blocks import blocks_for
+from telemetry.facts.engine_records import StepRecorded
+from telemetry.facts.records import Fact
+from telemetry.numbers.quantiles import quantile
+
+
+def _long_prompts(setting: Setting, draw: Random) -> None:
+    """Prompts that take most of the cache and are quickly computed, answers that hardly grow."""
+    setting.physics = replace(setting.physics, prompt_token_ns=120_000)
+    setting.prompt, setting.outputs = (120, 360), (10, 20)
+    setting.system_share, setting.twos = 0.0, 0.0
+    setting.load = draw.uniform(0.7, 0.8)
+    setting.limits = replace(setting.limits, max_model_tokens=512, max_seqs=32)
+
+
+def _half_the_need(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
+    """40 to 60 % of the blocks that were wanted when there were enough."""
+    wanted = [fact.blocks_used for fact in good if isinstance(fact, StepRecorded)]
+    need = quantile(wanted, 0.98) or 0
+    _shrink(setting, int(draw.uniform(0.4, 0.6) * need))
+
+
+def _shrink(setting: Setting, blocks: int) -> None:
+    least = blocks_for(setting.limits.max_model_tokens, setting.limits.block_tokens)
+    setting.limits = replace(setting.limits, blocks_total=max(blocks, least))
+
+
+EXHAUSTION: Mechanisms = {"small_pool": Fault(prepare=_long_prompts, worsen=_half_the_need)}
+
+
+def _long_answers(setting: Setting, draw: Random) -> None:
+    """Sequences that come in small and grow large."""
+    setting.prompt, setting.outputs = (16, 48), (100, 200)
+    setting.system_share, setting.twos = 0.0, 0.0
+    setting.load = draw.uniform(0.4, 0.6)
+    setting.limits = replace(setting.limits, max_model_tokens=384)
+
+
+def _one_request(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
+    """A pool just above the largest request that is allowed."""
+    largest = blocks_for(setting.limits.max_model_tokens, setting.limits.block_tokens)
+    _shrink(setting, largest + draw.randint(2, 8))
+
+
+THRASH: Mechanisms = {"one_request": Fault(prepare=_long_answers, worsen=_one_request)}
+
+
+def _dear_rows(setting: Setting, draw: Random) -> None:
+    """An engine that gains little by batching, and demand that comes in bursts."""
+    setting.physics = replace(setting.physics, base_ns=3 * MS, decode_row_ns=1_600_000)
+    setting.prompt, setting.outputs = (16, 64), (40, 100)
+    setting.limits = replace(setting.limits, max_seqs=8)
+    setting.load = draw.uniform(0.6, 0.75)
+    setting.burst_requests = draw.randint(24, 32)
+
+
+def _more_seqs(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
+    setting.limits = replace(setting.limits, max_seqs=8 * draw.choice((4, 6, 8)))
+
+
+def _plateaus(setting: Setting, draw: Random) -> None:
+    """The same in fewer and larger bursts."""
+    _dear_rows(setting, draw)
+    setting.burst_requests = draw.randint(40, 52)
+
+
+OVERSIZED: Mechanisms = {
+    "max_seqs": Fault(prepare=_dear_rows, worsen=_more_seqs),
+    "plateaus": Fault(prepare=_plateaus, worsen=_more_seqs),
+}
+
+
+def _few_seqs(setting: Setting, draw: Random) -> None:
+    setting.limits = replace(setting.limits, max_seqs=8)
+    setting.load = draw.uniform(0.45, 0.6)
+
+
+def _small_budget(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
+    setting.limits = replace(setting.limits, budget_tokens=16)
+
+
+def _strict_target(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
+    """A target that no step can meet: beside decodes each carries one block of a prompt."""
+    setting.limits = replace(setting.limits, itl_target_ns=int(draw.uniform(5, 10) * MS))
+    setting.tells_cost = True
+
+
+SMALL_BUDGET: Mechanisms = {
+    "budget": Fault(prepare=_few_seqs, worsen=_small_budget),
+    "itl_target": Fault(prepare=_few_seqs, worsen=_strict_target),
+}

@@ -1,0 +1,213 @@
+"""What the twin's probes would have written of the machine: samples, and pauses that show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from lab.twins.gateway import OFF_CPU, EventLoop
+from lab.twins.life import START_NS, Life
+from lab.twins.losses import Loss, Lost
+from lab.twins.physics import MS, SECOND
+from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.reasons import HostProcess, PauseCause
+from telemetry.facts.records import Fact, RequestEnded
+
+TICK_NS = 50 * MS
+_LEAST_WAIT_NS = 20 * MS
+_LEAST_LATE_NS = 10 * MS
+_WAITS = (Loss.WAITED, Loss.THROTTLED)  # a throttled thread is runnable too
+_TOKEN_NS = 60_000  # of the gateway's CPU
+_REQUEST_TOKENS = 20  # a request costs as much as so many tokens
+_OF_ENGINE = ("engine_run_ns", "engine_wait_ns", "engine_resident_bytes")
+_NO_ENGINE = "no engine is ready"
+_NO_GROUP = "/sys/fs/cgroup/cpu.stat: No such file or directory"
+
+
+class _Bins:
+    """Nanoseconds by equal parts of the time since the start."""
+
+    def __init__(self, width_ns: int, end_ns: int) -> None:
+        self._width_ns = width_ns
+        self.values = [0] * ((end_ns - START_NS) // width_ns + 2)
+
+    def add(self, begin_ns: int, end_ns: int) -> None:
+        while begin_ns < end_ns:
+            place = (begin_ns - START_NS) // self._width_ns
+            if not 0 <= place < len(self.values):
+                return
+            stop_ns = min(end_ns, START_NS + (place + 1) * self._width_ns)
+            self.values[place] += stop_ns - begin_ns
+            begin_ns = stop_ns
+
+
+def host_facts(
+    life: Life, ran_ns: Counter[int], ended: Sequence[RequestEnded], loop: EventLoop
+) -> list[Fact]:
+    """Samples once a second, and pauses: of collectors, of the gateway's loop, of waits. The
+    engine's main thread ran for `ran_ns` in each second."""
+    draw = Random(f"{life.seed}/host")
+    losses = [loss for thief in life.thieves for loss in thief.losses]
+    last_ns = max(life.span.end_ns, *(fact.at_ns for fact in ended))
+    return [
+        *_samples(life, ran_ns, _seconds(ended, loop, losses, last_ns), loop, draw),
+        *_collections(losses, draw, last_ns),
+        *_blocked(loop, draw),
+        *_waits(losses, last_ns),
+    ]
+
+
+@dataclass(slots=True)
+class _Seconds:
+    """What each second had, in ns, and `work` of the gateway: tokens and requests."""
+
+    waited: _Bins
+    throttled: _Bins
+    collected: _Bins
+    held: _Bins
+    work: list[int]
+
+
+def _seconds(
+    ended: Sequence[RequestEnded], loop: EventLoop, losses: Sequence[Lost], last_ns: int
+) -> _Seconds:
+    waited, throttled, collected, held = (_Bins(SECOND, last_ns) for _ in range(4))
+    found = _Seconds(waited, throttled, collected, held, [0] * len(held.values))
+    for loss in losses:
+        if loss.kind in _WAITS:
+            found.waited.add(loss.begin_ns, loss.end_ns)
+        if loss.kind is Loss.THROTTLED:
+            found.throttled.add(loss.begin_ns, loss.end_ns)
+        if loss.kind is Loss.COLLECTED:
+            found.collected.add(loss.begin_ns, loss.end_ns)
+    for begin_ns, end_ns, detail in loop.held:
+        if detail != OFF_CPU:
+            found.held.add(begin_ns, end_ns)
+    for fact in ended:
+        place = min((fact.at_ns - START_NS) // SECOND, len(found.work) - 1)
+        found.work[place] += fact.output_tokens + _REQUEST_TOKENS
+    return found
+
+
+def _samples(
+    life: Life, ran_ns: Counter[int], seconds: _Seconds, loop: EventLoop, draw: Random
+) -> Iterable[Fact]:
+    """One of each second; what an engine has is not measured where none serves."""
+    has_group = any(seconds.throttled.values) or draw.random() < 0.5
+    missing: dict[str, str] = {}
+    for place in range(len(seconds.work) - 2):
+        at_ns = START_NS + (place + 1) * SECOND
+        serves = _serves(life, at_ns)
+        before, missing = missing, {} if has_group else {"throttled_ns": _NO_GROUP}
+        if not serves:
+            missing |= dict.fromkeys(_OF_ENGINE, _NO_ENGINE)
+        ran = ran_ns[START_NS // SECOND + place] + seconds.collected.values[place]
+        waits_ns = seconds.waited.values[place]
+        own_ns = waits_ns + int(draw.expovariate(1 / (3 * MS)))
+        gateway_ns = seconds.held.values[place] + _TOKEN_NS * seconds.work[place]
+        yield HostSampled(
+            at_ns=at_ns + draw.randrange(TICK_NS),
+            window_ns=SECOND + draw.randrange(-5 * MS, 5 * MS),
+            engine_run_ns=int(ran * draw.uniform(0.98, 1.0)) + 2 * MS if serves else None,
+            engine_wait_ns=own_ns if serves else None,
+            engine_resident_bytes=life.resident(at_ns) if serves else None,
+            gateway_run_ns=gateway_ns + int(draw.uniform(30, 60) * MS),
+            gateway_wait_ns=waits_ns // 20 + int(draw.expovariate(1 / (2 * MS))),
+            gateway_resident_bytes=210 << 20,
+            loop_lag_max_ns=_lag_ns(loop, at_ns - SECOND, at_ns, draw),
+            steal_ns=0,
+            throttled_ns=seconds.throttled.values[place] if has_group else None,
+            pressure_cpu_ns=min(SECOND, own_ns + int(draw.uniform(2, 25) * MS)),
+            pressure_memory_ns=0,
+            pressure_io_ns=int(draw.expovariate(1 / (0.2 * MS))),
+            unavailable={name: why for name, why in missing.items() if name not in before},
+        )
+
+
+def _serves(life: Life, at_ns: int) -> bool:
+    outage = life.outage
+    if outage is None or at_ns < outage.begin_ns:
+        return True
+    return outage.end_ns is not None and at_ns >= outage.end_ns
+
+
+def _lag_ns(loop: EventLoop, begin_ns: int, end_ns: int, draw: Random) -> int:
+    """A beat was due at any time of the last 50 ms before the loop was held, or of the hold."""
+    lag_ns = int(draw.uniform(0.1, 2.5) * MS)
+    for since_ns, until_ns, _ in loop.held:
+        if begin_ns <= until_ns < end_ns:
+            lag_ns = max(lag_ns, until_ns - since_ns - draw.randrange(TICK_NS))
+    return lag_ns
+
+
+def _collections(losses: Sequence[Lost], draw: Random, last_ns: int) -> Iterable[Fact]:
+    """Those of the engine that were made to be long, and the gateway's usual ones."""
+    for loss in losses:
+        if loss.kind is Loss.COLLECTED:
+            detail = f"generation 2, {draw.randrange(40)} collected"
+            yield _paused(loss.begin_ns, loss.end_ns, HostProcess.ENGINE, PauseCause.GC, detail)
+    at_ns = START_NS
+    while (at_ns := at_ns + int(draw.expovariate(0.3) * SECOND)) < last_ns:
+        end_ns = at_ns + int(draw.uniform(0.5, 2.5) * MS)
+        detail = f"generation {draw.choice((0, 0, 1))}, {draw.randrange(200)} collected"
+        yield _paused(at_ns, end_ns, HostProcess.GATEWAY, PauseCause.GC, detail)
+
+
+def _blocked(loop: EventLoop, draw: Random) -> Iterable[Fact]:
+    """Two that follow each other at once are one to the probe."""
+    merged: list[tuple[int, int, str]] = []
+    for begin_ns, end_ns, detail in loop.held:
+        if merged and begin_ns - merged[-1][1] < MS:
+            merged[-1] = (merged[-1][0], end_ns, detail)
+        else:
+            merged.append((begin_ns, end_ns, detail))
+    for begin_ns, end_ns, detail in merged:
+        if end_ns - begin_ns >= _LEAST_LATE_NS:
+            begin_ns += draw.randrange(4 * MS)
+            cause = PauseCause.OFF_CPU if detail == OFF_CPU else PauseCause.LOOP_BLOCKED
+            yield _paused(begin_ns, end_ns, HostProcess.GATEWAY, cause, detail)
+
+
+def _waits(losses: Sequence[Lost], last_ns: int) -> Iterable[Fact]:
+    """Counted from tick to tick: nobody knows when in it a process waited."""
+    waited, throttled = _Bins(TICK_NS, last_ns), _Bins(TICK_NS, last_ns)
+    for loss in losses:
+        if loss.kind in _WAITS:
+            waited.add(loss.begin_ns, loss.end_ns)
+        if loss.kind is Loss.THROTTLED:
+            throttled.add(loss.begin_ns, loss.end_ns)
+    both = (HostProcess.ENGINE, HostProcess.GATEWAY)
+    yield from _ticks(waited, both[:1], PauseCause.OFF_CPU, "main thread")
+    yield from _ticks(throttled, both, PauseCause.THROTTLED, "control group")
+
+
+def _ticks(
+    bins: _Bins, processes: Iterable[HostProcess], cause: PauseCause, detail: str
+) -> Iterable[Fact]:
+    for place, lost_ns in enumerate(bins.values):
+        if lost_ns < _LEAST_WAIT_NS:
+            continue
+        begin_ns = START_NS + place * TICK_NS
+        for process in processes:
+            yield _paused(begin_ns, begin_ns + TICK_NS, process, cause, detail, lost_ns)
+
+
+def _paused(
+    begin_ns: int,
+    end_ns: int,
+    process: HostProcess,
+    cause: PauseCause,
+    detail: str,
+    lost_ns: int | None = None,
+) -> HostPaused:
+    return HostPaused(
+        at_ns=end_ns,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        process=process,
+        cause=cause,
+        detail=detail,
+        lost_ns=lost_ns,
+    )

@@ -1,0 +1,69 @@
+"""Every twin by name: one life of a server for each class, mechanism and seed."""
+
+from __future__ import annotations
+
+from lab.twins.fault import Mechanisms
+from lab.twins.faults.client_faults import INGEST, LEAK, SLOW_CLIENT
+from lab.twins.faults.failure_faults import (
+    DEGRADED,
+    ENGINE_HUNG,
+    LOAD_FAILURE,
+    OUT_OF_MEMORY,
+    STEP_FAILURE,
+)
+from lab.twins.faults.limit_faults import EXHAUSTION, OVERSIZED, SMALL_BUDGET, THRASH
+from lab.twins.faults.load_faults import (
+    COLD_CACHE,
+    INTERFERENCE,
+    LONG_PROMPTS,
+    OVERLOAD,
+    UNFAIRNESS,
+)
+from lab.twins.faults.output_faults import GRAMMAR, INVALID, SAMPLING
+from lab.twins.faults.slow_faults import BANDWIDTH, STALLED, STARVED, THROTTLED
+from lab.twins.healthy import BUSY, LIGHT
+from lab.twins.twin import Twin, lived, lived_well
+from telemetry.facts.records import Fact
+
+FAULTS: dict[str, Mechanisms] = {
+    "healthy_light": LIGHT,
+    "healthy_busy": BUSY,
+    "queue_overload": OVERLOAD,
+    "prefill_interference": INTERFERENCE,
+    "long_prompts": LONG_PROMPTS,
+    "prefix_cache_cold": COLD_CACHE,
+    "kv_exhaustion": EXHAUSTION,
+    "kv_thrash": THRASH,
+    "oversized_batch": OVERSIZED,
+    "memory_bandwidth": BANDWIDTH,
+    "throttled": THROTTLED,
+    "host_stall": STALLED,
+    "cpu_starvation": STARVED,
+    "ingest_backlog": INGEST,
+    "grammar_cost": GRAMMAR,
+    "invalid_output": INVALID,
+    "slow_client": SLOW_CLIENT,
+    "cancellation_leak": LEAK,
+    "unfairness": UNFAIRNESS,
+    "heavy_sampling": SAMPLING,
+    "out_of_memory": OUT_OF_MEMORY,
+    "engine_hung": ENGINE_HUNG,
+    "step_failure": STEP_FAILURE,
+    "load_failure": LOAD_FAILURE,
+    "budget_too_small": SMALL_BUDGET,
+    "telemetry_degraded": DEGRADED,
+}
+TWINS: dict[str, tuple[str, ...]] = {name: tuple(known) for name, known in FAULTS.items()}
+"""Names and their mechanisms, the first to develop on, the others to be surprised by."""
+
+
+def build_twin(name: str, seed: int, mechanism: str | None = None) -> Twin:
+    """The twin of that name, by its first mechanism if none is given. Raises KeyError."""
+    mechanism = mechanism or TWINS[name][0]
+    return lived(name, mechanism, seed, [FAULTS[name][mechanism]])
+
+
+def build_clean(name: str, seed: int, mechanism: str | None = None) -> list[Fact]:
+    """The life that the twin of that name would have had if nothing had gone wrong."""
+    mechanism = mechanism or TWINS[name][0]
+    return lived_well(name, mechanism, seed, [FAULTS[name][mechanism]])

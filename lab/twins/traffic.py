@@ -1,0 +1,217 @@
+"""Who asks for what in a twin, and what its engine can do: open-loop traffic of one character."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from lab.twins.physics import MS, SECOND, Physics
+from service.engine.admission import Limits
+
+_SLICE_NS = 2 * SECOND
+
+
+def usual_limits() -> Limits:
+    """A small server on a CPU."""
+    return Limits(
+        block_tokens=16,
+        blocks_total=768,
+        max_model_tokens=1024,
+        max_seqs=16,
+        budget_tokens=256,
+        chunked_prefill=True,
+        queue_limit_requests=256,
+        queue_limit_tokens=100_000,
+        cache_identity="virtual",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """A grammar of a request: what it costs to compile (nothing when it is cached), and its mask
+    for each token; and whether the answer will obey it."""
+
+    compile_ns: int = 4 * MS
+    cached: bool = True
+    mask_ns: int = 150_000
+    valid: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A client that takes a token every `interval_ns` and no faster."""
+
+    interval_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask:
+    """One request, before it comes.
+
+    Its prompt is a system prompt, of `system_tokens` tokens and shared with others of the same
+    tenant and `system`, and `own_tokens` that nobody else has. It gives `outputs` tokens for
+    each choice, of at most `max_tokens`. The client hangs up `hang_up_ns` after it came;
+    `orphans` are then the choices, from the last on, that nobody cancels. `body_tokens` is how
+    long the text is that has to be encoded, where that is not the prompt: one that is too long.
+    """
+
+    number: int
+    at_ns: int
+    tenant: str
+    system: int
+    system_tokens: int
+    own_tokens: int
+    outputs: int
+    max_tokens: int
+    stream: bool = True
+    choices: int = 1
+    temperature: float = 0.7
+    top_p: float = 1.0
+    salt: str = ""
+    sample_ns: int = 0
+    constraint: Constraint | None = None
+    reader: Reader | None = None
+    hang_up_ns: int | None = None
+    orphans: int = 0
+    body_tokens: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.system_tokens + self.own_tokens
+
+    def prompt(self) -> list[int]:
+        """Made-up token ids."""
+        return [-1 - self.system] * self.system_tokens + [self.number] * self.own_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Setting:
+    """A server and its usual traffic. Ranges are drawn from evenly, shares are of all requests.
+
+    `load` is demand over what the engine can do. Requests come one by one, with clusters by
+    chance, or, with `burst_requests`, so many within a second; a `steady` demand is the same in
+    any few seconds. Some clients hang up early (`quitters`); they may want long answers
+    (`quitter_outputs`). With `one_tokenizer` all prompts are encoded by one thread beside the
+    event loop; with `tells_cost` the gateway tells the engine what steps cost.
+    """
+
+    load: float
+    limits: Limits = field(default_factory=usual_limits)
+    physics: Physics = field(default_factory=Physics)
+    prompt: tuple[int, int] = (16, 112)
+    outputs: tuple[int, int] = (8, 40)
+    tenants: dict[str, float] = field(default_factory=lambda: {"amber": 1.0, "birch": 1.0})
+    systems: int = 3
+    system_tokens: int = 48
+    system_share: float = 0.4
+    constrained: float = 0.06
+    quitters: float = 0.02
+    quitter_outputs: tuple[int, int] | None = None
+    twos: float = 0.02
+    cluster_chance: float = 0.0
+    steady: bool = False
+    burst_requests: int | None = None
+    stream_buffer_tokens: int = 256
+    one_tokenizer: bool = False
+    tells_cost: bool = False
+
+    @classmethod
+    def drawn(cls, draw: Random) -> Setting:
+        tenants = {"amber": 1.0, "birch": draw.uniform(0.6, 1.0)}
+        if draw.random() < 0.5:
+            tenants["cedar"] = draw.uniform(0.4, 1.0)
+        return cls(load=draw.uniform(0.4, 0.7), tenants=tenants)
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Requests a second that keep the engine busy all the time, with a full batch and a warm
+        prefix cache."""
+        physics = self.physics
+        own, outputs = _middle(self.prompt), _middle(self.outputs)
+        context = own + self.system_share * self.system_tokens + outputs / 2
+        decode_ns = physics.decode_row_ns + physics.sample_row_ns
+        step_ns = physics.turn_ns / self.limits.max_seqs + decode_ns
+        step_ns += physics.context_token_ns * context
+        return SECOND / (outputs * step_ns + own * physics.prompt_token_ns)
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.load * self.capacity_per_s
+
+    def asks(
+        self, draw: Random, begin_ns: int, end_ns: int, rate: float | None = None
+    ) -> list[Ask]:
+        """What comes in [begin, end), `rate` a second if not as usual."""
+        rate = self.rate_per_s if rate is None else rate
+        if self.burst_requests is not None:
+            times = _bursts(draw, begin_ns, end_ns, rate, self.burst_requests)
+        else:
+            singles = (_evenly if self.steady else _poisson)(
+                draw, begin_ns, end_ns, rate / (1 + 2 * self.cluster_chance)
+            )
+            times = _clustered(draw, singles, self.cluster_chance)
+        return [self.ask(draw, number, at_ns) for number, at_ns in enumerate(times)]
+
+    def ask(self, draw: Random, number: int, at_ns: int) -> Ask:
+        outputs = draw.randint(*self.outputs)
+        shares = draw.random() < self.system_share
+        hang_up_ns = None
+        if draw.random() < self.quitters:
+            hang_up_ns = int(draw.uniform(0.15, 0.7) * SECOND)
+            outputs = draw.randint(*(self.quitter_outputs or self.outputs))
+        constraint = None
+        if hang_up_ns is None and draw.random() < self.constrained:
+            constraint = Constraint(cached=draw.random() < 0.9)
+        ends = constraint is not None or draw.random() < 0.6
+        return Ask(
+            number=number,
+            at_ns=at_ns,
+            tenant=draw.choices(list(self.tenants), list(self.tenants.values()))[0],
+            system=draw.randrange(self.systems),
+            system_tokens=self.system_tokens if shares else 0,
+            own_tokens=draw.randint(*self.prompt),
+            outputs=outputs,
+            max_tokens=max(outputs + 8, 64) if ends else outputs,
+            stream=hang_up_ns is not None or draw.random() < 0.85,
+            choices=2 if draw.random() < self.twos else 1,
+            constraint=constraint,
+            hang_up_ns=hang_up_ns,
+        )
+
+
+def _poisson(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+    at_ns = begin_ns
+    while (at_ns := at_ns + int(draw.expovariate(rate) * SECOND)) < end_ns:
+        yield at_ns
+
+
+def _evenly(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+    """As many in each slice of a few seconds, at any time of it."""
+    due = 0.0
+    for since_ns in range(begin_ns, end_ns, _SLICE_NS):
+        due += rate * _SLICE_NS / SECOND
+        times = sorted(since_ns + draw.randrange(_SLICE_NS) for _ in range(int(due)))
+        yield from (at_ns for at_ns in times if at_ns < end_ns)
+        due -= int(due)
+
+
+def _bursts(draw: Random, begin_ns: int, end_ns: int, rate: float, size: int) -> Iterator[int]:
+    """`size` within a second, then nobody for so long that it comes to the rate."""
+    at_ns = begin_ns + int(draw.random() * size / rate * SECOND)
+    while at_ns < end_ns:
+        yield from sorted(at_ns + draw.randrange(SECOND) for _ in range(size))
+        at_ns += int(draw.uniform(0.8, 1.2) * size / rate * SECOND)
+
+
+def _clustered(draw: Random, times: Iterable[int], chance: float) -> Iterator[int]:
+    """Now and then one to three more at once."""
+    for at_ns in times:
+        yield at_ns
+        if chance and draw.random() < chance:
+            for _ in range(draw.randint(1, 3)):
+                yield at_ns + draw.randrange(20 * MS)
+
+
+def _middle(bounds: tuple[int, int]) -> float:
+    return (bounds[0] + bounds[1]) / 2

@@ -1,0 +1,1 @@
+"""Where everything is put together. Nobody imports this package but the CLI."""

@@ -1,0 +1,88 @@
+"""Puts together what `/metrics`, `/debug/slo` and OTLP metrics are made of; part of the
+composition root."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from service.config.settings import ServeConfig
+from telemetry.facts.clock import Clock
+from telemetry.facts.pump import Pump
+from telemetry.metrics.exemplars import ExemplarStore, Kept
+from telemetry.metrics.exposition import Metrics, MoreFamilies
+from telemetry.metrics.gen_ai import GenAiFold
+from telemetry.metrics.otlp_push import MetricPusher
+from telemetry.metrics.vllm_names import VllmFold
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.slo import SloFold
+from telemetry.stats.window_fold import WindowFold
+from telemetry.traces.otlp_config import (
+    asked_target,
+    metric_interval_s,
+    service_resource,
+    wire_settings,
+)
+from telemetry.traces.otlp_wire import open_sender
+
+
+def build_metrics(
+    config: ServeConfig,
+    clock: Clock,
+    pump: Pump,
+    window: WindowFold,
+    histograms: Histograms,
+    slo: SloFold,
+    kept: Kept,
+    more: MoreFamilies,
+) -> Metrics:
+    """`kept` says of an ended request whether its trace was kept; `more` are the metrics of
+    other owners."""
+    return Metrics(
+        model=config.engine.model.name,
+        clock=clock,
+        pump=pump,
+        window=window,
+        histograms=histograms,
+        slo=slo,
+        gen_ai=GenAiFold(),
+        exemplars=ExemplarStore(histograms.book, kept),
+        vllm=VllmFold() if config.metrics.vllm_names else None,
+        more=more,
+    )
+
+
+def build_pusher(config: ServeConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
+    """None when metrics go nowhere."""
+    tracing = config.tracing
+    if not config.metrics.otlp:
+        return None
+    if asked_target(tracing.endpoint, "metrics") is None:
+        return None
+    settings = wire_settings(tracing.endpoint, tracing.protocol, "metrics")
+    attributes = service_resource(tracing.service_name).attributes
+    resource = {name: str(value) for name, value in attributes.items()}
+    return MetricPusher(
+        metrics.families,
+        open_sender(settings),
+        clock,
+        resource,
+        settings.endpoint,
+        metric_interval_s(),
+    )
+
+
+def push_counts(pusher: MetricPusher | None) -> tuple[int, int, int] | None:
+    """Exports that worked, that failed, and points refused; None when nothing is exported."""
+    if pusher is None:
+        return None
+    return (pusher.stats.exported, pusher.stats.failed, pusher.stats.points_rejected)
+
+
+def at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Each may take its bounded time; together they take no longer than the slowest."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

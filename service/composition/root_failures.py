@@ -1,0 +1,93 @@
+"""Why what would have helped could not be worked out: counted, said once a kind, backed off."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from enum import StrEnum
+
+import msgspec
+
+from telemetry.metrics import catalog
+from telemetry.metrics.metric import Metric
+
+log = logging.getLogger(__name__)
+
+_FIRST_WAIT_NS = 5_000_000_000
+_LONGEST_WAIT_NS = 600_000_000_000
+
+
+class RootFailure(StrEnum):
+    """At what an attempt failed."""
+
+    DISK = "disk"  # the dump could not be written
+    START = "start"  # the child process could not be started
+    KILLED = "killed"  # a signal ended it, for memory perhaps
+    TIMEOUT = "timeout"  # it took too long and was ended
+    REPLAY = "replay"  # it ended by itself, with an error
+    INTERNAL = "internal"  # this server's own fault
+
+
+WHAT_TO_DO = {
+    RootFailure.DISK: "Free space where temporary files go, or set TMPDIR to a folder with room.",
+    RootFailure.START: "See that a process can be started: limits of processes, files and memory.",
+    RootFailure.KILLED: "See whether the kernel ended it for memory (dmesg); a smaller "
+    "--journal-memory makes it need less.",
+    RootFailure.TIMEOUT: "Take a dump (POST /debug/dump) and run `phasescope diagnose DUMP --root` "
+    "on a machine with free cores.",
+    RootFailure.REPLAY: "Take a dump (POST /debug/dump) and run `phasescope diagnose DUMP --root`: "
+    "it says more.",
+    RootFailure.INTERNAL: "The traceback is on standard error: report it. A restart tries anew.",
+}
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """The last attempt, in the answer of `/debug/root`; `again_in_s` was the wait after it."""
+
+    reason: RootFailure
+    error: str
+    what_to_do: str
+    attempts_failed: int
+    again_in_s: float
+
+
+class RootFailures:
+    """Written by the worker's thread, read by any. `last` is None after an attempt that worked."""
+
+    def __init__(self) -> None:
+        self.last: Failed | None = None
+        self._counts = dict.fromkeys(RootFailure, 0)
+        self._in_a_row = 0
+
+    def note(self, reason: RootFailure, error: str) -> int:
+        """An attempt failed; returns for how long to wait, in nanoseconds."""
+        wait_ns: int = min(_FIRST_WAIT_NS << min(self._in_a_row, 10), _LONGEST_WAIT_NS)
+        self._in_a_row += 1
+        self._counts[reason] += 1
+        self.last = Failed(
+            reason=reason,
+            error=error,
+            what_to_do=WHAT_TO_DO[reason],
+            attempts_failed=self._in_a_row,
+            again_in_s=wait_ns / 1e9,
+        )
+        level = logging.WARNING if self._counts[reason] == 1 else logging.DEBUG
+        log.log(level, "no root cause (%s): %s. %s", reason.value, error, WHAT_TO_DO[reason])
+        return wait_ns
+
+    def forget(self) -> None:
+        """An attempt worked."""
+        self.last, self._in_a_row = None, 0
+
+    def families(self) -> list[tuple[Metric, list[tuple[dict[str, str], float]]]]:
+        counts = [({"reason": one.value}, float(n)) for one, n in self._counts.items()]
+        return [(catalog.ROOT_FAILURES, counts)]
+
+
+def reason_of(error: Exception) -> RootFailure:
+    """Of what an attempt raised before its child ran."""
+    if isinstance(error, OSError):
+        of_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
+        is_disk = error.errno in of_disk or isinstance(error, FileNotFoundError)
+        return RootFailure.DISK if is_disk else RootFailure.START
+    return RootFailure.INTERNAL

@@ -1,0 +1,173 @@
+"""Replays the scheduler while something is wrong, in a process of its own that gives way.
+
+What would have helped is found by running recorded seconds again several times over, which takes
+seconds of a CPU. So a child with the lowest priority does it, on a dump of the record, and rests
+so long afterwards that it never has more than its share of one core. An attempt that fails, by a
+full disk or by whatever else, is told and made again later; nothing ends the worker's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from diagnosis.verdicts.classifier import Diagnosis
+from service.composition.root_failures import RootFailure, RootFailures, reason_of
+from telemetry.facts.clock import Clock
+
+log = logging.getLogger(__name__)
+
+CPU_SHARE = 0.05
+_LEAST_WINDOW_NS = 5_000_000_000
+_LOOK_S = 0.5
+_LIMIT_S = 120.0
+_NICE = 19
+NOTHING = b'{"state":"nothing is wrong, or not for long enough"}'
+
+
+class _Failure(Exception):
+    """The child gave no answer; the message is one line."""
+
+    def __init__(self, reason: RootFailure, error: str) -> None:
+        super().__init__(error)
+        self.reason = reason
+
+
+class RootWorker:
+    """`frames` gives the file of a dump, `diagnosis` the present opinion; both may be called by
+    this worker's thread. `child` begins the command line that explains a journal."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        diagnosis: Callable[[], Diagnosis],
+        frames: Callable[[], list[bytes]],
+        baseline: str | None,
+        child: tuple[str, ...] = (sys.executable, "-m", "service.cli.main"),
+        limit_s: float = _LIMIT_S,
+    ) -> None:
+        self.cpu_s = 0.0
+        self.failures = RootFailures()
+        self._found = NOTHING
+        self._clock = clock
+        self._diagnosis = diagnosis
+        self._frames = frames
+        self._baseline = baseline
+        self._command = child
+        self._limit_s = limit_s
+        self._not_before_ns = 0
+        self._stopped = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="phasescope-root", daemon=True)
+
+    @property
+    def answer(self) -> bytes:
+        """The JSON of the last explanation; with `failure` when the last attempt gave none."""
+        failed = self.failures.last
+        if failed is None:
+            return self._found
+        return msgspec.json.encode({**msgspec.json.decode(self._found), "failure": failed})
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still looks."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Bounded: a child that is at work is ended."""
+        self._stopped.set()
+        child = self._child
+        if child is not None:
+            child.kill()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            try:
+                if self._is_due():
+                    self._explain()
+                    self.failures.forget()
+            except _Failure as failure:
+                self._failed(failure.reason, str(failure))
+            except Exception as error:
+                reason = reason_of(error)
+                if reason is RootFailure.INTERNAL:
+                    log.debug("the root cause's worker goes on after an error", exc_info=True)
+                self._failed(reason, f"{type(error).__name__}: {error}")
+
+    def _failed(self, reason: RootFailure, error: str) -> None:
+        if self._stopped.is_set():
+            return
+        again_ns = self._clock.now_ns() + self.failures.note(reason, error)
+        self._not_before_ns = max(self._not_before_ns, again_ns)
+
+    def _is_due(self) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._not_before_ns:
+            return False
+        said = self._diagnosis()
+        if said.onset_ns is None or said.verdict != "fault":
+            return False
+        return now_ns - said.onset_ns >= _LEAST_WINDOW_NS
+
+    def _explain(self) -> None:
+        """Raises _Failure, or whatever a dump raises that cannot be taken or written."""
+        with tempfile.TemporaryDirectory(prefix="phasescope-root-") as folder:
+            path = Path(folder) / "now.journal"
+            path.write_bytes(b"".join(self._frames()))
+            begun_ns, before_s = self._clock.now_ns(), _children_s()
+            try:
+                self._found = self._ask(path)
+            finally:
+                cpu_s = _children_s() - before_s
+                self.cpu_s += cpu_s
+                self._not_before_ns = begun_ns + int(cpu_s / CPU_SHARE * 1e9)
+
+    def _ask(self, path: Path) -> bytes:
+        """The child's answer. Raises _Failure."""
+        command = [*self._command, "diagnose", str(path), "--root", "--json"]
+        command += ["--baseline", self._baseline] if self._baseline else []
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            self._child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            )
+        except OSError as error:
+            raise _Failure(RootFailure.START, f"{command[0]}: {error}") from error
+        with contextlib.suppress(OSError):  # it has ended already, or may not: then as it is
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICE)
+        is_late = False
+        try:
+            said, complaint = self._child.communicate(timeout=self._limit_s)
+        except subprocess.TimeoutExpired:
+            is_late = True
+            self._child.kill()
+            said, complaint = self._child.communicate()
+        code, self._child = self._child.returncode, None
+        if is_late:
+            raise _Failure(RootFailure.TIMEOUT, f"it took longer than {self._limit_s:g} s")
+        if code < 0:
+            raise _Failure(RootFailure.KILLED, f"its process was ended by signal {-code}")
+        if code or not said.strip():
+            lines = complaint.decode(errors="replace").strip().splitlines()
+            raise _Failure(RootFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
+        return said.strip()
+
+
+def _children_s() -> float:
+    """CPU time of this process's children that have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system

@@ -1,0 +1,213 @@
+"""The composition root: the only module that sees every package."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+from service.composition.recording import dump_on_signal, record_failed_start
+from service.composition.telemetry_wiring import Telemetry, build_telemetry
+from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
+from service.engine.vocabulary import Vocabulary
+from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.engine_process import EngineProcess
+from service.gateway.engine_client.live_requests import RequestLister
+from service.gateway.engine_client.supervisor import EngineStartFailed, Supervisor
+from service.gateway.engine_client.vocabulary import vocabulary_of
+from service.gateway.generation.state import GatewayState
+from service.gateway.http.listener import port_of
+from service.gateway.ingest.pool import IngestPool
+from service.gateway.ingest.prompting import BodyReader
+from service.gateway.routes.app import build_app
+from service.gateway.server import run_gateway
+from service.text.tokenizer import Tokenizer, load_tokenizer
+from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
+from telemetry.facts.reasons import FactSource, StartStage
+from telemetry.facts.recorder import Lane
+from telemetry.facts.stages import Stages, StartReport, start_report
+from telemetry.host.gc_watch import settle_collector
+from telemetry.metrics.connections import ConnectionCounts
+from telemetry.metrics.ingest_counts import IngestCounts
+
+Say = Callable[[str], None]
+_SUPERVISOR_END_S = 10.0
+# How long a thread that computes keeps the interpreter while the event loop waits for it; Python's
+# own 5 ms, twice in a row, would make a token 10 ms late.
+_SWITCH_S = 0.001
+
+
+def serve(
+    config: ServeConfig, listener: socket.socket, engine: EngineProcess, stages: Stages, say: Say
+) -> int:
+    """Serve until a signal; returns the exit code. Raises ConfigError."""
+    import uvloop
+
+    logging.basicConfig(level=logging.WARNING, format="phasescope: %(message)s", stream=sys.stderr)
+    clock = MonotonicClock()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, listener, engine, stages, clock, say))
+    except EngineStartFailed as error:
+        raise ConfigError(str(error)) from error
+    say("stopped")
+    return 0
+
+
+async def _serve(
+    config: ServeConfig,
+    listener: socket.socket,
+    first: EngineProcess,
+    stages: Stages,
+    clock: Clock,
+    say: Say,
+) -> None:
+    """The engine loads from the first moment; the tokenizer is read beside it."""
+    dump_on_signal(None)  # until there is a recorder
+    gateway_lane = Lane(source=FactSource.GATEWAY)
+    engine_lane = Lane(source=FactSource.ENGINE)
+    bridge = Bridge(engine_lane, say)
+    deadline_s = config.gateway.engine_deadline_s
+    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first, deadline_s)
+    engine = asyncio.create_task(supervisor.run(), name="supervisor")
+    try:
+        tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
+        stages.end(StartStage.TOKENIZER)
+        bridge.use_vocabulary(vocabulary)
+        live: set[str] = set()
+        port, connections, waiting = port_of(listener), ConnectionCounts(), IngestCounts()
+        # in this order: what the gateway says of a sequence then comes with or before the engine's
+        lanes = (engine_lane, gateway_lane)
+        telemetry = build_telemetry(
+            config, clock, bridge, lanes, port, lambda: bool(live), connections, waiting
+        )
+        model = config.engine.model
+        reader = BodyReader(tokenizer, model.name, model.defaults, clock)
+        ingest = IngestPool(reader, model, config.gateway.ingest_workers, waiting)
+        start = Start(config, clock, bridge, telemetry, ingest, stages, port, say)
+        state = GatewayState(
+            config=config.gateway,
+            clock=clock,
+            lane=gateway_lane,
+            bridge=bridge,
+            tokenizer=tokenizer,
+            ingest=ingest,
+            model=model.name,
+            sampling_defaults=model.defaults,
+            created_unix_s=unix_seconds(),
+            views=telemetry,
+            retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
+            start_report=lambda: start.report,
+            live_request_ids=live,
+            recorder=telemetry.recorder,
+            connections=connections,
+        )
+        lister = RequestLister(state.exchanges, gateway_lane, clock)
+        listing = asyncio.create_task(lister.run(), name="request-lister")
+        settle_collector()
+        telemetry.start()
+        dump_on_signal(telemetry.recorder)
+        try:
+            await run_gateway(build_app(state), state, listener, engine, start.announce)
+        finally:
+            listing.cancel()
+            await supervisor.stop()
+            await ingest.close()
+            await asyncio.to_thread(telemetry.stop)
+    finally:
+        await end_engine(supervisor, engine)
+    await engine
+
+
+async def end_engine(supervisor: Supervisor, engine: asyncio.Task[None]) -> None:
+    """Stop the supervisor and let its task `engine` see that for itself.
+
+    The task learns of the process's end some milliseconds after `stop` does; cancelled in
+    between it would turn an orderly end into an error.
+    """
+    await supervisor.stop()
+    await asyncio.wait({engine}, timeout=_SUPERVISOR_END_S)
+    engine.cancel()  # nothing when it is done
+
+
+def _read_tokenizer(config: ServeConfig, clock: Clock) -> tuple[Tokenizer, Vocabulary]:
+    """Raises ConfigError."""
+    try:
+        tokenizer = load_tokenizer(config.engine.model)
+        return tokenizer, vocabulary_of(tokenizer)
+    except ConfigError as error:
+        record_failed_start(config.recorder, clock, str(error))
+        raise
+
+
+class Start:
+    """Says that the service is ready, once, and how long that took."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        clock: Clock,
+        bridge: Bridge,
+        telemetry: Telemetry,
+        ingest: IngestPool,
+        stages: Stages,
+        port: int,
+        say: Say,
+    ) -> None:
+        self.report: StartReport | None = None
+        self._config = config
+        self._clock = clock
+        self._bridge = bridge
+        self._telemetry = telemetry
+        self._ingest = ingest
+        self._stages = stages
+        self._port = port
+        self._say = say
+
+    async def announce(self) -> None:
+        started = await self._bridge.wait_ready()
+        self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
+        self._ingest.warm_up()  # not before: it would take cores from the engine's start
+        self._say(
+            f"{started.model} ({started.dtype}) on {started.backend}, context "
+            f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
+            f"{started.block_tokens} tokens"
+        )
+        exporter = self._telemetry.exporter
+        if exporter is not None:
+            self._say(f"spans go to {exporter.target}, tracing {exporter.sampler.policy.mode}")
+        if self._telemetry.pusher is not None:
+            self._say(f"metrics go to {self._telemetry.pusher.target}")
+        address = address_of(self._config, self._port)
+        self._say(f"ready in {self.report.line()} at {address}; try:")
+        sys.stderr.write(curl_line(self._config, self._port) + "\n")
+        sys.stderr.flush()
+
+
+def address_of(config: ServeConfig, port: int) -> str:
+    """Where it is reached."""
+    http = config.gateway.http
+    if http.uds is not None:
+        return f"unix:{http.uds}"
+    return f"{'https' if http.is_tls else 'http'}://{config.gateway.host}:{port}"
+
+
+def curl_line(config: ServeConfig, port: int) -> str:
+    """A first request that can be pasted."""
+    http = config.gateway.http
+    scheme = "https" if http.is_tls else "http"
+    key = " -H 'authorization: Bearer KEY'" if config.gateway.api_key else ""
+    host = "127.0.0.1" if config.gateway.host in ANY_ADDRESS else config.gateway.host
+    body = (
+        '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
+        '"max_tokens": 64, "temperature": 0, "stream": true}'
+    )
+    place = f"{scheme}://{host}:{port}"
+    if http.uds is not None:
+        place = f"--unix-socket {http.uds} {scheme}://localhost"
+    return (
+        f"curl -N {place}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
+    )

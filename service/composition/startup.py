@@ -1,0 +1,47 @@
+"""The first half second of `phasescope serve`: what must come before everything else.
+
+The port is bound, the engine's process started, and only then are the gateway's libraries
+imported: the engine imports torch meanwhile, on the other core. So this module imports next
+to nothing itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+from typing import TYPE_CHECKING
+
+from service.config.settings import ConfigError, ServeConfig
+from service.gateway.engine_client.engine_process import start_engine
+from service.gateway.http.acceptor import raise_descriptor_limit
+from service.gateway.http.listener import bind, release
+from telemetry.facts.clock import MonotonicClock, process_start_ns
+from telemetry.facts.reasons import StartStage
+from telemetry.facts.stages import Stages
+
+if TYPE_CHECKING:
+    from service.composition.serving import Say
+
+
+def run_service(config: ServeConfig, say: Say) -> int:
+    """Serve until a signal; returns the exit code. Raises ConfigError."""
+    gc.disable()  # until the service is ready: nothing that imports create is garbage
+    faulthandler.enable(2)  # a crash of the interpreter leaves all stacks on stderr
+    clock = MonotonicClock()
+    stages = Stages(clock, process_start_ns())
+    raise_descriptor_limit()
+    listener = bind(config.gateway)
+    try:
+        engine = start_engine(clock)
+    except OSError as error:
+        release(listener, config.gateway)
+        raise ConfigError(f"cannot start the engine process: {error}") from error
+    stages.end(StartStage.LAUNCH, engine.begun_ns)
+    try:
+        from service.composition.serving import serve
+
+        stages.end(StartStage.GATEWAY_IMPORTS)
+        return serve(config, listener, engine, stages, say)
+    finally:
+        engine.close()
+        release(listener, config.gateway)

@@ -1,0 +1,1 @@
+"""Settings: typed, validated once, never changed after the start."""

@@ -1,0 +1,200 @@
+"""The paged key/value cache: memory only; who may write where is the block pool's business.
+
+Pages are NHD, [page_tokens, kv_heads, head_dim], the layout that flash-attn and our Triton
+kernels take. A cache owns its format: others write rows of the compute dtype and gather
+pages of the compute dtype, and only `storage` (for whoever copies whole blocks) and
+`page_bytes` show how they are kept.
+
+Int8 and fp8 keep one float32 scale a token and KV head, because a key's size differs far more
+between heads and tokens than within one: 68 bytes a head of 64 instead of 256 in float32
+or 128 in bf16. Price: every gather multiplies. The error of fp8 (e4m3) follows each
+value's own size, int8's the largest of the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+from service.device.cache.zero_pages import zeros
+from service.device.quantization.codes import FP8, SCALE, dequantise_rows, quantise_rows
+from service.device.spec import ModelSpec
+
+
+class KvFormat(StrEnum):
+    """How keys and values are stored."""
+
+    PLAIN = "plain"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+
+CODES = {KvFormat.INT8: torch.int8, KvFormat.FP8: FP8}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Keys or values of a layer as they are held: [pages, page_tokens, kv_heads, head_dim], with
+    float32 scales [pages, page_tokens, kv_heads, 1] where they are codes."""
+
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+class Pages(Protocol):
+    """Keys and values of every layer in pages; allocated once, never grows.
+
+    `storage` are the tensors that hold it all, each [layers, sides, pages, ...]: a block is
+    index `block` of the third dimension of each. What lies inside a page is between the
+    cache and the decoder that reads it.
+    """
+
+    @property
+    def pages(self) -> int: ...
+
+    @property
+    def page_tokens(self) -> int: ...
+
+    @property
+    def format(self) -> KvFormat: ...
+
+    @property
+    def storage(self) -> tuple[torch.Tensor, ...]: ...
+
+
+class KvCache(Pages, Protocol):
+    """Pages that are written and gathered as tensors."""
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+    ) -> None:
+        """Put [tokens, kv_heads, head_dim] at the flat cell indices `cells` [tokens] int64."""
+        ...
+
+    def sides(self, layer: int) -> tuple[Side, Side]:
+        """Keys and values of a layer, not copied: for kernels that find their way in pages."""
+        ...
+
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `pages` int64 [...] as [..., page_tokens, kv_heads, head_dim],
+        copies in the compute dtype."""
+        ...
+
+
+class PlainKvCache:
+    """Keys and values as they were computed."""
+
+    format = KvFormat.PLAIN
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pages: int,
+        page_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (spec.layers, 2, pages, page_tokens, spec.kv_heads, spec.head_dim)
+        whole = zeros(shape, dtype, device)
+        self.pages = pages
+        self.page_tokens = page_tokens
+        self.storage = (whole,)
+        self.keys = [layer[0] for layer in whole]
+        self.values = [layer[1] for layer in whole]
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+    ) -> None:
+        self.keys[layer].view(-1, *keys.shape[1:]).index_copy_(0, cells, keys)
+        self.values[layer].view(-1, *values.shape[1:]).index_copy_(0, cells, values)
+
+    def sides(self, layer: int) -> tuple[Side, Side]:
+        return Side(self.keys[layer]), Side(self.values[layer])
+
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _select(self.keys[layer], pages), _select(self.values[layer], pages)
+
+
+class CodedKvCache:
+    """Eight bits a value with one scale a token and KV head, rounded when written. `storage` and
+    what is copied are bytes: torch moves those on any device."""
+
+    def __init__(
+        self,
+        kind: KvFormat,
+        spec: ModelSpec,
+        pages: int,
+        page_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        cells = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
+        codes = zeros((*cells, spec.head_dim), torch.int8, device)
+        scales = zeros((*cells, 1), SCALE, device)
+        self.format = kind
+        self.pages = pages
+        self.page_tokens = page_tokens
+        self.storage = (codes, scales)
+        self._codes = [(layer[0], layer[1]) for layer in codes]
+        self._scales = [(layer[0], layer[1]) for layer in scales]
+        self._kind = CODES[kind]
+        self._dtype = dtype
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+    ) -> None:
+        for side, rows in enumerate((keys, values)):
+            codes, scales = quantise_rows(rows, self._kind)
+            held = self._codes[layer][side].view(-1, *codes.shape[1:])
+            held.index_copy_(0, cells, codes.view(torch.int8))
+            self._scales[layer][side].view(-1, *scales.shape[1:]).index_copy_(0, cells, scales)
+
+    def sides(self, layer: int) -> tuple[Side, Side]:
+        keys, values = (
+            Side(codes.view(self._kind), scales)
+            for codes, scales in zip(self._codes[layer], self._scales[layer], strict=True)
+        )
+        return keys, values
+
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._gather(layer, 0, pages), self._gather(layer, 1, pages)
+
+    def _gather(self, layer: int, side: int, pages: torch.Tensor) -> torch.Tensor:
+        codes = _select(self._codes[layer][side], pages).view(self._kind)
+        return dequantise_rows(codes, _select(self._scales[layer][side], pages), self._dtype)
+
+
+def make_cache(
+    kind: KvFormat,
+    spec: ModelSpec,
+    pages: int,
+    page_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KvCache:
+    """A cache of zeros; `dtype` is what is computed with."""
+    match kind:
+        case KvFormat.PLAIN:
+            return PlainKvCache(spec, pages, page_tokens, dtype, device)
+        case KvFormat.INT8 | KvFormat.FP8:
+            return CodedKvCache(kind, spec, pages, page_tokens, dtype, device)
+
+
+def page_bytes(
+    spec: ModelSpec, page_tokens: int, dtype: torch.dtype, kind: KvFormat = KvFormat.PLAIN
+) -> int:
+    """Bytes of one page over all layers, keys and values, scales included."""
+    match kind:
+        case KvFormat.PLAIN:
+            head_bytes = spec.head_dim * dtype.itemsize
+        case KvFormat.INT8 | KvFormat.FP8:
+            head_bytes = spec.head_dim * CODES[kind].itemsize + SCALE.itemsize
+    return 2 * spec.layers * page_tokens * spec.kv_heads * head_bytes
+
+
+def _select(pages: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Faster than advanced indexing on a CPU, and the same."""
+    return pages.index_select(0, wanted.reshape(-1)).view(*wanted.shape, *pages.shape[1:])

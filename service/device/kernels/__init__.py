@@ -1,0 +1,1 @@
+"""Triton kernels. What launches them is beside what needs them."""

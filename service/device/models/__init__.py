@@ -1,0 +1,1 @@
+"""Decoders: layers, and the forward pass."""

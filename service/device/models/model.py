@@ -1,0 +1,101 @@
+"""One lean decoder for the Llama family, over a flat batch of tokens.
+
+Flags in the ModelSpec cover what differs between Llama, Mistral, Qwen2, Qwen3 and SmolLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from service.device.attention.base import AttentionBackend
+from service.device.cache.kv_cache import KvCache
+from service.device.inputs import StepInputs
+from service.device.models.layers import LayerWeights, load_layer
+from service.device.models.ops import LayerOps, PlainOps
+from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
+from service.device.quantization.precision import Precision
+from service.device.rope import RopeTable
+from service.device.weights.source import WeightSource, checked
+
+
+class Decoder:
+    """Weights and the forward pass. Holds no state of any sequence."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        attention: AttentionBackend,
+        max_tokens: int,
+        precision: Precision,
+        device: torch.device,
+        progress: Callable[[str], None] = lambda stage: None,
+        matrices: MatrixFormat = FLOATS,
+        ops: LayerOps | None = None,
+        partition: Partition = WHOLE,
+    ) -> None:
+        """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
+        spec = source.spec
+        self.spec = spec
+        self.device = device
+        self._attention = attention
+        self._ops = ops or PlainOps(spec)
+        self._rope = RopeTable(spec, max_tokens, precision.compute, device)
+
+        def get(name: str, *shape: int) -> torch.Tensor:
+            return precision.convert(checked(source.tensor(name), name, shape)).to(device)
+
+        self._layers: list[LayerWeights] = []
+        for index in range(spec.layers):
+            if index % max(1, spec.layers // 4) == 0:
+                progress(f"loading weights, layer {index} of {spec.layers}")
+            self._layers.append(load_layer(source, index, precision, matrices, device, partition))
+        self._norm = get("model.norm.weight", spec.hidden)
+        embedding = get("model.embed_tokens.weight", spec.vocab, spec.hidden)
+        if spec.tied_embeddings:
+            head = matrices.linear(embedding)
+            self._embedding: Table = head
+        else:
+            head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
+            self._embedding = matrices.table(embedding)
+        self._head = partition.gathered(head)
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
+        """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        prepared = self._attention.prepare(inputs)
+        return self.compute(
+            inputs.token_ids, inputs.positions, inputs.cells, inputs.sampled, prepared, cache
+        )
+
+    @torch.inference_mode()
+    def compute(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cells: torch.Tensor,
+        sampled: torch.Tensor | None,
+        prepared: Any,
+        cache: KvCache,
+        mark: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """The same of tensors alone, with what the attention wants `prepared`; logits of all
+        rows where `sampled` is None. `mark` is called before and after each attention."""
+        attention, ops = self._attention, self._ops
+        angles = self._rope.at(positions)
+        hidden = self._embedding.rows(token_ids)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed = ops.norm(hidden, delta, layer.input_norm)
+            qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
+            query = ops.keep(index, qkv, angles, layer.head_norms, cache, cells)
+            mark()
+            mixed = attention.run(query, index, cache, prepared)
+            mark()
+            normed = ops.norm(hidden, layer.out(mixed.flatten(1)), layer.ffn_norm)
+            delta = layer.down(ops.gated(layer.gate_up(normed)))
+        if sampled is not None:
+            hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
+        return self._head(ops.norm(hidden, delta, self._norm)).float()

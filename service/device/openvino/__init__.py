@@ -1,0 +1,1 @@
+"""The decoder on the OpenVINO runtime."""

@@ -1,0 +1,43 @@
+"""The one place that imports OpenVINO.
+
+Its package imports a model converter, and the converter reports to its makers over the
+network that it was imported. Graphs here are built by hand, so the converter is kept out:
+the package copes with its absence.
+
+OpenVINO is an optional way of computing, so `load_runtime` says in one line when it is
+not installed or not of a version whose attention operator is known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from service.config.settings import ConfigError
+
+_CONVERTER = "openvino.tools.ovc"
+
+
+def load_runtime() -> ModuleType:
+    """The `openvino` package, without its converter. Raises ConfigError."""
+    loaded = sys.modules.get("openvino")
+    if loaded is not None:
+        return loaded
+    modules: dict[str, Any] = sys.modules
+    modules[_CONVERTER] = None
+    try:
+        return importlib.import_module("openvino")
+    except ImportError as error:
+        raise ConfigError(
+            f"the OpenVINO executor cannot be used: {error}; pip install openvino, or choose "
+            "another executor"
+        ) from error
+    finally:
+        modules.pop(_CONVERTER, None)
+
+
+def multiplies_bf16(core: Any) -> bool:
+    """Whether the CPU has bf16 matrix instructions that OpenVINO uses."""
+    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")

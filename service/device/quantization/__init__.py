@@ -1,0 +1,1 @@
+"""Weights as they are stored, and the products with them."""

@@ -1,0 +1,241 @@
+"""Compiles grammars beside the engine's steps, each once.
+
+One worker thread builds; the library lets go of the interpreter lock meanwhile. Results,
+failures too, stay in a bounded cache. What a grammar may cost is bounded three times: by
+its length, by the library's own limits, and, per mask, by the same limits again. The
+worker has a large stack: the library follows rules that lead to rules by recursion, and a
+chain of a few thousand would otherwise end the process.
+
+A request waits until its grammar is ready, so the sampler finds what it needs. Only for a
+grammar that has been pushed out of the cache since (or a replay without the wait) the
+sampler waits for the worker, which costs milliseconds and changes no output.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from service.device.sampling.grammar import (
+    MaskRow,
+    Matcher,
+    end_tokens_only,
+    library_tokenizer,
+    mask_words,
+)
+from service.engine.inbox import GrammarReady
+from service.engine.plan import Grammar, GrammarKind
+from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS, Vocabulary
+from telemetry.facts.clock import Clock
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# a longer stretch without a choice would be spelt anew for each of its tokens
+_MAX_FORCED_BYTES = 4096
+_CACHED_GRAMMARS = 256
+_PROBED_TOKENS = 3
+_STACK_BYTES = 512 << 20  # address space; only what is used becomes memory
+# one blank, or a new line with indentation: a small model left to itself never stops
+_WHITESPACE = r"[ ]|\n {0,24}"
+_ERROR_CHARACTERS = 300
+# all are set, so that a schema's own "x-guidance" cannot loosen them
+_JSON_OPTIONS: JsonCompileOptions = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_pattern": _WHITESPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class GrammarRefused(Exception):
+    """One line that says why a grammar cannot be used."""
+
+
+class GrammarCompiler:
+    """Grammars by their text. `request` and `matcher` may be called from any thread."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        vocab_logits: int,
+        clock: Clock,
+        on_ready: Callable[[GrammarReady], None],
+        cached_grammars: int = _CACHED_GRAMMARS,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._vocab_logits = vocab_logits
+        self._clock = clock
+        self._on_ready = on_ready
+        self._cached_grammars = cached_grammars
+        self._ends = end_tokens_only(vocabulary.end_token_ids, vocab_logits)
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Grammar, LLMatcher | GrammarRefused] = OrderedDict()
+        self._library: LLTokenizer | None = None
+        self._library_lock = threading.Lock()
+        self._worker = _worker_with_a_large_stack()
+
+    @property
+    def vocab_logits(self) -> int:
+        return self._vocab_logits
+
+    def request(self, seq_id: int, grammar: Grammar) -> None:
+        """Have it ready; `on_ready` tells, at once if it is known, else from the worker."""
+        known = self._look_up(grammar)
+        if known is None:
+            self._worker.submit(self._work, seq_id, grammar)
+        else:
+            self._on_ready(_ready(seq_id, 0, True, known))
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A fresh matcher. Of a grammar that was refused it allows end tokens only."""
+        found = self._look_up(grammar) or self._worker.submit(self._build, grammar).result()
+        if isinstance(found, GrammarRefused):
+            return Matcher(LLMatcher(self._tokenizer(), "", log_level=0), self._ends)
+        return Matcher(found.deep_copy(), self._ends)
+
+    def close(self) -> None:
+        """Let the worker end; grammars that still wait are given up."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, seq_id: int, grammar: Grammar) -> None:
+        begin_ns = self._clock.now_ns()
+        found = self._look_up(grammar)
+        cached = found is not None
+        found = found or self._build(grammar)
+        self._on_ready(_ready(seq_id, self._clock.now_ns() - begin_ns, cached, found))
+
+    def _look_up(self, grammar: Grammar) -> LLMatcher | GrammarRefused | None:
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+            return found
+
+    def _build(self, grammar: Grammar) -> LLMatcher | GrammarRefused:
+        built: LLMatcher | GrammarRefused
+        try:
+            built = compile_grammar(grammar, self._tokenizer(), self._vocab_logits)
+        except GrammarRefused as refused:
+            built = refused
+        except Exception as error:  # whatever happens, the sequence that waits gets an answer
+            built = GrammarRefused(_one_line(f"the grammar cannot be compiled: {error}"))
+        with self._lock:
+            self._compiled[grammar] = built
+            while len(self._compiled) > self._cached_grammars:
+                self._compiled.popitem(last=False)
+        return built
+
+    def _tokenizer(self) -> LLTokenizer:
+        """Built for the first grammar: a server that is never asked for one does not pay."""
+        with self._library_lock:
+            if self._library is None:
+                self._library = library_tokenizer(self._vocabulary, self._vocab_logits)
+            return self._library
+
+
+def _worker_with_a_large_stack() -> ThreadPoolExecutor:
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        worker = ThreadPoolExecutor(1, "phasescope-grammar")
+        worker.submit(int).result()  # the thread starts with its first task
+    finally:
+        threading.stack_size(before)
+    return worker
+
+
+def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer, vocab_logits: int) -> LLMatcher:
+    """A matcher at the beginning of the grammar. Raises GrammarRefused."""
+    if len(grammar.source) > MAX_GRAMMAR_CHARACTERS:
+        raise GrammarRefused(
+            f"the grammar has {len(grammar.source)} characters; "
+            f"{MAX_GRAMMAR_CHARACTERS} are allowed"
+        )
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(tokenizer, _library_grammar(grammar), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarRefused(_one_line(matcher.get_error()))
+    warnings = matcher.get_grammar_warnings()
+    if warnings:
+        raise GrammarRefused(_one_line(warnings[0]))
+    if len(matcher.deep_copy().compute_ff_bytes()) > _MAX_FORCED_BYTES:
+        raise GrammarRefused(f"the grammar forces more than {_MAX_FORCED_BYTES} bytes in one go")
+    # the first mask, here rather than in a step: copies keep what the library learnt by it,
+    # and it finds grammars that lead nowhere
+    row = np.zeros(mask_words(vocab_logits), dtype=np.int32)
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    if matcher.is_error() and "NoExtension" not in matcher.get_error():
+        raise GrammarRefused(f"the grammar is too complex: {_one_line(matcher.get_error())}")
+    if matcher.is_error() or not row.any() or _is_stuck(matcher):
+        raise GrammarRefused("no text satisfies the grammar")
+    _walk(matcher.deep_copy(), row, tokenizer.eos_tokens)
+    return matcher
+
+
+def _walk(matcher: LLMatcher, row: MaskRow, ends: list[int]) -> None:
+    """A few steps ahead: what explodes on its first tokens does so here, not in a step."""
+    for _ in range(_PROBED_TOKENS):
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        going_on = np.setdiff1d(allowed, ends)
+        if not len(going_on):
+            return
+        matcher.consume_token(int(going_on[-1]))
+        if matcher.is_stopped() and not matcher.is_error():
+            return
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if matcher.is_error():
+            raise GrammarRefused(f"the grammar is too complex: {_one_line(matcher.get_error())}")
+
+
+def _is_stuck(matcher: LLMatcher) -> bool:
+    return matcher.is_stopped() and not matcher.is_accepting()
+
+
+def _library_grammar(grammar: Grammar) -> str:
+    """The grammar in the library's own notation."""
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _json_grammar('{"type": "object"}')
+        case GrammarKind.JSON_SCHEMA:
+            return _json_grammar(grammar.source)
+        case GrammarKind.REGEX:
+            # \d, \w and \s are those of ASCII, as in JSON schemas: nobody who writes \d
+            # for a telephone number wants the digits of all scripts
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, 'dws')}/")
+        case GrammarKind.EBNF:
+            try:
+                return LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
+            except Exception as error:  # the converter raises what Python happens to raise
+                reason = str(error) or type(error).__name__
+                raise GrammarRefused(_one_line(reason)) from error
+
+
+def _json_grammar(schema: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    except ValueError as error:
+        raise GrammarRefused(_one_line(str(error))) from error
+
+
+def _one_line(text: str) -> str:
+    """The library's message without its drawings of carets and its state."""
+    if "regex parse error" in text:
+        text = "invalid regex: " + text.split("\nerror: ")[-1].splitlines()[0]
+    lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines()]
+    kept = [line for line in lines if line.strip("^ |") and "| " not in line[:8]]
+    return "; ".join(kept)[:_ERROR_CHARACTERS] or "the grammar cannot be used"
+
+
+def _ready(
+    seq_id: int, compile_ns: int, cached: bool, found: LLMatcher | GrammarRefused
+) -> GrammarReady:
+    error = str(found) if isinstance(found, GrammarRefused) else None
+    return GrammarReady(seq_id, compile_ns, cached, error)

@@ -1,0 +1,298 @@
+"""Draws the next token of each sampled row.
+
+Order of operations: log-probabilities are taken from the raw logits; then the masks of
+grammars, logit_bias, min_tokens, the penalties, temperature, min_p, top_k, top_p; then the
+draw. This is the order of vLLM.
+
+Randomness is counter based: output number i of a request with seed s is drawn with one
+uniform number that is a hash of (s, i). So a text never depends on the batch it was
+computed in, on preemption, or on the machine's generator. `service.device.sampling.draw` has the
+draw itself.
+
+A step of greedy rows that want nothing else is one argmax over the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+
+from service.device.sampling.draw import draw_rows
+from service.device.sampling.draw_on_device import Draws, draws_of
+from service.device.sampling.grammar import MaskRows, Matcher
+from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.engine.plan import (
+    DecodeRow,
+    PrefillChunk,
+    Sample,
+    SamplingParams,
+    SlotStart,
+    TokenLogprob,
+)
+from telemetry.facts.clock import Clock
+
+_GREEDY_BELOW = 1e-5
+_LEAST_PENALTY = 0.01  # a logit divided by less may be infinite, and no row could be drawn
+_MASK64 = (1 << 64) - 1
+
+
+def uniform(seed: int, output_index: int) -> float:
+    """A number in [0, 1) that depends on nothing else (splitmix64's finaliser)."""
+    value = (seed * 0x9E3779B97F4A7C15 + (output_index + 1) * 0xD1B54A32D192ED03) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return ((value ^ (value >> 31)) >> 11) * 2.0**-53
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What the sampler remembers of a sequence; token counts only if penalties need them."""
+
+    params: SamplingParams
+    min_tokens: int
+    end_token_ids: tuple[int, ...]
+    prompt_ids: frozenset[int] = frozenset()
+    output_counts: Counter[int] = field(default_factory=Counter)
+    matcher: Matcher | None = None
+    counts_tokens: bool = False
+    is_greedy: bool = False
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.counts_tokens = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        self.is_greedy = params.temperature < _GREEDY_BELOW
+        if params.logit_bias:
+            ids, biases = zip(*params.logit_bias.items(), strict=True)
+            self.bias = torch.tensor(ids), torch.tensor(biases)
+
+    def is_just_argmax(self, output_index: int) -> bool:
+        """Whether the row's next token is the likeliest, and nothing else is asked for."""
+        return self.is_greedy and self.is_just_drawn(output_index)
+
+    def is_just_drawn(self, output_index: int) -> bool:
+        """Whether the next token is the likeliest or drawn by temperature and filters, and nothing
+        else is asked for."""
+        if self.matcher is not None or self.params.logprobs is not None:
+            return False
+        return not self.alters_logits(output_index)
+
+    def alters_logits(self, output_index: int) -> bool:
+        held = output_index < self.min_tokens and bool(self.end_token_ids)
+        return held or bool(self.params.logit_bias) or self.counts_tokens
+
+
+class Sampler:
+    """Per-slot sampling state and the draw itself.
+
+    `last_mask_ns` and `last_masked_rows` tell what grammars cost the latest `sample`:
+    finding the masks, applying them, and following the drawn tokens. With a GPU it is the
+    host's time; the kernels that apply the masks are part of the step like all others.
+    """
+
+    def __init__(
+        self, vocab: int, clock: Clock | None = None, compiler: GrammarCompiler | None = None
+    ) -> None:
+        self._vocab = vocab
+        self._clock = clock
+        self._compiler = compiler
+        self._masks = MaskRows(vocab)
+        self._slots: dict[int, _Slot] = {}
+        self.last_mask_ns = 0
+        self.last_masked_rows = 0
+
+    def start(self, start: SlotStart) -> None:
+        """A sequence takes the slot, fresh or back from a preemption."""
+        slot = _Slot(start.sampling, start.min_tokens, tuple(start.end_token_ids))
+        if slot.counts_tokens:
+            slot.prompt_ids = frozenset(start.prompt)
+            slot.output_counts.update(start.outputs)
+        if start.grammar is not None:
+            if self._compiler is None:
+                raise ValueError("a grammar was asked for, but the sampler has no compiler")
+            slot.matcher = self._compiler.matcher(start.grammar)
+            slot.matcher.replay(start.outputs)
+        self._slots[start.slot] = slot
+
+    def stop(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def all_just_argmax(self, rows: Sequence[DecodeRow | PrefillChunk]) -> bool:
+        """Whether each row's next token is the likeliest, and nothing else is asked for."""
+        return all(self._slots[row.slot].is_just_argmax(row.output_index) for row in rows)
+
+    def draws(self, rows: Sequence[DecodeRow | PrefillChunk]) -> Draws | None:
+        """What a device needs to choose a token for each row by itself; None where a row wants
+        more than that."""
+        slots = [self._slots[row.slot] for row in rows]
+        places = [row.output_index for row in rows]
+        if not all(s.is_just_drawn(place) for s, place in zip(slots, places, strict=True)):
+            return None
+        chances = [uniform(s.params.seed, place) for s, place in zip(slots, places, strict=True)]
+        return draws_of([s.params for s in slots], chances, [s.is_greedy for s in slots])
+
+    @torch.inference_mode()
+    def sample(
+        self, rows: Sequence[DecodeRow | PrefillChunk], logits: torch.Tensor
+    ) -> tuple[tuple[Sample, ...], ...]:
+        """The tokens of each row from float32 logits [positions, vocab], where a row has a
+        position for its input and one for each draft, in order.
+
+        Rows with drafts are sampled position by position for as long as the sample is the
+        draft's token: exactly the tokens that the row would have got one step at a time.
+        """
+        self.last_mask_ns = self.last_masked_rows = 0
+        if len(rows) == len(logits):  # no row has drafts
+            slots = [self._slots[row.slot] for row in rows]
+            samples_of_rows = self._round(slots, [row.output_index for row in rows], logits)
+            return tuple((sample,) for sample in samples_of_rows)
+        drafts = [row.drafts if isinstance(row, DecodeRow) else () for row in rows]
+        first = list(accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
+        samples: list[list[Sample]] = [[] for _ in rows]
+        active, depth = list(range(len(rows))), 0
+        while active:
+            slots = [self._slots[rows[index].slot] for index in active]
+            places = [rows[index].output_index + depth for index in active]
+            positions = [first[index] + depth for index in active]
+            whole = len(positions) == len(logits)
+            picked = logits if whole else logits[torch.tensor(positions, device=logits.device)]
+            for index, sample in zip(active, self._round(slots, places, picked), strict=True):
+                samples[index].append(sample)
+            active = [i for i in active if _was_right(samples[i], drafts[i], depth)]
+            depth += 1
+        return tuple(tuple(row) for row in samples)
+
+    def _round(
+        self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
+    ) -> tuple[Sample, ...]:
+        """One token a row; `places` are the rows' output indices."""
+        if all(slot.is_just_argmax(place) for slot, place in zip(slots, places, strict=True)):
+            return tuple(map(Sample, _likeliest(logits)))
+        raw = logits
+        logits = self._mask(slots, logits)
+        if any(s.alters_logits(place) for s, place in zip(slots, places, strict=True)):
+            logits = logits.clone() if logits is raw else logits
+            for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
+                self._alter(logits[index], slot, place)
+        tokens = self._choose(slots, places, logits)
+        for index, slot in enumerate(slots):
+            if slot.counts_tokens:
+                slot.output_counts[tokens[index]] += 1
+        self._follow(slots, tokens)
+        return tuple(
+            _sample(token, slot.params.logprobs, raw[index])
+            for index, (token, slot) in enumerate(zip(tokens, slots, strict=True))
+        )
+
+    def _choose(
+        self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
+    ) -> list[int]:
+        """The likeliest token of greedy rows, a drawn one of all others."""
+        drawn = [index for index, slot in enumerate(slots) if not slot.is_greedy]
+        if len(drawn) == len(slots):
+            picked = logits
+        else:
+            tokens = _likeliest(logits)
+            if not drawn:
+                return tokens
+            picked = logits[torch.tensor(drawn, device=logits.device)]
+        params = [slots[index].params for index in drawn]
+        chances = [uniform(slots[index].params.seed, places[index]) for index in drawn]
+        found = draw_rows(picked, params, chances)
+        if len(drawn) == len(slots):
+            return found
+        for index, token in zip(drawn, found, strict=True):
+            tokens[index] = token
+        return tokens
+
+    def _mask(self, slots: Sequence[_Slot], logits: torch.Tensor) -> torch.Tensor:
+        """Logits with what grammars forbid at minus infinity, in a copy if there are any."""
+        indices = [index for index, slot in enumerate(slots) if slot.matcher is not None]
+        if not indices:
+            return logits
+        self.last_masked_rows += len(indices)
+        begin_ns = self._now_ns()
+        matchers = [matcher for slot in slots if (matcher := slot.matcher) is not None]
+        masks = self._masks.fill(matchers)
+        forbidden = self._masks.forbidden(masks, logits.device)
+        if len(indices) == len(slots):
+            logits = logits.masked_fill(forbidden, -torch.inf)
+        else:
+            picked = torch.tensor(indices, device=logits.device)
+            constrained = logits[picked].masked_fill_(forbidden, -torch.inf)
+            logits = logits.index_copy(0, picked, constrained)
+        self.last_mask_ns += self._now_ns() - begin_ns
+        return logits
+
+    def _follow(self, slots: Sequence[_Slot], tokens: Sequence[int]) -> None:
+        """Grammars go on past the drawn tokens."""
+        if not self.last_masked_rows:
+            return
+        begin_ns = self._now_ns()
+        for slot, token in zip(slots, tokens, strict=True):
+            if slot.matcher is not None:
+                slot.matcher.accept(token)
+        self.last_mask_ns += self._now_ns() - begin_ns
+
+    def _now_ns(self) -> int:
+        return self._clock.now_ns() if self._clock is not None else 0
+
+    def _alter(self, logits: torch.Tensor, slot: _Slot, output_index: int) -> None:
+        """Bias, minimum length and penalties, in place on one row.
+
+        The end tokens are not held off where a grammar allows nothing else.
+        """
+        params = slot.params
+        if slot.bias is not None:
+            biased, biases = slot.bias
+            logits.index_add_(0, biased.to(logits.device), biases.to(logits))
+        if output_index < slot.min_tokens and slot.end_token_ids:
+            ends = list(slot.end_token_ids)
+            held = logits[ends]
+            logits[ends] = -torch.inf
+            if slot.matcher is not None and not torch.isfinite(logits).any():
+                logits[ends] = held
+        if params.repetition_penalty != 1.0:
+            seen = sorted(slot.prompt_ids | slot.output_counts.keys())
+            index = torch.tensor(seen, device=logits.device)
+            picked = logits[index]
+            penalty = max(params.repetition_penalty, _LEAST_PENALTY)
+            logits[index] = torch.where(picked > 0, picked / penalty, picked * penalty)
+        if (params.presence_penalty or params.frequency_penalty) and slot.output_counts:
+            ids, counts = zip(*slot.output_counts.items(), strict=True)
+            weights = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
+            penalties = params.frequency_penalty * weights + params.presence_penalty
+            logits[torch.tensor(ids, device=logits.device)] -= penalties
+
+
+def _likeliest(logits: torch.Tensor) -> list[int]:
+    """The first of the highest in each row. On a CPU numpy finds it sooner than torch."""
+    tokens: list[int]
+    if logits.device.type == "cpu":
+        tokens = logits.numpy().argmax(axis=-1).tolist()
+    else:
+        tokens = logits.argmax(dim=-1).tolist()
+    return tokens
+
+
+def _was_right(samples: Sequence[Sample], drafts: Sequence[int], depth: int) -> bool:
+    """Whether the sample at `depth` is what was guessed there."""
+    return depth < len(drafts) and samples[depth].token_id == drafts[depth]
+
+
+def _sample(token_id: int, wanted: int | None, raw: torch.Tensor) -> Sample:
+    """The token with as many log-probabilities as were asked for."""
+    if wanted is None:
+        return Sample(token_id)
+    logprobs = torch.log_softmax(raw, dim=-1)
+    values, ids = logprobs.topk(wanted)
+    top = tuple(TokenLogprob(i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
+    return Sample(token_id, float(logprobs[token_id]), top)

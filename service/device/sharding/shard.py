@@ -1,0 +1,104 @@
+"""One rank's part of a model.
+
+The cut is Megatron-LM's: whole heads and equal slices of the feed-forward network, so that a layer
+needs two sums over the ranks and exchanges nothing else.
+
+    q, k, v, gate, up, lm_head    rows, and their biases    a rank has some of the outputs
+    o_proj, down_proj             columns                   a rank has a part of each sum
+    embedding, norms              whole
+
+A head that is tied to the embedding becomes one of its own: a slice of the embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from service.config.settings import ConfigError
+from service.device.spec import ModelSpec
+from service.device.weights.dummy import tensor_shape
+from service.device.weights.source import WeightSource, checked
+from telemetry.facts.engine_records import ModelShape
+
+_BY_ROWS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
+_BY_COLUMNS = frozenset({"o_proj", "down_proj"})
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Number `index` of `count`."""
+
+    index: int
+    count: int
+
+
+def part_of(spec: ModelSpec, count: int) -> ModelSpec:
+    """What each of `count` ranks has. Raises ConfigError when equal parts there are none."""
+    sizes = {
+        "attention heads": spec.heads,
+        "key/value heads": spec.kv_heads,
+        "feed-forward columns": spec.ffn,
+        "tokens of vocabulary": spec.vocab,
+    }
+    for what, size in sizes.items():
+        if size % count:
+            common = math.gcd(*sizes.values())
+            possible = [str(n) for n in range(1, common + 1) if common % n == 0]
+            raise ConfigError(
+                f"--tensor-parallel {count}: the model's {size} {what} cannot be shared out "
+                f"equally; this model allows {', '.join(possible)}"
+            )
+    return replace(
+        spec,
+        heads=spec.heads // count,
+        kv_heads=spec.kv_heads // count,
+        ffn=spec.ffn // count,
+        tied_embeddings=False,
+        vocab_parts=count,
+    )
+
+
+def floor_shape(
+    spec: ModelSpec, count: int, device: torch.device, weight_bytes: float, cell_bytes: int
+) -> ModelShape:
+    """What a step's floor follows from where `count` ranks share `spec`, on what its peaks are of:
+    a GPU has one rank's part, a CPU computes them all. `cell_bytes` are one rank's."""
+    if device.type == "cuda":
+        return part_of(spec, count).shape(weight_bytes, cell_bytes)
+    return spec.shape(weight_bytes, count * cell_bytes)
+
+
+class ShardedWeights:
+    """Implements `WeightSource`: one rank's part of another source. Each rank reads what it
+    needs and keeps its part, so tensors of files that are decoded are decoded by every rank."""
+
+    def __init__(self, whole: WeightSource, rank: Rank) -> None:
+        """Raises ConfigError."""
+        self._whole = whole
+        self._rank = rank
+        self._spec = part_of(whole.spec, rank.count)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def tensor(self, name: str) -> torch.Tensor:
+        spec = self._whole.spec
+        stored = _EMBEDDING if name == _HEAD and spec.tied_embeddings else name
+        whole = checked(self._whole.tensor(stored), stored, tensor_shape(spec, stored))
+        layer_part = name.rsplit(".", 2)[-2]
+        if layer_part in _BY_ROWS:
+            return self._slice(whole, 0)
+        if layer_part in _BY_COLUMNS:
+            return self._slice(whole, 1)
+        return whole
+
+    def _slice(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """A copy: a view would keep the whole in memory."""
+        size = whole.shape[dim] // self._rank.count
+        part = whole.narrow(dim, self._rank.index * size, size)
+        return part.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,111 @@
+"""A plan in the making: rows are added while the budget lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
+from service.engine.request import Request
+from telemetry.facts.engine_records import Skip
+from telemetry.facts.reasons import WaitReason
+
+
+class Draft:
+    """What the next step will do, as far as it is decided.
+
+    `pressed` says that somebody lost his blocks to a sequence that had to grow, so that
+    this is not the step to let new ones in.
+    """
+
+    def __init__(self, budget_tokens: int) -> None:
+        self.budget_tokens = budget_tokens
+        self.budget_left = budget_tokens
+        self.pressed = False
+        self.preempted: list[int] = []
+        self.decodes: list[DecodeRow] = []
+        self._prefills: list[PrefillChunk] = []
+        self._started: list[SlotStart] = []
+        self._skips: list[Skip] = []
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the decodes attend to."""
+        return sum(row.start for row in self.decodes)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self._prefills
+
+    def narrow(self, prefill_tokens: int) -> None:
+        """Leave no more than `prefill_tokens` of the budget to prompts."""
+        surplus = self.budget_left - prefill_tokens
+        if surplus > 0:
+            self.budget_left -= surplus
+            self.budget_tokens -= surplus
+
+    def skip(self, request: Request, reason: WaitReason) -> None:
+        self._skips.append(Skip(request.seq_id, reason, None))
+
+    def start(self, start: SlotStart) -> None:
+        self._started.append(start)
+
+    def decode(self, request: Request) -> None:
+        """One more token of a running sequence."""
+        assert request.slot is not None
+        self.decodes.append(
+            DecodeRow(
+                seq_id=request.seq_id,
+                slot=request.slot,
+                start=request.computed_tokens,
+                blocks=request.blocks,
+                output_index=request.next_output_index,
+            )
+        )
+        request.advance(1)
+        request.in_flight_samples += 1
+        self.budget_left -= 1
+
+    def guess(self, place: int, drafts: Sequence[int]) -> None:
+        """Let the decode row at `place` carry guesses of the tokens after its own."""
+        if drafts:
+            self.decodes[place] = replace(self.decodes[place], drafts=drafts)
+            self.budget_left -= len(drafts)
+
+    def prefill(self, request: Request, count: int) -> None:
+        """The next `count` tokens of a sequence's prompt."""
+        assert request.slot is not None
+        samples = count == request.prefill_tokens - request.computed_tokens
+        self._prefills.append(
+            PrefillChunk(
+                seq_id=request.seq_id,
+                slot=request.slot,
+                start=request.computed_tokens,
+                tokens=request.tokens(request.computed_tokens, count),
+                blocks=request.blocks,
+                recompute_tokens=request.recompute_tokens(count),
+                samples=samples,
+                output_index=request.next_output_index,
+            )
+        )
+        request.advance(count)
+        request.in_flight_samples += samples
+        self.budget_left -= count
+
+    def finish(
+        self, step_id: int, stopped_slots: tuple[int, ...], copies: tuple[BlockCopy, ...]
+    ) -> Plan:
+        plan = Plan(
+            step_id=step_id,
+            decodes=tuple(self.decodes),
+            prefills=tuple(self._prefills),
+            started=tuple(self._started),
+            stopped_slots=stopped_slots,
+            preempted=tuple(self.preempted),
+            skips=tuple(self._skips),
+            budget_tokens=self.budget_tokens,
+            copies=copies,
+        )
+        assert plan.scheduled_tokens + self.budget_left == plan.budget_tokens, "budget leaks"
+        return plan

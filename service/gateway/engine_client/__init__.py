@@ -1,0 +1,1 @@
+"""The gateway's end of the engine: commands out, emissions in, supervision."""

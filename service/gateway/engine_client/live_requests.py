@@ -1,0 +1,48 @@
+"""Lists every request that the gateway serves, so that folds can tell who lost its end.
+
+A list is due once nobody is served any more after anything was recorded, once a minute while
+somebody is, and when the gateway's lane has lost facts. At most one is written a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from telemetry.facts.clock import Clock
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import RequestsListed
+
+EVERY_NS = 60_000_000_000
+_TICK_S = 1.0
+
+
+class RequestLister:
+    """Runs on the event loop, as the requests do: `live` holds an id from before its request's
+    first fact is written until after its last is."""
+
+    def __init__(self, live: Collection[str], lane: Lane, clock: Clock) -> None:
+        self._live = live
+        self._lane = lane
+        self._clock = clock
+        self._written_before = lane.written
+        self._lost_before = 0
+        self._next_ns = clock.now_ns() + EVERY_NS
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Write the list if it is due; one for which the lane has no room is due again."""
+        now_ns, is_busy = self._clock.now_ns(), bool(self._live)
+        went_idle = not is_busy and self._lane.written != self._written_before
+        is_minute = is_busy and now_ns >= self._next_ns
+        lost = self._lane.lost
+        if went_idle or is_minute or lost != self._lost_before:
+            self._lane.append(RequestsListed(now_ns, tuple(self._live)))
+            if self._lane.lost != lost:
+                return
+            self._lost_before, self._next_ns = lost, now_ns + EVERY_NS
+            self._written_before = self._lane.written

@@ -1,0 +1,1 @@
+"""One generation request, from its headers to its last byte."""

@@ -1,0 +1,150 @@
+"""One choice of a response while it grows: tokens in, text and log-probabilities out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from service.engine.plan import Emission, Sample, TokenLogprob
+from service.text.detokenizer import Detokenizer, StopScanner
+from service.text.tokenizer import Tokenizer
+from telemetry.facts.reasons import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log-probability; `offset` is where its text begins."""
+
+    token_id: int
+    logprob: float
+    top: tuple[TokenLogprob, ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new since the last look."""
+
+    text: str
+    scored: list[ScoredToken]
+    finish_reason: str | None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text and not self.scored and self.finish_reason is None
+
+
+class Choice:
+    """Tokens of one sequence become text; stop strings are found on the way."""
+
+    def __init__(
+        self, index: int, seq_id: int, tokenizer: Tokenizer, stops: tuple[str, ...]
+    ) -> None:
+        self.index = index
+        self.seq_id = seq_id
+        self.output_tokens = 0
+        self.end: EndReason | None = None
+        self.stop_found = False
+        self._detokenizer = Detokenizer(tokenizer)
+        self._scanner = StopScanner(stops) if stops else None
+        self._text: list[str] = []
+        self._shown: list[str] = []
+        self._scored: list[ScoredToken] = []
+        self._raw_length = 0
+        self._finish_told = False
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will be shown."""
+        return self.end is not None or self.stop_found
+
+    def accept(self, emission: Emission) -> None:
+        """Take one piece of news; `stop_found` turns true when a stop string is complete."""
+        if self.stop_found:
+            return  # computed before the engine heard of the stop
+        if emission.sample is not None:
+            self._add(emission.sample, emission.end)
+        if emission.end is not None and not self.stop_found:
+            self.end = emission.end
+            self._flush()
+
+    def take(self) -> Delta:
+        """New text, scores and, once, the finish reason."""
+        finish = None
+        if self.done and not self._finish_told:
+            self._finish_told = True
+            finish = self.finish_reason
+        delta = Delta("".join(self._text), self._scored, finish)
+        self._shown.append(delta.text)
+        self._text, self._scored = [], []
+        return delta
+
+    @property
+    def full_text(self) -> str:
+        """All text that was taken so far."""
+        return "".join(self._shown)
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word: a text that was cut is `length`, everything else `stop`."""
+        return "length" if self.end in (EndReason.MAX_TOKENS, EndReason.CONTEXT) else "stop"
+
+    def _add(self, sample: Sample, end: EndReason | None) -> None:
+        self.output_tokens += 1
+        if sample.logprob is not None:
+            scored = ScoredToken(
+                sample.token_id, sample.logprob, sample.top or (), self._raw_length
+            )
+            self._scored.append(scored)
+        if end in (EndReason.EOS, EndReason.STOP_TOKEN):
+            return  # the token that ends the text is not part of it
+        self._show(self._detokenizer.push(sample.token_id))
+
+    def _show(self, text: str) -> None:
+        self._raw_length += len(text)
+        if self._scanner is not None:
+            text, self.stop_found = self._scanner.push(text)
+        if text:
+            self._text.append(text)
+
+    def _flush(self) -> None:
+        """The end has come: what was held back is text after all."""
+        self._show(self._detokenizer.finish())
+        if self._scanner is not None and not self.stop_found:
+            self._text.append(self._scanner.finish())
+
+
+def chat_logprobs(tokenizer: Tokenizer, scored: list[ScoredToken]) -> dict[str, Any]:
+    """The `logprobs` object of a chat choice."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": tokenizer.token_text(token_id),
+            "logprob": logprob,
+            "bytes": list(tokenizer.token_bytes(token_id)),
+        }
+
+    content = [
+        {
+            **entry(token.token_id, token.logprob),
+            "top_logprobs": [entry(top.token_id, top.logprob) for top in token.top],
+        }
+        for token in scored
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokenizer: Tokenizer, scored: list[ScoredToken]) -> dict[str, Any]:
+    """The `logprobs` object of a text completion choice."""
+    return {
+        "tokens": [tokenizer.token_text(token.token_id) for token in scored],
+        "token_logprobs": [token.logprob for token in scored],
+        "top_logprobs": [
+            {
+                tokenizer.token_text(t.token_id): t.logprob
+                for t in (*token.top, TokenLogprob(token.token_id, token.logprob))
+            }
+            for token in scored
+        ],
+        "text_offset": [token.offset for token in scored],
+    }

@@ -1,0 +1,59 @@
+"""A body on its way to being read: somebody waits for it, or nobody does any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.errors import Interrupted
+from service.gateway.generation.request_recorder import Witness
+from service.gateway.generation.state import GatewayState
+from service.gateway.ingest.prompting import Reading
+from service.gateway.ingest.schemas import GenerationRequest, Operation
+
+
+class Intake:
+    """One instance a request. `mailbox` knows whether the request was interrupted."""
+
+    def __init__(self, state: GatewayState, operation: Operation, mailbox: Mailbox) -> None:
+        self._state = state
+        self._operation = operation
+        self._mailbox = mailbox
+        self._reading: asyncio.Task[Reading] | None = None
+
+    async def read(self, body: bytes, witness: Witness) -> tuple[GenerationRequest, Reading]:
+        """The body as a request and its prompts. Raises ApiError when it cannot be served, and
+        Interrupted when `stop` is called meanwhile."""
+        whole_ns = self._state.clock.now_ns()
+        reading = await self._read(body)
+        request = reading.request
+        if request is not None:
+            waited_ns = max(0, reading.begun_ns - whole_ns)
+            witness.parsed(request, self._state.model, reading.parsed_ns, waited_ns)
+        if reading.refusal is not None:
+            raise reading.refusal.error()
+        assert request is not None
+        if not self._state.bridge.ready or not reading.prompts:
+            raise self._state.bridge.refusal()
+        return request, reading
+
+    async def _read(self, body: bytes) -> Reading:
+        bridge = self._state.bridge
+        started = bridge.started if bridge.ready else None
+        context_tokens = None if started is None else started.max_model_tokens
+        work = self._state.ingest.read(self._operation, body, context_tokens)
+        self._reading = asyncio.ensure_future(work)
+        try:
+            return await self._reading
+        except asyncio.CancelledError:
+            if self._mailbox.interruption is None or not self._reading.cancelled():
+                raise
+            raise Interrupted(self._mailbox.interruption) from None
+        finally:
+            self._reading.cancel()
+            self._reading = None
+
+    def stop(self) -> None:
+        """Nobody wants the request any more: end the work on its body, if it is under way."""
+        if self._reading is not None:
+            self._reading.cancel()

@@ -1,0 +1,153 @@
+"""The bodies of both routes, whole and in chunks; pure functions of what was generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
+from service.gateway.ingest.schemas import Operation
+from service.text.tokenizer import Tokenizer
+from telemetry.requests.timings import RequestTimings
+
+_MARK = "\0"  # nothing after the text can contain it
+_encode = msgspec.json.Encoder().encode
+DONE_EVENT = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What every body of one response has in common."""
+
+    operation: Operation
+    request_id: str
+    created_unix_s: int
+    model: str
+    with_logprobs: bool
+    include_usage: bool
+
+    def envelope(self, chunk: bool) -> dict[str, Any]:
+        if self.operation is Operation.CHAT:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+            name = f"chatcmpl-{self.request_id}"
+        else:
+            kind, name = "text_completion", f"cmpl-{self.request_id}"
+        return {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """`cached_tokens` of the prompt were in the prefix cache."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def event(body: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
+    """A chat stream names the role of each choice before any text."""
+    if head.operation is not Operation.CHAT:
+        return []
+    delta = {"role": "assistant", "content": ""}
+    return [
+        _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
+        for c in choices
+    ]
+
+
+class ChunkWriter:
+    """Writes the chunks of one response.
+
+    Most chunks carry a piece of text and nothing else. All bytes around that text are the
+    same from chunk to chunk, so they are made once for each choice.
+    """
+
+    def __init__(self, head: ResponseHead, tokenizer: Tokenizer) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """The same bytes as `delta_event`."""
+        if delta.scored or not delta.text or delta.finish_reason is not None:
+            return delta_event(self._head, choice, delta, self._tokenizer)
+        around = self._around.get(choice.index)
+        if around is None:
+            around = self._around[choice.index] = self._frame(choice)
+        return around[0] + _encode(delta.text) + around[1]
+
+    def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
+        whole = delta_event(self._head, choice, Delta(_MARK, [], None), self._tokenizer)
+        before, mark, after = whole.rpartition(_encode(_MARK))
+        assert mark, "a chunk without its text"
+        return before, after
+
+
+def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> bytes:
+    """One chunk of one choice."""
+    body: dict[str, Any] = {"index": choice.index}
+    if head.operation is Operation.CHAT:
+        body["delta"] = {"content": delta.text} if delta.text else {}
+    else:
+        body["text"] = delta.text
+    body["logprobs"] = _logprobs(head, delta, tokenizer)
+    body["finish_reason"] = delta.finish_reason
+    return _chunk(head, body)
+
+
+def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
+    """The chunk before the end: usage and metrics, each if it was asked for; else nothing."""
+    body: dict[str, Any] = {**head.envelope(chunk=True), "choices": []}
+    if head.include_usage:
+        body["usage"] = counts
+    if timings is not None:
+        body["metrics"] = timings
+    return event(body) if head.include_usage or timings is not None else b""
+
+
+def full_body(
+    head: ResponseHead,
+    choices: list[Choice],
+    deltas: list[Delta],
+    counts: dict[str, Any],
+    tokenizer: Tokenizer,
+    timings: RequestTimings | None = None,
+) -> bytes:
+    """The answer in one piece."""
+    bodies: list[dict[str, Any]] = []
+    for choice, delta in zip(choices, deltas, strict=True):
+        body: dict[str, Any] = {"index": choice.index}
+        if head.operation is Operation.CHAT:
+            body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+        else:
+            body["text"] = delta.text
+        body["logprobs"] = _logprobs(head, delta, tokenizer)
+        body["finish_reason"] = delta.finish_reason
+        bodies.append(body)
+    whole = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    if timings is not None:
+        whole["metrics"] = timings
+    return msgspec.json.encode(whole)
+
+
+def _chunk(head: ResponseHead, choice: dict[str, Any]) -> bytes:
+    body = {**head.envelope(chunk=True), "choices": [choice]}
+    if head.include_usage:
+        body["usage"] = None
+    return event(body)
+
+
+def _logprobs(head: ResponseHead, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    if not head.with_logprobs or not delta.scored:
+        return None
+    if head.operation is Operation.CHAT:
+        return chat_logprobs(tokenizer, delta.scored)
+    return text_logprobs(tokenizer, delta.scored)

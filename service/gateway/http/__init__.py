@@ -1,0 +1,1 @@
+"""Connections and bytes: accepting, limits, keys, browsers."""

@@ -1,0 +1,82 @@
+"""The listening socket: an address and port, or a path in the file system.
+
+It is bound before anything slow happens, so that a port in use is an answer within a moment
+and not after a model was loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+from service.config.settings import ConfigError, GatewayConfig
+from service.gateway.http.arrival import stamp_arrivals
+
+_SEND_BUFFER_BYTES = 64 * 1024
+_BACKLOG = 2048
+
+
+def bind(config: GatewayConfig) -> socket.socket:
+    """What is listened on, or ConfigError with the remedy."""
+    if config.http.uds is not None:
+        return _bind_path(config.http.uds)
+    return _bind_address(config.host, config.port)
+
+
+def release(listener: socket.socket, config: GatewayConfig) -> None:
+    """Close it; a path that it was bound to is free again."""
+    listener.close()
+    if config.http.uds is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(config.http.uds)
+
+
+def port_of(listener: socket.socket) -> int:
+    """0 for a unix socket, which has none."""
+    return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
+
+
+def _bind_address(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from error
+    listener = socket.socket(family, kind, proto)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    stamp_arrivals(listener)
+    return _listen(
+        listener,
+        address,
+        f"cannot listen on {host} port {port}",
+        "; choose another with --port",
+    )
+
+
+def _bind_path(path: str) -> socket.socket:
+    """A socket that nobody listens on any more, as a killed server leaves it, is replaced."""
+    if os.path.lexists(path):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"--uds {path}: there is something else than a socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                raise ConfigError(f"--uds {path}: another server listens there")
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return _listen(socket.socket(socket.AF_UNIX), path, f"cannot listen on --uds {path}")
+
+
+def _listen(listener: socket.socket, address: object, what: str, remedy: str = "") -> socket.socket:
+    # connections inherit it: what a slow reader leaves unread must not pile up in the kernel
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    try:
+        listener.bind(address)  # type: ignore[arg-type]
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"{what}: {error.strerror}{remedy}") from error
+    listener.set_inheritable(False)
+    return listener

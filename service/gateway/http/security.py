@@ -1,0 +1,82 @@
+"""Keys for the API and, apart from them, for what shows the service's inside.
+
+Who a request is charged to is its tenant: the one that its API key belongs to, else the
+one that the `x-tenant` header names. Which path is guarded by which key is asked of the path
+that is routed, never of a URL, of which the client's `Host` header is a part.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from starlette.types import Scope
+
+from service.config.settings import GatewayConfig
+from service.gateway.errors import ApiError, unauthorized
+from service.gateway.http.asgi import header, label
+from service.gateway.http.browsers import is_inside, page_error
+from service.gateway.http.http_errors import priority_not_allowed
+
+
+def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:
+    """The refusal, if the request may not go on, and the tenant."""
+    foreign = page_error(config, scope)
+    if foreign is not None:
+        return foreign, ""
+    key = _tenant_key(config, _bearer(header(scope, b"authorization")))
+    if key is not None:
+        return None, config.tenant_keys[key]
+    tenant = label(header(scope, b"x-tenant"))
+    if tenant in config.tenant_keys.values():
+        return unauthorized(), ""  # that name is reserved for the holder of its key
+    return _key_error(config, scope), tenant
+
+
+def refusal(config: GatewayConfig, scope: Scope) -> ApiError | None:
+    """None when the request may go on; otherwise the 401 or 403."""
+    return page_error(config, scope) or _key_error(config, scope)
+
+
+def check_priority(config: GatewayConfig, scope: Scope, priority: int) -> None:
+    """A better priority than others' comes with a key. Raises ApiError."""
+    http = config.http
+    key = _tenant_key(config, _bearer(header(scope, b"authorization")))
+    best = http.best_priority if key is None else http.key_priorities.get(key, http.best_priority)
+    if priority < best:
+        raise priority_not_allowed(priority, best)
+
+
+def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
+    path: str = scope["path"]
+    is_api = path.startswith("/v1/")
+    if is_inside(path):
+        needed, guarded = config.debug_key, config.debug_key is not None
+    elif is_api:
+        needed = config.api_key
+        guarded = needed is not None or bool(config.tenant_keys)
+    else:
+        return None
+    given = _bearer(header(scope, b"authorization"))
+    if not guarded or (needed is not None and _equal(given, needed)):
+        return None
+    if is_api and _tenant_key(config, given) is not None:
+        return None
+    return unauthorized()
+
+
+def _tenant_key(config: GatewayConfig, given: str) -> str | None:
+    """The known key that was given; every key is compared, so that the time tells nothing."""
+    found: str | None = None
+    for key in config.tenant_keys:
+        if _equal(given, key):
+            found = key
+    return found
+
+
+def _bearer(authorization: str | None) -> str:
+    scheme, _, given = (authorization or "").partition(" ")
+    return given if scheme.lower() == "bearer" else ""
+
+
+def _equal(given: str, needed: str) -> bool:
+    return hmac.compare_digest(given.encode(), needed.encode())

@@ -1,0 +1,123 @@
+"""JSON into a typed struct; what is wrong is said with the name of the field.
+
+msgspec says what it expected and where. The place becomes `param`, as OpenAI has it: the field,
+with the number of the message but not of every item of a list.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from service.gateway.errors import ApiError, bad_request
+from service.gateway.ingest.request_types import NOT_SUPPORTED
+
+INVALID_GRAMMAR = "invalid_grammar"
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_NAMED = re.compile(
+    r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`", re.S
+)
+_PARAM = re.compile(r"(?:messages\[\d+\])?[^\[]*")
+_TYPES = re.compile(r"\b(?:str|int|float|bool|array)\b")
+_JSON_TERMS = {
+    "str": "string", "int": "integer", "float": "number", "bool": "true or false", "array": "list",
+}  # fmt: skip
+_SHOWN_CHARACTERS = 200
+_ONE_OF = ("response_format", "structured_outputs", "guided_")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """Raises ApiError for anything but a JSON object of that type."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), kind) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise bad_request("the body is nested too deeply", code="invalid_json") from error
+
+
+def _refusal(text: str, kind: type[Body]) -> ApiError:
+    found = _PLACE.search(text)
+    path = found["path"] if found else ""
+    fault = (text[: found.start()] if found else text)[:_SHOWN_CHARACTERS]
+    named = _NAMED.fullmatch(fault)
+    if named is not None:
+        path = f"{path}.{named['name'][:_SHOWN_CHARACTERS]}".lstrip(".")
+        return _wrong_name(path, named["what"] == "missing required", kind)
+    if not path:
+        return bad_request("the body must be a JSON object", code="invalid_json")
+    field = _PARAM.match(path)
+    param = field[0] if field else path
+    if param in NOT_SUPPORTED:
+        return unsupported(param)
+    message = f"{path}: {_in_json_terms(fault)}{_choices_at(path, kind)}"
+    code = _code(path)
+    if fault == "Number out of range":
+        code = "invalid_json"  # no double holds it
+    return bad_request(message, param, code)
+
+
+def _in_json_terms(fault: str) -> str:
+    """msgspec's "Expected `str | null`" as "expected string or null"."""
+    words = _TYPES.sub(lambda found: _JSON_TERMS.get(found[0], found[0]), fault)
+    return words[0].lower() + words[1:].replace("`", "").replace(" | ", " or ")
+
+
+def _wrong_name(path: str, is_missing: bool, kind: type[Body]) -> ApiError:
+    """A field that must be there, or must not."""
+    field = _PARAM.match(path)
+    param = field[0] if field else path
+    if is_missing:
+        return bad_request(f"{path} is required{_choices_at(path, kind)}", param, _code(path))
+    if path.startswith("messages["):
+        return unsupported(path, param)
+    if "." in path:
+        return bad_request(f"{path} is not known", param, _code(path))
+    return bad_request(f"unknown field {path!r}", param, "unknown_field")
+
+
+def unsupported(path: str, param: str | None = None) -> ApiError:
+    """A field of OpenAI's that this server lacks."""
+    return bad_request(f"{path} is not supported by this server", param or path, "unsupported")
+
+
+def _code(path: str) -> str | None:
+    return INVALID_GRAMMAR if path.startswith(_ONE_OF) else None
+
+
+def _choices_at(path: str, kind: Any) -> str:
+    """`; one of a, b` where the type at `path` is a choice."""
+    for step in path.split("."):
+        name = step.partition("[")[0]
+        kind = _struct_in(kind)
+        kind = _types_of(kind).get(name) if kind else None
+    values = [str(value) for value in _literals(kind)]
+    return f"; one of {', '.join(values)}" if values else ""
+
+
+@cache
+def _types_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """By field; looked up once, as it takes longer than to parse a body."""
+    return get_type_hints(kind)
+
+
+def _struct_in(kind: Any) -> Any:
+    """The struct among what a type is made of, if there is one."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    found = [_struct_in(part) for part in get_args(kind)]
+    return next((part for part in found if part is not None), None)
+
+
+def _literals(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return sum((_literals(part) for part in get_args(kind)), ())

@@ -1,0 +1,259 @@
+"""Where bodies are read and finished texts are judged: beside the event loop, within bounds.
+
+A small body is read in place: it costs less than to send it elsewhere. Everything else goes to
+worker processes, because decoding JSON, checking it and rendering a template hold the
+interpreter's lock, and a thread would stop the loop just as well. So many jobs, and so many
+bytes, may wait; beyond that there is a 429. A job whose client left is dropped, and one that
+runs is ended with its worker, which is replaced.
+
+Schemas never run in place, not even small ones: patterns and references can make a small schema
+dear, and a deep one can bring a library down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from service.config.settings import ModelRef
+from service.engine.plan import Grammar
+from service.gateway.errors import ApiError, busy, internal, timed_out
+from service.gateway.ingest.frames import (
+    Blob,
+    Judge,
+    ReadBody,
+    ReadingHead,
+    ToGateway,
+    ToWorker,
+    Verdict,
+    reading_of,
+)
+from service.gateway.ingest.prompting import BodyReader, Reading
+from service.gateway.ingest.schemas import Operation
+from service.gateway.ingest.worker_process import WorkerDied, WorkerProcess
+from telemetry.facts.reasons import EndReason
+from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
+
+log = logging.getLogger("phasescope.gateway")
+
+IN_PLACE_BYTES = 4 * 1024  # 2 ms at the very most
+LARGE_BYTES = 256 * 1024
+WAITING_JOBS = 256
+WAITING_BYTES = 128 * 1024 * 1024
+_JOB_S = 60.0  # longer than any body within the default limits takes
+_JUDGE_S = 1.0
+_GRACE_S = 0.25  # what is nearly done is cheaper to finish than a new worker
+_RETRY_S = 1.0
+_BUSY_S = 2
+# a body with one of these may hold a schema, be it spelt with escapes
+_NOT_IN_PLACE = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    message: ToWorker
+    blobs: list[Blob]
+    limit_s: float
+    answer: asyncio.Future[tuple[ToGateway, list[bytearray]]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.blobs))
+
+
+Queues = tuple[deque[_Job], ...]
+
+
+class IngestPool:
+    """Runs on the event loop. Each of its slots has one worker process and one thread that waits
+    for it; all slots but one also take large jobs, so that small ones never wait for these."""
+
+    def __init__(
+        self,
+        reader: BodyReader,
+        model: ModelRef,
+        workers: int,
+        counts: IngestCounts | None = None,
+        waiting_jobs: int = WAITING_JOBS,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        assert workers > 0, workers
+        self._counts = counts or IngestCounts()
+        self._waiting_jobs = waiting_jobs
+        self._waiting_bytes = waiting_bytes
+        self._reader = reader
+        self._model = model
+        self._small: deque[_Job] = deque()
+        self._large: deque[_Job] = deque()
+        self._news = asyncio.Event()
+        self._is_warm = False
+        self._threads = ThreadPoolExecutor(workers, "phasescope-ingest")
+        self._running: set[WorkerProcess] = set()
+        # what each slot takes, and what it takes first: neither size can starve the other
+        takes = [(self._small,), *[(self._large, self._small)] * (workers - 1)]
+        if workers == 1:
+            takes = [(self._small, self._large)]
+        self._slots = [asyncio.create_task(self._serve(queues)) for queues in takes]
+
+    async def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
+        """A body's Reading; raises ApiError when too much waits or the worker fails."""
+        if self.reads_in_place(body):
+            return self._reader.read(operation, body, context_tokens)
+        answer, blobs = await self._do(_Job(ReadBody(operation, context_tokens), [body], _JOB_S))
+        assert isinstance(answer, ReadingHead), answer
+        return reading_of(answer, blobs)
+
+    @staticmethod
+    def reads_in_place(body: bytes) -> bool:
+        """Whether a body is small, and surely without a schema."""
+        return len(body) <= IN_PLACE_BYTES and not any(word in body for word in _NOT_IN_PLACE)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Of the workers that are ready or at work."""
+        return sorted(worker.pid for worker in self._running)
+
+    async def judge(self, grammar: Grammar, texts: list[str]) -> bool | None:
+        """Whether texts obey their grammar; None where that cannot be told, or not soon."""
+        try:
+            async with asyncio.timeout(_JUDGE_S):
+                answer, _ = await self._do(_Job(Judge(grammar, texts), [], _JUDGE_S))
+        except (ApiError, TimeoutError):
+            return None
+        assert isinstance(answer, Verdict), answer
+        return answer.valid
+
+    def warm_up(self) -> None:
+        """Start the workers now, before anybody waits for them."""
+        self._is_warm = True
+        self._news.set()
+
+    async def close(self) -> None:
+        """End all workers; whoever waits gets an error."""
+        for slot in self._slots:
+            slot.cancel()
+        for worker in self._running:
+            worker.kill()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+        for job in (*self._small, *self._large):
+            _fail(job, internal())
+        self._threads.shutdown(wait=False)
+
+    async def _do(self, job: _Job) -> tuple[ToGateway, list[bytearray]]:
+        waiting_bytes = self._counts.waiting_bytes
+        is_full = self._counts.waiting_jobs >= self._waiting_jobs
+        if is_full or (waiting_bytes and waiting_bytes + job.size_bytes > self._waiting_bytes):
+            self._counts.refused += 1
+            message = "as many long requests wait to be read as may"
+            raise busy(EndReason.QUEUE_FULL, message, _BUSY_S)
+        queue = self._large if job.size_bytes > LARGE_BYTES else self._small
+        queue.append(job)
+        self._count_waiting()
+        self._news.set()
+        try:
+            return await job.answer
+        finally:
+            _drop(queue, job)
+            self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        waiting = [*self._small, *self._large]
+        self._counts.waiting_jobs = len(waiting)
+        self._counts.waiting_bytes = sum(job.size_bytes for job in waiting)
+
+    async def _serve(self, queues: Queues) -> None:
+        """One slot: a worker, and a new one whenever it had to be ended."""
+        while True:
+            while not (self._is_warm or self._small or self._large):
+                await self._wait_for_news()
+            worker = await self._start()
+            if worker is None:
+                continue
+            self._running.add(worker)
+            try:
+                while await self._work(worker, await self._next(queues)):
+                    pass
+            finally:
+                self._running.discard(worker)
+                worker.end()
+
+    async def _start(self) -> WorkerProcess | None:
+        starting = self._in_thread(lambda: WorkerProcess.start(self._model))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the pool closes: the worker that comes is not wanted
+            with contextlib.suppress(WorkerDied, OSError):
+                (await starting).end()
+            raise
+        except (WorkerDied, OSError) as error:
+            log.error("an ingest worker did not start: %s", error or type(error).__name__)
+            self._counts.ended(WorkerEnd.NOT_STARTED)
+            for queue in (self._small, self._large):
+                while queue:
+                    _fail(queue.popleft(), internal())
+            self._count_waiting()
+            await asyncio.sleep(_RETRY_S)
+            return None
+
+    async def _next(self, queues: Queues) -> _Job:
+        while True:
+            for queue in queues:
+                while queue:
+                    job = queue.popleft()
+                    self._count_waiting()
+                    if not job.answer.done():
+                        return job
+            await self._wait_for_news()
+
+    async def _wait_for_news(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    async def _work(self, worker: WorkerProcess, job: _Job) -> bool:
+        """Have one job done; whether the worker lives on."""
+        asked, end = self._in_thread(lambda: worker.ask(job.message, job.blobs)), WorkerEnd.DIED
+        try:
+            await asyncio.wait({asked, job.answer}, timeout=job.limit_s,
+                               return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+            if not asked.done() and job.answer.done():  # the client left
+                await asyncio.wait({asked}, timeout=_GRACE_S)
+            if not asked.done():
+                end = WorkerEnd.CLIENT_LEFT if job.answer.done() else WorkerEnd.TIMEOUT
+                _fail(job, timed_out(EndReason.TIMEOUT))
+                worker.kill()
+            answer = await asked
+        except WorkerDied:
+            self._counts.ended(end)
+            _fail(job, internal())
+            worker.kill()
+            return False
+        except asyncio.CancelledError:  # the pool closes, and with it the worker
+            asked.add_done_callback(asyncio.Future.exception)
+            raise
+        if not job.answer.done():
+            job.answer.set_result(answer)
+        return True
+
+    def _in_thread(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _fail(job: _Job, error: ApiError) -> None:
+    if not job.answer.done():
+        job.answer.set_exception(error)
+
+
+def _drop(queue: deque[_Job], job: _Job) -> None:
+    with contextlib.suppress(ValueError):  # it is being worked on, or is done
+        queue.remove(job)

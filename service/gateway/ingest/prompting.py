@@ -1,0 +1,205 @@
+"""From a body to prompts for the engine: checks, template, tokens, limits. Pure functions.
+
+How long that takes is up to the client, so it does not run on the event loop unless the body
+is small (`ingest_pool`). Token ids leave here packed as they go over the wire: nobody between
+here and the engine needs to look at them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from service.config.settings import SamplingDefaults
+from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.ingest.schemas import (
+    GenerationRequest,
+    Operation,
+    parse_chat,
+    parse_completion,
+)
+from service.text.chat_template import TemplateError, render_chat
+from service.text.tokenizer import Tokenizer
+from telemetry.facts.clock import Clock
+
+_TEXT_DEFAULT_TOKENS = 16
+_LONG_CHARACTERS = 4096
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An ApiError that can travel between processes."""
+
+    status: int
+    message: str
+    kind: str
+    code: str | None
+    param: str | None
+
+    @classmethod
+    def of(cls, error: ApiError) -> Refusal:
+        return cls(error.status, error.message, error.kind, error.code, error.param)
+
+    def error(self) -> ApiError:
+        return ApiError(self.status, self.message, self.kind, self.code, self.param)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPrompt:
+    """Token ids as a MessagePack array."""
+
+    tokens: int
+    ids: bytes | bytearray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What became of a body, at which the work began at `begun_ns`. `request` is None if it could
+    not be parsed, else it is without its texts and was there at `parsed_ns`. A `refusal` is the
+    last word."""
+
+    begun_ns: int
+    request: GenerationRequest | None = None
+    parsed_ns: int = 0
+    prompts: tuple[PackedPrompt, ...] = ()
+    refusal: Refusal | None = None
+
+
+class BodyReader:
+    """Reads bodies for one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
+    ) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.least_tokens("")  # what that needs takes tenths of a second: not with a body
+        self._model = model
+        self._defaults = defaults
+        self._clock = clock
+
+    def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
+        """Everything up to the tokens. `context_tokens` None: no engine says yet what fits, so
+        the body is only parsed."""
+        begun_ns = self._clock.now_ns()
+        try:
+            request = self._parse(operation, body)
+        except ApiError as error:
+            return Reading(begun_ns=begun_ns, refusal=Refusal.of(error))
+        parsed_ns = self._clock.now_ns()
+        prompts: tuple[PackedPrompt, ...] = ()
+        refusal = None
+        if context_tokens is not None:
+            try:
+                _check_ids(request, self._tokenizer)
+                texts = self._texts(request)
+                prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
+            except ApiError as error:
+                refusal = Refusal.of(error)
+        return Reading(
+            begun_ns=begun_ns,
+            request=_without_texts(request),
+            parsed_ns=parsed_ns,
+            prompts=prompts,
+            refusal=refusal,
+        )
+
+    def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
+        match operation:
+            case Operation.CHAT:
+                request = parse_chat(body, self._defaults)
+            case Operation.TEXT:
+                request = parse_completion(body, self._defaults)
+        if request.model is not None and request.model != self._model:
+            raise model_not_found(request.model, self._model)
+        return request
+
+    def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
+        if request.messages is None:
+            assert request.prompts is not None
+            return request.prompts
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            raise bad_request("this model has no chat template; use /v1/completions")
+        bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
+        eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
+        try:
+            rendered = render_chat(
+                tokenizer.chat_template, request.messages, bos_token=bos, eos_token=eos
+            )
+        except TemplateError as error:
+            raise bad_request(str(error), "messages") from error
+        return (rendered,)
+
+    def _pack(
+        self, request: GenerationRequest, prompt: str | list[int], context_tokens: int
+    ) -> PackedPrompt:
+        if isinstance(prompt, list):
+            ids = self._checked(prompt)
+        else:
+            if len(prompt) > _LONG_CHARACTERS:
+                _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
+            is_chat = request.messages is not None
+            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
+            ids = encode(prompt)
+        output_limit(request, len(ids), context_tokens)
+        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        worst = max(ids)
+        if worst >= self._tokenizer.vocab_size:
+            raise bad_request(
+                f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                "prompt",
+            )
+        return ids
+
+
+def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
+    """Tokens that may be generated. Raises ApiError when prompt and wish do not fit."""
+    room = context_tokens - prompt_tokens
+    if prompt_tokens == 0:
+        raise bad_request("the prompt has no tokens", "prompt")
+    if room < 1:
+        raise _too_long(
+            f"the prompt has {prompt_tokens} tokens; the context of {context_tokens} tokens must "
+            "also hold the output"
+        )
+    if request.max_tokens is None:
+        return room if request.messages is not None else min(room, _TEXT_DEFAULT_TOKENS)
+    if request.max_tokens > room:
+        raise _too_long(
+            f"the prompt has {prompt_tokens} tokens and max_tokens is {request.max_tokens}; "
+            f"together they exceed the context of {context_tokens} tokens"
+        )
+    return request.max_tokens
+
+
+def _check_length(least_tokens: int, context_tokens: int) -> None:
+    """Refuse what cannot fit, however it is cut into tokens, before that is done."""
+    if least_tokens >= context_tokens:
+        raise _too_long(
+            f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
+            "tokens must also hold the output"
+        )
+
+
+def _too_long(message: str) -> ApiError:
+    return bad_request(message, "max_tokens", "context_length_exceeded")
+
+
+def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
+    for name, ids in (
+        ("stop_token_ids", request.stop_token_ids),
+        ("logit_bias", tuple(request.logit_bias or ())),
+    ):
+        if any(token_id >= tokenizer.vocab_size for token_id in ids):
+            raise bad_request(
+                f"{name}: a token id is outside the vocabulary of {tokenizer.vocab_size}", name
+            )
+
+
+def _without_texts(request: GenerationRequest) -> GenerationRequest:
+    """What is needed once the prompts are tokens: which kind they were, and how many."""
+    if request.messages is not None:
+        return replace(request, messages=())
+    return replace(request, prompts=("",) * len(request.prompts or ()))

@@ -1,0 +1,215 @@
+"""The bodies of the generation routes as types: parsing, caps and OpenAPI come from these.
+
+Every field that a client sizes has a cap (`limits`), or says by what else it is bounded; a test
+walks the types and finds those that do not. Null means the default, as OpenAI's clients have it.
+OpenAI's fields that this server lacks are there too, with the values that mean "off" as their
+type: `NOT_SUPPORTED` names them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from service.gateway.http import limits
+
+BOUNDED_BY = "bounded_by"
+
+BodyText = Annotated[str, Meta(extra={BOUNDED_BY: "--max-body"})]
+JsonSchema = Annotated[
+    dict[str, Any],
+    Meta(
+        description="A JSON schema; its size and nesting are capped, see docs/reference/limits.md.",
+        extra={BOUNDED_BY: "GRAMMAR_CHARACTERS and SCHEMA_LEVELS"},
+    ),
+]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARACTERS.value)]
+ChoiceTexts = Annotated[list[GrammarText], Meta(min_length=1, max_length=limits.CHOICE_TEXTS.value)]
+TokenId = Annotated[int, Meta(ge=0, le=limits.TOKEN_ID.value)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=limits.PROMPT_IDS.value)]
+PromptText = Annotated[str, Meta(min_length=1, extra={BOUNDED_BY: "--max-body"})]
+# msgspec has no union of lists, so that they are of one kind is checked after it
+Prompts = Annotated[
+    list[PromptText | TokenId | TokenIds],
+    Meta(
+        min_length=1,
+        max_length=limits.PROMPT_IDS.value,
+        extra_json_schema={
+            "anyOf": [
+                {"items": {"type": "string"}},
+                {"items": {"type": "integer"}},
+                {"items": {"type": "array"}},
+            ]
+        },
+    ),
+]
+StopText = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARACTERS.value)]
+StopTexts = Annotated[list[StopText], Meta(max_length=limits.STOPS.value)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[
+    dict[TokenId, Bias],
+    Meta(
+        max_length=limits.LOGIT_BIAS.value,
+        extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}},
+    ),
+]
+StopIds = Annotated[list[TokenId], Meta(max_length=limits.STOP_IDS.value)]
+AtLeastOneToken = Annotated[int, Meta(ge=1, le=limits.TOKENS.value)]
+Tokens = Annotated[int, Meta(ge=0, le=limits.TOKENS.value)]
+Logprobs = Annotated[int, Meta(ge=0, le=limits.LOGPROBS.value)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+WithoutEffect = Annotated[str, Meta(max_length=limits.USER_CHARACTERS.value)]
+MetadataKey = Annotated[str, Meta(max_length=limits.METADATA_KEY_CHARACTERS.value)]
+MetadataText = Annotated[str, Meta(max_length=limits.METADATA_CHARACTERS.value)]
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+NotTrue = Annotated[bool, Meta(extra_json_schema={"const": False})]
+OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    include_events: bool = False
+    include_obfuscation: bool = False
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`strict` changes nothing: a schema is always enforced."""
+
+    name: Annotated[
+        str,
+        Meta(
+            pattern="^[a-zA-Z0-9_-]{1,64}$",
+            min_length=1,
+            max_length=limits.SCHEMA_NAME_CHARACTERS.value,
+        ),
+    ]
+    schema: JsonSchema
+    strict: bool | None = None
+    description: (
+        Annotated[str, Meta(max_length=limits.SCHEMA_DESCRIPTION_CHARACTERS.value)] | None
+    ) = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's way to say what the text must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's way to say it; exactly one is set."""
+
+    json: JsonSchema | GrammarText | None = None
+    json_object: OnlyTrue | None = None
+    regex: GrammarText | None = None
+    grammar: GrammarText | None = None
+    choice: ChoiceTexts | None = None
+
+
+class NotSupported(Struct, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's fields that this server lacks, each with the values that mean "off"."""
+
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none"] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    store: NotTrue | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    suffix: Annotated[str, Meta(max_length=0)] | None = None
+    echo: NotTrue | None = None
+    best_of: Literal[1] | None = None
+
+
+NOT_SUPPORTED = frozenset(NotSupported.__struct_fields__)
+
+
+class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
+    """What both generation routes take. Null, or nothing, is the default."""
+
+    model: Annotated[str, Meta(max_length=limits.MODEL_CHARACTERS.value)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include_metrics: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=limits.CHOICES.value)] | None = None
+    max_tokens: AtLeastOneToken | None = None
+    min_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=limits.TOKENS.value)] | None = None
+    min_p: Share | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    # what is smaller makes logits infinite
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopIds | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | GrammarText | None = None
+    guided_regex: GrammarText | None = None
+    guided_grammar: GrammarText | None = None
+    guided_choice: ChoiceTexts | None = None
+    timeout: Annotated[float, Meta(gt=0, le=limits.TIMEOUT_S.value)] | None = None
+    priority: Annotated[int, Meta(ge=-limits.PRIORITY.value, le=limits.PRIORITY.value)] | None = (
+        None
+    )
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=limits.SALT_CHARACTERS.value)] | None
+    ) = None
+    cache_prefix: bool | None = None
+    user: WithoutEffect | None = None
+    safety_identifier: WithoutEffect | None = None
+    prompt_cache_key: WithoutEffect | None = None
+    metadata: (
+        Annotated[dict[MetadataKey, MetadataText], Meta(max_length=limits.METADATA_ENTRIES.value)]
+        | None
+    ) = None
+
+
+class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A part of a message; there are no others than text."""
+
+    type: Literal["text"]
+    text: BodyText
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message of the conversation so far."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: (
+        BodyText
+        | Annotated[list[TextPart], Meta(min_length=1, max_length=limits.CONTENT_PARTS.value)]
+    )
+    name: Annotated[str, Meta(max_length=limits.MESSAGE_NAME_CHARACTERS.value)] | None = None
+
+
+class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=limits.MESSAGES.value)]
+    max_completion_tokens: AtLeastOneToken | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+
+
+class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: PromptText | Prompts
+    logprobs: Logprobs | None = None

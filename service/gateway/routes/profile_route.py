@@ -1,0 +1,219 @@
+"""`POST /debug/profile`: the engine's next steps, kernel by kernel, for ui.perfetto.dev.
+
+The engine writes the trace to a file in a folder of the gateway's own, which is open to nobody
+else. Once the gateway has opened the file it removes the folder, so nothing stays behind
+whatever becomes of the client; and before the engine has answered it removes nothing, since the
+engine may be writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from service.gateway.errors import (
+    ApiError,
+    EngineUnavailable,
+    bad_request,
+    conflict,
+    draining,
+    error_of_end,
+    not_ready,
+)
+from service.gateway.generation.state import GatewayState
+from service.gateway.http import limits
+from service.gateway.routes.query_types import ProfileQuery
+from service.process import frames
+from telemetry.facts.clock import utc_stamp
+from telemetry.facts.reasons import EndReason
+
+_STEPS, _STEPS_MAX = ProfileQuery().steps, limits.PROFILE_STEPS.value
+_TIMEOUT_S, _TIMEOUT_S_MAX = ProfileQuery().timeout_s, limits.PROFILE_S.value
+_WRITING_S = 60.0
+_PART_BYTES = 1 << 20
+_GZIP_LEVEL, _GZIP_WBITS = 4, 31
+_POLL_S = 0.2
+
+
+async def profile(state: GatewayState, request: Request) -> Response:
+    """A trace of `steps` steps, or of those that there were within `timeout_s` or when the
+    server was told to stop."""
+    steps, timeout_s = _steps(request), _timeout_s(request)
+    if state.drain.active:
+        raise draining()
+    if state.bridge.is_profiling:
+        raise conflict(
+            "another profile is being recorded; try again when it is done", "profile_running"
+        )
+    try:
+        ended, file = await _recorded(state, request, steps, timeout_s)
+    except OSError as error:
+        raise _failed(error.strerror or str(error)) from error
+    return _answer(request, ended, file)
+
+
+async def _recorded(
+    state: GatewayState, request: Request, steps: int, timeout_s: float
+) -> tuple[frames.ProfileEnded, BinaryIO]:
+    """What the engine says of the profile, and its file. Raises ApiError, OSError."""
+    folder = tempfile.mkdtemp(prefix="phasescope-profile-")  # for this user alone
+    path = Path(folder, "trace.json")
+    try:
+        answer = state.bridge.start_profile(steps, str(path))
+    except EngineUnavailable:
+        shutil.rmtree(folder)
+        raise not_ready() from None
+    try:
+        ended = await _ended(state, request, answer, timeout_s)
+        return ended, path.open("rb")
+    finally:
+        if answer.done():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            state.bridge.stop_profile(keep=False)
+            answer.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
+
+
+async def _ended(
+    state: GatewayState,
+    request: Request,
+    answer: asyncio.Future[frames.ProfileEnded | None],
+    timeout_s: float,
+) -> frames.ProfileEnded:
+    """Raises ApiError when there will be no file, or nobody who wants it."""
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        done = await _first(answer, gone, timeout_s, lambda: state.drain.active)
+        if not done:
+            state.bridge.stop_profile(keep=True)
+            done = await _first(answer, gone, _WRITING_S)
+    finally:
+        gone.cancel()
+    if answer not in done:
+        raise _of_end(EndReason.DISCONNECT) if done else _stuck()
+    ended = answer.result()
+    if ended is None:
+        raise _of_end(EndReason.ENGINE_DIED)
+    if ended.error is not None:
+        raise _failed(ended.error)
+    return ended
+
+
+async def _first(
+    answer: asyncio.Future[Any],
+    gone: asyncio.Future[Any],
+    wait_s: float,
+    is_over: Callable[[], bool] = lambda: False,
+) -> set[asyncio.Future[Any]]:
+    """Those that are done; none when the time is up, or it is over."""
+    end_s = asyncio.get_running_loop().time() + wait_s
+    done: set[asyncio.Future[Any]] = set()
+    while not done and not is_over() and wait_s > 0:
+        step_s = min(wait_s, _POLL_S)
+        done, _ = await asyncio.wait(
+            (answer, gone), timeout=step_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        wait_s = end_s - asyncio.get_running_loop().time()
+    return done
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# The query
+
+
+def _steps(request: Request) -> int:
+    text = request.query_params.get("steps", str(_STEPS))
+    steps = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
+    if not 1 <= steps <= _STEPS_MAX:
+        message = f"steps must be a whole number from 1 to {_STEPS_MAX}, as in ?steps={_STEPS}"
+        raise bad_request(message, "steps", "invalid_steps")
+    return steps
+
+
+def _timeout_s(request: Request) -> float:
+    text = request.query_params.get("timeout_s", str(_TIMEOUT_S))
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s <= _TIMEOUT_S_MAX:
+        most = f"{_TIMEOUT_S_MAX:g}"
+        message = f"timeout_s must be a number above 0 and up to {most}, as in ?timeout_s={most}"
+        raise bad_request(message, "timeout_s", "invalid_timeout")
+    return timeout_s
+
+
+# The answer
+
+
+def _answer(request: Request, ended: frames.ProfileEnded, file: BinaryIO) -> Response:
+    headers = {
+        "content-disposition": f'attachment; filename="phasescope-profile-{utc_stamp()}.json"',
+        "vary": "accept-encoding",
+        "x-profile-steps": str(ended.steps),
+        "x-profile-contents": ended.contents,
+    }
+    packs = accepts_gzip(",".join(request.headers.getlist("accept-encoding")))
+    if packs:
+        headers["content-encoding"] = "gzip"
+    else:
+        headers["content-length"] = str(os.fstat(file.fileno()).st_size)
+    return StreamingResponse(_parts(file, packs), 200, headers, "application/json")
+
+
+async def _parts(file: BinaryIO, packs: bool) -> AsyncIterator[bytes]:
+    """The file in pieces, packed or as it is; a large one is never in memory as a whole."""
+    packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WBITS)
+    with file:
+        while raw := await asyncio.to_thread(file.read, _PART_BYTES):
+            part = await asyncio.to_thread(packer.compress, raw) if packs else raw
+            if part:
+                yield part
+    if packs:
+        yield packer.flush()
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """What an Accept-Encoding header says of gzip."""
+    for wanted in accept_encoding.lower().split(","):
+        coding, _, weight = wanted.replace(" ", "").partition(";q=")
+        if coding in ("gzip", "x-gzip"):
+            return weight == "" or weight.strip("0.") != ""
+    return False
+
+
+def _of_end(reason: EndReason) -> ApiError:
+    error = error_of_end(reason, lambda: 1)
+    assert error is not None, reason
+    return error
+
+
+def _failed(why: str) -> ApiError:
+    message = f"the profile could not be taken: {why}"
+    return ApiError(500, message, "server_error", "profile_failed")
+
+
+def _stuck() -> ApiError:
+    return ApiError(
+        503,
+        f"the engine has not handed over the profile within {_WRITING_S:g} s of its end: it is "
+        "held up in a step, or the trace is large; try again, with fewer steps",
+        "server_error",
+        "profile_stuck",
+        headers={"retry-after": "5"},
+    )

@@ -1,0 +1,41 @@
+"""Query parameters as types: their defaults and bounds, and what the OpenAPI document says."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from service.gateway.http import limits
+from telemetry.numbers.windows import WINDOWS_S
+from telemetry.stats.histogram_report import TOTAL
+
+_WORD_CHARACTERS = 32
+
+Window = Annotated[
+    str,
+    Meta(
+        max_length=_WORD_CHARACTERS,
+        description="The last so many seconds or minutes, or since the start.",
+        extra_json_schema={"enum": [TOTAL, *WINDOWS_S]},
+    ),
+]
+
+
+class HistogramsQuery(Struct, frozen=True, kw_only=True):
+    """`?window=1m`."""
+
+    window: Window = TOTAL
+
+
+class MetricsQuery(Struct, frozen=True, kw_only=True):
+    """`?classes=full` splits latencies by all parts of the workload class; else by SLO class."""
+
+    classes: str = ""
+
+
+class ProfileQuery(Struct, frozen=True, kw_only=True):
+    """How long to profile: so many steps, or so many seconds if that is less."""
+
+    steps: Annotated[int, Meta(ge=1, le=limits.PROFILE_STEPS.value)] = 20
+    timeout_s: Annotated[float, Meta(gt=0, le=limits.PROFILE_S.value)] = 30.0

@@ -1,0 +1,189 @@
+"""Every route in words and types, for the OpenAPI document; a test holds it against the app's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.routes import response_types as answers
+from service.gateway.routes.ops import TelemetryChange, TracingChange
+from service.gateway.routes.query_types import HistogramsQuery, MetricsQuery, ProfileQuery
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+BINARY = "application/vnd.phasescope.journal"
+EXPOSITIONS = (
+    "text/plain",
+    "application/openmetrics-text",
+    "application/vnd.google.protobuf",
+)
+
+WHY = {
+    400: "The request is wrong; `param` names the field, `code` the fault.",
+    401: "The key is missing or wrong.",
+    403: "This host, origin or key may not do that.",
+    404: "What the path or the body names is not there.",
+    408: "It took longer than its timeout, or than the server waits.",
+    409: "Not now: the state of the server or of the request forbids it.",
+    413: "The body is larger than `--max-body`.",
+    415: "The body is not of a type that is taken.",
+    429: "Too much at once; come back after `retry-after` seconds.",
+    500: "A fault of the server; the request id finds it in the server's log.",
+    503: "The engine is not ready, hangs or has died, or the server is shutting down.",
+}
+_ALWAYS = (401, 403, 429, 500, 503)
+_WITH_BODY = (400, 408, 413, 415)
+
+REQUEST_HEADERS = {
+    "x-request-id": "The id to know the request by; one that is malformed or in use is replaced.",
+    "x-tenant": "Who is charged, where no key says it; one that is too long counts as absent.",
+    "x-slo-class": "Which promise the request is measured by.",
+    "traceparent": "W3C trace context; a malformed one is ignored.",
+    "tracestate": "W3C trace state.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One method of one path. `answer` is the type of a 200 by its content type, None for bytes or
+    text; `errors` come beside those that every route may answer."""
+
+    method: str
+    path: str
+    summary: str
+    tag: str
+    answer: dict[str, Any]
+    body: type | None = None
+    query: type | None = None
+    headers: tuple[str, ...] = ()
+    errors: tuple[int, ...] = ()
+    not_ready: Any = answers.ErrorBody
+    path_parameters: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def statuses(self) -> list[int]:
+        """All errors that it documents."""
+        return sorted({*_ALWAYS, *self.errors, *(_WITH_BODY if self.body else ())})
+
+
+def _generation(path: str, summary: str, body: type, whole: type, chunk: type) -> Description:
+    return Description(
+        method="POST",
+        path=path,
+        summary=summary,
+        tag="generation",
+        answer={JSON: whole, EVENTS: chunk},
+        body=body,
+        headers=tuple(REQUEST_HEADERS),
+        errors=(404, 409),
+    )
+
+
+def _view(path: str, summary: str, **more: Any) -> Description:
+    return Description(
+        method="GET",
+        path=path,
+        summary=summary,
+        tag="debug",
+        answer={JSON: more.pop("answer", answers.View)},
+        **more,
+    )
+
+
+_REQUEST_ID = {"request_id": "As in `x-request-id`."}
+
+GENERATION = [
+    _generation(
+        "/v1/chat/completions", "Answer a conversation", ChatBody,
+        answers.ChatCompletion, answers.ChatCompletionChunk,
+    ),
+    _generation(
+        "/v1/completions", "Go on with a text", CompletionBody,
+        answers.Completion, answers.Completion,
+    ),
+    Description(
+        method="DELETE",
+        path="/v1/requests/{request_id}",
+        summary="End a live request",
+        tag="generation",
+        answer={JSON: answers.Deleted},
+        errors=(404,),
+        path_parameters=_REQUEST_ID,
+    ),
+    Description(
+        method="GET", path="/v1/models", summary="The model that is served", tag="generation",
+        answer={JSON: answers.Models},
+    ),
+    Description(
+        method="GET", path="/v1/models/{name}", summary="The model of that name", tag="generation",
+        answer={JSON: answers.Model}, errors=(404,),
+        path_parameters={"name": "As in `/v1/models`; it may contain slashes."},
+    ),
+]  # fmt: skip
+
+OPERATIONS = [
+    Description(
+        method="GET", path="/health", summary="Whether the gateway answers", tag="operations",
+        answer={JSON: answers.Health},
+    ),
+    Description(
+        method="GET", path="/ready", summary="Whether requests are taken", tag="operations",
+        answer={JSON: answers.Ready}, not_ready=answers.Ready,
+    ),
+    Description(
+        method="GET", path="/openapi.json", summary="This document", tag="operations",
+        answer={JSON: answers.View},
+    ),
+    Description(
+        method="GET", path="/metrics", summary="Metrics, in the format that Accept asks for",
+        tag="operations", answer=dict.fromkeys(EXPOSITIONS), query=MetricsQuery,
+    ),
+]  # fmt: skip
+
+DEBUG = [
+    _view("/debug/startup", "How long the start took, by stage"),
+    _view("/debug/snapshot", "The service at this moment"),
+    _view("/debug/diagnosis", "What is wrong, ranked, with evidence"),
+    _view("/debug/root", "What would have helped, replayed"),
+    _view("/debug/harm", "Whose work took others' time"),
+    _view("/debug/host", "The machine, and pauses with what they cost"),
+    _view("/debug/roofline", "What steps read and compute against what the hardware can do"),
+    _view("/debug/tracing", "What tracing does, has done and has cost"),
+    _view("/debug/telemetry", "Whether anything is recorded", answer=answers.Recording),
+    _view(
+        "/debug/histograms", "All histograms, to be merged with other processes'",
+        query=HistogramsQuery, errors=(400,),
+    ),
+    _view("/debug/slo", "Promises and how they are kept"),
+    _view(
+        "/debug/requests/{request_id}", "The timeline of one request", errors=(404,),
+        path_parameters=_REQUEST_ID,
+    ),
+    Description(
+        method="GET", path="/debug/journal", summary="What the flight recorder holds", tag="debug",
+        answer={BINARY: None}, errors=(404,),
+    ),
+    Description(
+        method="POST", path="/debug/cache/flush", summary="Forget every cached prefix", tag="debug",
+        answer={JSON: answers.Flushed},
+    ),
+    Description(
+        method="POST", path="/debug/dump", summary="Write the flight recorder to disk", tag="debug",
+        answer={JSON: answers.View}, errors=(404,),
+    ),
+    Description(
+        method="POST", path="/debug/profile", summary="The next steps, kernel by kernel",
+        tag="debug", answer={JSON: answers.View}, query=ProfileQuery, errors=(400, 409),
+    ),
+    Description(
+        method="PUT", path="/debug/tracing", summary="How much is traced", tag="debug",
+        answer={JSON: answers.View}, body=TracingChange, errors=(409,),
+    ),
+    Description(
+        method="PUT", path="/debug/telemetry", summary="Switch recording off or on", tag="debug",
+        answer={JSON: answers.Recording}, body=TelemetryChange, errors=(409,),
+    ),
+]  # fmt: skip
+
+DESCRIPTIONS = [*GENERATION, *OPERATIONS, *DEBUG]

@@ -1,0 +1,1 @@
+"""Models as files: found, fetched, read, and obeyed key by key."""

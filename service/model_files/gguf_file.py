@@ -1,0 +1,178 @@
+"""Reads the header of a GGUF file: metadata and where each tensor lies.
+
+The `gguf` package's reader builds an object for every string of the token list, which
+takes seconds; this one takes a tenth of one, and both processes read the file when the
+service starts. Dequantising is `service.model_files.gguf_blocks`' business. Layout: the GGUF v2/v3
+specification of ggml.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.config.settings import ConfigError
+from service.model_files.gguf_blocks import BlockFormat, dequantise, format_of
+
+_MAGIC = b"GGUF"
+_STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """`shape` is in row-major order (outermost first), `offset` from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: BlockFormat
+    offset: int
+    size_bytes: int
+
+
+class _Cursor:
+    """Walks the header; running off its end means that the file is cut short."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.at = 0
+
+    def scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self._data, self.at)
+        self.at += struct.calcsize("<" + code)
+        return value
+
+    def text(self) -> str:
+        length = self.scalar("Q")
+        end = self.at + length
+        if end > len(self._data):
+            raise struct.error("string beyond the end")
+        text = self._data[self.at : end].decode("utf-8", errors="replace")
+        self.at = end
+        return text
+
+    def texts(self, count: int) -> list[str]:
+        """So many strings: a token list has tens of thousands, so the loop is spelt out."""
+        data, at, last = self._data, self.at, len(self._data)
+        unpack = _LENGTH.unpack_from
+        found: list[str] = []
+        for _ in range(count):
+            (length,) = unpack(data, at)
+            at += 8 + length
+            if at > last:
+                raise struct.error("string beyond the end")
+            found.append(str(data[at - length : at], "utf-8", "replace"))
+        self.at = at
+        return found
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            item, length = self.scalar("I"), self.scalar("Q")
+            if item in _SCALARS:
+                values = struct.unpack_from(f"<{length}{_SCALARS[item]}", self._data, self.at)
+                self.at += struct.calcsize(f"<{length}{_SCALARS[item]}")
+                return list(values)
+            if item == _STRING:
+                return self.texts(length)
+            return [self.value(item) for _ in range(length)]
+        return self.scalar(_SCALARS[kind])
+
+
+class GgufFile:
+    """One open file: `metadata` by key, `tensors` by name."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when the file is missing, cut short or not GGUF."""
+        self.path = path
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is empty") from error
+        try:
+            self._read_header()
+        except (struct.error, KeyError, ValueError, MemoryError, OverflowError) as error:
+            raise ConfigError(
+                f"{path} is not a whole GGUF file (its header breaks off); fetch it again"
+            ) from error
+
+    def load(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """The tensor, dequantised to float32, its rows in `order` if one is given: an array
+        of the caller's own. Raises ConfigError."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise ConfigError(f"{self.path} has no tensor {name}")
+        raw = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
+        try:
+            rows = raw.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
+            if order is None:
+                return dequantise(rows, info.kind).reshape(info.shape)
+            if len(info.shape) == 1:
+                return dequantise(rows, info.kind).reshape(-1)[order]
+            return dequantise(rows[order], info.kind).reshape(info.shape)
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "
+                "cannot dequantise; use another quantisation of the model"
+            ) from error
+
+    def _read_header(self) -> None:
+        if self._data[:4] != _MAGIC:
+            raise ConfigError(f"{self.path} is not a GGUF file")
+        cursor = _Cursor(self._data)
+        cursor.at = 4
+        version = cursor.scalar("I")
+        if version not in (2, 3):
+            raise ConfigError(f"{self.path} is GGUF version {version}; 2 and 3 are supported")
+        tensor_count, entry_count = cursor.scalar("Q"), cursor.scalar("Q")
+        for _ in range(entry_count):
+            key = cursor.text()
+            self.metadata[key] = cursor.value(cursor.scalar("I"))
+        found = [self._tensor_entry(cursor) for _ in range(tensor_count)]
+        alignment = int(self.metadata.get("general.alignment", 32))
+        start = -(-cursor.at // alignment) * alignment
+        for name, shape, kind, offset in found:
+            self._add_tensor(name, shape, kind, start + offset)
+
+    def _tensor_entry(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockFormat, int]:
+        name = cursor.text()
+        dimensions = [cursor.scalar("Q") for _ in range(cursor.scalar("I"))]
+        kind = format_of(cursor.scalar("I"))
+        return name, tuple(reversed(dimensions)), kind, cursor.scalar("Q")
+
+    def _add_tensor(
+        self, name: str, shape: tuple[int, ...], kind: BlockFormat, offset: int
+    ) -> None:
+        values = int(np.prod(shape, dtype=np.int64))
+        size_bytes = values // kind.block_values * kind.block_bytes
+        if offset + size_bytes > len(self._data):
+            raise ConfigError(
+                f"{self.path} is cut short: tensor {name} ends at byte {offset + size_bytes}, "
+                f"the file at {len(self._data)}; fetch it again"
+            )
+        self.tensors[name] = TensorInfo(name, shape, kind, offset, size_bytes)

@@ -1,0 +1,152 @@
+"""The messages between gateway and engine process, and their framing.
+
+Each message is MessagePack behind a 4-byte little-endian length, over one local stream
+socket. From gateway to engine: one `Launch`, one `UseVocabulary`, then commands. From
+engine to gateway: `LoadProgress` while it loads, then one `Frame` a step: the emitted tokens
+and the step's facts are the same message, so no view can run ahead of another.
+`ProfileEnded` answers a `StartProfile`. `EngineFailed` is the engine's last word when it cannot
+go on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from service.config.settings import EngineConfig
+from service.engine.inbox import (
+    Cancel,
+    FlushCache,
+    Pause,
+    Resume,
+    SetRecording,
+    SetStepCost,
+    Submit,
+)
+from service.engine.plan import Emission
+from service.engine.vocabulary import Vocabulary
+from telemetry.facts.reasons import StepFailure
+from telemetry.facts.records import Fact
+
+EXIT_RANK_LOST = 3  # of the engine process; 2 is a configuration that cannot work
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """The engine's configuration: the first message it reads. Its process was started at
+    `begun_ns`."""
+
+    config: EngineConfig
+    begun_ns: int
+
+
+class UseVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """What grammars are compiled against: the second message. It comes when the gateway has
+    read the tokenizer, which it does while the engine reads the weights."""
+
+    vocabulary: Vocabulary
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process now; nothing is in flight that anybody waits for."""
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    """One stage of loading has begun."""
+
+    stage: str
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True):
+    """News of one step. `lost_facts` counts, since the start, what the lane refused."""
+
+    emissions: list[Emission]
+    facts: list[Fact]
+    lost_facts: int
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """Why the engine cannot start or go on; `message` is one line with the remedy.
+
+    `is_config` says that the user's settings or files are at fault, so that trying again
+    is useless. `failure` is set where the device does not compute any more.
+    """
+
+    message: str
+    is_config: bool
+    failure: StepFailure | None = None
+
+
+class StartProfile(msgspec.Struct, frozen=True, tag=True):
+    """Record the next `steps` steps with torch's profiler into a new file at `path`. The answer is
+    one ProfileEnded; until then there must not be another."""
+
+    steps: int
+    path: str
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag=True):
+    """End the profile with what it has, and write its file if `keep`. Nothing if none goes on."""
+
+    keep: bool
+
+
+class ProfileEnded(msgspec.Struct, frozen=True, tag=True):
+    """A profile holds `steps` steps; its file is there if that was wanted and `error`, one line,
+    is None. `contents` says in words what was recorded of a step."""
+
+    steps: int
+    contents: str
+    error: str | None = None
+
+
+ToEngine = (
+    Launch
+    | UseVocabulary
+    | Submit
+    | Cancel
+    | Pause
+    | Resume
+    | FlushCache
+    | SetRecording
+    | SetStepCost
+    | StartProfile
+    | StopProfile
+    | Shutdown
+)
+ToGateway = LoadProgress | Frame | ProfileEnded | EngineFailed
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+
+
+def encode(message: ToEngine | ToGateway) -> bytes:
+    """One framed message."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Unframer:
+    """Cuts a byte stream back into message payloads."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Payloads completed by `data`. Raises ValueError on an impossible length."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > MAX_MESSAGE_BYTES:
+                raise ValueError(f"frame of {length} bytes: the stream is out of step")
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]

@@ -1,0 +1,1 @@
+"""What a step costs: one model, its terms, and its named presets."""

@@ -1,0 +1,66 @@
+"""What a step computes, as the numbers that every model of its cost is made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from telemetry.facts.engine_records import StepRecorded
+
+
+def attended(tokens: int, context: int) -> int:
+    """How many tokens `tokens` new ones attend to, all together, on a context of so many: each
+    attends to the context, to those new ones that come before it, and to itself."""
+    return tokens * context + tokens * (tokens + 1) // 2
+
+
+def attention_pairs(tokens: int, context: int) -> float:
+    """The attention term of a prompt chunk: n * (k + n / 2) for n tokens on a context of k.
+
+    It is `attended` without half a token for each new one, which is proportional to the new
+    tokens and therefore part of what a prompt token costs.
+    """
+    return attended(tokens, context) - tokens / 2
+
+
+class Load(NamedTuple):
+    """What a step computes. `pairs` is the attention term of its prompts, `context_tokens` what
+    its decodes attend to. `sampled_rows` had the sampler run for them. `reshapes` says that the
+    step before it had another number of tokens."""
+
+    prompt_tokens: int = 0
+    pairs: float = 0.0
+    decode_tokens: int = 0
+    decode_rows: int = 0
+    context_tokens: int = 0
+    sampled_rows: int = 0
+    reshapes: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.decode_tokens
+
+    @property
+    def crossed(self) -> int:
+        """Prompt tokens times decode tokens: what they cost each other in one step."""
+        return self.prompt_tokens * self.decode_tokens
+
+    def after(self, tokens: int) -> Load:
+        """The same behind a step with so many tokens."""
+        return self._replace(reshapes=self.tokens != tokens)
+
+
+def load_of_step(step: StepRecorded) -> Load:
+    """What a recorded step computed."""
+    prompt_tokens = decode_tokens = decode_rows = context_tokens = sampled_rows = 0
+    pairs = 0.0
+    for row in step.rows:
+        if row.is_prefill:
+            prompt_tokens += row.tokens
+            pairs += attention_pairs(row.tokens, row.context_tokens)
+            sampled_rows += row.sampled > 0
+        else:
+            decode_tokens += row.tokens
+            decode_rows += 1
+            context_tokens += row.context_tokens
+            sampled_rows += 1
+    return Load(prompt_tokens, pairs, decode_tokens, decode_rows, context_tokens, sampled_rows)

@@ -1,0 +1,334 @@
+"""Facts that the engine writes: what came in, what was decided, what a step took.
+
+The rules for facts are in `telemetry.facts.records`, which has them all in one union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from telemetry.facts.fact import FactStruct as _Fact
+from telemetry.facts.reasons import EndReason, StartStage, StepFailure, WaitReason
+
+
+class StageTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One stage of a start; the next begins where it ends."""
+
+    name: StartStage
+    begin_ns: int
+    end_ns: int
+
+
+class ModelShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the bytes and operations of a step follow from (`telemetry.host.roofline`).
+
+    `weight_bytes` are of one weight of a matrix as it is stored, `cell_bytes` of one token's
+    keys and values in all layers.
+    """
+
+    layers: int
+    hidden: int
+    q_size: int
+    kv_size: int
+    ffn: int
+    vocab: int
+    weight_bytes: float
+    cell_bytes: int
+
+
+class EngineStarted(_Fact, frozen=True):
+    """The engine is ready; its limits are facts, so that replay needs no other source.
+
+    `stages` tile the time from the start of its process to `at_ns`.
+    """
+
+    at_ns: int
+    pid: int
+    model: str
+    backend: str
+    dtype: str
+    blocks_total: int
+    block_tokens: int
+    max_model_tokens: int
+    max_seqs: int
+    budget_tokens: int
+    chunked_prefill: bool
+    pipeline_depth: int
+    queue_limit_requests: int
+    queue_limit_tokens: int
+    policy: str = "fcfs"
+    itl_target_ns: int | None = None
+    tenant_max_seqs: int | None = None
+    tenant_queue_limit: int | None = None
+    ageing_ns: int = 30_000_000_000
+    prefix_cache: bool = True
+    cache_identity: str = ""
+    draft_tokens: int = 0
+    host_slots: int = 0
+    host_tenant_share: float = 1.0
+    host_ttl_ns: int | None = None
+    stages: tuple[StageTime, ...] = ()
+    shape: ModelShape | None = None
+
+
+class SequenceQueued(_Fact, frozen=True):
+    """The scheduler took a sequence into its waiting queue before step `step_id`.
+
+    `blocks` names the full blocks of its prompt: two sequences with a number in common have
+    the text up to there in common. Of a long prompt it names the first; steps name the others.
+    None: it may share nothing.
+    """
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    prompt_tokens: int
+    max_tokens: int
+    tenant: str
+    priority: int = 0
+    deadline_ns: int | None = None
+    constrained: bool = False
+    blocks: tuple[int, ...] | None = None
+
+
+class SequenceRefused(_Fact, frozen=True):
+    """The queue did not take a sequence; its end, with the reason, is the next fact of it."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    prompt_tokens: int
+    max_tokens: int
+    tenant: str
+    priority: int = 0
+    deadline_ns: int | None = None
+    constrained: bool = False
+
+
+class SequenceAdmitted(_Fact, frozen=True):
+    """A sequence came from the queue into the batch, first of all or after a preemption.
+
+    Of its tokens, `hit_tokens` were in the prefix cache, the last `host_tokens` of them in
+    the host tier; `ghost_tokens` more would have been in a larger cache.
+    """
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    known_tokens: int
+    hit_tokens: int
+    host_tokens: int
+    ghost_tokens: int
+
+
+class SequencePaused(_Fact, frozen=True):
+    """The sequence's reader is too slow; nothing is generated for it until it resumes."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+
+
+class SequenceResumed(_Fact, frozen=True):
+    """The reader of a paused sequence has caught up."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+
+
+class GrammarCompiled(_Fact, frozen=True):
+    """The sequence's grammar is there, or was refused; until now the sequence waited for it."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    compile_ns: int
+    cached: bool
+    refused: bool
+
+
+class StepCostSet(_Fact, frozen=True):
+    """From step `step_id` on the adaptive budget goes by this cost."""
+
+    at_ns: int
+    step_id: int
+    base_ns: int
+    prefill_token_ns: int
+    decode_row_ns: int
+    context_token_ns: int
+
+
+class StepAborted(_Fact, frozen=True):
+    """A step could not be computed, for which `failure` is the executor's reason; `sequences` ended
+    by it. `detail` is one line for people, which holds no number and so no token."""
+
+    at_ns: int
+    step_id: int
+    failure: StepFailure
+    detail: str
+    sequences: int
+
+
+class CacheFlushed(_Fact, frozen=True):
+    """Every cached prefix was forgotten, `blocks` of them unheld."""
+
+    at_ns: int
+    step_id: int
+    blocks: int
+
+
+class SequenceEnded(_Fact, frozen=True):
+    """The terminal fact of a sequence inside the engine; its blocks are free. `blocks` is of
+    older records, whose steps do not tell it: the names of its full blocks after its prompt's."""
+
+    seq_id: int
+    at_ns: int
+    step_id: int
+    reason: EndReason
+    output_tokens: int
+    preemptions: int
+    blocks: tuple[int, ...] = ()
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sequence's share of a step.
+
+    `tokens` were computed on top of `context_tokens` already in the cache; of them
+    `recompute_tokens` had been computed before a preemption threw them away. A decode
+    row has `is_prefill` false and one token, or more when it carries drafts. The row gave
+    `sampled` new tokens, which are committed at the step's `committed_ns`: a decode row of
+    t tokens had t - 1 drafts, of which sampled - 1 were right. A `wasted` row's sequence
+    had ended while the step was in flight, so its token was dropped.
+    """
+
+    seq_id: int
+    is_prefill: bool
+    tokens: int
+    context_tokens: int
+    recompute_tokens: int
+    sampled: int
+    wasted: bool
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A live sequence that got no row in the step, and the constraint that bound it."""
+
+    seq_id: int
+    reason: WaitReason
+    holder_seq_id: int | None
+
+
+class Filled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """More of a sequence's text is in the cache: `blocks` names its full blocks from block
+    `first_block` on, as `SequenceQueued` names those of its prompt."""
+
+    seq_id: int
+    first_block: int
+    blocks: tuple[int, ...]
+
+
+class DeviceTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the device's own clock says of a step: `busy_ns` from its first operation to its last,
+    and `bubble_ns` before that in which it had nothing to do since the step before; None for
+    the first step and for one after idling. One step in some also says what its time went
+    into: `attention_ns`, `matrices_ns` (and what lies between them) and `sampling_ns`; the
+    others have None."""
+
+    busy_ns: int
+    bubble_ns: int | None = None
+    attention_ns: int | None = None
+    matrices_ns: int | None = None
+    sampling_ns: int | None = None
+
+
+class StepRecorded(_Fact, frozen=True):
+    """One iteration of the engine loop; the only thing the hot loop writes.
+
+    Stamps, in order: `begin_ns` (commands are drained and the plan is made),
+    `planned_ns`, `launched_ns`, `forward_ns` (the model starts to run), `sample_ns`
+    (logits are ready), `collected_ns` (tokens are on the host), `committed_ns`. With a
+    pipeline deeper than one, steps overlap and each keeps its own stamps.
+
+    `skips` names each running sequence without a row, the head of the waiting queue, and
+    the first waiting sequence of each tenant that is at its limit (POLICY); every other
+    sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
+    sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
+    into the masks of `masked_rows` constrained rows. `filled` names the blocks that the step
+    made full, or found, beyond those that `SequenceQueued` names. `device` is None where the
+    device has no clock. `rank_skew_ns` adds up, over the sums in which the ranks of the model
+    meet, how long the first rank waited for the last one; None where one computes alone.
+    """
+
+    step_id: int
+    begin_ns: int
+    planned_ns: int
+    launched_ns: int
+    forward_ns: int
+    sample_ns: int
+    collected_ns: int
+    committed_ns: int
+    rows: tuple[Row, ...]
+    skips: tuple[Skip, ...]
+    preempted: tuple[int, ...]
+    budget_tokens: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    mask_ns: int = 0
+    masked_rows: int = 0
+    copied_blocks: int = 0
+    filled: tuple[Filled, ...] = ()
+    device: DeviceTimes | None = None
+    rank_skew_ns: int | None = None
+
+
+class EngineIdled(_Fact, frozen=True):
+    """Gauges at the moment when the engine has nothing (more) to run.
+
+    Written when the loop goes idle, so that a cancel that ends the last sequence is
+    seen although no step follows.
+    """
+
+    at_ns: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+
+
+class SequencesListed(_Fact, frozen=True):
+    """Every sequence that is live in the engine at `at_ns`. Of those up to `last_seq_id` the engine
+    has heard: one of them that is not in the list has ended, whatever else is recorded of it."""
+
+    at_ns: int
+    seq_ids: tuple[int, ...]
+    last_seq_id: int
+
+    def over(self, known: Iterable[int]) -> list[int]:
+        """Of the known sequences those that have ended; not those that are on their way in."""
+        live = frozenset(self.seq_ids)
+        return [one for one in known if one <= self.last_seq_id and one not in live]
+
+
+class RecordingSet(_Fact, frozen=True):
+    """From here on steps are recorded, or are not: what was not recorded cannot be replayed."""
+
+    at_ns: int
+    enabled: bool
+
+
+class ProfileTaken(_Fact, frozen=True):
+    """In [begin_ns, end_ns) torch's profiler recorded `steps` steps, which it made slower; the
+    engine stood still to start it, and to write its file. `at_ns` is `end_ns`."""
+
+    at_ns: int
+    begin_ns: int
+    end_ns: int
+    steps: int

@@ -1,0 +1,1 @@
+"""The machine: processes, pauses, GPUs, the roofline."""

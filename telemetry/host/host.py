@@ -1,0 +1,172 @@
+"""Samples the machine from the gateway's side: the engine is watched from outside.
+
+On each turn of the pump's thread it looks whether the event loop is late and whether the
+engine's thread, or our control group, had to wait for a CPU; once a second it writes a
+HostSampled.
+Everything is read from files of /proc and /sys that stay open, and each is optional: what
+a machine does not tell is unavailable, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from telemetry.facts.clock import Clock
+from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.reasons import HostProcess, PauseCause
+from telemetry.facts.recorder import Lane
+from telemetry.facts.unavailable import Unavailable
+from telemetry.host import proc
+from telemetry.host.loop_probe import LoopProbe
+from telemetry.host.proc import CpuTimes, Source
+
+SAMPLE_NS = 1_000_000_000
+LEAST_WAIT_NS = 20_000_000
+_NO_ENGINE = Unavailable("no engine is ready")
+
+
+class _Growth:
+    """What a counter has grown by since it was last asked."""
+
+    def __init__(self, read: Callable[[], int | Unavailable]) -> None:
+        self._read = read
+        self._last: int | None = None
+
+    def take(self) -> int | Unavailable:
+        value = self._read()
+        if isinstance(value, Unavailable):
+            return value
+        last, self._last = self._last, value
+        if last is None:
+            return Unavailable("the first of two readings was just taken")
+        return value - last
+
+
+class _Process:
+    """The main thread of a process, and its memory."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.times = proc.thread_times(pid, pid)
+        self.resident = proc.resident_bytes(pid)
+        self.run = _Growth(lambda: _part(self.times, 0))
+        self.wait = _Growth(lambda: _part(self.times, 1))
+        self.tick_wait = _Growth(lambda: _part(self.times, 1))
+
+    def close(self) -> None:
+        self.times.close()
+        self.resident.close()
+
+
+def _part(times: Source[CpuTimes], index: int) -> int | Unavailable:
+    found = times.read()
+    return found if isinstance(found, Unavailable) else found[index]
+
+
+class HostSampler:
+    """To be ticked by one thread; the lane must have no other writer."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        lane: Lane,
+        probe: LoopProbe,
+        engine_pid: Callable[[], int | None],
+    ) -> None:
+        self.unavailable: dict[str, str] = {}
+        self._clock = clock
+        self._lane = lane
+        self._probe = probe
+        self._engine_pid = engine_pid
+        self._gateway = _Process(os.getpid())
+        self._engine: _Process | None = None
+        self._throttled_source = proc.throttled_ns()
+        self._tick_throttled = _Growth(self._throttled_source.read)
+        self._throttled = _Growth(self._throttled_source.read)
+        self._steal_source = proc.steal_ns()
+        self._steal = _Growth(self._steal_source.read)
+        self._pressure_sources = {name: proc.pressure_ns(name) for name in ("cpu", "memory", "io")}
+        self._pressure = {
+            name: _Growth(source.read) for name, source in self._pressure_sources.items()
+        }
+        self._tick_ns = self._sampled_ns = clock.now_ns()
+
+    def close(self) -> None:
+        """Close the files; nobody ticks any more."""
+        self._gateway.close()
+        if self._engine is not None:
+            self._engine.close()
+        for source in (
+            self._throttled_source,
+            self._steal_source,
+            *self._pressure_sources.values(),
+        ):
+            source.close()
+
+    def tick(self) -> None:
+        """One look; writes what it has found."""
+        self._probe.look()
+        self._follow_engine()
+        now_ns = self._clock.now_ns()
+        self._note_waits(now_ns)
+        self._tick_ns = now_ns
+        if now_ns - self._sampled_ns >= SAMPLE_NS:
+            self._sample(now_ns)
+            self._sampled_ns = now_ns
+
+    def _follow_engine(self) -> None:
+        pid = self._engine_pid()
+        if self._engine is not None and self._engine.pid != pid:
+            self._engine.close()
+            self._engine = None
+        if self._engine is None and pid is not None:
+            self._engine = _Process(pid)
+
+    def _note_waits(self, now_ns: int) -> None:
+        if self._engine is not None:
+            waited = self._engine.tick_wait.take()
+            self._note(now_ns, HostProcess.ENGINE, PauseCause.OFF_CPU, waited)
+        throttled = self._tick_throttled.take()
+        for process in HostProcess:
+            self._note(now_ns, process, PauseCause.THROTTLED, throttled)
+
+    def _note(
+        self, now_ns: int, process: HostProcess, cause: PauseCause, lost: int | Unavailable
+    ) -> None:
+        if isinstance(lost, Unavailable) or lost < LEAST_WAIT_NS:
+            return
+        self._lane.append(
+            HostPaused(
+                at_ns=now_ns,
+                begin_ns=self._tick_ns,
+                end_ns=now_ns,
+                process=process,
+                cause=cause,
+                detail="main thread" if cause is PauseCause.OFF_CPU else "control group",
+                lost_ns=min(lost, now_ns - self._tick_ns),
+            )
+        )
+
+    def _sample(self, now_ns: int) -> None:
+        engine = self._engine
+        found: dict[str, int | Unavailable] = {
+            "engine_run_ns": engine.run.take() if engine else _NO_ENGINE,
+            "engine_wait_ns": engine.wait.take() if engine else _NO_ENGINE,
+            "engine_resident_bytes": engine.resident.read() if engine else _NO_ENGINE,
+            "gateway_run_ns": self._gateway.run.take(),
+            "gateway_wait_ns": self._gateway.wait.take(),
+            "gateway_resident_bytes": self._gateway.resident.read(),
+            "loop_lag_max_ns": self._probe.take_lag_max_ns(),
+            "steal_ns": self._steal.take(),
+            "throttled_ns": self._throttled.take(),
+            **{f"pressure_{name}_ns": growth.take() for name, growth in self._pressure.items()},
+        }
+        missing = {name: v.why for name, v in found.items() if isinstance(v, Unavailable)}
+        values = {name: v for name, v in found.items() if not isinstance(v, Unavailable)}
+        news = {name: why for name, why in missing.items() if self.unavailable.get(name) != why}
+        self.unavailable = missing
+        window_ns = now_ns - self._sampled_ns
+        self._lane.append(
+            HostSampled(at_ns=now_ns, window_ns=window_ns, unavailable=news, **values)
+        )

@@ -1,0 +1,349 @@
+"""Whose latency a pause cost, and how much: pauses intersected with steps and deliveries.
+
+A pause of the engine costs every sequence in it the time that they overlap, but for the time
+in which the sequence waits for its own grammar or its own reader. A pause of the gateway
+costs a request
+
+    not yet submitted        the overlap: nobody works on it;
+    with tokens committed    from the first such commit (or the pause's begin) to the pause's
+      in it, or before         end: they could not be sent;
+    else                     nothing: the pause was hidden behind the engine's work.
+
+An answer that is not streamed loses only from the commit of its last token on. A request with
+several choices loses what the worst of them loses. One that nobody could accept while the
+gateway stood still is accepted late and not counted: no fact knows of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    SequencesListed,
+    StepRecorded,
+)
+from telemetry.facts.host_records import HostSampled
+from telemetry.facts.reasons import HostProcess
+from telemetry.facts.records import (
+    EngineDied,
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestsListed,
+    SequenceSubmitted,
+    fact_ns,
+)
+from telemetry.host.pauses import Pause
+
+_KEEP_NS = 10_000_000_000
+_STEPS_KEPT = 2048
+_ROWS_KEPT = 131_072  # ten seconds of 256 rows at 50 steps/s, some 15 MiB
+_IMPACTS_KEPT = 512
+_VICTIMS_SHOWN = 16
+_STEPS_SHOWN = 8
+_FOREVER_NS = 1 << 62
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """`request_id` lost `lost_ns` to a pause."""
+
+    request_id: str
+    lost_ns: int
+
+
+class Impact(msgspec.Struct, frozen=True):
+    """One pause and what it cost. `victims` are those that lost most, of `victims_total`;
+    `victims_ns` is what all of them lost together; `step_ids` are the first steps it met."""
+
+    process: str
+    cause: str
+    detail: str
+    begin_ns: int
+    end_ns: int
+    lost_ns: int
+    step_ids: tuple[int, ...]
+    victims_total: int
+    victims_ns: int
+    victims: tuple[Victim, ...]
+
+
+class ImpactTotals(msgspec.Struct):
+    """Since the start, of one process and cause."""
+
+    pauses: int = 0
+    lost_ns: int = 0
+    victims: int = 0
+    victims_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """The engine's business from `submitted_ns` to `ended_ns`; `held` are its own waits."""
+
+    submitted_ns: int
+    ended_ns: int = _FOREVER_NS
+    held_since_ns: int | None = None
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+    def hold(self, at_ns: int) -> None:
+        if self.held_since_ns is None:
+            self.held_since_ns = at_ns
+
+    def let_go(self, at_ns: int) -> None:
+        if self.held_since_ns is not None:
+            self.held.append((self.held_since_ns, at_ns))
+            self.held_since_ns = None
+
+    def lost_ns(self, begin_ns: int, end_ns: int) -> int:
+        """Of [begin_ns, end_ns), what it spent in the engine and not held."""
+        begin_ns, end_ns = max(begin_ns, self.submitted_ns), min(end_ns, self.ended_ns)
+        lost_ns = max(0, end_ns - begin_ns)
+        for since_ns, until_ns in self.held:
+            lost_ns -= _overlap(since_ns, until_ns, begin_ns, end_ns)
+        if self.held_since_ns is not None:
+            lost_ns -= _overlap(self.held_since_ns, _FOREVER_NS, begin_ns, end_ns)
+        return lost_ns
+
+
+@dataclass(slots=True)
+class _Request:
+    accepted_ns: int
+    read_ns: int
+    stream: bool = False
+    ended_ns: int = _FOREVER_NS
+    sequences: dict[int, _Sequence] = field(default_factory=dict)
+
+
+class HostImpact:
+    """A fold, and the listener of a PauseLog that is fed after it."""
+
+    def __init__(self) -> None:
+        self.totals: dict[tuple[str, str], ImpactTotals] = {}
+        self.impacts: deque[Impact] = deque(maxlen=_IMPACTS_KEPT)
+        self.sample: HostSampled | None = None
+        self._requests: dict[str, _Request] = {}
+        self._owner: dict[int, str] = {}
+        self._steps: deque[StepRecorded] = deque()
+        self._rows = 0
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            match fact:
+                case StepRecorded():
+                    self._step(fact)
+                case HostSampled():
+                    self.sample = fact
+                    self._forget(fact.at_ns - _KEEP_NS)
+                case RequestAccepted() | RequestParsed() | SequenceSubmitted() | RequestEnded():
+                    self._request_fact(fact)
+                case EngineDied():
+                    for seq_id in self._owner:
+                        self._end(seq_id, fact.at_ns)
+                case SequencesListed():
+                    for seq_id in fact.over(self._owner):
+                        self._end(seq_id, fact.at_ns)
+                case RequestsListed():
+                    self._list_requests(fact)
+                case (
+                    SequenceQueued()
+                    | SequenceEnded()
+                    | SequencePaused()
+                    | SequenceResumed()
+                    | GrammarCompiled()
+                ):
+                    self._sequence_fact(fact)
+                case _:
+                    pass
+        if len(self._requests) > 4096 and facts:
+            self._forget(fact_ns(facts[-1]) - _KEEP_NS)
+
+    def on_pause(self, pause: Pause) -> None:
+        """A settled pause: who lost how much."""
+        met = self._met(pause)
+        first_tokens = _first_tokens(met, pause)
+        lost = {
+            request_id: self._lost_ns(request, pause, first_tokens)
+            for request_id, request in self._requests.items()
+        }
+        victims = sorted(
+            (Victim(request_id, ns) for request_id, ns in lost.items() if ns > 0),
+            key=lambda victim: -victim.lost_ns,
+        )
+        impact = Impact(
+            process=pause.process.value,
+            cause=pause.cause.value,
+            detail=pause.detail,
+            begin_ns=pause.begin_ns,
+            end_ns=pause.end_ns,
+            lost_ns=pause.lost_ns,
+            step_ids=tuple(step.step_id for step in met[:_STEPS_SHOWN]),
+            victims_total=len(victims),
+            victims_ns=sum(victim.lost_ns for victim in victims),
+            victims=tuple(victims[:_VICTIMS_SHOWN]),
+        )
+        self.impacts.append(impact)
+        totals = self.totals.setdefault((impact.process, impact.cause), ImpactTotals())
+        totals.pauses += 1
+        totals.lost_ns += impact.lost_ns
+        totals.victims += impact.victims_total
+        totals.victims_ns += impact.victims_ns
+
+    @property
+    def rows_kept(self) -> int:
+        """Rows of the steps that a pause may still have met."""
+        return self._rows
+
+    def _step(self, step: StepRecorded) -> None:
+        steps = self._steps
+        steps.append(step)
+        self._rows += len(step.rows)
+        while len(steps) > _STEPS_KEPT or (self._rows > _ROWS_KEPT and len(steps) > 1):
+            self._rows -= len(steps.popleft().rows)
+
+    # Requests
+
+    def _request_fact(
+        self, fact: RequestAccepted | RequestParsed | SequenceSubmitted | RequestEnded
+    ) -> None:
+        if isinstance(fact, RequestAccepted):
+            self._drop(fact.request_id)  # a client may use an id again
+            read_ns = fact.at_ns if fact.read_ns is None else fact.read_ns
+            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns)
+            return
+        request = self._requests.get(fact.request_id)
+        if request is None:
+            return
+        match fact:
+            case RequestParsed():
+                request.stream = fact.stream
+            case SequenceSubmitted():
+                request.sequences[fact.seq_id] = _Sequence(fact.at_ns)
+                self._owner[fact.seq_id] = fact.request_id
+            case RequestEnded():
+                request.ended_ns = fact.at_ns
+
+    def _list_requests(self, listed: RequestsListed) -> None:
+        """Who is over and lost its end was held up by nothing from now on."""
+        live = frozenset(listed.request_ids)
+        for request_id, request in self._requests.items():
+            is_open = request.ended_ns == _FOREVER_NS
+            if is_open and request.read_ns < listed.at_ns and request_id not in live:
+                request.ended_ns = listed.at_ns
+
+    @property
+    def live(self) -> int:
+        """Requests of which no end is known."""
+        return sum(request.ended_ns == _FOREVER_NS for request in self._requests.values())
+
+    def _sequence_fact(
+        self,
+        fact: SequenceQueued | SequenceEnded | SequencePaused | SequenceResumed | GrammarCompiled,
+    ) -> None:
+        sequence = self._sequence(fact.seq_id)
+        if sequence is None:
+            return
+        match fact:
+            case SequenceQueued(constrained=True) | SequencePaused():
+                sequence.hold(fact.at_ns)
+            case SequenceResumed() | GrammarCompiled():
+                sequence.let_go(fact.at_ns)
+            case SequenceEnded():
+                self._end(fact.seq_id, fact.at_ns)
+            case _:
+                pass
+
+    def _sequence(self, seq_id: int) -> _Sequence | None:
+        request = self._requests.get(self._owner.get(seq_id, ""))
+        return None if request is None else request.sequences.get(seq_id)
+
+    def _end(self, seq_id: int, at_ns: int) -> None:
+        sequence = self._sequence(seq_id)
+        if sequence is not None and sequence.ended_ns == _FOREVER_NS:
+            sequence.let_go(at_ns)
+            sequence.ended_ns = at_ns
+
+    def _forget(self, edge_ns: int) -> None:
+        for name in [n for n, request in self._requests.items() if request.ended_ns < edge_ns]:
+            self._drop(name)
+
+    def _drop(self, request_id: str) -> None:
+        old = self._requests.pop(request_id, None)
+        for seq_id in old.sequences if old is not None else ():
+            self._owner.pop(seq_id, None)
+
+    # Losses
+
+    def _met(self, pause: Pause) -> list[StepRecorded]:
+        """Steps that the pause met, oldest first."""
+        found: list[StepRecorded] = []
+        for step in reversed(self._steps):
+            if step.committed_ns <= pause.begin_ns:
+                break
+            if step.begin_ns < pause.end_ns:
+                found.append(step)
+        found.reverse()
+        return found
+
+    def _lost_ns(self, request: _Request, pause: Pause, first_tokens: dict[int, int]) -> int:
+        begin_ns, end_ns = pause.begin_ns, pause.end_ns
+        if request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
+            return 0
+        sequences = request.sequences
+        if pause.process is HostProcess.ENGINE:
+            inside = (sequence.lost_ns(begin_ns, end_ns) for sequence in sequences.values())
+            overlap_ns = max(inside, default=0)
+        else:
+            submitted_ns = max((s.submitted_ns for s in sequences.values()), default=end_ns)
+            before_ns = _overlap(request.accepted_ns, submitted_ns, begin_ns, end_ns)
+            due_ns = max(begin_ns, _due_ns(request, first_tokens))
+            overlap_ns = max(before_ns, end_ns - due_ns)
+        return overlap_ns * pause.lost_ns // (end_ns - begin_ns)
+
+    # Views
+
+    def as_dict(self, unavailable: dict[str, str]) -> dict[str, object]:
+        """For `/debug/host`: newest pauses first."""
+        return {
+            "sample": None if self.sample is None else msgspec.structs.asdict(self.sample),
+            "unavailable": unavailable,
+            "totals": [
+                {"process": process, "cause": cause, **msgspec.structs.asdict(totals)}
+                for (process, cause), totals in sorted(self.totals.items())
+            ],
+            "pauses": list(reversed(self.impacts)),
+        }
+
+
+def _overlap(since_ns: int, until_ns: int, begin_ns: int, end_ns: int) -> int:
+    return max(0, min(until_ns, end_ns) - max(since_ns, begin_ns))
+
+
+def _due_ns(request: _Request, first_tokens: dict[int, int]) -> int:
+    """From when on something of the request was to be sent."""
+    sequences = request.sequences
+    due_ns = max((s.ended_ns for s in sequences.values()), default=_FOREVER_NS)
+    if request.stream:
+        for seq_id in sequences:
+            due_ns = min(due_ns, first_tokens.get(seq_id, due_ns))
+    return due_ns
+
+
+def _first_tokens(steps: list[StepRecorded], pause: Pause) -> dict[int, int]:
+    """When the first token was committed in the pause, by sequence."""
+    found: dict[int, int] = {}
+    for step in steps:
+        if pause.begin_ns <= step.committed_ns < pause.end_ns:
+            for row in step.rows:
+                if row.sampled and not row.wasted:
+                    found.setdefault(row.seq_id, step.committed_ns)
+    return found

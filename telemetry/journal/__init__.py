@@ -1,0 +1,1 @@
+"""The record of all facts: in memory, on disk, as dumps, and read back."""

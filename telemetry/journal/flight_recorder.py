@@ -1,0 +1,202 @@
+"""The flight recorder: the journal in memory, its dumps, its files, and the stall watchdog.
+
+It has a thread of its own, so that a dump is written, and a stall seen, while the engine is
+stopped, a fold hangs or the gateway's event loop is blocked. Dumps are asked for by
+`request_dump` (which never blocks and is safe in a signal handler) or `dump`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from telemetry.facts.clock import Clock
+from telemetry.facts.pump import Pump
+from telemetry.facts.recorder import Lane
+from telemetry.facts.recorder_stats import RecorderStats
+from telemetry.journal.dumps import KEPT, Dump, DumpReason, DumpRefused, Dumps
+from telemetry.journal.journal import Journal
+from telemetry.journal.journal_files import JournalFiles
+from telemetry.journal.watchdog import StallWatchdog
+
+log = logging.getLogger("phasescope.recorder")
+
+_TICK_S = 0.25
+_PUMP_WAIT_S = 0.25
+_AFTERMATH_NS = 500_000_000
+_JOIN_S = 5.0
+
+Poke = Callable[[Callable[[], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A dump that is wanted; it is taken at `due_ns`, so that the aftermath is in it."""
+
+    reason: DumpReason
+    asked_ns: int
+    due_ns: int
+    answer: Future[Dump]
+
+
+class FlightRecorder:
+    """`journal` and `watchdog` are folds for the pump; `lane` brings it the verdicts.
+
+    `poke` runs something on the gateway's event loop, to see whether that still answers.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        pump: Pump,
+        journal: Journal,
+        watchdog: StallWatchdog,
+        dump_folder: Path,
+        dumps_kept: int = KEPT,
+        files: JournalFiles | None = None,
+        poke: Poke | None = None,
+    ) -> None:
+        self.journal = journal
+        self.watchdog = watchdog
+        self.lane = Lane()
+        self._clock = clock
+        self._pump = pump
+        self._dumps = Dumps(dump_folder, clock, self.frames, dumps_kept)
+        self._files = files
+        self._poke = poke
+        self._loop_seen_ns: int | None = None
+        self._deaths = 0
+        self._asked: deque[_Asked] = deque()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="phasescope-recorder", daemon=True)
+
+    def attach(self) -> None:
+        """Become part of the pump."""
+        self._pump.add_lane(self.lane)
+        self._pump.add_fold("journal", self.journal)
+        self._pump.add_fold("watchdog", self.watchdog)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take the dumps that are still wanted, end the files; bounded. After the pump."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+        for asked in self._asked:
+            asked.answer.cancel()
+        if self._files is not None and not self._thread.is_alive():
+            self.journal.seal()
+            self._files.write(self.journal)
+            self._files.close()
+
+    def request_dump(self, reason: DumpReason) -> None:
+        """Ask for a dump and forget it. Takes no lock: a signal handler may call it."""
+        now_ns = self._clock.now_ns()
+        wait_ns = _AFTERMATH_NS if reason is DumpReason.ENGINE_DIED else 0
+        self._asked.append(_Asked(reason, now_ns, now_ns + wait_ns, Future()))
+
+    def dump(self, reason: DumpReason) -> Future[Dump]:
+        """Ask for a dump at once. The answer may be a DumpRefused or an OSError."""
+        now_ns = self._clock.now_ns()
+        asked = _Asked(reason, now_ns, now_ns, Future())
+        self._asked.append(asked)
+        self._wake.set()
+        return asked.answer
+
+    def frames(self, reason: str) -> list[bytes]:
+        """The file of a dump taken now, with what is in the lanes; nothing is written."""
+        self._catch_up()
+        return self.journal.frames(reason, self._pump.facts_lost)
+
+    def stats(self) -> RecorderStats:
+        dumps = self._dumps
+        return RecorderStats(
+            journal=self.journal.stats(),
+            dumps={reason.value: dumps.written[reason] for reason in DumpReason},
+            dumps_suppressed={reason.value: dumps.suppressed[reason] for reason in DumpReason},
+            dumps_failed=dumps.failed,
+            last_dump=dumps.last_path,
+            stalls=self.watchdog.stalls,
+            files_error=None if self._files is None else self._files.error,
+        )
+
+    def tick(self) -> None:
+        """One turn of the thread; also for tests with a clock of their own."""
+        self.journal.seal_if_old()
+        if self._files is not None:
+            self._files.write(self.journal)
+        self._watch()
+        self._take_dumps()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(_TICK_S)
+            self._wake.clear()
+            try:
+                self.tick()
+            except Exception:
+                log.exception("the flight recorder goes on after an error")
+        self._take_dumps(is_last=True)
+
+    def _catch_up(self) -> None:
+        """Have the pump bring what is in the lanes, unless a fold holds it up."""
+        if self._pump.lock.acquire(timeout=_PUMP_WAIT_S):
+            try:
+                self._pump.run_once()
+            finally:
+                self._pump.lock.release()
+
+    def _watch(self) -> None:
+        now_ns = self._clock.now_ns()
+        if self._poke is not None:
+            self._loop_seen_ns = self._loop_seen_ns or now_ns
+            self._poke(self._loop_answers)
+        if self.watchdog.is_stalled(now_ns):
+            self._catch_up()  # the step may be in a lane
+            silent_ns = None if self._loop_seen_ns is None else now_ns - self._loop_seen_ns
+            stall = self.watchdog.check(now_ns, silent_ns)
+            if stall is not None:
+                log.warning(
+                    "no step for %.1f s although %d sequences are live (engine process: %s)",
+                    (stall.at_ns - stall.since_ns) / 1e9,
+                    stall.sequences,
+                    stall.process_state,
+                )
+                self.lane.append(stall)
+                self.request_dump(DumpReason.STALL)
+        if self.watchdog.deaths > self._deaths:
+            self._deaths = self.watchdog.deaths
+            self.request_dump(DumpReason.ENGINE_DIED)
+
+    def _loop_answers(self) -> None:
+        self._loop_seen_ns = self._clock.now_ns()
+
+    def _take_dumps(self, is_last: bool = False) -> None:
+        now_ns = self._clock.now_ns()
+        for _ in range(len(self._asked)):
+            asked = self._asked.popleft()
+            if asked.due_ns > now_ns and not is_last:
+                self._asked.append(asked)
+            else:
+                self._take_dump(asked)
+
+    def _take_dump(self, asked: _Asked) -> None:
+        try:
+            dump = self._dumps.write(asked.reason, asked.asked_ns)
+        except DumpRefused as error:
+            asked.answer.set_exception(error)
+        except Exception as error:
+            log.warning("a dump (%s) could not be written: %s", asked.reason.value, error)
+            asked.answer.set_exception(error)
+        else:
+            log.warning("dump (%s): %s, %d bytes", dump.reason.value, dump.path, dump.bytes)
+            asked.answer.set_result(dump)

@@ -1,0 +1,224 @@
+"""What must be known of the present before the facts that follow can be understood.
+
+When the flight recorder drops its oldest facts, requests that were live then lose their
+beginning. So it carries, for each point at which it may be cut, the facts that name the live
+requests and their sequences (accepted, parsed, tokenized, submitted, queued, first admitted,
+grammar, a pause that goes on), the engine's start and its last step cost. What is cut off for
+good is what had happened to those requests: their steps, tokens and waits so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from telemetry.facts.engine_records import (
+    EngineStarted,
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    SequencesListed,
+    StepCostSet,
+)
+from telemetry.facts.records import (
+    EngineDied,
+    Fact,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestsListed,
+    RequestTokenized,
+    SequenceSubmitted,
+)
+from telemetry.journal.journal_format import encode_facts
+
+_LIVE_KEPT = 8192
+
+
+@dataclass(slots=True)
+class _Live:
+    """One live request; `encoded` is its facts as they were carried last."""
+
+    facts: list[Fact]
+    seq_ids: set[int] = field(default_factory=set)
+    has_ended: bool = False
+    encoded: bytes | None = None
+
+
+class LiveRequests:
+    """Follows the facts. Who lost its end is forgotten when it is not listed as live any more.
+    Bounded: beyond `_LIVE_KEPT` requests the oldest is forgotten."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Live] = {}
+        self._owners: dict[int, str] = {}
+        self._early: dict[int, list[Fact]] = {}
+        self._engine: dict[type, Fact] = {}
+        self._engine_encoded: bytes | None = None
+        self._take: dict[type, Callable[[Any], None]] = {
+            EngineStarted: self._engine_fact,
+            StepCostSet: self._engine_fact,
+            EngineDied: self._engine_died,
+            RequestAccepted: self._accepted,
+            RequestParsed: self._request_fact,
+            RequestTokenized: self._request_fact,
+            RequestEnded: self._request_ended,
+            SequenceSubmitted: self._submitted,
+            SequenceQueued: self._sequence_fact,
+            SequenceAdmitted: self._admitted,
+            GrammarCompiled: self._sequence_fact,
+            SequencePaused: self._sequence_fact,
+            SequenceResumed: self._resumed,
+            SequenceEnded: lambda fact: self._end_sequence(fact.seq_id, fact),
+            SequencesListed: self._sequences_listed,
+            RequestsListed: self._requests_listed,
+        }
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def live(self) -> int:
+        """Requests and sequences of which something is carried."""
+        return len(self._requests) + len(self._owners) + len(self._early)
+
+    def take(self, fact: Fact) -> None:
+        handler = self._take.get(type(fact))
+        if handler is not None:
+            handler(fact)
+
+    def encoded(self) -> tuple[bytes, ...]:
+        """The engine's facts, then those of each live request, as encoded arrays. What did
+        not change since the last call is the same object."""
+        if self._engine_encoded is None:
+            self._engine_encoded = encode_facts(list(self._engine.values()))
+        groups = [self._engine_encoded] if self._engine else []
+        for live in self._requests.values():
+            if live.encoded is None:
+                live.encoded = encode_facts(live.facts)
+            groups.append(live.encoded)
+        return tuple(groups)
+
+    # The engine
+
+    def _engine_fact(self, fact: EngineStarted | StepCostSet) -> None:
+        self._engine[type(fact)] = fact
+        self._engine_encoded = None
+
+    def _engine_died(self, fact: EngineDied) -> None:
+        """With it die all sequences; requests live on until their own end."""
+        self._engine.clear()
+        self._engine_encoded = None
+        self._owners.clear()
+        self._early.clear()
+        for request_id, live in list(self._requests.items()):
+            live.seq_ids.clear()
+            self._forget_if_over(request_id, live)
+
+    # Requests
+
+    def _accepted(self, fact: RequestAccepted) -> None:
+        self._requests.pop(fact.request_id, None)
+        self._requests[fact.request_id] = _Live([fact])
+        if len(self._requests) > _LIVE_KEPT:
+            oldest = next(iter(self._requests))
+            for seq_id in self._requests.pop(oldest).seq_ids:
+                self._owners.pop(seq_id, None)
+
+    def _request_fact(self, fact: RequestParsed | RequestTokenized) -> None:
+        live = self._requests.get(fact.request_id)
+        if live is not None:
+            self._add(live, fact)
+
+    def _submitted(self, fact: SequenceSubmitted) -> None:
+        early = self._early.pop(fact.seq_id, ())
+        live = self._requests.get(fact.request_id)
+        if live is None:
+            return
+        self._owners[fact.seq_id] = fact.request_id
+        live.seq_ids.add(fact.seq_id)
+        self._add(live, fact)
+        for known in early:
+            self._add(live, known)
+
+    def _request_ended(self, fact: RequestEnded) -> None:
+        """Its sequences may still run: they end it when they end."""
+        live = self._requests.get(fact.request_id)
+        if live is not None:
+            live.has_ended = True
+            self._add(live, fact)
+            self._forget_if_over(fact.request_id, live)
+
+    def _requests_listed(self, listed: RequestsListed) -> None:
+        listed_ids = frozenset(listed.request_ids)
+        for request_id, live in list(self._requests.items()):
+            accepted = live.facts[0]
+            assert isinstance(accepted, RequestAccepted)
+            if accepted.was_read_before(listed.at_ns) and request_id not in listed_ids:
+                live.has_ended = True
+                self._forget_if_over(request_id, live)
+
+    # Sequences
+
+    def _sequence_fact(self, fact: SequenceQueued | GrammarCompiled | SequencePaused) -> None:
+        live = self._owner(fact.seq_id)
+        if live is not None:
+            self._add(live, fact)
+        elif isinstance(fact, SequenceQueued):
+            self._note_early(fact)
+
+    def _note_early(self, fact: SequenceQueued) -> None:
+        """A sequence can be queued before the news that it was submitted."""
+        self._early[fact.seq_id] = [fact]
+        if len(self._early) > _LIVE_KEPT:
+            del self._early[next(iter(self._early))]
+
+    def _admitted(self, fact: SequenceAdmitted) -> None:
+        """The first time counts: later ones follow a preemption."""
+        live = self._owner(fact.seq_id)
+        if live is not None and not any(
+            isinstance(known, SequenceAdmitted) and known.seq_id == fact.seq_id
+            for known in live.facts
+        ):
+            self._add(live, fact)
+
+    def _resumed(self, fact: SequenceResumed) -> None:
+        live = self._owner(fact.seq_id)
+        if live is not None:
+            live.facts = [
+                known
+                for known in live.facts
+                if not (isinstance(known, SequencePaused) and known.seq_id == fact.seq_id)
+            ]
+            live.encoded = None
+
+    def _sequences_listed(self, listed: SequencesListed) -> None:
+        for seq_id in listed.over([*self._owners, *self._early]):
+            self._end_sequence(seq_id, None)
+
+    def _end_sequence(self, seq_id: int, fact: SequenceEnded | None) -> None:
+        """None: its end was lost."""
+        self._early.pop(seq_id, None)
+        request_id = self._owners.pop(seq_id, None)
+        live = self._requests.get(request_id) if request_id is not None else None
+        if live is not None and request_id is not None:
+            live.seq_ids.discard(seq_id)
+            if fact is not None and (live.seq_ids or not live.has_ended):
+                self._add(live, fact)
+            self._forget_if_over(request_id, live)
+
+    def _owner(self, seq_id: int) -> _Live | None:
+        request_id = self._owners.get(seq_id)
+        return None if request_id is None else self._requests.get(request_id)
+
+    def _add(self, live: _Live, fact: Fact) -> None:
+        live.facts.append(fact)
+        live.encoded = None
+
+    def _forget_if_over(self, request_id: str, live: _Live) -> None:
+        if live.has_ended and not live.seq_ids:
+            del self._requests[request_id]

@@ -1,0 +1,78 @@
+"""The folds over facts that were read back: the same code, the same order, the same numbers.
+
+A journal keeps facts in the order in which the live folds took them, and no fold depends on
+how they come in batches. So a fold over a whole journal ends in the state that the live one
+was in. Of a journal that was cut, timelines of the requests that were live at the cut lack
+their beginning; those are named in `Replay.cut` and give no measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from telemetry.facts.pump import Fold
+from telemetry.facts.records import Fact, fact_ns
+from telemetry.journal.journal_reader import Journal
+from telemetry.ledger.accountant import Accountant
+from telemetry.requests.classes import ClassBook
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
+from telemetry.requests.timelines import TimelineStore
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.window_fold import WindowFold
+
+_BATCH_FACTS = 512
+
+
+def replay_folds(
+    facts: Iterable[Fact], folds: Sequence[Fold], batch_facts: int = _BATCH_FACTS
+) -> int | None:
+    """Feed the facts to each fold; returns the last stamp, None when there was no fact.
+
+    What a fold raises comes out: offline there is nothing to keep alive.
+    """
+    stream = iter(facts)
+    last_ns: int | None = None
+    while batch := list(islice(stream, batch_facts)):
+        for fold in folds:
+            fold.on_facts(batch)
+        newest_ns = max(map(fact_ns, batch))
+        last_ns = newest_ns if last_ns is None else max(last_ns, newest_ns)
+    return last_ns
+
+
+class Replay:
+    """The gateway's folds over one journal; `folds` are any others, fed alongside."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        folds: Sequence[Fold] = (),
+        on_timeline: Sequence[Callable[[RequestTimeline], None]] = (),
+        capacity: int = 1_000_000,
+        policy: SloPolicy = DEFAULT_POLICY,
+    ) -> None:
+        """Reads it all. `policy` is that of the server, where it had a file of its own.
+
+        Raises JournalError.
+        """
+        self.cut = journal.cut_requests
+        self.histograms = Histograms(ClassBook(policy))
+        self.timelines = TimelineStore(capacity)
+        self.window = WindowFold(self.histograms)
+        self.accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
+        self.phases = PhaseFold(
+            [self.timelines.on_timeline, self.window.on_timeline, *on_timeline],
+            [self.histograms.on_measured],
+            self.accountant,
+            self.cut,
+        )
+        last_ns = replay_folds(journal.facts(), (self.phases, self.window, *folds))
+        self.last_ns = max(journal.header.at_ns, last_ns or 0)
+
+    def request(self, request_id: str) -> bytes | None:
+        """What `/debug/requests/{id}` answered when the journal was written, as JSON; None
+        when the journal does not know the request."""
+        return self.timelines.get(request_id, self.phases, self.last_ns)

@@ -1,0 +1,1 @@
+"""The exact ledger: who took which nanosecond of a request."""

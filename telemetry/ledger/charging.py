@@ -1,0 +1,254 @@
+"""Charges an interval of a sequence's life to the steps of the tape.
+
+A sequence that has a row in a step waits for all of it: its own row, everybody else's, and
+what no row owns. One that waits for the step pays the same, with nothing of its own. Others'
+prompts and masks are charged to whom they belong to; others' decodes are charged together and
+to nobody, because a batch is slow by its size and not by one of its rows, and because naming
+each would cost as much as the batch is large, for each token. An interval that begins or ends
+within a step takes the very parts that it covers; the rows' time, which has no order within a
+step, is scaled and rounded by largest remainders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from telemetry.facts.reasons import HostProcess
+from telemetry.host.pauses import Pause
+from telemetry.ledger.tape import GAP_NS, At, Share, Tape, apportion
+from telemetry.ledger.track import Track
+from telemetry.requests.account import Book, Part, State
+
+_PAUSES_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """The last pauses of each process, in the order of their ends."""
+
+    engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+    gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
+
+    def of(self, process: HostProcess) -> deque[Pause]:
+        return self.engine if process is HostProcess.ENGINE else self.gateway
+
+
+class Charger:
+    """Puts intervals of one sequence into a book. `own` are the sequences of its request, itself
+    among them: what those take is the request's own."""
+
+    def __init__(
+        self, tape: Tape, pauses: Pauses, track: Track, own: Mapping[int, Track] | None = None
+    ) -> None:
+        self._tape = tape
+        self._pauses = pauses
+        self._track = track
+        self._own = {track.seq_id: track} if own is None else own
+        self.book: Book = Book()
+
+    def plain(self, state: State, reason: str, part: Part, begin_ns: int, end_ns: int) -> None:
+        """All of [begin, end) into one part."""
+        if end_ns > begin_ns:
+            self.book[state, reason, part, None] += end_ns - begin_ns
+
+    def gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) in the gateway's hands: into one part, less its known pauses."""
+        self.plain(state, "", part, begin_ns, end_ns)
+        for pause, since_ns, until_ns in _meeting(self._pauses.gateway, begin_ns, end_ns):
+            self._move(state, "", (part,), until_ns - since_ns, pause.cause.value)
+
+    def shared(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) by the steps that own it; what no step owns is of no known owner."""
+        if end_ns <= begin_ns:
+            return
+        before = self.book.total()
+        first, stop = self._tape.overlapping(begin_ns, end_ns)
+        inner = [i for i in (first, stop - 1) if first < stop and self._cut(i, begin_ns, end_ns)]
+        whole_first = first + 1 if first in inner else first
+        whole_stop = stop - 1 if stop - 1 in inner else stop
+        for index in dict.fromkeys(inner):
+            self._partial(state, reason, index, begin_ns, end_ns)
+        if whole_first < whole_stop:
+            self._whole(state, reason, whole_first, whole_stop)
+        rest_ns = end_ns - begin_ns - (self.book.total() - before)
+        self._gap(state, reason, rest_ns)
+        self._pause(state, reason, begin_ns, end_ns)
+
+    def unknown(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+        """[begin, end) where the sequence had neither a row nor a reason to have none: gaps
+        between steps are gaps, a step's body has no known owner."""
+        if end_ns <= begin_ns:
+            return
+        first, stop = self._tape.overlapping(begin_ns, end_ns)
+        body_ns = 0
+        for index in range(first, stop):
+            start_ns, step_end_ns = (
+                self._tape.stamp(index, At.START),
+                self._tape.stamp(index, At.END),
+            )
+            body_ns += max(0, min(end_ns, step_end_ns) - max(begin_ns, start_ns))
+        if body_ns:
+            self.book[state, reason, Part.UNATTRIBUTED, None] += body_ns
+        self._gap(state, reason, end_ns - begin_ns - body_ns)
+        self._pause(state, reason, begin_ns, end_ns)
+
+    def _cut(self, index: int, begin_ns: int, end_ns: int) -> bool:
+        before_ns, step_end_ns = self._tape.stamp(index, At.BEFORE), self._tape.stamp(index, At.END)
+        return begin_ns > before_ns or end_ns < step_end_ns
+
+    def _gap(self, state: State, reason: str, gap_ns: int) -> None:
+        """A turn-around of the loop; of a longer one nobody knows what it was."""
+        if gap_ns > 0:
+            self.book[state, reason, Part.GAP, None] += min(gap_ns, GAP_NS)
+        if gap_ns > GAP_NS:
+            self.book[state, reason, Part.UNATTRIBUTED, None] += gap_ns - GAP_NS
+
+    def _whole(self, state: State, reason: str, first: int, stop: int) -> None:
+        """The steps [first, stop), each with the gap before it."""
+        tape, book = self._tape, self.book
+        sums = tape.sums(first, stop)
+        for share, part in _PLAIN_SHARES:
+            book[state, reason, part, None] += sums[share]
+        own_ns = sum(track.decodes_ns(first, stop) for track in self._own.values())
+        self._decodes(state, reason, own_ns, sums[Share.DECODES] - own_ns)
+        unnamed_mask_ns = sums[Share.MASK]
+        for index, named in tape.named(first, stop):
+            for seq_id, spent_ns in zip(named.prompt_ids, named.prompts_ns, strict=True):
+                self._prompt(state, reason, seq_id, spent_ns)
+            if named.masked:
+                mask_ns = tape.sum(Share.MASK, index, index + 1)
+                self._mask(state, reason, named.masked, mask_ns)
+                unnamed_mask_ns -= mask_ns
+        book[state, reason, Part.CO_MASK, None] += unnamed_mask_ns
+        for index, split_ns in self._track.split.items():
+            if first <= index < stop:
+                self._split(state, reason, split_ns)
+
+    def _partial(self, state: State, reason: str, index: int, begin_ns: int, end_ns: int) -> None:
+        tape, book = self._tape, self.book
+        stamps, shares = tape.stamps(index), tape.sums(index, index + 1)
+        named = next((found for _, found in tape.named(index, index + 1)), None)
+
+        def covered(start: At, stop: At) -> int:
+            return max(0, min(end_ns, stamps[stop]) - max(begin_ns, stamps[start]))
+
+        self._gap(state, reason, covered(At.BEFORE, At.START))
+        host_ns = covered(At.START, At.FORWARD) + covered(At.COLLECTED, At.END)
+        book[state, reason, Part.HOST, None] += host_ns
+        sampling_ns = covered(At.SAMPLE, At.COLLECTED)
+        mask_ns, plain_ns = apportion((shares[Share.MASK], shares[Share.SAMPLING]), sampling_ns)
+        if sampling_ns and not shares[Share.MASK]:
+            mask_ns, plain_ns = 0, sampling_ns
+        book[state, reason, Part.SAMPLE, None] += plain_ns
+        if mask_ns:
+            self._mask(state, reason, named.masked if named else (), mask_ns)
+        forward_ns = covered(At.FORWARD, At.SAMPLE)
+        if not forward_ns:
+            return
+        own_ns = sum(track.decodes_ns(index, index + 1) for track in self._own.values())
+        parts = [shares[share] for share in (Share.BASE, Share.INTERACTION, Share.SLOW)]
+        prompts_ns = named.prompts_ns if named else ()
+        decodes_ns = (own_ns, shares[Share.DECODES] - own_ns)
+        scaled = apportion([*parts, *decodes_ns, *prompts_ns], forward_ns)
+        book[state, reason, Part.BASE, None] += scaled[0]
+        book[state, reason, Part.INTERACTION, None] += scaled[1]
+        book[state, reason, Part.SLOW_STEP, None] += scaled[2]
+        self._decodes(state, reason, scaled[3], scaled[4])
+        prompt_ids = named.prompt_ids if named else ()
+        for seq_id, spent_ns in zip(prompt_ids, scaled[5:], strict=True):
+            self._prompt(state, reason, seq_id, spent_ns)
+            if seq_id == self._track.seq_id and index in self._track.split:
+                self._split(state, reason, apportion(self._track.split[index], spent_ns))
+
+    def _decodes(self, state: State, reason: str, own_ns: int, others_ns: int) -> None:
+        self.book[state, reason, Part.OWN_DECODE, None] += own_ns
+        self.book[state, reason, Part.CO_DECODE, None] += others_ns
+
+    def _prompt(self, state: State, reason: str, seq_id: int, spent_ns: int) -> None:
+        own = seq_id in self._own
+        key = (
+            state,
+            reason,
+            Part.OWN_PREFILL if own else Part.CO_PREFILL,
+            None if own else seq_id,
+        )
+        self.book[key] += spent_ns
+
+    def _split(self, state: State, reason: str, split_ns: Sequence[int]) -> None:
+        """Of the sequence's own prompt, what was computed again or could have been reused."""
+        _, again_ns, avoidable_ns = split_ns
+        self.book[state, reason, Part.OWN_PREFILL, None] -= again_ns + avoidable_ns
+        self.book[state, reason, Part.OWN_RECOMPUTE, None] += again_ns
+        self.book[state, reason, Part.OWN_AVOIDABLE, None] += avoidable_ns
+
+    def _mask(self, state: State, reason: str, masked: Sequence[int], mask_ns: int) -> None:
+        """Masks are made one after another, for all that are constrained alike."""
+        if not masked:
+            self.book[state, reason, Part.CO_MASK, None] += mask_ns
+            return
+        for seq_id, spent_ns in zip(masked, apportion([1] * len(masked), mask_ns), strict=True):
+            own = seq_id in self._own
+            key = (state, reason, Part.MASK if own else Part.CO_MASK, None if own else seq_id)
+            self.book[key] += spent_ns
+
+    def _pause(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
+        """Known pauses take over what they cover: of gaps, host work and sampling all, of the
+        rows' time no more than the step was slow."""
+        for pause, since_ns, until_ns in _meeting(self._pauses.engine, begin_ns, end_ns):
+            self._take_over(state, reason, since_ns, until_ns, pause.cause.value)
+
+    def _take_over(
+        self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
+    ) -> None:
+        left_ns = until_ns - since_ns
+        for index in range(*self._tape.overlapping(since_ns, until_ns)):
+            stamps, slow_ns = self._tape.stamps(index), self._tape.sum(Share.SLOW, index, index + 1)
+            for start, stop, parts in _PAUSABLE:
+                within_ns = min(until_ns, stamps[stop]) - max(since_ns, stamps[start])
+                if within_ns > 0:
+                    left_ns -= within_ns
+                    most_ns = min(within_ns, slow_ns) if start is At.FORWARD else within_ns
+                    self._move(state, reason, parts, most_ns, cause)
+        self._move(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
+
+    def _move(
+        self, state: State, reason: str, parts: tuple[Part, ...], most_ns: int, cause: str
+    ) -> None:
+        for part in parts:
+            taken_ns = min(self.book[state, reason, part, None], most_ns)
+            if taken_ns > 0:
+                self.book[state, reason, part, None] -= taken_ns
+                self.book[state, reason, Part.HOST_STALL, cause] += taken_ns
+                most_ns -= taken_ns
+
+
+_PAUSABLE = (
+    (At.BEFORE, At.START, (Part.UNATTRIBUTED, Part.GAP)),
+    (At.START, At.FORWARD, (Part.HOST,)),
+    (At.FORWARD, At.SAMPLE, (Part.SLOW_STEP,)),
+    (At.SAMPLE, At.COLLECTED, (Part.SAMPLE,)),
+    (At.COLLECTED, At.END, (Part.HOST,)),
+)
+_PLAIN_SHARES = (
+    (Share.HOST, Part.HOST),
+    (Share.BASE, Part.BASE),
+    (Share.INTERACTION, Part.INTERACTION),
+    (Share.SLOW, Part.SLOW_STEP),
+    (Share.SAMPLING, Part.SAMPLE),
+    (Share.SHORT_GAP, Part.GAP),
+    (Share.LONG_GAP, Part.UNATTRIBUTED),
+)
+
+
+def _meeting(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
+    """The pauses that meet [begin, end), with what they cover of it. Time that was counted and
+    not stamped is taken to be the end of the interval in which it was lost."""
+    for pause in reversed(pauses):
+        if pause.end_ns <= begin_ns:
+            break
+        since_ns = max(begin_ns, pause.end_ns - pause.lost_ns)
+        until_ns = min(end_ns, pause.end_ns)
+        if since_ns < until_ns:
+            yield pause, since_ns, until_ns

@@ -1,0 +1,186 @@
+"""Cuts a request's life into intervals of one state, and charges each.
+
+    accepted     submitted                                     last token       ended
+       +--ingest-----+--wait--+--run--+--skip--+--run--+-- ... ----+----deliver----+
+
+In the engine a sequence runs while a step has a row of it. Else it waits for the reason that
+the scheduler recorded; without one, for the next plan, which the running step holds up. Where
+steps overlap, a step that was begun waits for the one in flight.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from telemetry.facts.reasons import EndReason, Outcome, WaitReason
+from telemetry.ledger.charging import Charger
+from telemetry.ledger.tape import At, Tape
+from telemetry.ledger.track import Track
+from telemetry.requests.account import Part, State
+from telemetry.requests.phases import RequestTimeline, SequenceTimeline, WaitSpan
+
+NEXT_STEP = "next_step"
+IN_FLIGHT = "in_flight"
+_OWN_CAUSES = {WaitReason.GRAMMAR: Part.GRAMMAR, WaitReason.CLIENT_PAUSE: Part.CLIENT}
+
+
+def critical_of(timeline: RequestTimeline) -> SequenceTimeline | None:
+    """The sequence whose last token, or end, came last."""
+    return max(timeline.sequences, key=_last_ns, default=None)
+
+
+def _last_ns(sequence: SequenceTimeline) -> int:
+    if sequence.token_ns:
+        return sequence.token_ns[-1]
+    return sequence.ended_ns or 0
+
+
+def charge_life(
+    charger: Charger,
+    timeline: RequestTimeline,
+    sequence: SequenceTimeline,
+    track: Track,
+    tape: Tape,
+) -> None:
+    """All of [accepted, ended): before the engine, in the engine, after it."""
+    end_ns = timeline.ended.at_ns
+    submitted_ns = sequence.submitted_ns if sequence.submitted_ns is not None else end_ns
+    submitted_ns = charge_ingest(charger, timeline, min(submitted_ns, end_ns))
+    tail_ns = end_ns
+    finished = timeline.outcome is Outcome.FINISHED
+    if finished and sequence.token_ns:
+        tail_ns = sequence.token_ns[-1]
+    elif sequence.ended_ns is not None:
+        tail_ns = sequence.ended_ns
+    tail_ns = max(submitted_ns, min(tail_ns, end_ns))
+    charge_engine(charger, sequence, track, tape, submitted_ns, tail_ns)
+    text_ns = timeline.ended.detokenized_ns if finished else None
+    text_ns = tail_ns if text_ns is None else max(tail_ns, min(text_ns, end_ns))
+    charger.gateway(State.DELIVER, Part.DETOKENIZE, tail_ns, text_ns)
+    charger.gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
+
+
+def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) -> int:
+    """[accepted, until) by the gateway's stages; where it ends."""
+    at_ns = timeline.accepted.at_ns
+    until_ns = max(at_ns, until_ns)
+    read_ns = timeline.accepted.read_ns
+    parsed, tokenized = timeline.parsed, timeline.tokenized
+    stages = [
+        (Part.ACCEPT, at_ns if read_ns is None else read_ns),
+        (Part.PARSE, parsed.at_ns if parsed else until_ns),
+        (Part.TOKENIZE, tokenized.at_ns if tokenized else until_ns),
+    ]
+    for part, border_ns in stages:
+        stop_ns = max(at_ns, min(border_ns, until_ns))
+        charger.gateway(State.INGEST, part, at_ns, stop_ns)
+        at_ns = stop_ns
+    charger.gateway(State.INGEST, Part.DISPATCH, at_ns, until_ns)
+    return until_ns
+
+
+def charge_engine(
+    charger: Charger,
+    sequence: SequenceTimeline,
+    track: Track,
+    tape: Tape,
+    begin_ns: int,
+    end_ns: int,
+) -> None:
+    """[begin, end) of a sequence in the engine: steps with a row of it, and all between."""
+    at_ns = begin_ns
+    for begun_ns, start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns):
+        begun_ns = max(at_ns, min(begun_ns, start_ns))
+        _charge_rest(charger, sequence, at_ns, begun_ns)
+        charger.shared(
+            State.SKIP if at_ns > begin_ns else State.WAIT, IN_FLIGHT, begun_ns, start_ns
+        )
+        charger.shared(State.RUN, "", start_ns, stop_ns)
+        at_ns = stop_ns
+    if sequence.end_reason is EndReason.ENGINE_DIED and track.steps:
+        charger.plain(State.RUN, "", Part.LOST_STEP, at_ns, end_ns)
+    else:
+        _charge_rest(charger, sequence, at_ns, end_ns)
+
+
+def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
+    """Successive steps with a row, put together, within [begin, end): when the first was begun,
+    when its body starts, when the last one's ends."""
+    first, stop = tape.overlapping(begin_ns, end_ns)
+    steps = track.steps
+    place, end = bisect_left(steps, first), bisect_left(steps, stop)
+    if 0 < place < end and first > tape.first and steps[place - 1] == steps[place] - 1:
+        place -= 1  # the gap before a step belongs to the run that it goes on with
+    runs: list[tuple[int, int, int]] = []
+    while place < end:
+        last = _last_of_run(steps, place, end)
+        start_ns = tape.stamp(steps[place], At.START)
+        runs.append((tape.stamp(steps[place], At.BEGUN), start_ns, tape.stamp(steps[last], At.END)))
+        place = last + 1
+    cut = ((begun_ns, max(a, begin_ns), min(b, end_ns)) for begun_ns, a, b in runs)
+    return [run for run in cut if run[1] < run[2]]
+
+
+def _last_of_run(steps: Sequence[int], place: int, end: int) -> int:
+    """The last place of the unbroken row of steps that begins at `place`, by doubling: a sequence
+    has a row in nearly every step of its life."""
+    reach = 1
+    while place + reach < end and steps[place + reach] - steps[place] == reach:
+        reach *= 2
+    low, high = place + reach // 2, min(place + reach, end)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if steps[middle] - steps[place] == middle - place:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _charge_rest(charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int) -> None:
+    """A time without a row: by its recorded waits, in order, and what lies between those."""
+    at_ns = begin_ns
+    for wait in sequence.waits:
+        start_ns, stop_ns = max(at_ns, wait.start_ns), min(end_ns, wait.end_ns)
+        if start_ns >= stop_ns:
+            continue
+        _charge_unsaid(charger, sequence, at_ns, start_ns)
+        state = _state(sequence, start_ns)
+        own = _OWN_CAUSES.get(wait.reason)
+        if own is not None:
+            charger.plain(state, wait.reason.value, own, start_ns, stop_ns)
+        else:
+            charger.shared(state, _reason(wait), start_ns, stop_ns)
+        at_ns = stop_ns
+    _charge_unsaid(charger, sequence, at_ns, end_ns)
+
+
+def _charge_unsaid(
+    charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int
+) -> None:
+    """No reason is recorded: before its first step a sequence waits for the next plan, which
+    the running step holds up; later only turn-arounds of the loop are left."""
+    scheduled_ns = end_ns if sequence.scheduled_ns is None else sequence.scheduled_ns
+    middle_ns = max(begin_ns, min(scheduled_ns, end_ns))
+    charger.shared(State.WAIT, NEXT_STEP, begin_ns, middle_ns)
+    state = _state(sequence, middle_ns)
+    if state is State.PREEMPTED:
+        charger.shared(state, NEXT_STEP, middle_ns, end_ns)
+    else:
+        charger.unknown(State.RUN, "", middle_ns, end_ns)
+
+
+def _state(sequence: SequenceTimeline, at_ns: int) -> State:
+    if any(gap.start_ns <= at_ns < gap.end_ns for gap in sequence.preempted):
+        return State.PREEMPTED
+    if sequence.scheduled_ns is None or at_ns < sequence.scheduled_ns:
+        return State.WAIT
+    return State.SKIP
+
+
+def _reason(wait: WaitSpan) -> str:
+    """Behind the head of the queue one waits for the head's own reason."""
+    if wait.reason is WaitReason.HEAD_OF_LINE and wait.head_reason is not None:
+        return f"{wait.reason.value}/{wait.head_reason.value}"
+    return wait.reason.value

@@ -1,0 +1,118 @@
+"""Sends metrics over OTLP every few seconds, from a thread that holds nobody up.
+
+Counters and histograms are cumulative: an export that fails loses nothing, the next one
+says it all, so nothing is retried and nothing is queued.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceResponse,
+)
+
+from telemetry.facts.clock import Clock, read_wall_anchor
+from telemetry.metrics.families import Family, Labels, one_by_one
+from telemetry.metrics.otlp_metrics import Interval, export_request
+from telemetry.traces.otlp_wire import Sender
+
+log = logging.getLogger("phasescope.otlp")
+
+_TIMEOUT_S = 5.0
+_LAST_TIMEOUT_S = 1.0
+_JOIN_S = 1.5
+
+
+@dataclass(slots=True)
+class PushStats:
+    """Counters since the start; `last_error` is one line."""
+
+    exported: int = 0
+    failed: int = 0
+    points_rejected: int = 0
+    busy_ns: int = 0
+    last_error: str | None = None
+
+
+class MetricPusher:
+    """Asks `collect` for everything, and sends it, every `interval_s` and once at the end."""
+
+    def __init__(
+        self,
+        collect: Callable[[], Sequence[Family]],
+        sender: Sender,
+        clock: Clock,
+        resource: Labels,
+        target: str,
+        interval_s: float,
+    ) -> None:
+        self.stats = PushStats()
+        self.target = target
+        self._collect = collect
+        self._sender = sender
+        self._clock = clock
+        self._resource = resource
+        self._interval_s = interval_s
+        self._started_ns = clock.now_ns()
+        self._anchor = read_wall_anchor()
+        self._reachable = True
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="phasescope-metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def shutdown(self) -> None:
+        """One last export, for a bounded time; call it when all facts have been folded."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+        if self._thread.is_alive():
+            log.warning("the last metrics were not exported: %s does not answer", self.target)
+        closer = threading.Thread(target=self._sender.close, daemon=True)
+        closer.start()  # may wait for the export that hangs
+        closer.join(_JOIN_S / 3)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self._export(_TIMEOUT_S)
+        self._export(_LAST_TIMEOUT_S)
+
+    def _export(self, timeout_s: float) -> None:
+        begin_ns = self._clock.now_ns()
+        try:
+            interval = Interval(
+                self._anchor.to_unix_ns(self._started_ns), read_wall_anchor().unix_ns
+            )
+            families = one_by_one(self._collect())
+            request = export_request(families, self._resource, interval).SerializeToString()
+            answer = self._sender.send(request, timeout_s)
+            response = ExportMetricsServiceResponse.FromString(answer.body)
+        except Exception as error:
+            self._note_failure(f"{type(error).__name__}: {error}".partition("\n")[0])
+        else:
+            if answer.error is None:
+                self._note_success(response)
+            else:
+                self._note_failure(answer.error)
+        self.stats.busy_ns += self._clock.now_ns() - begin_ns
+
+    def _note_success(self, response: ExportMetricsServiceResponse) -> None:
+        self.stats.exported += 1
+        self.stats.points_rejected += response.partial_success.rejected_data_points
+        if response.partial_success.error_message:
+            self.stats.last_error = response.partial_success.error_message
+        if not self._reachable:
+            log.warning("metrics reach %s again", self.target)
+        self._reachable = True
+
+    def _note_failure(self, error: str) -> None:
+        self.stats.failed += 1
+        self.stats.last_error = error
+        if self._reachable:
+            log.warning("metrics do not reach %s (%s); serving goes on", self.target, error)
+        self._reachable = False

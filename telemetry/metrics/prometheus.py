@@ -1,0 +1,219 @@
+"""Prometheus exposition of the Snapshot and the histograms: families, text 0.0.4, OpenMetrics.
+
+The two text formats differ little: OpenMetrics has units, exemplars and an end mark, and
+names a counter's family without `_total`. A protobuf with native histograms is written by
+`telemetry.metrics.prometheus_protobuf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from telemetry.facts.pump import FoldCost
+from telemetry.facts.reasons import StepFailure
+from telemetry.facts.recorder_stats import RecorderStats
+from telemetry.metrics import catalog
+from telemetry.metrics.exemplars import Exemplar, by_bucket
+from telemetry.metrics.families import Family, HistogramPoint, Sample
+from telemetry.metrics.metric import Metric
+from telemetry.metrics.tracing_metrics import tracing_samples
+from telemetry.stats.slo_report import SloReport
+from telemetry.stats.totals import Totals
+from telemetry.stats.window import Snapshot
+
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+def scalar_families(snapshot: Snapshot, costs: Sequence[FoldCost]) -> list[Family]:
+    """Gauges and counters. What was not measured is absent, never 0."""
+    found = [Family(metric, tuple(samples)) for metric, samples in _scalars(snapshot, costs)]
+    if snapshot.slo is not None:
+        found += [Family(metric, tuple(s)) for metric, s in _slo(snapshot.slo)]
+    return found
+
+
+def text(families: Iterable[Family]) -> bytes:
+    """Version 0.0.4."""
+    lines: list[str] = []
+    for family in families:
+        metric = family.metric
+        help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {metric.exposed} {help_text}")
+        lines.append(f"# TYPE {metric.exposed} {metric.kind.value}")
+        lines += _samples(family, with_exemplars=False)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def open_metrics(families: Iterable[Family]) -> bytes:
+    """Version 1.0.0, with exemplars."""
+    lines: list[str] = []
+    for family in families:
+        metric = family.metric
+        lines.append(f"# TYPE {metric.name} {metric.kind.value}")
+        if metric.unit:
+            lines.append(f"# UNIT {metric.name} {metric.unit}")
+        lines.append(f"# HELP {metric.name} {_escape(metric.help)}")
+        lines += _samples(family, with_exemplars=True)
+    return ("\n".join([*lines, "# EOF"]) + "\n").encode()
+
+
+def _scalars(
+    snapshot: Snapshot, costs: Sequence[FoldCost]
+) -> Iterable[tuple[Metric, list[Sample]]]:
+    def one(value: float) -> list[Sample]:
+        return [({}, float(value))]
+
+    yield catalog.READY, one(snapshot.ready)
+    yield catalog.RUNNING, one(snapshot.running)
+    yield catalog.WAITING, one(snapshot.waiting)
+    yield catalog.WAITING_TOKENS, one(snapshot.waiting_tokens)
+    yield catalog.BLOCKS_USED, one(snapshot.blocks_used)
+    yield catalog.BLOCKS_CACHED, one(snapshot.blocks_cached)
+    yield catalog.BLOCKS_TOTAL, one(snapshot.blocks_total)
+    yield catalog.ENGINE_RESTARTS, one(snapshot.engine_restarts)
+    yield catalog.STEPS, one(snapshot.steps_total)
+    failed = snapshot.totals.steps_failed
+    yield catalog.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
+    yield catalog.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)
+    yield catalog.OUTPUT_TOKENS, one(snapshot.output_tokens_total)
+    yield catalog.PREEMPTIONS, one(snapshot.preemptions_total)
+    yield (
+        catalog.REQUESTS,
+        [
+            ({"outcome": outcome}, float(count))
+            for outcome, count in snapshot.requests_total.items()
+        ],
+    )
+    yield catalog.FACTS_LOST, one(snapshot.facts_lost)
+    yield catalog.FACTS_WAITING, one(snapshot.facts_waiting)
+    yield catalog.FOLDS_DETACHED, [({"fold": name}, 1.0) for name in snapshot.folds_detached]
+    yield catalog.FOLD_ERRORS, [({"fold": n}, float(c)) for n, c in snapshot.fold_errors.items()]
+    yield catalog.RECORDING, one(snapshot.recording)
+    yield from tracing_samples(snapshot.tracing)
+    for name, metric in catalog.TOTALS.items():
+        yield metric, one(getattr(snapshot.totals, name))
+    yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
+    yield from _device(snapshot.totals)
+    ranked = snapshot.totals.rank_steps
+    yield catalog.RANK_SKEW, one(snapshot.totals.rank_skew_ns / 1e9) if ranked else []
+    yield catalog.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
+    yield catalog.CLASS_OVERFLOW, one(snapshot.class_overflow_values)
+    yield (
+        catalog.METRIC_EXPORTS,
+        [({"result": r}, float(n)) for r, n in snapshot.metric_exports.items()],
+    )
+    yield catalog.METRIC_POINTS_REJECTED, one(snapshot.metric_points_rejected)
+    if snapshot.recorder is not None:
+        yield from _recorder(snapshot.recorder)
+
+
+def _device(totals: Totals) -> Iterable[tuple[Metric, list[Sample]]]:
+    """Named, and without a value where no device has a clock."""
+    phases = {
+        "attention": totals.device_attention_ns,
+        "matrices": totals.device_matrices_ns,
+        "sampling": totals.device_sampling_ns,
+    }
+    found: list[tuple[Metric, list[Sample]]] = [
+        (catalog.DEVICE_BUSY, [({}, totals.device_busy_ns / 1e9)]),
+        (catalog.DEVICE_BUBBLE, [({}, totals.device_bubble_ns / 1e9)]),
+        (catalog.DEVICE_PHASE, [({"phase": p}, ns / 1e9) for p, ns in phases.items()]),
+    ]
+    for metric, samples in found:
+        yield metric, samples if totals.device_steps else []
+
+
+def _recorder(stats: RecorderStats) -> Iterable[tuple[Metric, list[Sample]]]:
+    journal = stats.journal
+    yield catalog.JOURNAL_BYTES, [({}, float(journal.bytes))]
+    yield catalog.JOURNAL_CAPACITY, [({}, float(journal.capacity_bytes))]
+    yield catalog.JOURNAL_FACTS, [({}, float(journal.facts))]
+    yield catalog.JOURNAL_SECONDS, [({}, journal.covered_ns / 1e9)]
+    yield catalog.JOURNAL_DROPPED, [({}, float(journal.facts_dropped))]
+    yield catalog.JOURNAL_SHORT, [({}, float(journal.is_short))]
+    yield catalog.DUMPS, _by_reason(stats.dumps)
+    yield catalog.DUMPS_SUPPRESSED, _by_reason(stats.dumps_suppressed)
+    yield catalog.DUMPS_FAILED, [({}, float(stats.dumps_failed))]
+    yield catalog.STALLS, [({}, float(stats.stalls))]
+
+
+def _by_reason(counts: Mapping[str, int]) -> list[Sample]:
+    return [({"reason": reason}, float(count)) for reason, count in counts.items()]
+
+
+def _slo(report: SloReport) -> Iterable[tuple[Metric, list[Sample]]]:
+    """Of each class."""
+    labelled = [({"slo_class": status.name}, status) for status in report.classes]
+    yield (
+        catalog.SLO_REQUESTS,
+        [
+            ({"slo_class": status.name, "verdict": verdict}, float(count))
+            for status in report.classes
+            for verdict, count in status.requests.items()
+        ],
+    )
+    yield catalog.SLO_TOKENS, [(labels, float(s.tokens)) for labels, s in labelled]
+    yield catalog.SLO_GOOD_TOKENS, [(labels, float(s.good_tokens)) for labels, s in labelled]
+    yield catalog.SLO_OBJECTIVE, [(labels, s.objective) for labels, s in labelled]
+    yield catalog.SLO_TTFT_TARGET, [(labels, s.ttft_target_ns / 1e9) for labels, s in labelled]
+    yield catalog.SLO_ITL_TARGET, [(labels, s.itl_target_ns / 1e9) for labels, s in labelled]
+    yield (
+        catalog.SLO_BURN,
+        [
+            ({"slo_class": status.name, "window": f"{window.window_s}s"}, window.burn)
+            for status in report.classes
+            for window in status.windows
+            if window.burn is not None
+        ],
+    )
+    yield catalog.SLO_UNKNOWN, [({}, float(report.unknown_class_requests))]
+    prices = [
+        ({"which": which, "window": f"{cost.window_s}s"}, price)
+        for cost in report.cost
+        for which, price in (
+            ("all", cost.per_million_tokens),
+            ("good", cost.per_million_good_tokens),
+        )
+    ]
+    yield catalog.COST, [(labels, price) for labels, price in prices if price is not None]
+
+
+def _samples(family: Family, with_exemplars: bool) -> Iterator[str]:
+    metric = family.metric
+    for labels, value in family.samples:
+        yield f"{metric.exposed}{_labels(labels)} {_number(value)}"
+    for point in family.histograms:
+        yield from _histogram(metric, point, with_exemplars)
+
+
+def _histogram(metric: Metric, point: HistogramPoint, with_exemplars: bool) -> Iterator[str]:
+    labels, values = point.labels, point.values
+    counts = values.at_most(round(bound_s * 1e9) for bound_s in metric.bounds_s)
+    shown = by_bucket(point.exemplars, metric.bounds_s) if with_exemplars else {}
+    tops = [*(repr(bound_s) for bound_s in metric.bounds_s), "+Inf"]
+    for place, (top, count) in enumerate(zip(tops, [*counts, values.count], strict=True)):
+        tail = _exemplar(shown[place]) if place in shown else ""
+        yield f"{metric.name}_bucket{_labels({**labels, 'le': top})} {count}{tail}"
+    yield f"{metric.name}_sum{_labels(labels)} {_number(values.sum_ns / 1e9)}"
+    yield f"{metric.name}_count{_labels(labels)} {values.count}"
+
+
+def _exemplar(exemplar: Exemplar) -> str:
+    seconds, nanoseconds = divmod(exemplar.unix_ns, 1_000_000_000)
+    at = f"{seconds}.{nanoseconds // 1_000_000:03d}"
+    return f' # {{trace_id="{exemplar.trace_id}"}} {exemplar.value_ns / 1e9!r} {at}'
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

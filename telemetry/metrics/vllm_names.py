@@ -1,0 +1,120 @@
+"""`vllm:` names for what we measure too, so that dashboards and tools made for vLLM work.
+
+Only what is the same thing here is given; the rest of vLLM's names is absent rather than
+approximate. Buckets are vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from telemetry.facts.reasons import EndReason, Outcome
+from telemetry.metrics.families import Family, HistogramPoint, Labels, Sample
+from telemetry.metrics.metric import Kind, Metric
+from telemetry.requests.phases import Measure, RequestTimeline
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.window import Snapshot
+
+_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_ITL = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
+_PHASE = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_LABELS = ("model_name", "engine")
+
+
+def _metric(name: str, kind: Kind, text: str, *more_labels: str) -> Metric:
+    return Metric(f"vllm:{name}", kind, text, (*_LABELS, *more_labels))
+
+
+def _histogram(name: str, measure: Measure, bounds_s: tuple[float, ...]) -> Metric:
+    text = f"vLLM's name for phasescope_{measure.value}_seconds."
+    return Metric(f"vllm:{name}", Kind.HISTOGRAM, text, _LABELS, measure, bounds_s)
+
+
+RUNNING = _metric("num_requests_running", Kind.GAUGE, "Sequences in the running set.")
+WAITING = _metric("num_requests_waiting", Kind.GAUGE, "Sequences in the waiting queue.")
+KV_USAGE = _metric("kv_cache_usage_perc", Kind.GAUGE, "Blocks held, as a share (1 is all).")
+PREEMPTIONS = _metric("num_preemptions", Kind.COUNTER, "Sequences that lost their blocks.")
+QUERIES = _metric("prefix_cache_queries", Kind.COUNTER, "Tokens looked up in the prefix cache.")
+HITS = _metric("prefix_cache_hits", Kind.COUNTER, "Tokens found there.")
+GENERATION_TOKENS = _metric("generation_tokens", Kind.COUNTER, "Tokens generated.")
+PROMPT_TOKENS = _metric(
+    "prompt_tokens", Kind.COUNTER, "Prompt tokens of ended requests that got a token."
+)
+SUCCESS = _metric(
+    "request_success", Kind.COUNTER, "Requests ended, by finish reason.", "finished_reason"
+)
+HISTOGRAMS = (
+    _histogram("time_to_first_token_seconds", Measure.TTFT, _TTFT),
+    _histogram("inter_token_latency_seconds", Measure.ITL, _ITL),
+    _histogram("request_time_per_output_token_seconds", Measure.TPOT, _ITL),
+    _histogram("e2e_request_latency_seconds", Measure.E2E, _PHASE),
+    _histogram("request_queue_time_seconds", Measure.QUEUE, _PHASE),
+    _histogram("request_prefill_time_seconds", Measure.PREFILL, _PHASE),
+)
+
+_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
+
+
+class VllmFold:
+    """A listener of the phase fold: the counters that only these names have."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
+
+    def on_timeline(self, timeline: RequestTimeline) -> None:
+        if timeline.token_count and timeline.tokenized is not None:
+            self.prompt_tokens += timeline.tokenized.prompt_tokens
+        match timeline.outcome:
+            case Outcome.FINISHED:
+                cut = timeline.ended.reason in _LENGTH
+                self.ended["length" if cut else "stop"] += 1
+            case Outcome.CANCELLED:
+                self.ended["abort"] += 1
+            case Outcome.FAILED:
+                self.ended["error"] += 1
+            case Outcome.REJECTED | Outcome.LOST:
+                pass  # vLLM counts these nowhere
+
+
+def vllm_families(
+    snapshot: Snapshot, histograms: Histograms, fold: VllmFold, model: str
+) -> list[Family]:
+    """All of them, for the served model."""
+    labels: Labels = {"model_name": model, "engine": "0"}
+
+    def one(metric: Metric, value: float) -> Family:
+        return Family(metric, ((labels, float(value)),))
+
+    used = snapshot.blocks_used / snapshot.blocks_total if snapshot.blocks_total else 0.0
+    ended: list[Sample] = [
+        ({**labels, "finished_reason": reason}, float(count))
+        for reason, count in fold.ended.items()
+    ]
+    return [
+        one(RUNNING, snapshot.running),
+        one(WAITING, snapshot.waiting),
+        one(KV_USAGE, used),
+        one(PREEMPTIONS, snapshot.preemptions_total),
+        one(QUERIES, snapshot.totals.admitted_tokens),
+        one(HITS, snapshot.totals.prefix_hit_tokens),
+        one(GENERATION_TOKENS, snapshot.output_tokens_total),
+        one(PROMPT_TOKENS, fold.prompt_tokens),
+        Family(SUCCESS, tuple(ended)),
+        *(_family(metric, labels, histograms) for metric in HISTOGRAMS),
+    ]
+
+
+def _family(metric: Metric, labels: Labels, histograms: Histograms) -> Family:
+    assert metric.measure is not None
+    point = HistogramPoint(labels, histograms.overall(metric.measure))
+    return Family(metric, (), (point,))

@@ -1,0 +1,1 @@
+"""Numbers by themselves: quantiles, HDR counters, sliding windows."""

@@ -1,0 +1,1 @@
+"""Facts become timelines: each request's phases, tokens and account."""

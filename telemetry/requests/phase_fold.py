@@ -1,0 +1,312 @@
+"""Folds facts into request timelines and measurements, as `telemetry.requests.phases` defines them.
+
+Facts of gateway and engine arrive roughly in order of time; the fold needs no more than
+that. A request's timeline is given out once, when its own end and the ends of all its
+sequences are known, or a grace time after its own end.
+
+Facts may be lost. Whatever was live across a gap is not measured; and what has ended without
+saying so is found when engine and gateway list who is live (`SequencesListed`,
+`RequestsListed`): it is given out with the outcome `lost`, so that nothing stays live for ever.
+
+A listener that raises harms nobody else (`telemetry.facts.isolation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequencePaused,
+    SequenceQueued,
+    SequenceResumed,
+    SequencesListed,
+    StepRecorded,
+)
+from telemetry.facts.isolation import Isolation, guarded
+from telemetry.facts.reasons import EndReason
+from telemetry.facts.records import (
+    EngineDied,
+    Fact,
+    FactsLost,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestsListed,
+    RequestTokenized,
+    SequenceSubmitted,
+    fact_ns,
+)
+from telemetry.requests.accounts import Accounts, Ledger
+from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
+from telemetry.requests.phases import Measure, Measured, RequestTimeline, tile
+from telemetry.requests.sequence_fold import Sequence, SequenceFold
+
+_GRACE_NS = 2_000_000_000
+
+
+@dataclass(slots=True)
+class _Request:
+    accepted: RequestAccepted
+    parsed: RequestParsed | None = None
+    tokenized: RequestTokenized | None = None
+    ended: RequestEnded | None = None
+    workload: WorkloadClass | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    is_incomplete: bool = False
+
+
+class PhaseFold:
+    """Gives each ended request once to `on_timeline`, each measurement to `on_measured`."""
+
+    def __init__(
+        self,
+        on_timeline: Many[Callable[[RequestTimeline], None]] = (),
+        on_measured: Many[Callable[[Measured], None]] = (),
+        accountant: Ledger | None = None,
+        cut: Collection[str] = (),
+        isolation: Isolation | None = None,
+    ) -> None:
+        """`cut` are requests whose beginning is missing from the facts: their timelines are
+        given out, but no measurement of their phases is. Without `isolation` what a listener
+        raises comes out, and the fold is not to be used again."""
+        self._on_timeline = tuple(guarded(isolation, listener) for listener in on_timeline)
+        self._on_measured = tuple(guarded(isolation, listener) for listener in on_measured)
+        self._accounts = None if accountant is None else Accounts(accountant, isolation)
+        self._requests: dict[str, _Request] = {}
+        self._sequences = SequenceFold(self._gap)
+        self._ending: dict[str, int] = {}
+        self._cut = frozenset(cut)
+
+    @property
+    def live(self) -> int:
+        """Requests that have not been given out."""
+        return len(self._requests)
+
+    @property
+    def live_sequences(self) -> int:
+        """Sequences of which no end is known."""
+        return len(self._sequences.live_ids())
+
+    def accepted(self, request_id: str) -> RequestAccepted | None:
+        """A request that has not been given out yet."""
+        found = self._requests.get(request_id)
+        return None if found is None else found.accepted
+
+    def on_facts(self, facts: Many[Fact]) -> None:
+        for fact in facts:
+            self._take(fact)
+            if self._accounts is not None:
+                self._accounts.take(fact)
+            if self._ending:
+                self._expire(fact_ns(fact))
+
+    def provisional(self, ended: RequestEnded) -> RequestTimeline | None:
+        """The timeline of a live request if `ended` were its end; None if it is not known."""
+        request = self._requests.get(ended.request_id)
+        if request is None or request.ended is not None:
+            return None
+        return _timeline(request, ended)
+
+    def close(self) -> None:
+        """No more facts will come: give out every request that has ended."""
+        for request_id in list(self._ending):
+            self._give(request_id, self._requests[request_id])
+
+    def _take(self, fact: Fact) -> None:
+        match fact:
+            case StepRecorded():
+                self._sequences.step(fact)
+                if fact.masked_rows:
+                    at_ns = fact.committed_ns
+                    self._publish(Measured(Measure.MASK, fact.mask_ns, at_ns, ENGINE_WIDE))
+            case RequestAccepted():
+                self._accept(fact)
+            case RequestParsed() | RequestTokenized() | RequestEnded() | SequenceSubmitted():
+                self._request_fact(fact)
+            case SequenceQueued():
+                self._sequences.queued(fact)
+            case SequenceAdmitted():
+                self._sequences.admitted(fact)
+            case SequencePaused():
+                self._sequences.paused(fact.seq_id, fact.at_ns)
+            case SequenceResumed():
+                self._sequences.resumed(fact.seq_id, fact.at_ns)
+            case GrammarCompiled():
+                self._compiled(fact)
+            case SequenceEnded():
+                self._end_sequence(fact.seq_id, fact.at_ns, fact.reason)
+            case SequencesListed():
+                for seq_id in fact.over(self._sequences.live_ids()):
+                    self._lose_sequence(seq_id)
+            case RequestsListed():
+                self._list_requests(fact)
+            case FactsLost() if fact.source.is_of_requests:
+                self._note_gap()
+            case EngineDied():
+                for seq_id in self._sequences.live_ids():
+                    self._end_sequence(seq_id, fact.at_ns, EndReason.ENGINE_DIED)
+            case _:
+                pass  # the engine's own start and idleness are of no request
+
+    def _accept(self, fact: RequestAccepted) -> None:
+        """A client may use an id again before the engine's last word on its old request."""
+        old = self._requests.get(fact.request_id)
+        if old is not None and old.ended is not None:
+            self._give(fact.request_id, old)
+        self._requests[fact.request_id] = _Request(fact)
+
+    def _request_fact(
+        self, fact: RequestParsed | RequestTokenized | RequestEnded | SequenceSubmitted
+    ) -> None:
+        request = self._requests.get(fact.request_id)
+        if request is None:
+            return
+        match fact:
+            case RequestParsed():
+                request.parsed = fact
+            case RequestTokenized():
+                request.tokenized = fact
+            case SequenceSubmitted():
+                sequence = self._sequences.get(fact.seq_id)
+                sequence.request_id, sequence.choice = fact.request_id, fact.choice
+                sequence.submitted_ns = fact.at_ns
+                request.sequences.append(sequence)
+            case RequestEnded():
+                request.ended = fact
+                self._ending[fact.request_id] = fact.at_ns
+                self._give_if_done(fact.request_id)
+
+    def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
+        workload = sequence.workload or self._workload(sequence)
+        self._publish(Measured(Measure.ITL, gap_ns, at_ns, workload))
+
+    def _compiled(self, fact: GrammarCompiled) -> None:
+        sequence = self._sequences.compiled(fact)
+        request_id = sequence.request_id if sequence is not None else None
+        request = self._requests.get(request_id or "")
+        workload = ENGINE_WIDE if request is None else _classify(request)
+        self._publish(Measured(Measure.GRAMMAR_COMPILE, fact.compile_ns, fact.at_ns, workload))
+
+    # Ends
+
+    def _end_sequence(self, seq_id: int, at_ns: int, reason: EndReason) -> None:
+        sequence = self._sequences.end(seq_id, at_ns, reason)
+        if sequence is not None and sequence.request_id is not None:
+            self._give_if_done(sequence.request_id)
+
+    def _lose_sequence(self, seq_id: int) -> None:
+        """It has ended, and when is not known."""
+        sequence = self._sequences.end_lost(seq_id)
+        if sequence is not None and sequence.request_id is not None:
+            self._give_if_done(sequence.request_id)
+
+    def _list_requests(self, listed: RequestsListed) -> None:
+        """Whoever was read before the list was made, and is not in it, lost its end."""
+        live = frozenset(listed.request_ids)
+        for request_id, request in list(self._requests.items()):
+            is_over = request_id not in live and request.accepted.was_read_before(listed.at_ns)
+            if is_over and request.ended is None:
+                self._request_fact(end_lost(request.accepted, listed.at_ns))
+
+    def _note_gap(self) -> None:
+        """What happened in the gap is not known, so what spans it is not measured."""
+        self._sequences.note_gap()
+        for request in self._requests.values():
+            request.is_incomplete = True
+
+    def _give_if_done(self, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is None or request.ended is None:
+            return
+        if all(sequence.has_ended for sequence in request.sequences):
+            self._give(request_id, request)
+
+    def _expire(self, now_ns: int) -> None:
+        """Requests whose engine facts never came (they were lost) are given as they are.
+
+        Asked after each fact, so that the outcome does not hang on how the facts come in
+        batches; those that have waited longest stand first.
+        """
+        while self._ending:
+            request_id, at_ns = next(iter(self._ending.items()))
+            if now_ns - at_ns <= _GRACE_NS:
+                return
+            self._give(request_id, self._requests[request_id])
+
+    def _give(self, request_id: str, request: _Request) -> None:
+        del self._requests[request_id]
+        del self._ending[request_id]
+        assert request.ended is not None
+        for sequence in request.sequences:
+            self._sequences.drop(sequence.seq_id)
+        timeline = _timeline(request, request.ended)
+        if self._accounts is not None:
+            timeline = self._accounts.draw_up(timeline)
+        if request_id not in self._cut:
+            for measured in timeline.measures():
+                self._publish(measured)
+        for listener in self._on_timeline:
+            listener(timeline)
+
+    def _publish(self, measured: Measured) -> None:
+        for listener in self._on_measured:
+            listener(measured)
+
+    def _workload(self, sequence: Sequence) -> WorkloadClass:
+        """The class of the sequence's request, settled with its second token: by then it has
+        been admitted."""
+        request = self._requests.get(sequence.request_id or "")
+        if request is None:
+            return ENGINE_WIDE
+        if request.workload is None:
+            request.workload = _classify(request)
+        sequence.workload = request.workload
+        return request.workload
+
+
+def end_lost(accepted: RequestAccepted, at_ns: int) -> RequestEnded:
+    """In the place of the end of a request that is over: all that is known is by when."""
+    return RequestEnded(
+        request_id=accepted.request_id,
+        at_ns=at_ns,
+        reason=EndReason.END_LOST,
+        status=0,
+        error_type=EndReason.END_LOST.value,
+        output_tokens=0,
+        first_sent_ns=None,
+        detokenized_ns=None,
+        detokenize_busy_ns=0,
+        bytes_sent=0,
+        detected_ns=None,
+    )
+
+
+def _classify(request: _Request) -> WorkloadClass:
+    """By what is known of the request so far."""
+    admitted = [s.admitted for s in request.sequences if s.admitted is not None]
+    return workload_class(
+        request.accepted.slo_class,
+        request.accepted.tenant,
+        request.tokenized.prompt_tokens if request.tokenized else None,
+        sum(fact.hit_tokens for fact in admitted) if admitted else None,
+    )
+
+
+def _timeline(request: _Request, ended: RequestEnded) -> RequestTimeline:
+    sequences = tuple(sequence.freeze() for sequence in request.sequences)
+    known = (request.accepted, request.parsed, request.tokenized, ended)
+    return RequestTimeline(
+        accepted=request.accepted,
+        parsed=request.parsed,
+        tokenized=request.tokenized,
+        ended=ended,
+        sequences=sequences,
+        phases=tile(*known, sequences),
+        is_incomplete=request.is_incomplete,
+        workload=request.workload or _classify(request),
+    )

@@ -1,0 +1,324 @@
+"""Facts become timelines: the one definition of queue, prefill, TTFT, ITL, TPOT and E2E.
+
+Borders of the phases, which tile [accepted, ended) without gap or overlap:
+
+    accepted   read   parsed   tokenized   first      first     last     detokenized   ended
+       |         |       |         |     scheduled    tokens    token         |          |
+       +-accept--+-parse-+tokenize-+--queue--+-prefill-+--decode-+-detokenize-+--deliver-+
+
+`accepted` is when the kernel had the request's head, `read` when the gateway got to it (where
+nobody knows the first, `accept` is empty). `first scheduled` is the `begin_ns` of the first
+step that has a row of any of the request's sequences; `first tokens` is the commit of the step
+that gave the last of its sequences their first token (with one sequence: the first token). A
+request that ends early has its last phase cut at `ended`, and no later ones.
+
+Who follows requests while they live, as the diagnosis does, takes the borders from the same
+functions: `decode_begins_ns`, `first_commit_ns`, `last_commit_ns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from telemetry.facts.reasons import EndReason, Outcome, Phase, WaitReason
+from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
+from telemetry.requests.account import Account
+from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
+
+
+class Measure(StrEnum):
+    """What latency histograms are kept of; all in nanoseconds.
+
+    TOKENIZE, QUEUE, PREFILL and DELIVER are the phases of that name, of every request that left
+    them. TTFT is accepted to first content sent (a stream) or first token committed (a whole
+    answer); TPOT is the time from first to last token over the tokens after the first; ITL is
+    each gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT, E2E
+    and DELIVER are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
+    (near 0 from the cache), MASK what the masks of constrained rows took in one step;
+    CANCEL_TO_FREE is from the moment in which a disconnect, delete or timeout was noticed to
+    that in which the last block was free.
+    """
+
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    TTFT = "ttft"
+    ITL = "itl"
+    TPOT = "tpot"
+    E2E = "e2e"
+    GRAMMAR_COMPILE = "grammar_compile"
+    CANCEL_TO_FREE = "cancel_to_free"
+    TOKENIZE = "tokenize"
+    DELIVER = "deliver"
+    MASK = "mask"
+
+
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """One value for a histogram. One is made for each token, and a struct is made ten times
+    as fast as a frozen dataclass."""
+
+    measure: Measure
+    value_ns: int
+    at_ns: int
+    workload: WorkloadClass
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """One phase of one request, half open."""
+
+    name: Phase
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """One prefill chunk: the part [begin_ns, committed_ns) of step `step_id`."""
+
+    seq_id: int
+    step_id: int
+    start_ns: int
+    end_ns: int
+    tokens: int
+    context_tokens: int
+    recompute_tokens: int
+    sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptedSpan:
+    """From the plan that took the blocks to the commit of the next token (or the end)."""
+
+    seq_id: int
+    step_id: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitSpan:
+    """Time without a row in any step, under one binding reason. Behind the head of the queue
+    `head_reason` is what bound the head."""
+
+    reason: WaitReason
+    holder_seq_id: int | None
+    start_ns: int
+    end_ns: int
+    head_reason: WaitReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTimeline:
+    """What the engine did for one sequence. `token_ns[i]` is the commit of token i.
+
+    `hit_tokens` of its prompt were in the prefix cache when it was first admitted (so they
+    were not computed), `ghost_tokens` more would have been in a larger one. `last_step_ns`
+    is the commit of the last step with a row of it.
+    """
+
+    seq_id: int
+    choice: int
+    queued_ns: int | None
+    scheduled_ns: int | None
+    token_ns: tuple[int, ...]
+    ended_ns: int | None
+    end_reason: EndReason | None
+    chunks: tuple[ChunkSpan, ...]
+    preempted: tuple[PreemptedSpan, ...]
+    waits: tuple[WaitSpan, ...]
+    last_step_ns: int | None = None
+    hit_tokens: int = 0
+    ghost_tokens: int = 0
+    compile_ns: int | None = None
+    submitted_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """How a cancelled request left: noticed, its last step committed, its blocks free.
+
+    `detected_ns` is the gateway's (or the engine's, for a deadline); `last_step_ns` is None
+    for a request that never had a row in a step.
+    """
+
+    detected_ns: int | None
+    last_step_ns: int | None
+    freed_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimeline:
+    """Everything known about one ended request. `account` is there where the phase fold has an
+    accountant and the request's end is known. `is_incomplete`: facts were lost while it was live,
+    so nothing of it is measured."""
+
+    accepted: RequestAccepted
+    parsed: RequestParsed | None
+    tokenized: RequestTokenized | None
+    ended: RequestEnded
+    sequences: tuple[SequenceTimeline, ...]
+    phases: tuple[PhaseSpan, ...]
+    account: Account | None = None
+    workload: WorkloadClass = ENGINE_WIDE
+    is_incomplete: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.ended.reason.outcome
+
+    @property
+    def e2e_ns(self) -> int:
+        return self.ended.at_ns - self.accepted.at_ns
+
+    @property
+    def token_count(self) -> int:
+        return sum(len(sequence.token_ns) for sequence in self.sequences)
+
+    @property
+    def stamps(self) -> int:
+        """What its size in memory goes by: tokens, chunks, waits and preemptions."""
+        return self.token_count + sum(
+            len(s.chunks) + len(s.waits) + len(s.preempted) for s in self.sequences
+        )
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed because the prefix cache had them."""
+        return sum(sequence.hit_tokens for sequence in self.sequences)
+
+    @property
+    def cancellation(self) -> Cancellation | None:
+        """None for a request that was not cancelled."""
+        if self.outcome is not Outcome.CANCELLED:
+            return None
+        steps = [s.last_step_ns for s in self.sequences if s.last_step_ns is not None]
+        freed = [s.ended_ns for s in self.sequences if s.ended_ns is not None]
+        return Cancellation(
+            detected_ns=self.ended.detected_ns,
+            last_step_ns=max(steps, default=None),
+            freed_ns=max(freed, default=None),
+        )
+
+    @property
+    def truncated(self) -> bool:
+        """The request ended before it went through all phases."""
+        return self.phases[-1].name is not Phase.DELIVER
+
+    @property
+    def ttft_ns(self) -> int | None:
+        shown_ns = first_commit_ns(_firsts(self.sequences))
+        if shown_ns is None:
+            return None
+        if self.parsed is not None and self.parsed.stream:
+            shown_ns = self.ended.first_sent_ns or shown_ns
+        return shown_ns - self.accepted.at_ns
+
+    @property
+    def tpot_ns(self) -> int | None:
+        """Mean over the sequences' tokens after their first."""
+        spans = [
+            (s.token_ns[-1] - s.token_ns[0], len(s.token_ns) - 1)
+            for s in self.sequences
+            if len(s.token_ns) > 1
+        ]
+        tokens = sum(count for _, count in spans)
+        return sum(span for span, _ in spans) // tokens if tokens else None
+
+    def phase_ns(self, name: Phase) -> int | None:
+        for phase in self.phases:
+            if phase.name is name:
+                return phase.end_ns - phase.start_ns
+        return None
+
+    def measures(self) -> list[Measured]:
+        """The values that this request adds to histograms, ITL aside."""
+        if self.is_incomplete or self.outcome is Outcome.LOST:
+            return []
+        values: dict[Measure, int | None] = {
+            Measure.TOKENIZE: self._completed_ns(Phase.TOKENIZE),
+            Measure.QUEUE: self._completed_ns(Phase.QUEUE),
+            Measure.PREFILL: self._completed_ns(Phase.PREFILL),
+        }
+        if self.outcome is Outcome.FINISHED:
+            values[Measure.TTFT] = self.ttft_ns
+            values[Measure.TPOT] = self.tpot_ns
+            values[Measure.E2E] = self.e2e_ns
+            values[Measure.DELIVER] = self.phase_ns(Phase.DELIVER)
+        cancelled = self.cancellation
+        if cancelled and cancelled.detected_ns is not None and cancelled.freed_ns is not None:
+            lag_ns = max(0, cancelled.freed_ns - cancelled.detected_ns)
+            values[Measure.CANCEL_TO_FREE] = lag_ns
+        at_ns, workload = self.ended.at_ns, self.workload
+        return [Measured(m, v, at_ns, workload) for m, v in values.items() if v is not None]
+
+    def _completed_ns(self, name: Phase) -> int | None:
+        """A phase's length if the request got past it."""
+        if self.phases[-1].name is name:
+            return None
+        return self.phase_ns(name)
+
+
+def tile(
+    accepted: RequestAccepted,
+    parsed: RequestParsed | None,
+    tokenized: RequestTokenized | None,
+    ended: RequestEnded,
+    sequences: tuple[SequenceTimeline, ...],
+) -> tuple[PhaseSpan, ...]:
+    """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
+    starts: list[tuple[Phase, int | None]] = [
+        *([] if accepted.read_ns is None else [(Phase.ACCEPT, accepted.at_ns)]),
+        (Phase.PARSE, accepted.at_ns if accepted.read_ns is None else accepted.read_ns),
+        (Phase.TOKENIZE, parsed.at_ns if parsed else None),
+        (Phase.QUEUE, tokenized.at_ns if tokenized else None),
+        (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
+        (Phase.DECODE, decode_begins_ns(_firsts(sequences))),
+        *_ending(ended, sequences),
+    ]
+    phases: list[PhaseSpan] = []
+    at_ns = accepted.at_ns
+    for index, (name, start_ns) in enumerate(starts):
+        if start_ns is None:
+            break
+        following = starts[index + 1][1] if index + 1 < len(starts) else None
+        end_ns = ended.at_ns if following is None else following
+        end_ns = max(at_ns, min(end_ns, ended.at_ns))
+        phases.append(PhaseSpan(name, at_ns, end_ns))
+        at_ns = end_ns
+    return tuple(phases)
+
+
+def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:
+    """When the last of a request's sequences got its first token, given the commits of those
+    tokens; None while one has none."""
+    known = [first_ns for first_ns in firsts_ns if first_ns is not None]
+    return max(known) if known and len(known) == len(firsts_ns) else None
+
+
+def first_commit_ns(firsts_ns: Iterable[int | None]) -> int | None:
+    """When the first of a request's sequences got its first token; what TTFT ends with where
+    nothing is sent before the end."""
+    return min((first_ns for first_ns in firsts_ns if first_ns is not None), default=None)
+
+
+def last_commit_ns(lasts_ns: Iterable[int | None]) -> int | None:
+    """When the last token of a request was there, given the last of each of its sequences."""
+    return max((last_ns for last_ns in lasts_ns if last_ns is not None), default=None)
+
+
+def _firsts(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
+    return [s.token_ns[0] if s.token_ns else None for s in sequences]
+
+
+def _ending(
+    ended: RequestEnded, sequences: tuple[SequenceTimeline, ...]
+) -> list[tuple[Phase, int | None]]:
+    """Detokenize and deliver exist only for a request that finished."""
+    if ended.reason.outcome is not Outcome.FINISHED or not sequences:
+        return []
+    last_ns = last_commit_ns(s.token_ns[-1] if s.token_ns else None for s in sequences)
+    return [(Phase.DETOKENIZE, last_ns), (Phase.DELIVER, ended.detokenized_ns)]

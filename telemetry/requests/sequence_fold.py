@@ -1,0 +1,307 @@
+"""Folds the engine's facts into what happened to each sequence: chunks, tokens, waits.
+
+Waits are derived. A sequence waits for its grammar until GrammarCompiled, for its reader
+between SequencePaused and SequenceResumed. Else, while it is in the queue, it waits for
+what binds the head of the queue: the head for the head's own reason, the sequences of a
+tenant that is at its limit for that limit, everybody else for the head.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    Row,
+    SequenceAdmitted,
+    SequenceQueued,
+    StepRecorded,
+)
+from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.requests.classes import WorkloadClass
+from telemetry.requests.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
+
+_HEADS_KEPT = 65_536
+_SAME_WAIT_NS = 1_000_000
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A sequence in the making.
+
+    `waiting_since_ns` is set while it is in the queue and nothing of its own holds it back;
+    `held_since` while something does. `is_lost`: it has ended, and when was lost. `has_gap`: facts
+    were lost since its last token.
+    """
+
+    seq_id: int
+    request_id: str | None = None
+    choice: int = 0
+    tenant: str = ""
+    submitted_ns: int | None = None
+    queued_ns: int | None = None
+    scheduled_ns: int | None = None
+    last_step_ns: int | None = None
+    ended_ns: int | None = None
+    end_reason: EndReason | None = None
+    admitted: SequenceAdmitted | None = None
+    compile_ns: int | None = None
+    in_queue: bool = False
+    waiting_since_ns: int | None = None
+    held_since: tuple[WaitReason, int] | None = None
+    preempted_at: tuple[int, int] | None = None
+    workload: WorkloadClass | None = None
+    is_lost: bool = False
+    has_gap: bool = False
+    token_ns: list[int] = field(default_factory=list)
+    chunks: list[ChunkSpan] = field(default_factory=list)
+    preempted: list[PreemptedSpan] = field(default_factory=list)
+    waits: list[WaitSpan] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_lost or self.ended_ns is not None
+
+    def freeze(self) -> SequenceTimeline:
+        admitted = self.admitted
+        return SequenceTimeline(
+            seq_id=self.seq_id,
+            choice=self.choice,
+            queued_ns=self.queued_ns,
+            scheduled_ns=self.scheduled_ns,
+            token_ns=tuple(self.token_ns),
+            ended_ns=self.ended_ns,
+            end_reason=self.end_reason,
+            chunks=tuple(self.chunks),
+            preempted=tuple(self.preempted),
+            waits=tuple(self.waits),
+            last_step_ns=self.last_step_ns,
+            hit_tokens=admitted.hit_tokens if admitted else 0,
+            ghost_tokens=admitted.ghost_tokens if admitted else 0,
+            compile_ns=self.compile_ns,
+            submitted_ns=self.submitted_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """From `since_ns` on, `seq_id` stood at the head of the queue, bound by `reason`, and
+    the tenants in `capped` were at their limit."""
+
+    since_ns: int
+    seq_id: int | None
+    reason: WaitReason | None
+    capped: frozenset[str] = frozenset()
+
+    def same_as(self, other: _Head) -> bool:
+        return (self.seq_id, self.reason, self.capped) == (
+            other.seq_id,
+            other.reason,
+            other.capped,
+        )
+
+
+class SequenceFold:
+    """Live sequences by id. `on_token(sequence, at_ns)` is told of each token but the first."""
+
+    def __init__(self, on_gap: Callable[[Sequence, int, int], None]) -> None:
+        self._on_gap = on_gap
+        self._sequences: dict[int, Sequence] = {}
+        self._heads: deque[_Head] = deque(maxlen=_HEADS_KEPT)
+
+    def get(self, seq_id: int) -> Sequence:
+        """The sequence, new if it was not known."""
+        found = self._sequences.get(seq_id)
+        if found is None:
+            found = self._sequences[seq_id] = Sequence(seq_id)
+        return found
+
+    def live_ids(self) -> list[int]:
+        return list(self._sequences)
+
+    def drop(self, seq_id: int) -> None:
+        self._sequences.pop(seq_id, None)
+
+    def queued(self, fact: SequenceQueued) -> None:
+        sequence = self.get(fact.seq_id)
+        sequence.queued_ns, sequence.tenant, sequence.in_queue = fact.at_ns, fact.tenant, True
+        if fact.constrained:
+            sequence.held_since = (WaitReason.GRAMMAR, fact.at_ns)
+        else:
+            sequence.waiting_since_ns = fact.at_ns
+
+    def admitted(self, fact: SequenceAdmitted) -> None:
+        sequence = self._sequences.get(fact.seq_id)
+        if sequence is not None and sequence.admitted is None:
+            sequence.admitted = fact
+
+    def compiled(self, fact: GrammarCompiled) -> Sequence | None:
+        """The sequence whose grammar it is, if it is known."""
+        sequence = self._sequences.get(fact.seq_id)
+        if sequence is not None:
+            sequence.compile_ns = fact.compile_ns
+            self._let_go(sequence, fact.at_ns)
+        return sequence
+
+    def paused(self, seq_id: int, at_ns: int) -> None:
+        sequence = self._sequences.get(seq_id)
+        if sequence is None or sequence.held_since is not None:
+            return
+        if sequence.waiting_since_ns is not None:
+            self._close_wait(sequence, at_ns)
+        sequence.held_since = (WaitReason.CLIENT_PAUSE, at_ns)
+
+    def resumed(self, seq_id: int, at_ns: int) -> None:
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None:
+            self._let_go(sequence, at_ns)
+
+    def step(self, step: StepRecorded) -> None:
+        for seq_id in step.preempted:
+            self._preempt(seq_id, step)
+        for row in step.rows:
+            sequence = self._sequences.get(row.seq_id)
+            if sequence is not None:
+                self._row(sequence, row, step)
+        self._skips(step)
+
+    def end(self, seq_id: int, at_ns: int, reason: EndReason) -> Sequence | None:
+        """The sequence has ended; None if it was not known."""
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is None:
+            return None
+        self._let_go(sequence, at_ns)
+        if sequence.waiting_since_ns is not None:
+            self._close_wait(sequence, at_ns)
+        self._close_preemption(sequence, at_ns)
+        sequence.ended_ns, sequence.end_reason = at_ns, reason
+        return sequence
+
+    def end_lost(self, seq_id: int) -> Sequence | None:
+        """The sequence has ended, and its end was lost; None if it was not known."""
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is not None:
+            sequence.is_lost, sequence.end_reason = True, EndReason.END_LOST
+        return sequence
+
+    def note_gap(self) -> None:
+        """Facts were lost: nobody's next token says how long it took."""
+        for sequence in self._sequences.values():
+            sequence.has_gap = True
+
+    def _let_go(self, sequence: Sequence, at_ns: int) -> None:
+        """What held the sequence back of its own does so no more."""
+        if sequence.held_since is None:
+            return
+        reason, since_ns = sequence.held_since
+        sequence.held_since = None
+        if at_ns > since_ns:
+            sequence.waits.append(WaitSpan(reason, None, since_ns, at_ns))
+        if sequence.in_queue:
+            sequence.waiting_since_ns = at_ns
+
+    def _preempt(self, seq_id: int, step: StepRecorded) -> None:
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            return
+        sequence.in_queue = True
+        if sequence.held_since is None:
+            sequence.waiting_since_ns = step.begin_ns
+        if sequence.preempted_at is None:
+            sequence.preempted_at = (step.step_id, step.begin_ns)
+
+    def _row(self, sequence: Sequence, row: Row, step: StepRecorded) -> None:
+        if sequence.waiting_since_ns is not None:
+            self._close_wait(sequence, step.begin_ns)
+        sequence.in_queue = False
+        sequence.last_step_ns = step.committed_ns
+        if sequence.scheduled_ns is None:
+            sequence.scheduled_ns = step.begin_ns
+        if row.is_prefill:
+            sequence.chunks.append(
+                ChunkSpan(
+                    seq_id=row.seq_id,
+                    step_id=step.step_id,
+                    start_ns=step.begin_ns,
+                    end_ns=step.committed_ns,
+                    tokens=row.tokens,
+                    context_tokens=row.context_tokens,
+                    recompute_tokens=row.recompute_tokens,
+                    sampled=row.sampled,
+                )
+            )
+        if not row.wasted:
+            for _ in range(row.sampled):
+                self._token(sequence, step.committed_ns)
+
+    def _token(self, sequence: Sequence, at_ns: int) -> None:
+        if sequence.token_ns and not sequence.has_gap:
+            self._on_gap(sequence, at_ns - sequence.token_ns[-1], at_ns)
+        sequence.has_gap = False
+        sequence.token_ns.append(at_ns)
+        if sequence.preempted_at is not None:
+            self._close_preemption(sequence, at_ns)
+
+    def _skips(self, step: StepRecorded) -> None:
+        head = _Head(step.begin_ns, None, None)
+        capped: set[str] = set()
+        for skip in step.skips:
+            sequence = self._sequences.get(skip.seq_id)
+            if sequence is None or skip.reason is WaitReason.CLIENT_PAUSE:
+                continue
+            if sequence.waiting_since_ns is None:
+                wait = WaitSpan(skip.reason, skip.holder_seq_id, step.begin_ns, step.committed_ns)
+                _extend(sequence.waits, wait)
+            elif skip.reason is WaitReason.POLICY:
+                capped.add(sequence.tenant)
+            else:
+                head = _Head(step.begin_ns, skip.seq_id, skip.reason)
+        head = _Head(head.since_ns, head.seq_id, head.reason, frozenset(capped))
+        if not self._heads or not head.same_as(self._heads[-1]):
+            self._heads.append(head)
+
+    def _close_wait(self, sequence: Sequence, end_ns: int) -> None:
+        """The wait ends now: name its reasons from the history of the queue's head."""
+        start_ns = sequence.waiting_since_ns
+        assert start_ns is not None
+        sequence.waiting_since_ns = None
+        spans: list[WaitSpan] = []
+        until_ns = end_ns
+        for head in reversed(self._heads):
+            if until_ns <= start_ns:
+                break
+            begin_ns = max(start_ns, head.since_ns)
+            wait = _wait(sequence, head, begin_ns, until_ns) if begin_ns < until_ns else None
+            if wait is not None:
+                spans.append(wait)
+            until_ns = min(until_ns, head.since_ns)
+        sequence.waits.extend(reversed(spans))
+
+    def _close_preemption(self, sequence: Sequence, end_ns: int) -> None:
+        if sequence.preempted_at is not None and sequence.waiting_since_ns is None:
+            step_id, start_ns = sequence.preempted_at
+            sequence.preempted.append(PreemptedSpan(sequence.seq_id, step_id, start_ns, end_ns))
+            sequence.preempted_at = None
+
+
+def _wait(sequence: Sequence, head: _Head, begin_ns: int, end_ns: int) -> WaitSpan | None:
+    """At the head, the head's own reason; at the tenant's limit, the limit; behind, the head."""
+    if sequence.tenant in head.capped:
+        return WaitSpan(WaitReason.POLICY, None, begin_ns, end_ns)
+    if head.reason is None:
+        return None
+    if head.seq_id == sequence.seq_id:
+        return WaitSpan(head.reason, None, begin_ns, end_ns)
+    return WaitSpan(WaitReason.HEAD_OF_LINE, head.seq_id, begin_ns, end_ns, head.reason)
+
+
+def _extend(waits: list[WaitSpan], wait: WaitSpan) -> None:
+    """Append, or lengthen the last span when it is the same wait going on."""
+    if waits and (waits[-1].reason, waits[-1].holder_seq_id) == (wait.reason, wait.holder_seq_id):
+        last = waits[-1]
+        if wait.start_ns - last.end_ns < _SAME_WAIT_NS:
+            waits[-1] = WaitSpan(last.reason, last.holder_seq_id, last.start_ns, wait.end_ns)
+            return
+    waits.append(wait)

@@ -1,0 +1,146 @@
+"""The last ended requests, by id, for `/debug/requests/{id}`.
+
+They are kept as JSON: a timeline has a stamp for each token, and ten thousand of those
+would be most of the gateway's memory. Bounded by number and by bytes; the oldest go first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+import msgspec
+
+from telemetry.facts.records import RequestAccepted
+from telemetry.requests.account import Account
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline, SequenceTimeline
+
+CAPACITY_BYTES = 64 * 1024 * 1024
+
+
+class TimelineStore:
+    """A bounded map of described timelines; a listener of the phase fold."""
+
+    def __init__(self, capacity: int = 10_000, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._described: OrderedDict[str, bytes] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._described)
+
+    def on_timeline(self, timeline: RequestTimeline) -> None:
+        request_id = timeline.accepted.request_id
+        described = msgspec.json.encode(describe(timeline))
+        self.bytes += len(described) - len(self._described.pop(request_id, b""))
+        self._described[request_id] = described
+        while len(self._described) > self._capacity or self.bytes > self._capacity_bytes:
+            self.bytes -= len(self._described.popitem(last=False)[1])
+
+    def get(self, request_id: str, fold: PhaseFold, now_ns: int) -> bytes | None:
+        """What is known of a request, ended or live, as JSON; None if nothing is."""
+        live = fold.accepted(request_id)
+        if live is not None:
+            return msgspec.json.encode(_running(live, now_ns))
+        return self._described.get(request_id)
+
+
+def _running(accepted: RequestAccepted, now_ns: int) -> dict[str, Any]:
+    return {
+        "request_id": accepted.request_id,
+        "trace_id": accepted.trace_id,
+        "outcome": "running",
+        "reason": None,
+        "e2e_ns": now_ns - accepted.at_ns,
+        "phases": [],
+    }
+
+
+def describe(timeline: RequestTimeline) -> dict[str, Any]:
+    """A timeline without its prompt, its output or any token id: it never had them."""
+    accepted, ended = timeline.accepted, timeline.ended
+    return {
+        "request_id": accepted.request_id,
+        "trace_id": accepted.trace_id,
+        "outcome": timeline.outcome.value,
+        "reason": ended.reason.value,
+        "status": ended.status,
+        "error_type": ended.error_type,
+        "tenant": accepted.tenant,
+        "slo_class": accepted.slo_class,
+        "e2e_ns": timeline.e2e_ns,
+        "ttft_ns": timeline.ttft_ns,
+        "tpot_ns": timeline.tpot_ns,
+        "parse_wait_ns": timeline.parsed.waited_ns if timeline.parsed else None,
+        "prompt_tokens": timeline.tokenized.prompt_tokens if timeline.tokenized else None,
+        "output_tokens": ended.output_tokens,
+        "detokenize_busy_ns": ended.detokenize_busy_ns,
+        "accepted_ns": accepted.at_ns,
+        "ended_ns": ended.at_ns,
+        "detected_ns": ended.detected_ns,
+        "cached_tokens": timeline.cached_tokens,
+        "output_valid": ended.output_valid,
+        "cancellation": timeline.cancellation,
+        "phases": [
+            {"name": phase.name.value, "start_ns": phase.start_ns, "end_ns": phase.end_ns}
+            for phase in timeline.phases
+        ],
+        "sequences": [_describe_sequence(sequence) for sequence in timeline.sequences],
+        **({"incomplete": True} if timeline.is_incomplete else {}),
+        **_describe_account(timeline.account),
+    }
+
+
+def _describe_account(account: Account | None) -> dict[str, Any]:
+    """The exact ledger, and the tokens that came late."""
+    if account is None:
+        return {}
+    ledger = account.ledger
+    return {
+        "ledger": {
+            "sum_ns": ledger.sum_ns,
+            "residue_ns": ledger.residue_ns,
+            "unattributed_ns": ledger.unattributed_ns,
+            "entries": ledger.entries,
+        },
+        "stalls": account.stalls,
+        "stalls_cut": account.stalls_cut,
+    }
+
+
+def _describe_sequence(sequence: SequenceTimeline) -> dict[str, Any]:
+    waits: Counter[str] = Counter()
+    for wait in sequence.waits:
+        waits[wait.reason.value] += wait.end_ns - wait.start_ns
+    gaps = [b - a for a, b in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)]
+    return {
+        "seq_id": sequence.seq_id,
+        "choice": sequence.choice,
+        "queued_ns": sequence.queued_ns,
+        "scheduled_ns": sequence.scheduled_ns,
+        "ended_ns": sequence.ended_ns,
+        "end_reason": sequence.end_reason.value if sequence.end_reason else None,
+        "output_tokens": len(sequence.token_ns),
+        "itl_max_ns": max(gaps, default=None),
+        "wait_ns": dict(waits),
+        "cached_tokens": sequence.hit_tokens,
+        "ghost_tokens": sequence.ghost_tokens,
+        "grammar_compile_ns": sequence.compile_ns,
+        "chunks": [
+            {
+                "step_id": chunk.step_id,
+                "start_ns": chunk.start_ns,
+                "end_ns": chunk.end_ns,
+                "tokens": chunk.tokens,
+                "context_tokens": chunk.context_tokens,
+                "recompute_tokens": chunk.recompute_tokens,
+            }
+            for chunk in sequence.chunks
+        ],
+        "preempted": [
+            {"step_id": gap.step_id, "start_ns": gap.start_ns, "end_ns": gap.end_ns}
+            for gap in sequence.preempted
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Aggregates of many requests: histograms, windows, SLOs, counters."""

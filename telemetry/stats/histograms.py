@@ -1,0 +1,165 @@
+"""Latency histograms: HDR, 1 us to 1 h, three significant digits, per measure and class.
+
+A token is one append to a list here. Once a second, or when somebody looks, what has come
+goes into the counters and the windows at once. True maxima and exact sums are kept beside
+them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from telemetry.numbers.hdr import PAGE, Distribution, Ints, distribution_of, merged
+from telemetry.numbers.quantiles import Percentiles
+from telemetry.numbers.windows import SECOND_NS, WINDOWS_S, Windows
+from telemetry.requests.classes import OTHER, ClassBook, WorkloadClass
+from telemetry.requests.phases import Measure, Measured
+
+_PENDING = 8192
+_KNOWN = 4096
+_SCREEN_WINDOW_S = WINDOWS_S["1m"]
+
+
+class LatencyHistogram:
+    """One measure of one class. One writer; who reads holds the same lock."""
+
+    def __init__(self) -> None:
+        self._low = 0
+        self._counters: Ints = np.zeros(0, np.int64)
+        self._windows = Windows()
+        self._pending: list[int] = []
+        self._second = -1
+        self._count = 0
+        self._sum_ns = 0
+        self._max_ns = 0
+        self._total: Distribution | None = None
+
+    def record(self, value_ns: int, at_ns: int) -> None:
+        """Add a value; below 1 us it counts as 1 us, above an hour as an hour."""
+        second = at_ns // SECOND_NS
+        if second != self._second or len(self._pending) >= _PENDING:
+            self.flush()
+            self._second = second
+        self._pending.append(value_ns)
+
+    def flush(self) -> None:
+        """Count what is pending; its values are all of one second."""
+        if not self._pending:
+            return
+        part = distribution_of(self._pending)
+        self._pending = []
+        self._total = None
+        self._reach(int(part.indices[0]), int(part.indices[-1]))
+        self._counters[part.indices - self._low] += part.counts
+        self._count += part.count
+        self._sum_ns += part.sum_ns
+        self._max_ns = max(self._max_ns, part.max_ns)
+        self._windows.add(self._second * SECOND_NS, part)
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return self._count + len(self._pending)
+
+    def total(self) -> Distribution:
+        """Since the start."""
+        self.flush()
+        if self._total is None:
+            used = np.nonzero(self._counters)[0]
+            self._total = Distribution(
+                used + self._low, self._counters[used], self._count, self._sum_ns, self._max_ns
+            )
+        return self._total
+
+    def last(self, now_ns: int, length_s: int = _SCREEN_WINDOW_S) -> Distribution:
+        """Of the last `length_s` seconds, one of WINDOWS_S."""
+        return merged(self.parts(now_ns, length_s))
+
+    def parts(self, now_ns: int, length_s: int) -> list[Distribution]:
+        """`last`, not yet put together."""
+        self.flush()
+        return self._windows.last(now_ns, length_s)
+
+    def _reach(self, low: int, high: int) -> None:
+        """Counters cover the octaves that have been seen, not all 22 of them."""
+        start, stop = low // PAGE * PAGE, (high // PAGE + 1) * PAGE
+        size = len(self._counters)
+        if size:
+            start, stop = min(start, self._low), max(stop, self._low + size)
+        if stop - start != size:
+            wider: Ints = np.zeros(stop - start, np.int64)
+            wider[self._low - start : self._low - start + size] = self._counters
+            self._counters = wider
+        self._low = start
+
+
+class Histograms:
+    """All histograms of the service; a listener of the phase fold."""
+
+    def __init__(self, book: ClassBook | None = None) -> None:
+        self.book = book or ClassBook()
+        self._cells: dict[tuple[Measure, WorkloadClass], LatencyHistogram] = {}
+        self._known: dict[tuple[Measure, WorkloadClass], LatencyHistogram] = {}
+
+    def on_measured(self, measured: Measured) -> None:
+        histogram = self._known.get((measured.measure, measured.workload))
+        if histogram is None:
+            histogram = self._find(measured.measure, measured.workload)
+        histogram.record(measured.value_ns, measured.at_ns)
+
+    @property
+    def cells(self) -> dict[tuple[Measure, WorkloadClass], LatencyHistogram]:
+        """All histograms, by measure and class."""
+        return dict(self._cells)
+
+    @property
+    def overflowed(self) -> int:
+        """Values that were counted under `other`, because there were too many classes."""
+        return sum(histogram.count for (_, cell), histogram in self._cells.items() if OTHER in cell)
+
+    def overall(self, measure: Measure) -> Distribution:
+        """All classes together, since the start."""
+        return merged(h.total() for (m, _), h in self._cells.items() if m is measure)
+
+    def by_slo_class(self, measure: Measure) -> dict[str, Distribution]:
+        """Since the start, the other parts of the class put together."""
+        names = sorted({cell.slo_class for m, cell in self._cells if m is measure})
+        return {
+            name: merged(
+                histogram.total()
+                for (m, cell), histogram in self._cells.items()
+                if m is measure and cell.slo_class == name
+            )
+            for name in names
+        }
+
+    def by_class(self, measure: Measure) -> dict[WorkloadClass, Distribution]:
+        """Since the start."""
+        return {
+            cell: histogram.total()
+            for (m, cell), histogram in sorted(self._cells.items())
+            if m is measure
+        }
+
+    def windows(self, now_ns: int, length_s: int = _SCREEN_WINDOW_S) -> dict[str, Percentiles]:
+        """Percentiles of a window, by measure, all classes together."""
+        found: dict[str, Percentiles] = {}
+        for measure in Measure:
+            parts = [
+                part
+                for (m, _), histogram in self._cells.items()
+                if m is measure
+                for part in histogram.parts(now_ns, length_s)
+            ]
+            found[measure.value] = merged(parts).percentiles()
+        return found
+
+    def _find(self, measure: Measure, stated: WorkloadClass) -> LatencyHistogram:
+        key = (measure, self.book.bounded(stated))
+        histogram = self._cells.get(key)
+        if histogram is None:
+            histogram = self._cells[key] = LatencyHistogram()
+        if len(self._known) >= _KNOWN:
+            self._known.clear()  # headers can name any number of tenants
+        self._known[measure, stated] = histogram
+        return histogram

@@ -1,0 +1,101 @@
+"""Counters since the start of prefix reuse, drafts, constrained output and cache copies."""
+
+from __future__ import annotations
+
+import msgspec
+
+from telemetry.facts.engine_records import (
+    DeviceTimes,
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequencePaused,
+    StepAborted,
+    StepRecorded,
+)
+from telemetry.facts.reasons import StepFailure
+from telemetry.facts.records import Fact, RequestEnded
+
+
+class Totals(msgspec.Struct):
+    """Counts of tokens, unless the name says something else.
+
+    Of `admitted_tokens`, `prefix_hit_tokens` were found in the prefix cache and not
+    computed (`host_hit_tokens` of them came back from the host tier), and
+    `ghost_hit_tokens` more would have been found in a larger cache. `drafted_tokens` were
+    guessed, `accepted_tokens` of them rightly. `mask_ns` went into the masks of
+    `masked_tokens` constrained tokens. `device_*` are of the `device_steps` whose device has a
+    clock of its own, its phases of those steps that tell them. `rank_skew_ns` is of the
+    `rank_steps` that several ranks computed. `steps_failed` are by why.
+    """
+
+    admitted_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    ghost_hit_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    masked_tokens: int = 0
+    mask_ns: int = 0
+    grammars_compiled: int = 0
+    grammars_cached: int = 0
+    grammars_refused: int = 0
+    outputs_valid: int = 0
+    outputs_invalid: int = 0
+    pauses: int = 0
+    blocks_copied: int = 0
+    device_steps: int = 0
+    device_busy_ns: int = 0
+    device_bubble_ns: int = 0
+    device_attention_ns: int = 0
+    device_matrices_ns: int = 0
+    device_sampling_ns: int = 0
+    rank_steps: int = 0
+    rank_skew_ns: int = 0
+    steps_failed: dict[StepFailure, int] = msgspec.field(default_factory=dict)
+
+    def take(self, fact: Fact) -> None:
+        """Count one fact."""
+        match fact:
+            case StepRecorded():
+                self._step(fact)
+            case SequenceAdmitted():
+                self.admitted_tokens += fact.known_tokens
+                self.prefix_hit_tokens += fact.hit_tokens
+                self.host_hit_tokens += fact.host_tokens
+                self.ghost_hit_tokens += fact.ghost_tokens
+            case GrammarCompiled():
+                self.grammars_refused += fact.refused
+                self.grammars_cached += fact.cached and not fact.refused
+                self.grammars_compiled += not fact.cached and not fact.refused
+            case StepAborted():
+                self.steps_failed[fact.failure] = self.steps_failed.get(fact.failure, 0) + 1
+            case SequencePaused():
+                self.pauses += 1
+            case RequestEnded(output_valid=True):
+                self.outputs_valid += 1
+            case RequestEnded(output_valid=False):
+                self.outputs_invalid += 1
+            case _:
+                pass
+
+    def _step(self, step: StepRecorded) -> None:
+        self.mask_ns += step.mask_ns
+        self.masked_tokens += step.masked_rows
+        self.blocks_copied += step.copied_blocks
+        if step.device is not None:
+            self._device(step.device)
+        if step.rank_skew_ns is not None:
+            self.rank_steps += 1
+            self.rank_skew_ns += step.rank_skew_ns
+        for row in step.rows:
+            if not row.is_prefill and row.tokens > 1:
+                self.drafted_tokens += row.tokens - 1
+                self.accepted_tokens += row.sampled - 1
+
+    def _device(self, times: DeviceTimes) -> None:
+        self.device_steps += 1
+        self.device_busy_ns += times.busy_ns
+        self.device_bubble_ns += times.bubble_ns or 0
+        self.device_attention_ns += times.attention_ns or 0
+        self.device_matrices_ns += times.matrices_ns or 0
+        self.device_sampling_ns += times.sampling_ns or 0

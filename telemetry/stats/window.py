@@ -1,0 +1,91 @@
+"""A sliding window over the facts, published as a frozen Snapshot.
+
+Monitor, /metrics, /debug/snapshot and the state of readiness read the Snapshot and
+nothing else, so two screens cannot disagree.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from telemetry.facts.recorder_stats import RecorderStats
+from telemetry.numbers.quantiles import Percentiles
+from telemetry.stats.slo_report import SloReport
+from telemetry.stats.totals import Totals
+from telemetry.traces.tracing_view import TracingView
+
+
+class Cell(StrEnum):
+    """What one request did in one step; the monitor's batch grid is made of these."""
+
+    PREFILL = "P"
+    DECODE = "D"
+    WAIT = "w"
+    PREEMPTED = "x"
+    NONE = " "
+
+
+class GridRow(msgspec.Struct, frozen=True):
+    """One sequence over the last steps, oldest first; `cells` is one Cell value a step."""
+
+    request_id: str
+    seq_id: int
+    state: str
+    prompt_tokens: int
+    output_tokens: int
+    cells: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The service at one moment. Rates are over `window_ns`; counters since the start.
+
+    `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
+    grammar_compile, cancel_to_free, tokenize, deliver, mask.
+    `requests_total` is keyed by outcome, `fold_errors` by part of telemetry. Values that nobody
+    could measure are None.
+    """
+
+    at_ns: int
+    window_ns: int
+    ready: bool
+    engine_pid: int | None
+    engine_restarts: int
+    model: str | None
+    backend: str | None
+    running: int
+    waiting: int
+    waiting_tokens: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    max_seqs: int | None
+    budget_tokens: int | None
+    steps_total: int
+    step_ns_p50: int | None
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    requests_per_s: float
+    prompt_tokens_total: int
+    output_tokens_total: int
+    preemptions_total: int
+    requests_total: dict[str, int]
+    percentiles: dict[str, Percentiles]
+    grid_step_ids: tuple[int, int] | None
+    grid: tuple[GridRow, ...]
+    facts_lost: int
+    folds_detached: tuple[str, ...]
+    spans_exported: int
+    spans_dropped: int
+    gpu: dict[str, float | str] | None
+    totals: Totals = msgspec.field(default_factory=Totals)
+    recorder: RecorderStats | None = None
+    tracing: TracingView = msgspec.field(default_factory=TracingView)
+    recording: bool = True
+    slo: SloReport | None = None
+    class_overflow_values: int = 0
+    metric_exports: dict[str, int] = {}
+    metric_points_rejected: int = 0
+    fold_errors: dict[str, int] = {}
+    facts_waiting: int = 0

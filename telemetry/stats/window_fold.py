@@ -1,0 +1,300 @@
+"""Folds facts into the Snapshot of the last seconds, as `telemetry.stats.window` defines it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from telemetry.facts.engine_records import (
+    EngineIdled,
+    EngineStarted,
+    SequenceEnded,
+    SequenceQueued,
+    SequencesListed,
+    StepRecorded,
+)
+from telemetry.facts.recorder_stats import RecorderStats
+from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
+from telemetry.numbers.quantiles import median
+from telemetry.requests.phases import RequestTimeline
+from telemetry.stats.histograms import Histograms
+from telemetry.stats.slo_report import SloReport
+from telemetry.stats.totals import Totals
+from telemetry.stats.window import Cell, GridRow, Snapshot
+from telemetry.traces.tracing_view import TracingView
+
+RATE_WINDOW_NS = 10_000_000_000
+GRID_STEPS = 64
+GRID_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suppliers:
+    """What the snapshot shows but no fact tells: asked at the moment it is taken."""
+
+    ready: Callable[[], bool] = lambda: False
+    facts_lost: Callable[[], int] = lambda: 0
+    facts_waiting: Callable[[], int] = lambda: 0
+    folds_detached: Callable[[], tuple[str, ...]] = lambda: ()
+    fold_errors: Callable[[], dict[str, int]] = dict
+    tracing: Callable[[], TracingView] = TracingView
+    recording: Callable[[], bool] = lambda: True
+    gpu: Callable[[], dict[str, float | str] | None] = lambda: None
+    recorder: Callable[[], RecorderStats | None] = lambda: None
+    slo: Callable[[int], SloReport | None] = lambda now_ns: None
+    metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A sequence as the batch grid shows it."""
+
+    seq_id: int
+    request_id: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    queued_step: int = 0
+    ended_step: int | None = None
+    state: str = "waiting"
+    cells: dict[int, Cell] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        return self.ended_step is None
+
+
+@dataclass(slots=True)
+class _Gauges:
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_total: int = 0
+
+
+class WindowFold:
+    """Keeps just enough of the recent past to take a Snapshot at any moment."""
+
+    def __init__(self, histograms: Histograms, suppliers: Suppliers | None = None) -> None:
+        self._histograms = histograms
+        self._suppliers = suppliers or Suppliers()
+        self._started: EngineStarted | None = None
+        self._gauges = _Gauges()
+        self._restarts = 0
+        self._steps: deque[tuple[int, int, int, int]] = deque()
+        self._ends: deque[int] = deque()
+        self._step_ids: deque[int] = deque(maxlen=GRID_STEPS)
+        self._seen: dict[int, _Seen] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._steps_total = 0
+        self._prompt_tokens_total = 0
+        self._output_tokens_total = 0
+        self._preemptions_total = 0
+        self._totals = Totals()
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self._take(fact)
+            self._totals.take(fact)
+
+    def on_timeline(self, timeline: RequestTimeline) -> None:
+        """Count a request when its timeline is given out, so that counters agree with it."""
+        self._outcomes[timeline.outcome.value] += 1
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """The service as of the last facts; rates reach back ten seconds from now."""
+        self._forget(now_ns)
+        gauges, started = self._gauges, self._started
+        seconds = RATE_WINDOW_NS / 1e9
+        tracing = self._suppliers.tracing()
+        pushes = self._suppliers.metric_pushes()
+        return Snapshot(
+            at_ns=now_ns,
+            window_ns=RATE_WINDOW_NS,
+            ready=self._suppliers.ready(),
+            engine_pid=started.pid if started else None,
+            engine_restarts=self._restarts,
+            model=started.model if started else None,
+            backend=f"{started.backend}, {started.dtype}" if started else None,
+            running=gauges.running,
+            waiting=gauges.waiting,
+            waiting_tokens=gauges.waiting_tokens,
+            blocks_used=gauges.blocks_used,
+            blocks_cached=gauges.blocks_cached,
+            blocks_total=gauges.blocks_total,
+            max_seqs=started.max_seqs if started else None,
+            budget_tokens=started.budget_tokens if started else None,
+            steps_total=self._steps_total,
+            step_ns_p50=median([span_ns for _, span_ns, _, _ in self._steps]),
+            prompt_tokens_per_s=sum(prompt for _, _, prompt, _ in self._steps) / seconds,
+            output_tokens_per_s=sum(output for *_, output in self._steps) / seconds,
+            requests_per_s=len(self._ends) / seconds,
+            prompt_tokens_total=self._prompt_tokens_total,
+            output_tokens_total=self._output_tokens_total,
+            preemptions_total=self._preemptions_total,
+            requests_total={
+                name: self._outcomes[name]
+                for name in ("finished", "rejected", "cancelled", "failed", "lost")
+            },
+            percentiles=self._histograms.windows(now_ns),
+            grid_step_ids=(self._step_ids[0], self._step_ids[-1]) if self._step_ids else None,
+            grid=self._grid(),
+            facts_lost=self._suppliers.facts_lost(),
+            folds_detached=self._suppliers.folds_detached(),
+            spans_exported=tracing.spans_exported,
+            spans_dropped=sum(tracing.spans_dropped.values()),
+            gpu=self._suppliers.gpu(),
+            totals=msgspec.structs.replace(self._totals),
+            recorder=self._suppliers.recorder(),
+            tracing=tracing,
+            recording=self._suppliers.recording(),
+            slo=self._suppliers.slo(now_ns),
+            class_overflow_values=self._histograms.overflowed,
+            metric_exports={"ok": pushes[0], "failed": pushes[1]} if pushes else {},
+            metric_points_rejected=pushes[2] if pushes else 0,
+            fold_errors=self._suppliers.fold_errors(),
+            facts_waiting=self._suppliers.facts_waiting(),
+        )
+
+    def _take(self, fact: Fact) -> None:
+        match fact:
+            case StepRecorded():
+                self._step(fact)
+            case EngineIdled():
+                self._gauges = _Gauges(
+                    running=fact.running,
+                    waiting=fact.waiting,
+                    blocks_used=fact.blocks_used,
+                    blocks_cached=fact.blocks_cached,
+                    blocks_total=fact.blocks_total,
+                )
+            case EngineStarted():
+                self._started = fact
+                self._gauges = _Gauges(blocks_total=fact.blocks_total)
+            case EngineDied():
+                self._restarts += 1
+                self._gauges = _Gauges()
+                self._started = None
+                self._seen.clear()
+                self._step_ids.clear()
+            case SequenceSubmitted():
+                self._see(fact.seq_id).request_id = fact.request_id
+            case SequenceQueued():
+                seen = self._see(fact.seq_id)
+                seen.prompt_tokens, seen.queued_step = fact.prompt_tokens, fact.step_id
+            case SequenceEnded():
+                self._sequence_ended(fact)
+            case SequencesListed():
+                for seq_id in fact.over([s for s, one in self._seen.items() if one.is_live]):
+                    del self._seen[seq_id]  # when it ended was lost
+            case RequestEnded():
+                self._ends.append(fact.at_ns)
+            case _:
+                pass
+
+    @property
+    def live(self) -> int:
+        """Sequences that the batch grid shows as not ended."""
+        return sum(seen.is_live for seen in self._seen.values())
+
+    def _see(self, seq_id: int) -> _Seen:
+        found = self._seen.get(seq_id)
+        if found is None:
+            found = self._seen[seq_id] = _Seen(seq_id)
+        return found
+
+    def _sequence_ended(self, fact: SequenceEnded) -> None:
+        seen = self._seen.get(fact.seq_id)
+        if seen is None or not seen.cells:
+            self._seen.pop(fact.seq_id, None)  # it never ran: nothing to show
+            return
+        seen.state, seen.ended_step = fact.reason.value, fact.step_id
+
+    def _step(self, step: StepRecorded) -> None:
+        self._gauges = _Gauges(
+            running=step.running,
+            waiting=step.waiting,
+            waiting_tokens=step.waiting_tokens,
+            blocks_used=step.blocks_used,
+            blocks_cached=step.blocks_cached,
+            blocks_total=step.blocks_total,
+        )
+        prompt = output = 0
+        for seq_id in step.preempted:
+            self._mark(seq_id, step.step_id, Cell.PREEMPTED, "preempted")
+        for row in step.rows:
+            cell = Cell.PREFILL if row.is_prefill else Cell.DECODE
+            seen = self._mark(row.seq_id, step.step_id, cell, "running")
+            if row.is_prefill:
+                prompt += row.tokens
+            if not row.wasted:
+                output += row.sampled
+                if seen is not None:
+                    seen.output_tokens += row.sampled
+        self._steps_total += 1
+        self._prompt_tokens_total += prompt
+        self._output_tokens_total += output
+        self._preemptions_total += len(step.preempted)
+        span_ns = step.committed_ns - step.begin_ns
+        self._steps.append((step.committed_ns, span_ns, prompt, output))
+        self._step_ids.append(step.step_id)
+        self._drop_old_rows()
+
+    def _mark(self, seq_id: int, step_id: int, cell: Cell, state: str) -> _Seen | None:
+        seen = self._seen.get(seq_id)
+        if seen is not None:
+            seen.cells[step_id] = cell
+            if seen.ended_step is None:
+                seen.state = state
+        return seen
+
+    def _drop_old_rows(self) -> None:
+        """Once in a while: cells and ended sequences that have left the grid."""
+        if self._steps_total % GRID_STEPS:
+            return
+        self._forget(self._steps[-1][0])
+        oldest = self._step_ids[0]
+        for seen in list(self._seen.values()):
+            if seen.ended_step is not None and seen.ended_step < oldest:
+                del self._seen[seen.seq_id]
+            else:
+                seen.cells = {s: c for s, c in seen.cells.items() if s >= oldest}
+
+    def _forget(self, now_ns: int) -> None:
+        edge_ns = now_ns - RATE_WINDOW_NS
+        while self._steps and self._steps[0][0] < edge_ns:
+            self._steps.popleft()
+        while self._ends and self._ends[0] < edge_ns:
+            self._ends.popleft()
+
+    def _grid(self) -> tuple[GridRow, ...]:
+        """Live sequences first, oldest first; then those that have just ended."""
+        if not self._step_ids:
+            return ()
+        oldest = self._step_ids[0]
+        visible = [s for s in self._seen.values() if s.ended_step is None or s.ended_step >= oldest]
+        visible.sort(key=lambda s: (s.ended_step is not None, s.seq_id))
+        return tuple(self._grid_row(seen) for seen in visible[:GRID_ROWS])
+
+    def _grid_row(self, seen: _Seen) -> GridRow:
+        cells: list[str] = []
+        for step_id in self._step_ids:
+            cell = seen.cells.get(step_id)
+            if cell is None:
+                live = seen.queued_step <= step_id and (
+                    seen.ended_step is None or step_id < seen.ended_step
+                )
+                cell = Cell.WAIT if live else Cell.NONE
+            cells.append(cell.value)
+        return GridRow(
+            request_id=seen.request_id,
+            seq_id=seen.seq_id,
+            state=seen.state,
+            prompt_tokens=seen.prompt_tokens,
+            output_tokens=seen.output_tokens,
+            cells="".join(cells),
+        )

@@ -1,0 +1,181 @@
+"""From flags and the standard OTEL_* variables to where spans and metrics go, and how.
+
+Flags win. Read are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER (`none`),
+OTEL_METRIC_EXPORT_INTERVAL (ms), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, and with or
+without `_TRACES` or `_METRICS` after OTLP: OTEL_EXPORTER_OTLP_ENDPOINT, _PROTOCOL, _HEADERS,
+_TIMEOUT (s), _COMPRESSION, _INSECURE, _CERTIFICATE, _CLIENT_KEY, _CLIENT_CERTIFICATE.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+from dataclasses import replace
+from typing import Literal
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.util.re import parse_env_headers
+
+from telemetry.facts.clock import Clock
+from telemetry.facts.happening import Happenings
+from telemetry.traces.otlp import SpanExporterThread
+from telemetry.traces.otlp_delivery import RetryPolicy
+from telemetry.traces.otlp_wire import WireSettings, open_sender
+from telemetry.traces.sampling import TailSampler
+from telemetry.traces.spans import SpanBuilder
+from telemetry.traces.stall_spans import Attributes
+from telemetry.traces.traceparent import new_span_id
+
+Signal = Literal["traces", "metrics"]
+_METRIC_INTERVAL_S = 10.0
+
+
+def service_resource(service_name: str | None) -> Resource:
+    """Who we are; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it and win."""
+    pid = os.getpid()
+    host = socket.gethostname()
+    defaults: Attributes = {
+        "service.name": "phasescope",
+        "service.instance.id": f"{host}:{pid}",
+        "service.version": _version(),
+        "host.name": host,
+        "process.pid": pid,
+    }
+    detected = Resource.create()
+    stated: Attributes = dict(detected.attributes)
+    if str(stated.get("service.name", "")).startswith("unknown_service"):
+        del stated["service.name"]
+    attributes: Attributes = {**defaults, **stated}
+    if service_name:
+        attributes["service.name"] = service_name
+    return Resource(attributes)
+
+
+def exporter_from_config(
+    endpoint: str | None,
+    protocol: str | None,
+    service_name: str | None,
+    clock: Clock,
+    sampler: TailSampler | None = None,
+    server: tuple[str, int | None] | None = None,
+    happenings: Happenings = lambda begin_ns, end_ns: (),
+) -> SpanExporterThread | None:
+    """The exporter that flags and variables ask for; None when they ask for none.
+
+    `server` is the address and port that requests come to; a unix socket has no port. Raises
+    OSError when a certificate cannot be read.
+    """
+    target = asked_target(endpoint)
+    if target is None:
+        return None
+    sender = open_sender(wire_settings(endpoint, protocol))
+    builder = SpanBuilder(service_resource(service_name), new_span_id, server)
+    return SpanExporterThread(
+        sender,
+        builder,
+        sampler or TailSampler(),
+        clock,
+        target,
+        retry_policy(),
+        happenings=happenings,
+    )
+
+
+def asked_target(endpoint: str | None, signal: Signal = "traces") -> str | None:
+    """Where flag or variables send the signal, as they say it; None when nowhere."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if endpoint is None and os.environ.get(f"OTEL_{signal.upper()}_EXPORTER") == "none":
+        return None
+    return endpoint or _env("ENDPOINT", signal)
+
+
+def wire_settings(
+    endpoint: str | None, protocol: str | None, signal: Signal = "traces"
+) -> WireSettings:
+    """Where a signal goes and how; `endpoint` and `protocol` are the flags."""
+    target = endpoint or _env("ENDPOINT", signal)
+    assert target is not None
+    chosen = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
+    is_http = chosen.startswith("http")
+    headers = parse_env_headers(_env("HEADERS", signal) or "", liberal=True)
+    return WireSettings(
+        endpoint=_http_url(endpoint, target, signal) if is_http else _authority(target),
+        is_http=is_http,
+        signal=signal,
+        headers=tuple(headers.items()),
+        compress=(_env("COMPRESSION", signal) or "none").lower() == "gzip",
+        insecure=_is_insecure(endpoint, target, signal),
+        certificate=_env("CERTIFICATE", signal),
+        client_key=_env("CLIENT_KEY", signal),
+        client_certificate=_env("CLIENT_CERTIFICATE", signal),
+    )
+
+
+def metric_interval_s() -> float:
+    """OTEL_METRIC_EXPORT_INTERVAL; ten seconds without it."""
+    try:
+        stated_ms = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", ""))
+    except ValueError:
+        return _METRIC_INTERVAL_S
+    return stated_ms / 1000 if stated_ms > 0 else _METRIC_INTERVAL_S
+
+
+def retry_policy() -> RetryPolicy:
+    """OTEL_EXPORTER_OTLP_TIMEOUT is of one attempt; what is no number is ignored."""
+    policy = RetryPolicy()
+    try:
+        return replace(policy, attempt_s=float(_env("TIMEOUT", "traces") or policy.attempt_s))
+    except ValueError:
+        return policy
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("phasescope")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _env(name: str, signal: Signal) -> str | None:
+    return (
+        os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}")
+        or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
+        or None
+    )
+
+
+def _guess_protocol(target: str) -> str:
+    """4318 is the registered port of OTLP over HTTP; a path means HTTP too."""
+    parts = urlsplit(target if "//" in target else f"//{target}")
+    return "http/protobuf" if parts.port == 4318 or parts.path.strip("/") else "grpc"
+
+
+def _http_url(flag: str | None, target: str, signal: Signal) -> str:
+    """A variable for one signal alone names the whole URL, the general one a base. A flag may be
+    either, and if it is a whole one, it is that of traces."""
+    full = (target if "//" in target else f"http://{target}").rstrip("/")
+    path = f"/v1/{signal}"
+    if flag is None:
+        if os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
+            return full
+    elif signal == "traces" and urlsplit(full).path:
+        return full
+    else:
+        full = full.removesuffix("/v1/traces")
+    return full if full.endswith(path) else full + path
+
+
+def _authority(target: str) -> str:
+    """What a gRPC channel is opened to."""
+    return urlsplit(target).netloc or target if "//" in target else target
+
+
+def _is_insecure(flag: str | None, target: str, signal: Signal) -> bool:
+    """The scheme decides; without one a flag means plain text, as it is typed at a local
+    collector, and a variable means TLS unless _INSECURE says otherwise."""
+    if "//" in target:
+        return urlsplit(target).scheme != "https"
+    return flag is not None or (_env("INSECURE", signal) or "").lower() == "true"

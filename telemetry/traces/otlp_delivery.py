@@ -1,0 +1,145 @@
+"""Tries to deliver one encoded chunk until the receiver has it, refuses it, or it is given up.
+
+Waits can be cut short from another thread: `hurry` allows one last attempt, `stop` none.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from telemetry.facts.clock import Clock
+from telemetry.traces.otlp_wire import Answer, Sender
+from telemetry.traces.tracing_view import Drop
+
+log = logging.getLogger("phasescope.otlp")
+
+LAST_ATTEMPT_S = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a chunk is tried: attempts of `attempt_s`, waits from `first_s` on, doubled up
+    to `longest_s`, given up when the next would begin `give_up_s` after the first. A wait that
+    the receiver asks for is kept up to `longest_asked_s`."""
+
+    attempt_s: float = 5.0
+    first_s: float = 0.5
+    longest_s: float = 5.0
+    longest_asked_s: float = 30.0
+    give_up_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver took the chunk, `rejected_spans` of it aside; `remark` is its own word."""
+
+    rejected_spans: int
+    remark: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The chunk will not arrive."""
+
+    reason: Drop
+    error: str
+
+
+class Delivery:
+    """One sender and what is known about its receiver. `on_attempt` hears of every attempt and
+    its size in bytes."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        clock: Clock,
+        target: str,
+        retry: RetryPolicy,
+        on_attempt: Callable[[Answer, int], None],
+    ) -> None:
+        self._sender = sender
+        self._clock = clock
+        self._target = target
+        self._retry = retry
+        self._on_attempt = on_attempt
+        self._reachable = True
+        self._hurry = threading.Event()
+        self._stop = threading.Event()
+
+    @property
+    def hurried(self) -> bool:
+        return self._hurry.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def hurry(self) -> None:
+        """From now on nothing is waited for, and the first failure is the last."""
+        self._hurry.set()
+
+    def stop(self) -> None:
+        """No more attempts."""
+        self._stop.set()
+        self._hurry.set()
+
+    def close(self) -> None:
+        """Close the sender."""
+        self._sender.close()
+
+    def deliver(self, request: bytes, spans: int) -> Delivered | Lost | None:
+        """What became of the chunk of so many spans; None when it was stopped before that."""
+        first_ns, wait_s = self._clock.now_ns(), self._retry.first_s
+        while not self.stopped:
+            answer = self._attempt(request)
+            if answer.error is None:
+                return _delivered(answer.body, spans)
+            if not answer.retryable:
+                return Lost(Drop.REJECTED, answer.error)
+            if self.hurried:
+                self.stop()  # what follows would only fail one by one
+                break
+            pause_s = self._pause_s(answer, wait_s)
+            if (self._clock.now_ns() - first_ns) / 1e9 + pause_s > self._retry.give_up_s:
+                return Lost(Drop.EXPORT_FAILED, answer.error)
+            self._hurry.wait(pause_s)
+            wait_s = min(2 * wait_s, self._retry.longest_s)
+        return None
+
+    def _attempt(self, request: bytes) -> Answer:
+        """One attempt; says once when the receiver goes and once when it is back."""
+        limit_s = LAST_ATTEMPT_S if self.hurried else self._retry.attempt_s
+        answer = self._sender.send(request, min(limit_s, self._retry.attempt_s))
+        self._on_attempt(answer, len(request))
+        taken = answer.error is None
+        if taken and not self._reachable:
+            log.warning("spans reach %s again", self._target)
+        if not taken and self._reachable:
+            log.warning("spans do not reach %s (%s); serving goes on", self._target, answer.error)
+        self._reachable = taken
+        return answer
+
+    def _pause_s(self, answer: Answer, wait_s: float) -> float:
+        """What the receiver asks for, or our own wait give or take a fifth, so that a fleet
+        does not come back all at once."""
+        if answer.retry_after_s is not None:
+            return min(answer.retry_after_s, self._retry.longest_asked_s)
+        return wait_s * (0.8 + secrets.randbelow(401) / 1000)
+
+
+def _delivered(body: bytes, spans: int) -> Delivered:
+    """Reads the response. A body that is none is taken for a plain yes: the status said so."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    try:
+        partial = ExportTraceServiceResponse.FromString(body).partial_success
+    except Exception:
+        return Delivered(0, None)
+    rejected = min(max(partial.rejected_spans, 0), spans)
+    if not rejected:
+        return Delivered(0, partial.error_message or None)
+    return Delivered(rejected, f"the receiver rejected {rejected} spans: {partial.error_message}")

@@ -1,0 +1,166 @@
+"""What spans say about a request: the GenAI convention, the names that vLLM emits, and ours.
+
+The same value often has two names, because tools read one or the other. Nothing here is a
+prompt, an output or a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from telemetry.facts.reasons import EndReason, Outcome, Phase
+from telemetry.numbers.quantiles import quantile_sorted
+from telemetry.requests.phases import RequestTimeline
+from telemetry.traces.stall_spans import Attributes, account_attributes
+
+MAX_ATTRIBUTES = 128
+MAX_VALUES = 128  # of an attribute that is a list
+_CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
+
+
+def cut(kind: str, found: Sequence[object], limit: int) -> Attributes:
+    """How many of a kind a limit keeps out; nothing when it keeps none."""
+    return {f"phasescope.cut.{kind}": len(found) - limit} if len(found) > limit else {}
+
+
+def root_attributes(timeline: RequestTimeline) -> Attributes:
+    """GenAI convention, the names that vLLM emits, and ours."""
+    accepted, parsed, ended = timeline.accepted, timeline.parsed, timeline.ended
+    attributes: Attributes = {
+        "gen_ai.operation.name": accepted.operation,
+        "gen_ai.provider.name": "phasescope",
+        "gen_ai.request.id": accepted.request_id,
+        "gen_ai.usage.output_tokens": ended.output_tokens,
+        "gen_ai.usage.completion_tokens": ended.output_tokens,
+        "gen_ai.latency.e2e": timeline.e2e_ns / 1e9,
+        "http.request.method": "POST",
+        "http.route": accepted.route,
+        "http.response.status_code": ended.status,
+        "phasescope.outcome": timeline.outcome.value,
+        "phasescope.reason": ended.reason.value,
+        "phasescope.tenant": accepted.tenant,
+        "phasescope.slo_class": accepted.slo_class,
+    }
+    if ended.error_type is not None:
+        attributes["error.type"] = ended.error_type
+    if ended.status == 200:
+        attributes["gen_ai.response.id"] = response_id(timeline)
+    if parsed is not None:
+        attributes |= {
+            "gen_ai.request.model": parsed.model,
+            "gen_ai.response.model": parsed.model,
+            "gen_ai.request.stream": parsed.stream,
+            "gen_ai.request.choice.count": parsed.choices,
+            "gen_ai.request.n": parsed.choices,
+            "gen_ai.request.temperature": parsed.temperature,
+            "gen_ai.request.top_p": parsed.top_p,
+            "gen_ai.request.top_k": parsed.top_k,
+            "gen_ai.request.presence_penalty": parsed.presence_penalty,
+            "gen_ai.request.frequency_penalty": parsed.frequency_penalty,
+            "gen_ai.output.type": parsed.output_type,
+        }
+        if parsed.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = parsed.max_tokens
+        if parsed.seed is not None:
+            attributes["gen_ai.request.seed"] = parsed.seed
+    if timeline.tokenized is not None:
+        attributes["gen_ai.usage.input_tokens"] = timeline.tokenized.prompt_tokens
+        attributes["gen_ai.usage.prompt_tokens"] = timeline.tokenized.prompt_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
+        attributes["gen_ai.usage.cached_tokens"] = timeline.cached_tokens
+        attributes["gen_ai.usage.num_sequences"] = len(timeline.sequences)
+    if ended.output_valid is not None:
+        attributes["phasescope.output_valid"] = ended.output_valid
+    more = account_attributes(timeline.account)
+    return attributes | _latencies(timeline) | _finish_reasons(timeline) | more
+
+
+def response_id(timeline: RequestTimeline) -> str:
+    """The `id` in the body of the answer."""
+    prefix = "chatcmpl" if timeline.accepted.operation == "chat" else "cmpl"
+    return f"{prefix}-{timeline.accepted.request_id}"
+
+
+def _latencies(timeline: RequestTimeline) -> Attributes:
+    attributes: Attributes = {}
+    if timeline.ttft_ns is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = timeline.ttft_ns / 1e9
+        if timeline.parsed is not None and timeline.parsed.stream:
+            attributes["gen_ai.response.time_to_first_chunk"] = timeline.ttft_ns / 1e9
+    for name, phase in (
+        ("queue", Phase.QUEUE),
+        ("model_prefill", Phase.PREFILL),
+        ("model_decode", Phase.DECODE),
+    ):
+        spent_ns = timeline.phase_ns(phase)
+        if spent_ns is not None:
+            attributes[f"gen_ai.latency.time_in_{name}"] = spent_ns / 1e9
+    prefill_ns, decode_ns = timeline.phase_ns(Phase.PREFILL), timeline.phase_ns(Phase.DECODE)
+    if prefill_ns is not None and decode_ns is not None:
+        attributes["gen_ai.latency.time_in_model_inference"] = (prefill_ns + decode_ns) / 1e9
+    return attributes
+
+
+def _finish_reasons(timeline: RequestTimeline) -> Attributes:
+    """A choice each, in the words of the answer; what cut a request short is in
+    `phasescope.reason`."""
+    if timeline.outcome is not Outcome.FINISHED:
+        return {}
+    words = [
+        "length" if sequence.end_reason in _CUT_BY_LENGTH else "stop"
+        for sequence in timeline.sequences
+    ]
+    shown = {"gen_ai.response.finish_reasons": tuple(words[:MAX_VALUES])}
+    return {**shown, **cut("finish_reasons", words, MAX_VALUES)}
+
+
+def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
+    """What is worth saying about one phase."""
+    match name:
+        case Phase.QUEUE:
+            return _queue_attributes(timeline)
+        case Phase.PREFILL:
+            chunks = [chunk for s in timeline.sequences for chunk in s.chunks]
+            return {
+                "phasescope.prefill.chunks": len(chunks),
+                "phasescope.prefill.tokens": sum(chunk.tokens for chunk in chunks),
+                "phasescope.prefill.recompute_tokens": sum(c.recompute_tokens for c in chunks),
+                "phasescope.prefill.cached_tokens": timeline.cached_tokens,
+            }
+        case Phase.DECODE:
+            gaps = sorted(end - start for start, end in token_gaps(timeline))
+            attributes: Attributes = {"phasescope.decode.tokens": timeline.token_count}
+            middle_ns = quantile_sorted(gaps, 0.5)
+            if middle_ns is not None:
+                attributes["phasescope.itl.p50_ms"] = middle_ns / 1e6
+                attributes["phasescope.itl.max_ms"] = gaps[-1] / 1e6
+            return attributes
+        case Phase.DETOKENIZE:
+            return {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
+        case Phase.DELIVER:
+            return {"phasescope.deliver.bytes": timeline.ended.bytes_sent}
+        case Phase.PARSE:
+            parsed = timeline.parsed
+            return {} if parsed is None else {"phasescope.parse.wait_ms": parsed.waited_ns / 1e6}
+        case Phase.ACCEPT | Phase.TOKENIZE:
+            return {}
+
+
+def _queue_attributes(timeline: RequestTimeline) -> Attributes:
+    attributes: Attributes = {}
+    held: dict[str, int] = {}
+    for sequence in timeline.sequences:
+        for wait in sequence.waits:
+            held[wait.reason.value] = held.get(wait.reason.value, 0) + wait.end_ns - wait.start_ns
+    for reason, spent_ns in held.items():
+        attributes[f"phasescope.wait.{reason}_ms"] = spent_ns / 1e6
+    return attributes
+
+
+def token_gaps(timeline: RequestTimeline) -> list[tuple[int, int]]:
+    """(start, end) of each gap between successive tokens."""
+    return [
+        pair
+        for sequence in timeline.sequences
+        for pair in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
+    ]

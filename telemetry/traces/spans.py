@@ -1,0 +1,314 @@
+"""A timeline becomes a tree of OpenTelemetry spans, after the fact, with its own times.
+
+Spans are built as finished `ReadableSpan`s: ids and times are ours, and the hot path never
+sees a span object. One wall anchor serves a whole trace, so that a step of the wall clock
+cannot turn a child inside out. No span carries a prompt or an output.
+
+Status: ERROR for failed requests only; rejected and cancelled ones are what was asked of
+the server, and say so in `error.type` and `phasescope.outcome`. Finished ones are unset.
+
+Everything that a request can have many of is bounded here, below the limits of 128 attributes,
+events and links that OpenTelemetry's SDKs and many receivers have, so that nothing is cut where
+nobody sees it. What is cut here is counted on the span: `phasescope.cut.chunks` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace.status import Status, StatusCode
+
+from telemetry.facts.clock import WallAnchor
+from telemetry.facts.happening import Happening
+from telemetry.facts.reasons import Outcome, Phase, WaitReason
+from telemetry.numbers.quantiles import median
+from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
+from telemetry.traces.link_targets import (
+    MAX_CHUNKS,
+    LinkTargets,
+    chunk_span_id,
+    chunks_in,
+    phase_span_id,
+)
+from telemetry.traces.span_attributes import (
+    MAX_ATTRIBUTES,
+    cut,
+    phase_attributes,
+    root_attributes,
+    token_gaps,
+)
+from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
+
+SCOPE = InstrumentationScope("phasescope", "1")
+MAX_SLOW_GAPS = 16
+MAX_HOLDS = 64
+MAX_PREEMPTED = 64
+MAX_EVENTS = 128
+_HOLDS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
+_SLOW_FACTOR = 2
+
+
+class SpanBuilder:
+    """Builds the trees of timelines under one resource. `targets` are the spans that those of
+    other requests may be linked to."""
+
+    def __init__(
+        self,
+        resource: Resource,
+        new_span_id: Callable[[], str],
+        server: tuple[str, int | None] | None = None,
+    ) -> None:
+        self._resource = resource
+        self._new_span_id = new_span_id
+        self.targets = LinkTargets()
+        self._server: Attributes = {}
+        if server is not None:
+            self._server = {"server.address": server[0]}
+            if server[1] is not None:
+                self._server["server.port"] = server[1]
+
+    def build(
+        self,
+        timeline: RequestTimeline,
+        anchor: WallAnchor,
+        about: Attributes | None = None,
+        happenings: Sequence[Happening] = (),
+    ) -> list[ReadableSpan]:
+        """Root first, then the phases in order, each followed by its children. `about` and
+        `happenings` go on the root."""
+        tree = _Tree(self._resource, self._new_span_id, timeline, anchor, self.targets)
+        root = tree.root({**self._server, **(about or {})}, happenings)
+        spans = [root]
+        for phase in timeline.phases:
+            span = tree.phase(phase, root)
+            spans.append(span)
+            spans += tree.children(phase, span)
+        return spans
+
+
+class _Tree:
+    """One trace in the making."""
+
+    def __init__(
+        self,
+        resource: Resource,
+        new_span_id: Callable[[], str],
+        timeline: RequestTimeline,
+        anchor: WallAnchor,
+        targets: LinkTargets,
+    ) -> None:
+        self._targets = targets
+        self._holders: list[tuple[PreemptedSpan, ReadableSpan]] = []
+        self._resource = resource
+        self._new_span_id = new_span_id
+        self._timeline = timeline
+        self._anchor = anchor
+        accepted = timeline.accepted
+        self._trace_id = int(accepted.trace_id, 16)
+        state = accepted.trace_state
+        self._state = TraceState.from_header([state]) if state else None
+
+    def root(self, about: Attributes, happenings: Sequence[Happening] = ()) -> ReadableSpan:
+        """The span of the request. A caller that does not sample has no span for it to hang
+        from: then the root stands alone and names its parent in an attribute."""
+        timeline = self._timeline
+        accepted, parsed = timeline.accepted, timeline.parsed
+        attributes = root_attributes(timeline) | about
+        parent = None
+        if accepted.parent_span_id is not None and accepted.trace_sampled is not False:
+            parent = self._context(int(accepted.parent_span_id, 16), remote=True)
+        elif accepted.parent_span_id is not None:
+            attributes["phasescope.unsampled_parent"] = accepted.parent_span_id
+        name = accepted.operation if parsed is None else f"{accepted.operation} {parsed.model}"
+        status = Status(StatusCode.UNSET)
+        if timeline.outcome is Outcome.FAILED:
+            status = Status(StatusCode.ERROR, timeline.ended.error_type)
+        return self._span(
+            name,
+            parent,
+            accepted.at_ns,
+            timeline.ended.at_ns,
+            attributes,
+            [
+                Event(one.name, dict(one.attributes), self._anchor.to_unix_ns(one.at_ns))
+                for one in happenings
+            ],
+            kind=SpanKind.SERVER,
+            status=status,
+        )
+
+    def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
+        timeline = self._timeline
+        attributes = phase_attributes(timeline, phase.name)
+        if timeline.truncated and phase is timeline.phases[-1]:
+            attributes["phasescope.truncated"] = True
+        events: list[Event] = []
+        if phase.name is Phase.DECODE:
+            slow = _slow_gaps(timeline, phase)
+            events = [self._slow_token(*gap) for gap in sorted(slow[:MAX_SLOW_GAPS])]
+            attributes |= cut("slow_tokens", slow, MAX_SLOW_GAPS)
+        attributes |= cut("chunks", chunks_in(timeline, phase), MAX_CHUNKS)
+        attributes |= cut("preempted", self._preempted_in(phase), MAX_PREEMPTED)
+        attributes |= cut("holds", self._waits_in(phase), MAX_HOLDS)
+        return self._span(
+            phase.name.value,
+            root.context,
+            phase.start_ns,
+            phase.end_ns,
+            attributes,
+            events,
+            span_id=phase_span_id(timeline, phase),
+        )
+
+    def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """Holds, preemptions, stalls and prefill chunks that begin within the phase."""
+        spans, first = self._holds_in(phase, parent), len(self._holders)
+        for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
+            end_ns = min(gap.end_ns, phase.end_ns)
+            attributes: Attributes = {
+                "phasescope.step_id": gap.step_id,
+                "phasescope.seq_id": gap.seq_id,
+            }
+            span = self._span("preempted", parent.context, gap.start_ns, end_ns, attributes)
+            spans.append(span)
+            self._holders.append((gap, span))
+        spans += self._stalls_in(phase, parent)
+        for chunk in chunks_in(self._timeline, phase)[:MAX_CHUNKS]:
+            holders = self._holders[first:]
+            holder = next((span for gap, span in holders if _holds(gap, chunk)), parent)
+            spans.append(self._chunk(chunk, holder, phase))
+        return spans
+
+    def _holds_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """What held a sequence back of its own: its grammar, or its reader."""
+        found: list[ReadableSpan] = []
+        for seq_id, wait in self._waits_in(phase)[:MAX_HOLDS]:
+            attributes: Attributes = {"phasescope.seq_id": seq_id}
+            name, end_ns = _HOLDS[wait.reason], min(wait.end_ns, phase.end_ns)
+            found.append(self._span(name, parent.context, wait.start_ns, end_ns, attributes))
+        return found
+
+    def _waits_in(self, phase: PhaseSpan) -> list[tuple[int, WaitSpan]]:
+        return [
+            (sequence.seq_id, wait)
+            for sequence in self._timeline.sequences
+            for wait in sequence.waits
+            if wait.reason in _HOLDS and _begins_in(wait.start_ns, phase)
+        ]
+
+    def _preempted_in(self, phase: PhaseSpan) -> list[PreemptedSpan]:
+        return [
+            gap
+            for sequence in self._timeline.sequences
+            for gap in sequence.preempted
+            if _begins_in(gap.start_ns, phase)
+        ]
+
+    def _stalls_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """Late tokens, each linked to what made it late."""
+        account = self._timeline.account
+        if account is None:
+            return []
+        found: list[ReadableSpan] = []
+        for stall in account.stalls:
+            if _begins_in(stall.begin_ns, phase):
+                end_ns = min(stall.end_ns, phase.end_ns)
+                found.append(
+                    self._span(
+                        "stall",
+                        parent.context,
+                        stall.begin_ns,
+                        end_ns,
+                        stall_attributes(stall),
+                        links=stall_links(stall, self._targets, self._holders),
+                    )
+                )
+        return found
+
+    def _slow_token(self, start_ns: int, end_ns: int) -> Event:
+        attributes = {"phasescope.gap_ms": (end_ns - start_ns) / 1e6}
+        return Event("slow_token", attributes, self._anchor.to_unix_ns(end_ns))
+
+    def _chunk(self, chunk: ChunkSpan, holder: ReadableSpan, phase: PhaseSpan) -> ReadableSpan:
+        attributes: Attributes = {
+            "phasescope.step_id": chunk.step_id,
+            "phasescope.seq_id": chunk.seq_id,
+            "phasescope.chunk.tokens": chunk.tokens,
+            "phasescope.chunk.context_tokens": chunk.context_tokens,
+            "phasescope.chunk.recompute_tokens": chunk.recompute_tokens,
+        }
+        end_ns = min(chunk.end_ns, phase.end_ns)
+        span_id = chunk_span_id(self._timeline.accepted.trace_id, chunk.seq_id, chunk.step_id)
+        context = holder.context
+        return self._span(
+            "prefill.chunk", context, chunk.start_ns, end_ns, attributes, span_id=span_id
+        )
+
+    def _span(
+        self,
+        name: str,
+        parent: SpanContext | None,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes,
+        events: Sequence[Event] = (),
+        kind: SpanKind = SpanKind.INTERNAL,
+        status: Status | None = None,
+        links: Sequence[Link] = (),
+        span_id: int | None = None,
+    ) -> ReadableSpan:
+        attributes, events = _within_limits(attributes, events)
+        return ReadableSpan(
+            name=name,
+            context=self._context(span_id or int(self._new_span_id(), 16)),
+            parent=parent,
+            resource=self._resource,
+            attributes=attributes,
+            events=events,
+            links=links,
+            kind=kind,
+            instrumentation_scope=SCOPE,
+            status=status or Status(StatusCode.UNSET),
+            start_time=self._anchor.to_unix_ns(start_ns),
+            end_time=self._anchor.to_unix_ns(max(start_ns, end_ns)),
+        )
+
+    def _context(self, span_id: int, remote: bool = False) -> SpanContext:
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        return SpanContext(self._trace_id, span_id, remote, flags, self._state)
+
+
+def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
+    return phase.start_ns <= start_ns < phase.end_ns
+
+
+def _holds(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
+    return gap.seq_id == chunk.seq_id and gap.start_ns <= chunk.start_ns < gap.end_ns
+
+
+def _within_limits(
+    attributes: Attributes, events: Sequence[Event]
+) -> tuple[Attributes, Sequence[Event]]:
+    """The last guard: no span that we build is ever larger, and one that is cut says so."""
+    if len(events) > MAX_EVENTS:
+        attributes = attributes | cut("events", events, MAX_EVENTS)
+        events = events[:MAX_EVENTS]
+    if len(attributes) > MAX_ATTRIBUTES:
+        names = list(attributes)
+        kept = {name: attributes[name] for name in names[: MAX_ATTRIBUTES - 1]}
+        attributes = kept | cut("attributes", names, MAX_ATTRIBUTES - 1)
+    return attributes, events
+
+
+def _slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, int]]:
+    """The gaps of more than twice the median, the slowest first."""
+    gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
+    if len(gaps) < 3:
+        return []
+    bar_ns = _SLOW_FACTOR * (median(end - start for start, end in gaps) or 0)
+    slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
+    return sorted(slow, key=lambda gap: gap[0] - gap[1])
