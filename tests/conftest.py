@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from otlp_receiver import OtlpReceiver
-from server import Server
+
+from tests.support.servers.otlp_receiver import OtlpReceiver
+from tests.support.servers.server import Server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +45,6 @@ def shared_server(default_model: Path, receiver: OtlpReceiver) -> Iterator[Serve
 @pytest.fixture
 def server(shared_server: Server) -> Iterator[Server]:
     yield shared_server
-    from server import eventually
+    from tests.support.servers.server import eventually
 
     eventually(shared_server.is_empty, "an empty engine after the test")

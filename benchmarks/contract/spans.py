@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from benchmarks.contract.client import now_ns
 from benchmarks.contract.common import ticking
 
-_TESTS = Path(__file__).parents[2] / "tests"
+_REPOSITORY = Path(__file__).parents[2]
 
 
 class Receiver(Protocol):
@@ -27,10 +27,10 @@ class Receiver(Protocol):
 
 
 def receiver_module() -> Any:
-    """The tests' module, which is in no package and has neighbours."""
-    if str(_TESTS) not in sys.path:
-        sys.path.append(str(_TESTS))
-    return importlib.import_module("otlp_receiver")
+    """The tests' module; tests are in no distribution, only in the repository."""
+    if str(_REPOSITORY) not in sys.path:
+        sys.path.append(str(_REPOSITORY))
+    return importlib.import_module("tests.support.servers.otlp_receiver")
 
 
 def start_receiver() -> AbstractContextManager[Receiver]:

@@ -1,0 +1,102 @@
+"""Grammars are compiled once, refused with a reason, and never the end of the process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.engine.inbox import GrammarReady
+from service.engine.plan import Grammar, GrammarKind
+from service.gateway.ingest.json_schemas import fault_of_schema
+from service.text.dummy_tokenizer import dummy_tokenizer
+from tests.support.worlds.grammar_world import World, regex, schema
+
+
+def test_equal_grammars_are_compiled_once_and_the_worker_tells() -> None:
+    world = World(dummy_tokenizer("tiny"))
+    first = world.compiled(1, schema({"type": "boolean"}))
+    second = world.compiled(2, schema({"type": "boolean"}))
+    world.compiler.close()
+
+    assert (first.cached, first.error, first.compile_ns > 0) == (False, None, True)
+    assert second == GrammarReady(2, 0, True, None)
+    assert world.tellers[0].startswith("phasescope-grammar")
+
+
+def test_the_cache_is_bounded_and_what_fell_out_still_works() -> None:
+    world = World(dummy_tokenizer("tiny"), cached_grammars=2)
+    for seq_id, pattern in enumerate(["a", "b", "c", "a"]):
+        assert not world.compiled(seq_id, regex(pattern)).cached
+    assert world.compiler.matcher(regex("b")).allows([98, 256]) == 2
+    world.compiler.close()
+
+
+REFUSED = {
+    regex("(a"): "unclosed group",
+    regex("a{2,1}"): "repetition",
+    regex("(?=a)b"): "look-around",
+    regex(r"(a)\1"): "backreferences",
+    regex(r"[^\s\S]"): "no text satisfies",
+    regex("x{100000}"): "forces more than",
+    regex("a" * 70_000): "characters",
+    regex("a?" * 3000): "too complex",
+    Grammar(GrammarKind.EBNF, "root ::= ("): "Expected",
+    Grammar(GrammarKind.EBNF, "start: x"): 'unknown name: "x"',
+    Grammar(GrammarKind.EBNF, 'start: "a" start'): "forces more than",
+    schema({"type": "string", "minLength": 3, "maxLength": 2}): "minLength",
+    schema({"type": "integer", "minimum": 3, "maximum": 2}): "minimum",
+    schema({"allOf": [{"type": "string"}, {"type": "integer"}]}): "Unsatisfiable",
+    schema({"$ref": "#"}): "no text satisfies",
+    schema({"$ref": "https://example.com/x"}): "https://example.com/x",
+    schema({"type": "array", "uniqueItems": True}): "uniqueItems",
+    schema({"not": {"type": "null"}, "x-guidance": {"lenient": True}}): "not",
+    schema({"type": "string", "format": "shape"}): "shape",
+}
+
+
+@pytest.mark.parametrize(("grammar", "part"), REFUSED.items())
+def test_what_cannot_be_followed_is_refused_with_one_steady_line(
+    grammar: Grammar, part: str
+) -> None:
+    errors = []
+    for _ in range(2):
+        world = World(dummy_tokenizer("tiny"))
+        fresh, cached = world.compiled(1, grammar), world.compiled(2, grammar)
+        world.compiler.close()
+        assert cached.cached
+        assert fresh.error == cached.error
+        errors.append(fresh.error)
+
+    assert errors[0] is not None
+    assert errors[0] == errors[1]
+    assert part in errors[0]
+    assert "\n" not in errors[0]
+
+
+def test_a_long_chain_of_rules_does_not_end_the_process() -> None:
+    rules = [f"r{i}: r{i + 1}" for i in range(5000)]
+    chain = Grammar(GrammarKind.EBNF, "\n".join(["start: r0", *rules, 'r5000: "b"']))
+    world = World(dummy_tokenizer("tiny"))
+
+    assert world.compiled(1, chain).error is None
+    assert world.compiler.matcher(chain).allows([98, 256]) == 2
+    world.compiler.close()
+
+
+def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "data" / "schemas.json"
+    data = json.loads(path.read_text())
+    world = World(dummy_tokenizer("tiny"))
+    good = [world.compiled(i, schema(one["schema"])).error for i, one in enumerate(data["valid"])]
+    bad = [
+        fault_of_schema(json.dumps(one["schema"]))
+        or world.compiled(100 + i, schema(one["schema"])).error
+        for i, one in enumerate(data["invalid"])
+    ]
+    world.compiler.close()
+
+    assert good == [None] * 20
+    assert all(bad)
+    assert len(set(bad)) == 20

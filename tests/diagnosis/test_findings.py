@@ -1,0 +1,113 @@
+"""What is said of charged time, and what is found by counting."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from diagnosis.attribution.blame import Blame, _lost_blocks
+from diagnosis.attribution.charges import Charges
+from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.steps import StepRow, Steps
+from diagnosis.detection.window import Window
+from diagnosis.symptoms import Finding, Symptom
+from diagnosis.verdicts.checks import leaked
+from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.rules import findings_of
+from lab.twins.registry import TWINS
+from tests.support.worlds.twin_cases import SECOND, twin, verdicts
+
+S = Symptom
+
+
+def charged(seconds: float, share: float) -> list[Finding]:
+    """What is found where one cause has that share of ten requests that are held up."""
+    total_ns = 10 * seconds * SECOND
+    harm_ns = Charges({S.HOST_STALL: share * total_ns})
+    stages_ns = dict.fromkeys(Stage, 0.0) | {Stage.DECODE: total_ns}
+    usual_ns = dict.fromkeys(Stage, 0.0)
+    return findings_of(Blame(seconds, total_ns, usual_ns, harm_ns, stages_ns, None), 0, (), ())
+
+
+def test_what_is_hardly_likely_is_not_said() -> None:
+    """A quarter of the harm says little after a second, and much after ten."""
+    assert charged(1.0, 0.25) == []
+    assert [one.symptom for one in charged(10.0, 0.25)] == [S.HOST_STALL]
+    assert [one.symptom for one in charged(1.0, 0.9)] == [S.HOST_STALL]
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "cause"), [(24, S.KV_EXHAUSTION), (26, S.KV_THRASH)], ids=str
+)
+def test_a_cache_thrashes_when_a_quarter_of_its_prompts_is_computed_again(
+    recomputed: int, cause: Symptom
+) -> None:
+    row = StepRow(*[0] * len(StepRow._fields))._replace(
+        prompt_tokens=100, recompute_tokens=recomputed
+    )
+    steps = Steps(np.array([row] * 10, dtype=np.float64))
+    window = Window(seconds=5.0, counts=Counts(), later=Counts(), steps=steps, started=None)
+
+    assert _lost_blocks(window) is cause
+
+
+def test_two_sequences_that_go_on_without_their_clients_are_a_leak() -> None:
+    """An abort takes a step or two, and one lost may be an accident."""
+    aborted = leaked(Counts(gone_rows=Counter({1: 2, 2: 3, 3: 7})), Tally())
+    one_lost = leaked(Counts(gone_rows=Counter({1: 500, 2: 7})), Tally())
+    found = leaked(Counts(gone_rows=Counter({1: 8, 2: 9, 3: 2})), Tally())
+
+    assert aborted is None
+    assert one_lost is None
+    assert found is not None
+    assert (found.symptom, found.claim) == (
+        S.CANCELLATION_LEAK, "2 sequences had 17 rows after their clients had gone",
+    )  # fmt: skip
+
+
+def test_a_leak_is_said_before_it_hurts_and_once() -> None:
+    for mechanism in TWINS["cancellation_leak"]:
+        said = [said for _, said in verdicts(twin("cancellation_leak", mechanism))]
+        named = [[one.symptom for one in diagnosis.findings] for diagnosis in said]
+        assert all(len(set(names)) == len(names) for names in named)
+        first = next(diagnosis for diagnosis in said if diagnosis.findings)
+        assert first.findings[0].claim.endswith("after their clients had gone")
+        assert any(one.findings and one.findings[0].harm_ms > 0 for one in said)
+
+
+def test_an_alarm_lasts_as_long_as_the_harm_though_nothing_is_found_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that what is found in the end is found of all the time since the onset."""
+    one = twin("throttled", TWINS["throttled"][0])
+    charge = Diagnoser._charge
+
+    def slowly(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> object:
+        charged, found = charge(self, begin_ns, end_ns, onset_ns)
+        return charged, found if end_ns - onset_ns > 6 * SECOND else []
+
+    monkeypatch.setattr(Diagnoser, "_charge", slowly)
+    first = next(said for _, said in verdicts(one) if said.findings)
+
+    assert one.onset_ns is not None
+    assert first.onset_ns is not None
+    assert abs(first.onset_ns - one.onset_ns) < 3 * SECOND
+
+
+def test_what_goes_on_for_half_a_minute_without_a_cause_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be how things are now; or the alarm rings again."""
+    one = twin("throttled", TWINS["throttled"][0])
+    charge = Diagnoser._charge
+    monkeypatch.setattr(Diagnoser, "_charge", lambda self, *span: (charge(self, *span)[0], []))
+
+    def longest_alarm(ticks: int) -> int:
+        monkeypatch.setattr("diagnosis.verdicts.classifier._GIVEN_UP_TICKS", ticks)
+        onsets = Counter(said.onset_ns for _, said in verdicts(one) if said.onset_ns is not None)
+        return max(onsets.values())
+
+    assert longest_alarm(20) <= 20 < longest_alarm(10**9)

@@ -1,0 +1,254 @@
+"""The documentation is true: links lead somewhere, commands exist, curl lines work as given."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs.generate.pages import PAGES as GENERATED
+from service.cli.main import build_parser
+from telemetry.requests.slo_policy import read_policy
+from tests.diagnosis.test_runbooks import all_options, anchors, documented_metrics, options, parsers
+from tests.support.servers.server import Server, spawn
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+WRITTEN = [README, *sorted(page for page in ROOT.glob("docs/**/*.md") if page not in GENERATED)]
+LINKED = [*WRITTEN, *GENERATED, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
+LINKED.append(ROOT / ".github/CONTRIBUTING.md")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+README_LINES, README_BYTES, PICTURE_BYTES = 150, 12_000, 150_000
+OTHERS_FLAGS = frozenset({"--enable-feature", "--no-build-isolation"})
+
+_LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(r"[a-z_.]+(?:/[\w.-]+)+")
+_TOPS = frozenset({path.name for path in ROOT.iterdir()})
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """What stands between fences of that language."""
+    return [text for _, kind, text in _FENCE.findall(page.read_text()) if kind == language]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Words of each command of a shell block; of an indented one those of make and phasescope."""
+    lines: list[str] = []
+    for block in blocks(page, "sh"):
+        lines += joined(block)
+    indented = re.findall(r"^ {4}((?:make|phasescope) .+)$", page.read_text(), re.MULTILINE)
+    for line in [*lines, *indented]:
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words:
+            yield words
+
+
+def joined(block: str) -> list[str]:
+    """Lines with those that go on in the next, by a backslash or an open quotation."""
+    found: list[str] = []
+    open_line = ""
+    for line in block.splitlines():
+        open_line += ("\n" if open_line else "") + line
+        if line.endswith("\\") or open_line.count("'") % 2:
+            continue
+        found.append(open_line.replace("\\\n", " "))
+        open_line = ""
+    assert not open_line, open_line
+    return found
+
+
+def prose(page: Path) -> str:
+    return _FENCE.sub("", page.read_text())
+
+
+def spans(page: Path) -> list[str]:
+    """Code within prose."""
+    return _CODE.findall(prose(page))
+
+
+@cache
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@cache
+def sources(module: str) -> str:
+    """The text of a module, or of all modules of a package, with those beside it."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    return "\n".join(path.read_text() for path in Path(spec.origin).parent.glob("*.py"))
+
+
+def check(words: list[str]) -> None:
+    """A command names what there is: subcommand, target or module, and its flags."""
+    command, rest = Path(words[0]).name, words[1:]
+    flags = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    if command == "phasescope":
+        assert rest[0] in parsers(), words
+        assert flags <= options(rest[0]), words
+    elif command == "make":
+        named = [word for word in rest if "=" not in word]
+        assert named, words
+        assert set(named) <= targets(), words
+        given = [word.partition("=")[2] for word in rest if word.startswith("ARGS=")]
+        for argument in given:
+            check(["phasescope", "serve", *shlex.split(argument)])
+    elif command == "python":
+        assert rest[0] == "-m", words
+        assert all(f'"{flag}"' in sources(rest[1]) for flag in flags), words
+    elif command == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        (extra,) = re.findall(r"\.\[(\w+)\]", " ".join(rest))
+        assert extra in extras["project"]["optional-dependencies"], words
+    else:
+        assert command == "curl", words
+
+
+@pytest.mark.parametrize("page", GENERATED, ids=name)
+def test_references_say_what_the_code_says(page: Path) -> None:
+    """`make docs` writes them."""
+    assert page.read_text() == GENERATED[page]()
+
+
+def test_the_readme_is_read_in_a_few_minutes() -> None:
+    text = README.read_text()
+
+    assert len(text.splitlines()) <= README_LINES
+    assert len(text.encode()) < README_BYTES
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file that is there, and to a heading that it has."""
+    for link in _LINK.findall(prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_pictures_are_small_and_fetch_nothing() -> None:
+    pictures = [*(ROOT / "docs/img").iterdir()]
+    assert pictures
+
+    for picture in pictures:
+        assert picture.stat().st_size < PICTURE_BYTES, picture
+        if picture.suffix == ".svg":
+            fetched = re.findall(r"(?:href|src)=|url\(['\"]?http|@import", picture.read_text())
+            assert not fetched, picture
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_commands_name_what_there_is(page: Path) -> None:
+    for words in commands(page):
+        check(words)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_commands_of_ours_can_be_given_as_they_stand(page: Path) -> None:
+    for words in commands(page):
+        if Path(words[0]).name == "phasescope":
+            build_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_commands_and_flags_in_prose_exist(page: Path) -> None:
+    for span in spans(page):
+        words = span.split()
+        if words[0] in ("phasescope", "make") and len(words) > 1:
+            check([word.rstrip(":,") for word in shlex.split(span)])
+        elif span.startswith("python -m"):
+            assert importlib.util.find_spec(words[2]), span
+        for word in words if span.startswith("--") else ():
+            flag = word.partition("=")[0]
+            if flag.startswith("--"):
+                assert flag in all_options() | OTHERS_FLAGS, span
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    for span in spans(page):
+        top, slash, _ = span.partition("/")
+        if slash and top in _TOPS and _PATH.fullmatch(span) and not re.search("[A-Z]{4}", span):
+            assert (ROOT / span).exists(), span
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_metrics_that_are_named_are_in_the_catalog(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w/])phasescope_[a-z0-9_]+", page.read_text()))
+
+    assert named <= documented_metrics()
+
+
+def test_alerts_that_are_named_are_in_the_rules_and_all_of_those_are_named() -> None:
+    rules = (ROOT / "dashboards/prometheus/rules.yml").read_text()
+    told = (ROOT / "docs/operate/alerts.md").read_text()
+
+    alerts = set(re.findall(r"- alert: (\w+)", rules))
+    assert alerts
+    assert alerts == set(re.findall(r"`(Phasescope\w+)`", told))
+
+
+def test_the_example_of_an_slo_file_is_one(tmp_path: Path) -> None:
+    (example,) = blocks(ROOT / "docs/operate/running.md", "toml")
+    (tmp_path / "slo.toml").write_text(example)
+
+    assert read_policy(str(tmp_path / "slo.toml")).default == "chat"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_lines_work_as_they_stand() -> None:
+    """In the order of the pages, each against a real server at another port; the request that they
+    name can then be explained."""
+    lines = [
+        line
+        for page in WRITTEN
+        for block in blocks(page, "sh")
+        for line in joined(block)
+        if line.startswith("curl ")
+    ]
+    assert len(lines) >= 5
+
+    with Server("--model", "dummy:tiny") as server:
+        for line in lines:
+            asked = ["curl", "-sS", "--fail-with-body", *shlex.split(line, comments=True)[1:]]
+            words = [word.replace(DEFAULT_URL, server.url) for word in asked]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, (line, done.stdout, done.stderr)
+            assert done.stdout.startswith("data: ") or json.loads(done.stdout), line
+        account = server.facts_of("first")
+        with spawn("explain", "first", server.url, stdout=subprocess.PIPE) as process:
+            shown, _ = process.communicate(timeout=60)
+
+    assert account["outcome"] == "finished"
+    assert process.returncode == 0
+    assert b" 0 ns off" in shown
+
+
+def test_the_package_of_the_pictures_is_complete() -> None:
+    """It takes two minutes of a server, so only its command line is tried here."""
+    words = [sys.executable, "-m", "docs.pictures", "--help"]
+
+    assert "--record" in subprocess.run(words, capture_output=True, text=True, cwd=ROOT).stdout

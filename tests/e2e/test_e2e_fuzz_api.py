@@ -1,0 +1,70 @@
+"""Generated requests against a real server; `make fuzz` has many more of them."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+
+from benchmarks.fuzz_api import fuzz
+from benchmarks.fuzz_cases import MOST_TOKENS, make_servable
+from benchmarks.fuzz_facts import unpaired
+from benchmarks.fuzz_watch import HealthWatch
+from tests.support.servers.server import Server
+from tests.support.worlds.facts import accepted, request_ended, submitted
+
+CASES = 150
+
+
+def test_generated_requests_break_nothing_and_are_answered_as_documented() -> None:
+    with Server() as server:
+        report = fuzz(server.url, server.process.pid, CASES, 1)
+
+    assert report.faults == {}, "\n".join(report.lines())
+    assert report.cases >= CASES
+    assert report.requests > CASES / 3
+    assert report.statuses["generation right 200"] > CASES / 10
+
+
+def test_a_health_check_that_is_held_up_is_seen() -> None:
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            time.sleep(0.3)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with HealthWatch("127.0.0.1", server.server_port, 0) as watch:
+            time.sleep(1)
+        server.shutdown()
+
+    assert watch.seen.polls > 0
+    assert watch.seen.failed == 0
+    assert watch.seen.stall_ms > 100
+
+
+def test_a_request_without_exactly_one_end_is_told() -> None:
+    good = [accepted("a"), submitted("a", seq_id=1), request_ended("a")]
+
+    count, wrong = unpaired([*good, accepted("b"), submitted("b", seq_id=2), request_ended("c")])
+
+    assert count == 2
+    assert sorted(wrong) == [
+        "request 'b': 1 accepted, 0 ended",
+        "request 'c': 0 accepted, 1 ended",
+        "sequence 1: no end",
+        "sequence 2: no end",
+    ]
+
+
+def test_cases_that_are_to_be_served_are_short_and_have_one_constraint() -> None:
+    body = {"prompt": [1e6, 7.0], "max_tokens": 1 << 31, "guided_regex": "a", "guided_json": {}}
+    make_servable(body)
+
+    assert body["max_tokens"] == MOST_TOKENS
+    assert body["prompt"] == [0, 7]
+    assert "guided_regex" not in body

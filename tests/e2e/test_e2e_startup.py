@@ -1,0 +1,132 @@
+"""Wrong start-ups: one clear line on stderr and a non-zero exit; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from diagnosis.symptoms import Symptom
+from diagnosis.verdicts.offline import diagnose_journal
+from telemetry.journal.journal_reader import open_journal
+from tests.support.servers.server import START_TIMEOUT_S, Server, eventually, free_port, spawn
+
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+}
+
+
+def failing_start(*args: str) -> str:
+    """Run `phasescope serve` to its end; returns the one line of the failure."""
+    process = spawn("serve", "--port", str(free_port()), *args, stderr=subprocess.PIPE, text=True)
+    _, stderr = process.communicate(timeout=START_TIMEOUT_S)
+    assert process.returncode not in (0, None), stderr
+    assert "Traceback" not in stderr, stderr
+    line: str = stderr.strip().splitlines()[-1]
+    assert line.startswith("phasescope: ")
+    return line
+
+
+def test_a_missing_model_file(tmp_path: Path) -> None:
+    """The path is named."""
+    assert "nowhere.gguf" in failing_start("--model", str(tmp_path / "nowhere.gguf"))
+
+
+def test_a_truncated_gguf(tmp_path: Path, default_model: Path) -> None:
+    """Half a download is recognised for what it is."""
+    broken = tmp_path / "half.gguf"
+    with default_model.open("rb") as whole:
+        broken.write_bytes(whole.read(5_000_000))
+
+    assert "half.gguf" in failing_start("--model", str(broken))
+
+
+def test_a_model_that_does_not_load_leaves_a_record(tmp_path: Path, default_model: Path) -> None:
+    """Cut short, or without a vocabulary: `diagnose` on the journal folder knows."""
+    whole = default_model.read_bytes()
+    cut, mute = tmp_path / "cut.gguf", tmp_path / "mute.gguf"
+    cut.write_bytes(whole[:5_000_000])
+    mute.write_bytes(whole.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz", 1))
+    for broken in (cut, mute):
+        folder = tmp_path / f"journal of {broken.stem}"
+        line = failing_start("--model", str(broken), "--journal-dir", str(folder))
+        said = diagnose_journal(open_journal(folder))
+
+        assert said.verdict == "fault"
+        assert said.findings[0].symptom is Symptom.LOAD_FAILURE
+        assert line.removeprefix("phasescope: ") in said.findings[0].claim
+
+
+def test_a_truncated_safetensors(tmp_path: Path) -> None:
+    """A folder whose weights end too early."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 300,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+
+    assert "model.safetensors" in failing_start("--model", str(tmp_path))
+
+
+def test_an_unsupported_architecture(tmp_path: Path) -> None:
+    """The architecture is named, and what is supported."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["FalconForCausalLM"]}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+
+    line = failing_start("--model", str(tmp_path))
+    assert "FalconForCausalLM" in line
+    assert "LlamaForCausalLM" in line
+
+
+def test_a_port_in_use() -> None:
+    """The port is named, before anything slow is done."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        line = failing_start("--model", "dummy:tiny", "--port", str(port))
+
+    assert f"port {port}" in line
+
+
+def test_a_cache_too_small_for_one_request() -> None:
+    """The arithmetic and the two remedies are stated."""
+    line = failing_start("--model", "dummy:tiny", "--kv-memory", "1KiB")
+
+    assert "--kv-memory" in line
+    assert "--max-model-len" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--max-num-seqs", "0"), "--max-num-seqs"),
+        (("--max-batched-tokens", "4"), "--max-batched-tokens"),
+        (("--request-timeout", "-1"), "--request-timeout"),
+        (("--max-model-len", "1"), "--max-model-len"),
+    ],
+)
+def test_a_setting_that_cannot_work(flags: tuple[str, str], word: str) -> None:
+    """The flag is named."""
+    assert word in failing_start("--model", "dummy:tiny", *flags)
+
+
+def test_an_absent_collector_is_said_and_does_no_harm() -> None:
+    """The server starts, serves, and says that its spans go nowhere."""
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    with Server("--model", "dummy:tiny", "--otlp-endpoint", endpoint) as server:
+        assert server.completion(max_tokens=3).status_code == 200
+        eventually(lambda: endpoint.split("//")[1] in server.log(), "a word on the collector")
+        assert server.completion(max_tokens=3).status_code == 200

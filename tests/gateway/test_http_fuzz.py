@@ -1,0 +1,45 @@
+"""Bytes that are almost HTTP, at a real server: the short run of `benchmarks.fuzz_http`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.fuzz_http import Answers, Case, HealthWatch, Leave, fuzz, settled, throw
+from tests.support.servers.server import Server
+
+CASES = 150
+
+
+def test_whatever_bytes_come_the_answer_is_http_or_an_end_and_nothing_is_left() -> None:
+    statuses: Counter[int] = Counter()
+    with Server("--model", "dummy:tiny", "--header-timeout", "2", "--body-timeout", "2") as server:
+        server.client.close()
+        with HealthWatch(server.port) as watch:
+            fuzz(server.port, CASES, statuses)
+        print(f"/health: longest wait {max(watch.waits_ms):.1f} ms; answers {dict(statuses)}")
+        assert watch.failed is None
+        assert settled(server.url) == {}
+        assert "Traceback" not in server.log()
+
+    assert {200, 400} <= statuses.keys()
+
+
+def test_an_answer_that_is_no_http_is_a_fault() -> None:
+    """The check itself would see one."""
+    good = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    answers = Answers()
+    answers.read(good + good)
+
+    assert answers.statuses == [200, 200]
+    with pytest.raises(AssertionError, match="not HTTP"):
+        Answers().read(good + b"garbage")
+
+
+def test_a_case_knows_its_end() -> None:
+    with Server("--model", "dummy:tiny") as server:
+        good = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert throw(server.port, Case((good[:9], good[9:]), Leave.QUIET)) == [200]
+        assert throw(server.port, Case((good, b"\0"), Leave.QUIET)) == [200, 400]
+        assert throw(server.port, Case((good,), Leave.RESET)) == []

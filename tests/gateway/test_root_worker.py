@@ -1,0 +1,184 @@
+"""What would have helped, found beside a running server by a process that gives way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnosis.root_cause.root import ACTIONS, REMEDIES, promises_of
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from service.composition.root_failures import RootFailure, RootFailures
+from service.composition.root_worker import CPU_SHARE, NOTHING, RootWorker
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.records import fact_ns
+from telemetry.journal.journal import write_journal
+from tests.support.servers.server import eventually
+from tests.support.worlds.twin_cases import SECOND, twin
+
+
+def stalled(tmp_path: Path) -> tuple[bytes, Diagnosis]:
+    """The record of a server twelve seconds into a fault, and what is said of it."""
+    one = twin("host_stall", "collections")
+    assert one.onset_ns is not None
+    facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 12 * SECOND]
+    diagnoser = Diagnoser()
+    diagnoser.on_facts(facts)
+    path = tmp_path / "now.journal"
+    write_journal(path, facts, MonotonicClock(), "test")
+    return path.read_bytes(), diagnoser.diagnosis()
+
+
+def test_a_fault_is_explained_once_and_then_the_worker_rests(tmp_path: Path) -> None:
+    """It takes a twentieth of a core, however long the fault lasts."""
+    record, said = stalled(tmp_path)
+    taken: list[int] = []
+
+    def frames() -> list[bytes]:
+        taken.append(1)
+        return [record]
+
+    worker = RootWorker(MonotonicClock(), lambda: said, frames, None)
+    worker.start()
+    eventually(lambda: worker.answer != NOTHING, "an explanation", 60)
+    worker.stop()
+    found = json.loads(worker.answer)
+
+    assert found["explanation"]["gains"][0]["cause"] == "stalls"
+    assert "host_stall" in found["promises"]
+    assert found["diagnosis"]["findings"][0]["symptom"] == "host_stall"
+    assert len(taken) == 1
+    assert worker.cpu_s > 0
+    assert CPU_SHARE == 0.05
+
+
+def test_nothing_is_replayed_while_nothing_is_wrong() -> None:
+    healthy = Diagnosis((), 0, 0, True)
+
+    def frames() -> list[bytes]:
+        raise AssertionError("nobody asked")
+
+    worker = RootWorker(MonotonicClock(), lambda: healthy, frames, None)
+    worker.start()
+    worker.stop()
+
+    assert worker.answer == NOTHING
+
+
+def test_a_record_that_cannot_be_replayed_is_told(tmp_path: Path) -> None:
+    _, said = stalled(tmp_path)
+    found = failure_of(worker_of(said, b"no journal"))
+
+    assert found["reason"] == "replay"
+    assert "not a phasescope journal" in found["error"]
+
+
+def test_every_action_has_a_remedy_and_a_promise_is_the_first_that_helps(tmp_path: Path) -> None:
+    from diagnosis.root_cause.counterfactual import Explanation, Gain
+    from diagnosis.root_cause.interventions import Cause
+
+    _, said = stalled(tmp_path)
+    gain = Gain(cause=Cause.STALLS, symptom="tpot_mean", gain=0.5, share=1.0, spared_ms=1200.0)
+    explanation = Explanation(requests=9, moved={}, gains=(gain,), tried=(Cause.STALLS,))
+
+    assert {cause for causes in ACTIONS.values() for cause in causes} <= set(REMEDIES)
+    assert promises_of(said, explanation) == {
+        "host_stall": f"{REMEDIES[Cause.STALLS]}: tpot_mean 50 % less, 1200 ms of requests' time"
+    }
+
+
+def worker_of(
+    said: Diagnosis, record: bytes, child: tuple[str, ...] | None = None, limit_s: float = 60
+) -> RootWorker:
+    child = child or (sys.executable, "-m", "service.cli.main")
+    return RootWorker(MonotonicClock(), lambda: said, lambda: [record], None, child, limit_s)
+
+
+def failure_of(worker: RootWorker) -> dict[str, Any]:
+    """How the first attempt fails."""
+    worker.start()
+    eventually(lambda: worker.failures.last, "the first failure", 30)
+    assert worker.is_alive
+    found: dict[str, Any] = json.loads(worker.answer)["failure"]
+    counted = {labels["reason"]: n for labels, n in worker.failures.families()[0][1]}
+    worker.stop()
+    assert counted[found["reason"]] == 1
+    return found
+
+
+def test_a_full_disk_is_told_and_the_worker_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here there is no folder for temporary files at all."""
+    _, said = stalled(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    found = failure_of(worker_of(said, b""))
+
+    assert found["reason"] == "disk"
+    assert "Free space" in found["what_to_do"]
+    assert found["again_in_s"] == 5.0
+
+
+def test_without_the_command_nice_the_child_is_given_the_lowest_priority_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, said = stalled(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = "import os,time; time.sleep(1); print('{\"nice\": %d}' % os.nice(0))"
+    worker = worker_of(said, b"", (sys.executable, "-c", program))
+    worker.start()
+    eventually(lambda: worker.answer != NOTHING, "an answer", 30)
+    worker.stop()
+
+    assert json.loads(worker.answer) == {"nice": 19}
+
+
+@pytest.mark.parametrize(
+    ("child", "reason", "error"),
+    [
+        (("/not/there",), "start", "/not/there"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), "killed", "signal 9"),
+        ((sys.executable, "-c", "import sys; sys.exit('no such thing')"), "replay", "no such"),
+        ((sys.executable, "-c", "import time; time.sleep(60)"), "timeout", "longer than 2 s"),
+    ],
+)
+def test_a_child_that_gives_no_answer_is_told_with_why(
+    tmp_path: Path, child: tuple[str, ...], reason: str, error: str
+) -> None:
+    _, said = stalled(tmp_path)
+    found = failure_of(worker_of(said, b"", child, 2))
+
+    assert found["reason"] == reason
+    assert error in found["error"]
+
+
+def test_what_the_diagnosis_or_the_recorder_raises_does_not_end_the_worker(tmp_path: Path) -> None:
+    _, said = stalled(tmp_path)
+
+    def broken() -> Any:
+        raise KeyError("broken")
+
+    for worker in (
+        RootWorker(MonotonicClock(), broken, lambda: [], None),
+        RootWorker(MonotonicClock(), lambda: said, broken, None),
+    ):
+        assert failure_of(worker)["reason"] == "internal"
+
+
+def test_attempts_that_fail_are_made_ever_more_seldom_and_logged_once_a_kind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = RootFailures()
+    with caplog.at_level(logging.WARNING):
+        waits_s = [failures.note(RootFailure.DISK, "full") / 1e9 for _ in range(9)]
+
+    assert waits_s == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert len(caplog.records) == 1
+    failures.forget()
+    assert failures.last is None
+    assert failures.note(RootFailure.DISK, "full") == 5_000_000_000

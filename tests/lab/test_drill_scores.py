@@ -1,0 +1,262 @@
+"""Episodes are judged by what stood, and by what clients saw."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.diagnosis.records import _without_owner, folder_of, pack
+from benchmarks.diagnosis.score import (
+    alarms,
+    breaks_slo,
+    cleared_s,
+    judge,
+    macro_f1,
+    named_most,
+    pairs_of,
+    score,
+)
+from lab.drills.client import Sent
+from lab.drills.outcome.conditions import Conditions
+from lab.drills.outcome.labels import Label
+from lab.drills.outcome.result import EpisodeResult, Seen, first_harmed_ns, limits_of, usual_of
+from lab.drills.outcome.truth import objections_of
+from lab.drills.spec import Phases
+from lab.drills.watch import Look, Turn, timeline
+from telemetry.facts.clock import MonotonicClock
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import open_journal
+from tests.support.servers.served import facts_of, served, started
+
+MS = 1_000_000
+PHASES = Phases(warm_up_s=10, reference_s=10, fault_s=10, recovery_s=10)
+LABEL = Label(
+    symptom="host_stall", mechanism="gc", intensity=300.0, unit="ms", seed=1, on_ns=5, off_ns=9,
+    victims=("1a-0001",), culprits=(),
+)  # fmt: skip
+
+
+def sent(number: int, due_ms: int, first_ms: int | None, end_ms: int | None, *gaps_ms: int) -> Sent:
+    return Sent(
+        request_id=str(number),
+        tenant="red",
+        is_culprit=False,
+        due_ns=due_ms * MS,
+        first_ns=None if first_ms is None else first_ms * MS,
+        last_ns=None if end_ms is None else end_ms * MS,
+        end_ns=None if end_ms is None else end_ms * MS,
+        status=200,
+        tokens=1 + len(gaps_ms),
+        gaps_us=[1000 * gap_ms for gap_ms in gaps_ms],
+    )
+
+
+USUAL = [
+    sent(number, 100 * number, 100 * number + 10, 100 * number + 50, 10, 20, 10)
+    for number in range(5)
+]
+
+
+def test_who_is_harmed_is_measured_by_the_reference() -> None:
+    """Half above what its requests had, for something that came after the onset; a longer answer
+    is no harm."""
+    onset_ns = 1000 * MS
+    slow_start = sent(8, -700, 5000, 9000, *[500] * 8)
+    limits = limits_of(usual_of([slow_start, *USUAL, sent(9, 1000, 9000, 9999)], onset_ns, 1.0))
+
+    assert limits is not None
+    assert (limits.ttft_ns, limits.gap_ns) == (15 * MS, 30 * MS)
+    assert limits.tpot_ns == pytest.approx(20 * MS)
+    late_first, late_before = sent(9, 1000, 1020, 1050), sent(9, 900, 990, 1050)
+    assert limits.are_broken_by(late_first, onset_ns)
+    assert not limits.are_broken_by(late_before, onset_ns)
+    assert not limits.are_broken_by(sent(9, 900, 990, 999), onset_ns)
+    assert not limits.are_broken_by(sent(9, 1000, 1014, 1094, *[10] * 8), onset_ns)
+    assert limits.are_broken_by(sent(9, 1000, 1014, 1035, 21), onset_ns)
+    assert limits.are_broken_by(sent(9, 900, 910, 1065, 50, 50, 45, 5, 5), onset_ns)
+    assert limits.are_broken_by(sent(9, 960, 970, 1031, *[5] * 6, 31), onset_ns)
+    assert not limits.are_broken_by(sent(9, 960, 965, 1026, 31, *[5] * 6), onset_ns)
+    assert limits_of([]) is None
+
+
+def test_the_first_harmed_request_is_nobodys_fault_and_not_of_before_the_onset() -> None:
+    """Requests that were there already count from the onset on; who did it is no victim."""
+    limits = limits_of(USUAL)
+    assert limits is not None
+    culprit = sent(7, 1000, 1100, 1200)
+    culprit.is_culprit = True
+    log = [*USUAL, culprit, sent(8, 1300, 1310, 1350), sent(9, 1400, 1450, 1500)]
+
+    assert first_harmed_ns(log, limits, 1000 * MS) == 1400 * MS
+    log.append(sent(10, 900, 1020, 1050))
+    assert first_harmed_ns(log, limits, 1000 * MS) == 1000 * MS
+    assert first_harmed_ns(USUAL, limits, 1000 * MS) is None
+    assert first_harmed_ns([*USUAL, culprit], limits, 500 * MS) == 1000 * MS
+
+
+def test_a_machine_that_was_not_ours_is_objected_to() -> None:
+    """By each figure that was measured; what was not measured is no objection."""
+    calm = Conditions(lag_p99_ms=1.0, foreign=0.02, steal=None, pressure=0.3)
+
+    assert calm.objections() == []
+    busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.2)
+    assert len(busy.objections()) == 3
+
+
+def test_a_machine_that_is_taken_away_later_is_objected_to() -> None:
+    """During the fault only for what no fault of ours does; in health to the end."""
+    stolen = Conditions(lag_p99_ms=50.0, foreign=0.9, steal=0.2, pressure=0.3)
+    calm = msgspec.structs.replace(stolen, lag_p99_ms=1.0, foreign=0.0, steal=0.0)
+    at = {"reference": calm, "fault": stolen, "recovery": stolen}
+
+    assert objections_of({**at, "fault": calm}, is_fault=True) == []
+    assert objections_of(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
+    assert len(objections_of(at, is_fault=False)) == 2
+
+
+def test_a_time_line_keeps_what_changed() -> None:
+    """An answer in the contract's form, and one of an older server without a verdict."""
+    answers: list[dict[str, object]] = [
+        {"findings": []},
+        {"verdict": "healthy", "findings": [], "onset_ns": None},
+        {
+            "verdict": "fault",
+            "findings": [{"symptom": "host_stall", "confidence": 0.9}],
+            "onset_ns": 2_000_000_000,
+        },
+    ]
+    looks = [
+        Look(
+            at_ns=n * 10**9, until_ns=n * 10**9, looks=1, answer=msgspec.Raw(msgspec.json.encode(a))
+        )
+        for n, a in enumerate(answers, 1)
+    ]
+
+    assert timeline(looks, 10**9) == [
+        Turn(at_s=0.0, verdict="healthy"),
+        Turn(at_s=2.0, verdict="fault", named=(("host_stall", 0.9),), onset_s=1.0),
+    ]
+
+
+def episode(symptom: str, turns: list[Turn], first_harmed_s: float | None = 21.0) -> EpisodeResult:
+    is_fault = not symptom.startswith("healthy")
+    return EpisodeResult(
+        name=symptom, symptom=symptom, mechanism="m", intensity=1.0, seed=0, phases=PHASES,
+        flags=(), capacity=None, load=0.5, begin_ns=0, on_s=20.0 if is_fault else None,
+        off_s=30.0 if is_fault else None, first_harmed_s=first_harmed_s, clients={}, others={},
+        harms=(), verdicts=turns, conditions={}, discarded=[], label=LABEL, label_sha256="",
+    )  # fmt: skip
+
+
+def fault(at_s: float, symptom: str, onset_s: float | None = None) -> Turn:
+    return Turn(at_s=at_s, verdict="fault", named=((symptom, 0.9),), onset_s=onset_s)
+
+
+def well(at_s: float) -> Turn:
+    return Turn(at_s=at_s, verdict="healthy")
+
+
+def test_an_episode_is_judged_by_what_stood_in_the_second_half_of_its_fault() -> None:
+    """Detection counts from the first harmed request, and from the onset, too; clearing from the
+    end of the fault."""
+    turns = [well(0), fault(22, "throttled"), fault(23, "host_stall", 20.5), well(34)]
+    judged = judge(episode("host_stall", turns))
+
+    assert judged.is_right
+    assert judged.to_detect_s == pytest.approx(2.0)
+    assert judged.from_onset_s == pytest.approx(3.0)
+    assert judged.onset_error_s == pytest.approx(0.5)
+    assert judged.to_clear_s == pytest.approx(4.0)
+    assert judged.alarms == 0
+
+
+def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:
+    """Each time anew; to go from one name to another is still the same alarm."""
+    turns = [well(0), fault(12, "throttled"), fault(13, "host_stall"), well(14), fault(15, "x")]
+
+    assert alarms(turns, 10, 20) == (2, 0, 0)
+    assert named_most(turns, 10, 20) == "x"
+    assert cleared_s(turns, 10) is None
+
+
+def test_an_alarm_of_a_slow_machine_is_counted_apart_where_it_was_slow() -> None:
+    """For most of the time from the onset on; other causes are no excuse for any."""
+    slow = frozenset({11, 12, 15, 16, 19})
+    turns = [
+        well(0), fault(12.5, "throttled", 11.0), well(14), fault(16.2, "host_stall", 15.0),
+        well(17), fault(19.5, "memory_bandwidth", 17.5),
+    ]  # fmt: skip
+
+    assert alarms(turns, 10, 20, slow) == (2, 1, 0)
+    assert alarms(turns, 13.5, 20, slow) == (2, 1, 0)
+    assert alarms(turns, 14.5, 20, slow) == (2, 0, 0)
+
+
+def test_an_alarm_of_a_promise_that_is_broken_from_the_start_is_counted_apart() -> None:
+    """Of the warm-up only: from then on it is known what is usual."""
+    turns = [well(0), fault(5, "queue_overload"), well(12), fault(13, "queue_overload")]
+    late = Seen(requests=9, good=9, tokens=90, ends={}, ttft_p50=501.0)
+
+    assert alarms(turns, 10, 20, broken_until_s=10) == (1, 0, 1)
+    assert alarms(turns, 10, 20) == (2, 0, 0)
+    assert not breaks_slo(episode("host_stall", turns))
+    slow = msgspec.structs.replace(episode("host_stall", turns), clients={"warm-up": late})
+    assert breaks_slo(slow)
+    kept = msgspec.structs.replace(late, ttft_p50=499.0)
+    assert not breaks_slo(msgspec.structs.replace(slow, clients={"warm-up": kept}))
+
+
+def test_scores_are_of_the_classes_that_make_requests_late() -> None:
+    """Light and busy health are one class; the exact checks are counted apart."""
+    judged = [
+        judge(episode("host_stall", [well(0), fault(22, "host_stall")])),
+        judge(episode("throttled", [well(0), fault(22, "host_stall")])),
+        judge(episode("healthy_light", [well(0)])),
+        judge(episode("healthy_busy", [well(0)])),
+        judge(episode("load_failure", [])),
+    ]
+    found = score(judged)
+
+    assert found["episodes"] == 4
+    assert found["top_1"] == pytest.approx(0.75)
+    assert macro_f1(pairs_of(judged[:4])) == pytest.approx((2 / 3 + 0 + 1) / 3, abs=1e-3)
+    assert found["apart"] == {"episodes": 1, "top_1": 0.0}
+    assert found["classes"]["healthy"]["recall"] == 1.0
+
+
+def test_a_record_is_packed_and_found_again_where_the_work_folder_is_gone(tmp_path: Path) -> None:
+    """The same facts but for the place of the model; the clients' log; nothing of who packed it."""
+    folder, records = tmp_path / "work" / "one", tmp_path / "records"
+    folder.mkdir(parents=True)
+    begun = msgspec.structs.replace(
+        started(), cache_identity="gguf /home/somebody/a.gguf; own tokenizer; int8"
+    )
+    facts = [begun, *facts_of(served("poisson", 4))]
+    write_journal(folder / "journal", facts, MonotonicClock(), "test")
+    for name in ("clients.jsonl", "server.log"):
+        (folder / name).write_text(f"the {name}")
+    pack(folder, records)
+
+    found = folder_of("one", tmp_path / "elsewhere", records)
+    assert found is not None
+    assert sorted(path.name for path in found.iterdir()) == ["clients.jsonl", "journal"]
+    named = msgspec.structs.replace(begun, cache_identity="gguf a.gguf; own tokenizer; int8")
+    assert list(open_journal(found / "journal").facts()) == [named, *facts[1:]]
+    assert folder_of("one", tmp_path / "work", records) == folder
+    assert folder_of("two", tmp_path / "work", records) is None
+    stranger = tarfile.TarInfo("journal")
+    stranger.uid = stranger.gid = 1234
+    stranger.uname = stranger.gname = "somebody"
+    nobody = _without_owner(stranger)
+    assert (nobody.uid, nobody.gid, nobody.uname, nobody.gname) == (0, 0, "", "")
+    with tarfile.open(records / "one.tar.xz") as archive:
+        assert {(entry.uid, entry.gid, entry.uname) for entry in archive} == {(0, 0, "")}
+
+
+def test_an_episode_without_a_journal_leaves_no_record(tmp_path: Path) -> None:
+    pack(tmp_path, tmp_path / "records")
+
+    assert not (tmp_path / "records").exists()

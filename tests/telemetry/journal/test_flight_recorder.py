@@ -1,0 +1,234 @@
+"""Dumps, rolling files and the stall watchdog, on a clock that moves when told to."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.records import EngineDied
+from telemetry.journal.dumps import PAUSE_NS, DumpReason, DumpRefused, Dumps
+from telemetry.journal.journal_files import FolderInUse, JournalFiles
+from telemetry.journal.journal_reader import open_journal, read_journal
+from tests.support.servers.recording import SECOND, Recording
+from tests.support.worlds.facts import (
+    MS,
+    accepted,
+    decode,
+    parsed,
+    queued,
+    request_ended,
+    step,
+    submitted,
+    tokenized,
+)
+
+
+def test_a_dump_holds_everything_up_to_now_and_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Facts that still lie in a lane are in it."""
+    recording = Recording(tmp_path / "deep" / "dumps")
+    facts = [accepted(), parsed(), tokenized()]
+    recording.give(*facts)
+    dump = recording.dump()
+    path = Path(dump.path)
+
+    assert list(read_journal(path)) == facts
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert dump.bytes == path.stat().st_size
+    assert recording.dumps() == [path]
+
+
+def test_each_reason_has_a_pause_of_its_own(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.dump(DumpReason.SLO_BURN)
+    with pytest.raises(DumpRefused) as refused:
+        recording.dump(DumpReason.SLO_BURN)
+    recording.dump(DumpReason.STALL)
+
+    assert refused.value.retry_after_s == PAUSE_NS[DumpReason.SLO_BURN] // SECOND
+    recording.clock.advance(PAUSE_NS[DumpReason.SLO_BURN])
+    recording.dump(DumpReason.SLO_BURN)
+    stats = recording.recorder.stats()
+    assert (stats.dumps["slo_burn"], stats.dumps["stall"]) == (2, 1)
+    assert stats.dumps_suppressed["slo_burn"] == 1
+
+
+def test_only_so_many_dumps_are_kept_the_newest(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, kept=3)
+    written = []
+    for _ in range(5):
+        recording.clock.advance(2 * SECOND)
+        written.append(Path(recording.dump().path))
+
+    assert recording.dumps() == written[-3:]
+
+
+def test_a_folder_that_cannot_be_written_costs_the_dump_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    recording = Recording(tmp_path / "file" / "dumps")
+    with pytest.raises(OSError, match="Not a directory"):
+        recording.dump()
+    recording.give(accepted())
+    recording.tick()
+
+    assert recording.recorder.stats().dumps_failed == 1
+    assert recording.recorder.stats().journal.facts == 1
+
+
+def test_what_a_killed_writer_left_is_cleared_and_what_a_live_one_writes_is_not(
+    tmp_path: Path,
+) -> None:
+    dead, live = (
+        tmp_path / f"20260101T000000Z-{pid}-0001-stall.journal.partial"
+        for pid in (2**22 + 1, os.getppid())
+    )
+    for partial in (dead, live):
+        partial.write_bytes(b"half")
+    Recording(tmp_path).dump()
+
+    assert (dead.exists(), live.exists()) == (False, True)
+
+
+def test_a_dump_that_fails_halfway_leaves_no_file(tmp_path: Path) -> None:
+    def frames(reason: str) -> list[bytes]:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        Dumps(tmp_path, ManualClock(), frames).write(DumpReason.REQUEST, 0)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_death_of_the_engine_is_dumped_with_its_aftermath(tmp_path: Path) -> None:
+    """The errors that its requests end with come just after it."""
+    recording = Recording(tmp_path)
+    death = EngineDied(5 * MS, -9, "ended by signal 9", 0)
+    recording.give(accepted(), death)
+    recording.tick()
+    assert recording.dumps() == []
+    recording.give(request_ended(at=9))
+    recording.tick()
+    recording.tick()
+
+    (path,) = recording.dumps()
+    assert recording.reasons() == ["engine_died"]
+    assert {type(fact).__name__ for fact in read_journal(path)} == {
+        "RequestAccepted", "EngineDied", "RequestEnded",
+    }  # fmt: skip
+
+
+def test_a_hanging_fold_does_not_hold_up_a_dump(tmp_path: Path) -> None:
+    """The pump's lock is taken by somebody who keeps it."""
+    recording = Recording(tmp_path)
+    recording.give(accepted())
+    recording.pump.run_once()
+    held, release = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with recording.pump.lock:
+            held.set()
+            release.wait(30)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    assert held.wait(10)
+    dump = recording.dump()
+    release.set()
+    hanging.join()
+
+    assert len(list(read_journal(Path(dump.path)))) == 1
+
+
+def test_the_thread_takes_dumps_and_those_still_wanted_at_the_end(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.recorder.start()
+    assert recording.recorder.dump(DumpReason.REQUEST).result(10).reason is DumpReason.REQUEST
+    recording.recorder.request_dump(DumpReason.ENGINE_DIED)
+    recording.recorder.stop()
+
+    assert sorted(recording.reasons()) == ["engine_died", "request"]
+
+
+# The watchdog
+
+
+def test_the_journal_folder_holds_what_the_memory_holds(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "dumps", journal_folder=tmp_path / "journal")
+    facts = [accepted(), parsed(), tokenized(), submitted(), queued()]
+    for fact in facts:
+        recording.give(fact)
+        recording.tick(SECOND)
+    recording.tick(SECOND)
+
+    still_open = open_journal(tmp_path / "journal")
+    assert list(still_open.facts()) == facts
+    assert still_open.truncated is not None  # a writer is at work, or was killed
+    recording.recorder.stop()
+    closed = open_journal(tmp_path / "journal")
+    assert list(closed.facts()) == facts
+    assert closed.truncated is None
+
+
+def test_rolling_files_stay_within_their_space_and_can_be_read_alone(tmp_path: Path) -> None:
+    """The oldest files are gone; the first that is left carries who was live."""
+    capacity = 1 << 16
+    recording = Recording(
+        tmp_path / "dumps", capacity=capacity, journal_folder=tmp_path / "journal"
+    )
+    recording.give(accepted("old", at=1), submitted("old", at=1), queued(at=1))
+    for number in range(4000):
+        recording.give(step(number, 10 * number, 10 * number + 9, [decode(s) for s in range(40)]))
+        recording.tick(10 * MS)
+    recording.recorder.stop()
+    files = sorted((tmp_path / "journal").glob("*.journal"))
+    read = open_journal(tmp_path / "journal")
+    steps = [fact.step_id for fact in read.facts() if hasattr(fact, "budget_tokens")]
+
+    assert sum(file.stat().st_size for file in files) <= capacity * 1.3
+    assert len(files) > 3
+    assert read.cut_requests == {"old"}
+    assert steps == list(range(steps[0], 4000))
+    assert steps[0] > 0
+    for file in files:
+        assert open_journal(file).cut_requests == {"old"}
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_folder_has_one_writer_and_the_next_run_reads_as_the_last(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    first = Recording(tmp_path, journal_folder=folder)
+    with pytest.raises(FolderInUse):
+        JournalFiles(folder, 1 << 20)
+    first.give(accepted("first"))
+    first.tick(2 * SECOND)
+    first.recorder.stop()
+    old = sorted(folder.glob("*.journal"))
+    for file in old:  # the next run has another name: it begins later, or in another process
+        file.rename(file.with_name(file.name.replace("20", "19", 1)))
+    second = Recording(tmp_path, journal_folder=folder)
+    second.give(accepted("second"))
+    second.tick(2 * SECOND)
+    second.recorder.stop()
+
+    ids = [getattr(fact, "request_id", None) for fact in read_journal(folder)]
+    assert ids == ["second"]
+
+
+def test_a_disk_that_refuses_ends_the_files_and_not_the_recorder(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    recording = Recording(tmp_path / "dumps", journal_folder=folder)
+    (folder / "lock").unlink()
+    folder.rmdir()
+    recording.give(accepted())
+    recording.tick(2 * SECOND)
+    recording.tick(2 * SECOND)
+
+    error = recording.recorder.stats().files_error
+    assert error is not None
+    assert "No such file" in error
+    assert Path(recording.dump().path).exists()

@@ -1,0 +1,154 @@
+"""A journal in a file: cut, damaged, of another version, or something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.cli.main import main
+from telemetry.facts.clock import ManualClock
+from telemetry.facts.engine_records import (
+    StepRecorded,
+)
+from telemetry.journal import journal_format as form
+from telemetry.journal.journal import write_journal
+from telemetry.journal.journal_reader import (
+    JournalDamaged,
+    JournalError,
+    NotAJournal,
+    UnknownVersion,
+    open_journal,
+    read_journal,
+)
+from tests.support.worlds.facts import (
+    prefill,
+)
+from tests.support.worlds.facts import step as make_step
+from tests.support.worlds.journal_facts import request, saved, small, steps, turn_over
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    journal, clock = small()
+    journal.on_facts(request("live", 1, at=1))
+    turn_over(journal, clock)
+    return saved(tmp_path / "whole.journal", journal.frames("request"))
+
+
+def frame_starts(data: bytes) -> list[int]:
+    starts = [len(form.MAGIC)]
+    while starts[-1] < len(data):
+        _, length, _ = form.FRAME.unpack_from(data, starts[-1])
+        starts.append(starts[-1] + form.FRAME.size + length)
+    return starts[:-1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0, 1))
+def test_a_file_cut_anywhere_gives_what_is_there_and_says_so(
+    tmp_path_factory: pytest.TempPathFactory, share: float
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    journal, clock = small()
+    turn_over(journal, clock, 300)
+    data = b"".join(journal.frames("request"))
+    facts = list(read_journal(saved(folder / "whole", [data])))
+    header_end = frame_starts(data)[1]
+    length = header_end + int(share * (len(data) - header_end))
+    cut = open_journal(saved(folder / "cut", [data[:length]]))
+    found = list(cut.facts())
+
+    assert found == facts[: len(found)]
+    assert (cut.truncated is None) == (length == len(data))
+
+
+def test_a_writer_that_was_killed_between_two_frames_is_told_of(whole: Path) -> None:
+    data = whole.read_bytes()
+    cut = open_journal(saved(whole.with_name("killed"), [data[: frame_starts(data)[-1]]]))
+
+    assert list(cut.facts()) == list(read_journal(whole))
+    assert cut.truncated is not None
+    assert "its end is missing" in cut.truncated
+
+
+@pytest.mark.parametrize("where", ["header", "carried", "facts", "done"])
+def test_a_changed_byte_is_damage_and_nothing_is_made_of_it(whole: Path, where: str) -> None:
+    data = bytearray(whole.read_bytes())
+    starts = frame_starts(bytes(data))
+    index = {"header": 0, "carried": 1, "facts": len(starts) // 2, "done": -1}[where]
+    data[starts[index] + form.FRAME.size] ^= 0x40
+    broken = saved(whole.with_name("broken"), [bytes(data)])
+
+    with pytest.raises(JournalDamaged, match=r"broken: .*checksum"):
+        list(read_journal(broken))
+
+
+def test_a_lost_frame_is_damage(whole: Path) -> None:
+    data = whole.read_bytes()
+    starts = frame_starts(data)
+    middle = len(starts) // 2
+    without = data[: starts[middle]] + data[starts[middle + 1] :]
+
+    with pytest.raises(JournalDamaged, match="facts where"):
+        list(read_journal(saved(whole.with_name("short"), [without])))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"phasescope jour", b"\x1f\x8b" * 50])
+def test_something_else_is_not_a_journal(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(NotAJournal, match="not a phasescope journal"):
+        open_journal(saved(tmp_path / "else", [content]))
+
+
+def test_a_missing_file_and_an_empty_folder_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="No such file"):
+        open_journal(tmp_path / "nothing")
+    with pytest.raises(NotAJournal, match=r"no \*\.journal file"):
+        open_journal(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"format": 99}, {"schema": 1}])
+def test_another_version_is_refused_by_name(tmp_path: Path, change: dict[str, int]) -> None:
+    journal, _ = small()
+    frames = journal.frames("request")
+    header = open_journal(saved(tmp_path / "ours", frames)).header
+    frames[1] = form.head(msgspec.structs.replace(header, **change))
+
+    with pytest.raises(UnknownVersion, match="use the phasescope that wrote it"):
+        open_journal(saved(tmp_path / "other", frames))
+
+
+def test_a_kind_of_fact_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    raw = msgspec.msgpack.encode([["Surprised", 1, 2]])
+    info = form.PieceInfo(1, len(raw), 1, 1)
+    journal, _ = small()
+    frames = [*journal.frames("request")[:-1], form._packed(form.Kind.FACTS, info, raw)]
+
+    with pytest.raises(UnknownVersion, match="a fact is not known"):
+        list(read_journal(saved(tmp_path / "newer", frames)))
+
+
+# Simulated runs
+
+
+def test_the_journal_of_a_drill_is_read_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drill.journal"
+    assert main(["drill", "--sim", "poisson", "--seed", "3", "--journal", str(out)]) == 0
+    read = open_journal(out)
+    facts = list(read.facts())
+
+    assert read.header.reason == "drill"
+    assert sum(isinstance(fact, StepRecorded) for fact in facts) > 10
+    assert "every invariant held" in capsys.readouterr().out
+
+
+def test_facts_written_at_once_are_read_back(tmp_path: Path) -> None:
+    facts = [*request("r", 1, at=1), make_step(0, 1, 2, [prefill()]), *steps(5000, first=1)]
+    write_journal(tmp_path / "all", facts, ManualClock(), "drill")
+
+    assert list(read_journal(tmp_path / "all")) == facts

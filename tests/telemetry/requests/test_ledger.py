@@ -1,0 +1,412 @@
+"""The exact ledger: conservation, non-negativity, symmetry, the dummy axiom, and who took what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.facts.engine_records import Skip, StepRecorded
+from telemetry.facts.host_records import HostPaused
+from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, WaitReason
+from telemetry.facts.records import EngineDied, Fact, fact_ns
+from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.tape import Share, Tape, apportion
+from telemetry.requests.account import Entry, Ledger, Part, State
+from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.phases import RequestTimeline
+from tests.support.worlds.facts import (
+    MS,
+    accepted,
+    decode,
+    parsed,
+    prefill,
+    queued,
+    request_ended,
+    sequence_ended,
+    step,
+    submitted,
+    tokenized,
+)
+from tests.support.worlds.ledger_world import run_fold, steps_of, world_facts
+
+WORLDS = st.tuples(st.sampled_from(("chaos", "poisson", "tenants", "bursts")), st.integers(0, 5000))
+NAMED = (Part.CO_PREFILL, Part.CO_MASK)
+
+
+def ledgers(timelines: list[RequestTimeline]) -> dict[str, Ledger]:
+    found = {}
+    for timeline in timelines:
+        assert timeline.account is not None
+        found[timeline.accepted.request_id] = timeline.account.ledger
+    return found
+
+
+@settings(max_examples=50, deadline=None)
+@given(WORLDS)
+def test_in_any_world_accounts_are_whole_and_name_only_who_was_there(
+    world: tuple[str, int],
+) -> None:
+    """Each request's account, what it says of others, and what all accounts say together."""
+    facts = world_facts(*world)
+    timelines, accountant = run_fold(facts)
+    found = ledgers(timelines)
+    steps = steps_of(facts)
+    for timeline in timelines:
+        ledger = found[timeline.accepted.request_id]
+        parts_sum_to_its_time_and_none_is_negative(timeline, ledger)
+        who_shared_no_step_with_it_takes_none_of_its_time(timeline, ledger, steps)
+    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(found, accountant)
+
+
+def parts_sum_to_its_time_and_none_is_negative(timeline: RequestTimeline, ledger: Ledger) -> None:
+    assert ledger.e2e_ns == timeline.ended.at_ns - timeline.accepted.at_ns
+    assert ledger.residue_ns == 0
+    assert all(entry.ns > 0 for entry in ledger.entries), ledger
+
+
+def who_shared_no_step_with_it_takes_none_of_its_time(
+    timeline: RequestTimeline, ledger: Ledger, steps: list[StepRecorded]
+) -> None:
+    """The dummy axiom, from the facts themselves."""
+    present = {
+        f"r{row.seq_id}"
+        for one in steps
+        if one.committed_ns > timeline.accepted.at_ns and one.begin_ns < timeline.ended.at_ns
+        for row in one.rows
+    } - {timeline.accepted.request_id}
+    assert set(ledger.by_payer()) <= present
+
+
+def what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(
+    found: dict[str, Ledger], accountant: Accountant
+) -> None:
+    parts: Counter[Part] = Counter()
+    for ledger in found.values():
+        parts += ledger.by_part()
+    report = accountant.harm.report(requests=10_000)
+    paid = sum(parts[part] for part in NAMED)
+    assert paid == sum(report.by_request_ns.values())
+    assert paid == sum(report.by_tenant_ns.values()) == sum(report.by_class_ns.values())
+    assert report.total_ns == paid + parts[Part.CO_DECODE]
+    assert report.by_part_ns.get("co_decode", 0) == parts[Part.CO_DECODE]
+
+
+@settings(max_examples=25, deadline=None)
+@given(WORLDS, st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_an_account_does_not_depend_on_how_the_facts_come_in_batches(
+    world: tuple[str, int], batches: list[int]
+) -> None:
+    facts = world_facts(*world)
+    whole, harm = run_fold(facts)
+    cut, harm_cut = run_fold(facts, batches)
+    assert {t.accepted.request_id: t.account for t in whole} == {
+        t.accepted.request_id: t.account for t in cut
+    }
+    assert harm.harm.report() == harm_cut.harm.report()
+
+
+def test_a_thousand_requests_of_chaos_leave_hardly_anything_without_an_owner() -> None:
+    shares = []
+    seen: set[Part] = set()
+    states: set[State] = set()
+    for seed in range(80):
+        for ledger in ledgers(run_fold(world_facts("chaos", seed, 900_000))[0]).values():
+            shares.append(ledger.unattributed_ns / max(1, ledger.e2e_ns))
+            seen |= set(ledger.by_part())
+            states |= set(ledger.by_state())
+    shares.sort()
+    assert len(shares) > 700
+    assert shares[len(shares) // 2] <= 0.01
+    assert shares[int(0.99 * len(shares))] <= 0.02
+    assert states == set(State)
+    missing = set(Part) - seen
+    virtual = {Part.HOST, Part.SAMPLE, Part.MASK, Part.CO_MASK, Part.HOST_STALL}
+    assert missing <= virtual, missing  # a simulated device takes no time for those
+
+
+def life(seq_id: int, facts: list[Fact], accepted_at: int = 0, ended_at: int = 1000) -> list[Fact]:
+    """Gateway facts of request r{seq_id} around the engine's."""
+    name = f"r{seq_id}"
+    return [
+        accepted(name, accepted_at),
+        parsed(name, accepted_at + 1),
+        tokenized(name, accepted_at + 2),
+        submitted(name, accepted_at + 3, seq_id),
+        queued(seq_id, accepted_at + 4),
+        *facts,
+        sequence_ended(seq_id, ended_at - 20),
+        request_ended(name, ended_at),
+    ]
+
+
+def entries(ledger: Ledger, part: Part) -> list[Entry]:
+    return [entry for entry in ledger.entries if entry.part is part]
+
+
+def steady(first: int, count: int, rows: list[int], at: int, length: int = 10) -> list[Fact]:
+    return [
+        step(first + i, at + i * length, at + (i + 1) * length, [decode(r, 5 + i) for r in rows])
+        for i in range(count)
+    ]
+
+
+def interference() -> list[Fact]:
+    """Two decoders at 10 ms a step; request 3's prompt of 400 tokens makes one of 200 ms."""
+    facts: list[Fact] = []
+    facts += [step(0, 10, 20, [prefill(1), prefill(2)])]
+    facts += steady(1, 40, [1, 2], 20)
+    facts += [step(41, 420, 620, [decode(1), decode(2), prefill(3, tokens=400)])]
+    facts += steady(42, 10, [1, 2, 3], 620)
+    ends = [*life(1, [], 0, 760), *life(2, [], 0, 760), *life(3, [], 410, 760)]
+    return sorted([*facts, *ends], key=fact_ns)
+
+
+def test_a_late_token_names_the_request_whose_prompt_made_it_late() -> None:
+    timelines, accountant = run_fold(interference(), itl_target_ns=50 * MS)
+    for timeline in timelines:
+        assert timeline.account is not None
+        if timeline.accepted.request_id == "r3":
+            assert timeline.account.stalls == ()
+            continue
+        (stall,) = timeline.account.stalls
+        assert (stall.end_ns - stall.begin_ns, stall.part) == (200 * MS, Part.CO_PREFILL)
+        assert (stall.culprit_request_id, stall.culprit_step_id) == ("r3", 41)
+        assert stall.part_ns > 150 * MS
+    assert accountant.harm.is_culprit("r3")
+    assert not accountant.harm.is_culprit("r1")
+    assert next(iter(accountant.harm.report().by_request_ns)) == "r3"
+
+
+def test_of_two_prompts_in_a_step_the_one_that_took_more_is_the_culprit() -> None:
+    facts: list[Fact] = [step(0, 10, 20, [prefill(1)]), *steady(1, 40, [1], 20)]
+    both = [decode(1), prefill(2, tokens=40), prefill(3, tokens=400)]
+    facts += [step(41, 420, 620, both), *steady(42, 10, [1, 2, 3], 620)]
+    ends = [*life(1, [], 0, 760), *life(2, [], 410, 760), *life(3, [], 410, 760)]
+    timelines, accountant = run_fold(sorted([*facts, *ends], key=fact_ns), itl_target_ns=50 * MS)
+    accounts = {t.accepted.request_id: t.account for t in timelines}
+    assert accounts["r1"] is not None
+    (stall,) = accounts["r1"].stalls
+    assert stall.culprit_request_id == "r3"
+    assert accountant.harm.is_culprit("r3")
+
+
+def test_two_equal_requests_pay_each_other_the_same() -> None:
+    timelines, _ = run_fold(interference())
+    found = ledgers(timelines)
+    first, second = found["r1"].by_part(), found["r2"].by_part()
+    assert set(first) == set(second)
+    steps = 52  # an odd ns of a step's decodes goes to one of two rows
+    assert all(abs(first[part] - second[part]) <= steps for part in first)
+    assert first[Part.CO_DECODE] > 50 * MS
+
+
+def test_the_decodes_of_others_are_charged_together_and_to_nobody() -> None:
+    """A batch is not one of its rows: naming each would cost as much as the batch is large."""
+    timelines, accountant = run_fold(interference(), itl_target_ns=50 * MS)
+    decodes = [e for ledger in ledgers(timelines).values() for e in entries(ledger, Part.CO_DECODE)]
+    assert sum(e.ns for e in decodes) > 100 * MS
+    assert {e.payer for e in decodes} == {None}
+    assert set(accountant.harm.report().by_request_ns) <= {"r1", "r2", "r3"}
+
+
+def test_a_token_that_only_the_size_of_the_batch_made_late_has_no_culprit() -> None:
+    rows = list(range(2, 60))
+    facts: list[Fact] = [step(0, 10, 20, [prefill(1), *(prefill(r) for r in rows)])]
+    facts += steady(1, 40, [1, 2], 20)
+    facts += steady(41, 5, [1, *rows], 420, length=80)
+    lives = [life(seq_id, [], 0, 900) for seq_id in (1, *rows)]
+    facts = sorted([*facts, *(fact for one in lives for fact in one)], key=fact_ns)
+    timelines, accountant = run_fold(facts, itl_target_ns=50 * MS)
+    (timeline,) = [t for t in timelines if t.accepted.request_id == "r1"]
+    assert timeline.account is not None
+    assert [stall.part for stall in timeline.account.stalls] == [Part.CO_DECODE] * 5
+    assert {stall.culprit_seq_id for stall in timeline.account.stalls} == {None}
+    assert not any(accountant.harm.is_culprit(f"r{seq_id}") for seq_id in rows)
+
+
+def test_a_request_that_waits_pays_for_the_steps_that_it_waits_for_under_their_reason() -> None:
+    skips = (Skip(2, WaitReason.KV, None),)
+    held = [
+        step(1 + i, 20 + 10 * i, 30 + 10 * i, [decode(1, 5 + i)], skips=skips) for i in range(10)
+    ]
+    facts = [step(0, 10, 20, [prefill(1)]), *held, step(11, 120, 130, [decode(1), prefill(2)])]
+    facts = sorted([*facts, *life(1, [], 0, 200), *life(2, [], 15, 200)], key=fact_ns)
+    ledger = ledgers(run_fold(facts)[0])["r2"]
+    waited = [e for e in ledger.entries if (e.state, e.reason) == (State.WAIT, "kv")]
+    assert sum(e.ns for e in waited) == 100 * MS
+    assert {e.payer for e in waited if e.part is Part.CO_DECODE} == {None}
+    next_step = [e for e in ledger.entries if e.reason == "next_step"]
+    assert sum(e.ns for e in next_step) == 2 * MS  # submitted at 18, step 0 ends at 20
+    assert ledger.residue_ns == 0
+
+
+def test_a_step_faster_than_foretold_shrinks_its_shares_and_a_slower_one_has_a_residual() -> None:
+    facts = interference()
+    slow = [replace_step(f, 20, 35) if fact_id(f) == 30 else f for f in facts]
+    ledger = ledgers(run_fold(slow)[0])["r1"]
+    assert sum(e.ns for e in entries(ledger, Part.SLOW_STEP)) > 10 * MS
+    assert ledger.residue_ns == 0
+
+
+def fact_id(fact: Fact) -> int:
+    return getattr(fact, "step_id", -1) if type(fact).__name__ == "StepRecorded" else -1
+
+
+def replace_step(fact: Fact, by: int, longer: int) -> Fact:
+    """The step's forward takes `longer` ms; the steps behind are clamped by the tape."""
+    end_ns = fact.begin_ns + longer * MS  # type: ignore[union-attr]
+    stamps = dict.fromkeys(("sample_ns", "collected_ns", "committed_ns"), end_ns)
+    return msgspec.structs.replace(fact, **stamps)  # type: ignore[type-var]
+
+
+def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
+    facts = [step(0, 10, 20, [prefill(1)]), step(1, 320, 330, [decode(1)])]
+    begin_ns, end_ns = 21 * MS, 319 * MS
+    pause = HostPaused(end_ns, begin_ns, end_ns, HostProcess.ENGINE, PauseCause.GC)
+    facts = sorted([*facts, pause, *life(1, [], 0, 400)], key=fact_ns)
+    timelines: list[RequestTimeline] = []
+    accountant = Accountant(lambda slo_class: 50 * MS)
+    PhaseFold([timelines.append], accountant=accountant).on_facts(facts)
+    (timeline,) = timelines
+    assert timeline.account is not None
+    ledger = timeline.account.ledger
+    assert [(e.payer, e.ns) for e in entries(ledger, Part.HOST_STALL)] == [("gc", 298 * MS)]
+    assert ledger.unattributed_ns == (6 + 1) * MS  # idle from 3 to 10; 300 - 298 - a turn-around
+    assert ledger.residue_ns == 0
+    (stall,) = timeline.account.stalls
+    assert (stall.part, stall.cause) == (Part.HOST_STALL, "gc")
+
+
+def test_the_prompt_of_a_preempted_request_is_paid_twice_and_says_so() -> None:
+    first = prefill(1, tokens=8)
+    again = replace_row(prefill(1, tokens=9), recompute_tokens=9)
+    facts = [
+        step(0, 10, 20, [first]),
+        step(1, 20, 30, [decode(2)], preempted=(1,), skips=(Skip(1, WaitReason.KV, None),)),
+        step(2, 30, 50, [again]),
+    ]
+    ends = [*life(1, [], 0, 100), *life(2, [], 0, 100)]
+    ledger = ledgers(run_fold(sorted([*facts, *ends], key=fact_ns))[0])["r1"]
+    assert ledger.by_part()[Part.OWN_RECOMPUTE] == 20 * MS
+    assert ledger.by_state()[State.PREEMPTED] == 10 * MS
+    assert ledger.residue_ns == 0
+
+
+def replace_row(row: object, **fields: object) -> object:
+    return msgspec.structs.replace(row, **fields)  # type: ignore[type-var]
+
+
+def test_a_request_that_dies_with_the_engine_has_a_lost_step() -> None:
+    facts = [step(0, 10, 20, [prefill(1)]), EngineDied(90 * MS, -9, "ended by signal 9", 0)]
+    ended = request_ended("r1", 95, EndReason.ENGINE_DIED)
+    gateway = [f for f in life(1, [], 0, 100) if fact_ns(f) < 70 * MS]
+    ledger = ledgers(run_fold(sorted([*gateway, *facts, ended], key=fact_ns))[0])["r1"]
+    assert ledger.by_part()[Part.LOST_STEP] == 70 * MS
+    assert ledger.unattributed_ns == 6 * MS  # idle from 3 to 10, less a turn-around
+
+
+def test_the_tape_of_full_batches_is_bounded_by_bytes_and_not_only_by_steps() -> None:
+    """256 rows a step, each with a mask of its own: names are what takes the memory."""
+    tape = Tape(capacity_bytes=1 << 20)
+    rows = [decode(seq_id) for seq_id in range(256)]
+    for number in range(2000):
+        fact = msgspec.structs.replace(
+            step(number, 10 * number, 10 * number + 10, rows, mask_ns=MS),
+            sample_ns=(10 * number + 5) * MS,
+        )
+        tape.append(fact, set(range(256)))
+        assert tape.bytes <= (1 << 20) + 20_000
+    assert 0 < tape.first < tape.stop == 2000
+    assert tape.sum(Share.MASK, tape.first, tape.stop) == (tape.stop - tape.first) * MS
+
+
+@pytest.mark.parametrize("accepted_s", [None, 3])
+def test_the_tape_goes_back_to_the_oldest_request_and_hardly_further(
+    accepted_s: int | None,
+) -> None:
+    """Ten thousand steps of 10 ms: with nobody to account for, some 20 s of them are kept; a
+    request that came after 3 s keeps all since then."""
+    accountant = Accountant(lambda slo_class: 100 * MS)
+    if accepted_s is not None:
+        accountant.take(accepted(at=accepted_s * 1000))
+    for number in range(10_000):
+        accountant.take(step(number, 10 * number, 10 * number + 10, [decode(1)]))
+
+    kept_ms = 10 * (accountant.tape.stop - accountant.tape.first)
+    assert kept_ms <= (100_000 - 3_000 if accepted_s else 0) + 10_000 + 10 * 1024
+    assert kept_ms >= (100_000 - 3_000 if accepted_s else 0)
+
+
+def test_names_of_requests_are_forgotten_with_the_steps_that_they_were_in() -> None:
+    """Two thousand requests a minute, each over after 30 ms: of the last seconds some are known."""
+    accountant = Accountant(lambda slo_class: 100 * MS)
+    fold = PhaseFold(accountant=accountant)
+    for number in range(4_000):
+        at, seq_id = 30 * number, number + 1
+        fold.on_facts(
+            [
+                accepted(f"r{number}", at),
+                submitted(f"r{number}", at, seq_id),
+                step(number, at, at + 20, [decode(seq_id)]),
+                sequence_ended(seq_id, at + 20),
+                request_ended(f"r{number}", at + 25),
+            ]
+        )
+
+    assert accountant.live == 0
+    assert accountant.named < 1_500
+
+
+def test_a_step_without_prompts_or_masks_keeps_no_row_on_the_tape() -> None:
+    sizes = []
+    for count in (1, 256):
+        tape = Tape()
+        for number in range(100):
+            rows = [decode(seq_id) for seq_id in range(count)]
+            tape.append(step(number, 10 * number, 10 * number + 10, rows), set())
+        sizes.append(tape.bytes)
+    assert sizes[0] == sizes[1]
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30), st.integers(0, 10**9))
+def test_apportioned_parts_sum_to_the_total_and_keep_their_order(
+    parts: list[int], total: int
+) -> None:
+    scaled = apportion(parts, total)
+    assert sum(scaled) == total
+    assert all(part >= 0 for part in scaled)
+    if sum(parts):
+        for part, share in zip(parts, scaled, strict=True):
+            assert abs(share - part * total / sum(parts)) <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_rows_in_a_step_changes_nobodys_account(seed: int) -> None:
+    facts = world_facts("poisson", seed)
+    random = Random(seed)
+
+    def shuffled(fact: Fact) -> Fact:
+        if type(fact).__name__ != "StepRecorded":
+            return fact
+        rows = list(fact.rows)  # type: ignore[union-attr]
+        random.shuffle(rows)
+        return msgspec.structs.replace(fact, rows=tuple(rows))  # type: ignore[type-var]
+
+    before = ledgers(run_fold(facts)[0])
+    after = ledgers(run_fold([shuffled(fact) for fact in facts])[0])
+    for request_id, ledger in before.items():
+        for part, spent_ns in ledger.by_part().items():
+            assert abs(after[request_id].by_part()[part] - spent_ns) <= 1000, (request_id, part)
+
+
+def test_timelines_without_an_accountant_have_no_account() -> None:
+    timelines: list[RequestTimeline] = []
+    PhaseFold([timelines.append]).on_facts(interference())
+    assert [t.account for t in timelines] == [None] * 3
+    assert replace(timelines[0], account=None) == timelines[0]
