@@ -185,7 +185,7 @@ class _Exact:
         self._device = _RecordedDevice(run, self._clock)
         self._inbox, self._lane = Inbox(), Lane(1 << 62)
         self._drafts = drafts_of(run)
-        scheduler = Scheduler(run.limits, self._lookup)
+        scheduler = Scheduler(run.limits, self._proposer)
         self._loop = EngineLoop(
             scheduler, self._device, self._inbox, self._lane, self._clock, run.depth
         )
@@ -206,7 +206,7 @@ class _Exact:
             difference=difference,
         )
 
-    def _lookup(self, submit: Submit) -> RecordedDrafts:
+    def _proposer(self, submit: Submit) -> RecordedDrafts:
         return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
 
     def _difference(self) -> Difference | None:

@@ -95,7 +95,7 @@ class _Modelled:
         self._drafts = drafts_of(run)
         clock = ManualClock(run.started.at_ns)
         device = ModelledDevice(limits, cost, change.noise, clock, self._token, accepted_of(run))
-        scheduler = Scheduler(limits, self._lookup)
+        scheduler = Scheduler(limits, self._proposer)
         self._engine = VirtualEngine(scheduler, device, clock, lambda: device.gap_ns, run.depth)
         for at_ns, command in _commands(run, cost, change):
             self._engine.send_at(at_ns, command)
@@ -105,7 +105,7 @@ class _Modelled:
         run = self._run_recorded
         return [_started(run, self._limits), *self._engine.run(until_ns=run.died_ns)]
 
-    def _lookup(self, submit: Submit) -> RecordedDrafts:
+    def _proposer(self, submit: Submit) -> RecordedDrafts:
         return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
 
     def _token(self, seq_id: int, index: int) -> int:

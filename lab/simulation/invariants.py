@@ -94,14 +94,14 @@ class Invariants:
         require(10, same and open_to_sharing, f"sequence {reader} read a block of {writer}")
 
     def planned(self, plan: Plan, now_ns: int) -> None:
-        live = self._scheduler.residents.live
+        live = self._scheduler.table.live
         ids = [row.seq_id for row in plan.rows]
         require(9, len(set(ids)) == len(ids), f"step {plan.step_id} has a sequence twice: {ids}")
         for seq_id in ids:
             request = live.get(seq_id)
             require(9, request is not None, f"step {plan.step_id} plans for {seq_id}, not live")
             assert request is not None
-            require(9, not request.held, f"step {plan.step_id} plans for {seq_id}, which is held")
+            require(9, not request.blocked, f"step {plan.step_id} plans for {seq_id}, blocked")
             deadline_ns = request.submit.deadline_ns
             overdue = deadline_ns is not None and deadline_ns <= now_ns
             require(12, not overdue, f"step {plan.step_id} plans for {seq_id}, overdue")
@@ -142,7 +142,7 @@ class Invariants:
 
     def at_end(self) -> None:
         scheduler = self._scheduler
-        require(14, not scheduler.has_live, f"live at the end: {sorted(scheduler.residents.live)}")
+        require(14, not scheduler.has_live, f"live at the end: {sorted(scheduler.table.live)}")
         require(14, scheduler.pool.used == 0, f"{scheduler.pool.used} blocks used at the end")
         for seq_id, seen in self._seen.items():
             require(2, seen.end_fact is not None, f"{seq_id} has no terminal fact")
@@ -182,20 +182,20 @@ class Invariants:
         self._last_committed_ns = step.committed_ns
 
     def _queued(self, fact: SequenceQueued) -> None:
-        limits, queue = self._scheduler.limits, self._scheduler.residents.queue
+        limits, queue = self._scheduler.limits, self._scheduler.table.queue
         excess = len(queue) - limits.queue_limit_requests - limits.max_seqs
         require(13, excess <= 0, f"{len(queue)} wait, {limits.queue_limit_requests} may")
         if limits.tenant_queue_limit is not None:
             bound = limits.tenant_queue_limit + limits.max_seqs
-            waiting = queue.of_tenant(fact.tenant)
+            waiting = queue.waiting_of(fact.tenant)
             require(13, waiting <= bound, f"{waiting} of tenant {fact.tenant!r} wait")
 
     def _admitted(self, fact: SequenceAdmitted) -> None:
         """Nobody of the same tenant and class who came earlier is still in the queue."""
-        request = self._scheduler.residents.live.get(fact.seq_id)
+        request = self._scheduler.table.live.get(fact.seq_id)
         if request is None or request.preemptions:
             return
-        for other in self._scheduler.residents.queue:
+        for other in self._scheduler.table.queue:
             rank = (other.submit.tenant, other.submit.priority)
             disturbed = self._seen[other.seq_id].arrival
             if (
@@ -215,23 +215,23 @@ class Invariants:
             raise InvariantViolated(3, str(error)) from error
 
     def _requests(self) -> None:
-        live, limits = self._scheduler.residents.live, self._scheduler.limits
+        live, limits = self._scheduler.table.live, self._scheduler.limits
         for seq_id, seen in self._seen.items():
             ended = seen.end_fact is not None
             require(1, ended != (seq_id in live), f"{seq_id}: ended {ended}, live {seq_id in live}")
         if limits.tenant_max_seqs is not None:
-            running = Counter(r.submit.tenant for r in self._scheduler.residents.running)
+            running = Counter(r.submit.tenant for r in self._scheduler.table.running)
             for tenant, count in running.items():
                 holds = count <= limits.tenant_max_seqs
                 require(15, holds, f"{count} of tenant {tenant!r} run")
 
     def _fairness(self) -> None:
-        limits, residents = self._scheduler.limits, self._scheduler.residents
+        limits, table = self._scheduler.limits, self._scheduler.table
         if limits.policy is not Policy.VTC or limits.tenant_max_seqs is not None:
             return
         if len({seen.arrival.priority for seen in self._seen.values()}) > 1:
             return  # a better class is served first, whatever its tenant has had
-        service = [residents.ledger.service_of(tenant) for tenant in residents.queue.tenants]
+        service = [table.counters.service_of(tenant) for tenant in table.queue.tenants]
         if len(service) > 1:
             gap = max(service) - min(service)
             bound = service_bound(limits.max_model_tokens, limits.max_seqs)

@@ -21,9 +21,9 @@ from lab.simulation.workload import Arrival
 from lab.simulation.world import World
 from service.device.sampling.sampler import Sampler
 from service.engine.admission import Limits
-from service.engine.draft_proposer import PromptLookup
+from service.engine.draft_proposer import NgramProposer
 from service.engine.inbox import Inbox, Submit
-from service.engine.kv.cpu_offload import HostTier, Retention
+from service.engine.kv.cpu_offload import CpuOffloadIndex, Retention
 from service.engine.loop import EngineLoop
 from service.engine.plan import DecodeRow, SamplingParams, SlotStart
 from service.engine.scheduler import Scheduler
@@ -103,7 +103,7 @@ class CountedRetention:
 
 def test_an_evicted_block_does_not_make_the_host_tier_look_at_all_it_keeps() -> None:
     retention = CountedRetention(10**9)
-    tier = HostTier(5000, retention)  # type: ignore[arg-type]
+    tier = CpuOffloadIndex(5000, retention)  # type: ignore[arg-type]
     for number in range(4000):
         tier.put(number.to_bytes(4), "t", number)
     retention.asked = 0
@@ -145,7 +145,7 @@ PUTS = st.lists(
 def test_who_leaves_the_host_tier_and_in_which_order_is_by_the_policy(
     puts: list[tuple[int, str, int]],
 ) -> None:
-    tier, naive = HostTier(6, Retention(tenant_share=0.7, ttl_ns=40)), NaiveTier(6, 4, 40)
+    tier, naive = CpuOffloadIndex(6, Retention(tenant_share=0.7, ttl_ns=40)), NaiveTier(6, 4, 40)
     now_ns = 0
     for number, tenant, passed_ns in puts:
         now_ns += passed_ns
@@ -156,20 +156,20 @@ def test_who_leaves_the_host_tier_and_in_which_order_is_by_the_policy(
 
 def test_a_long_prompt_is_indexed_for_drafts_over_several_proposals() -> None:
     """At once, it held every other sequence up: 2 us a token."""
-    lookup = PromptLookup()
-    lookup.extend([*range(20_000), 7, 8, 9, *range(30_000, 30_100), 7, 8])
-    assert lookup.propose(1) == [9], "the beginning is known, and the nearest place is not"
-    lookup.extend([9])
-    assert lookup.propose(1) == [10]
+    proposer = NgramProposer()
+    proposer.extend([*range(20_000), 7, 8, 9, *range(30_000, 30_100), 7, 8])
+    assert proposer.propose(1) == [9], "the beginning is known, and the nearest place is not"
+    proposer.extend([9])
+    assert proposer.propose(1) == [10]
     for _ in range(40):
-        lookup.propose(1)
-    assert lookup.propose(1) == [30_000]
+        proposer.propose(1)
+    assert proposer.propose(1) == [30_000]
 
 
 def test_a_short_prompt_is_indexed_before_the_first_draft() -> None:
-    lookup = PromptLookup()
-    lookup.extend([1, 2, 3, 4, 1, 2])
-    assert lookup.propose(3) == [3, 4, 1]
+    proposer = NgramProposer()
+    proposer.extend([1, 2, 3, 4, 1, 2])
+    assert proposer.propose(3) == [3, 4, 1]
 
 
 class Watched(Scheduler):
@@ -213,7 +213,7 @@ def test_a_long_prompt_is_not_hashed_whole_when_it_is_submitted() -> None:
     world = long_world()
     world.submit(LONG, max_tokens=2)
     world.loop.apply_commands()
-    (request,) = world.scheduler.residents.live.values()
+    (request,) = world.scheduler.table.live.values()
     assert len(request.digests) == 512
     world.step()
     assert len(request.digests) == 512, "nothing of it was cached, so nothing more was looked for"
