@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from diagnosis.verdicts.classifier import Diagnoser
-from lab.twins.life import START_NS, Life
+from lab.twins.simulate import simulate
+from lab.twins.simulated_run import START_NS, SimulatedRun
 from lab.twins.traffic import Setting
-from lab.twins.world import live
 from telemetry.facts.records import fact_ns
 from tests.support.worlds.twin_cases import SECOND
 
@@ -20,14 +20,14 @@ def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str]
     draw = Random(f"burst/{seed}")
     setting = Setting.drawn(draw)
     setting.load = 0.3
-    life = Life.usual(setting, f"burst/{seed}")
+    run = SimulatedRun.baseline(setting, f"burst/{seed}")
     begin_ns = START_NS + int(at_s * SECOND)
-    life.add(
-        [setting.ask(draw, 0, begin_ns + n * SECOND // (20 * requests)) for n in range(requests)]
+    run.add(
+        [setting.spec(draw, 0, begin_ns + n * SECOND // (20 * requests)) for n in range(requests)]
     )
-    life.settle()
+    run.renumber()
     diagnoser, symptoms, words = Diagnoser(), set[str](), set[str]()
-    for fact in live(life):
+    for fact in simulate(run):
         diagnoser.on_facts([fact])
         if fact_ns(fact) < begin_ns + 14 * SECOND:
             said = diagnoser.diagnosis()

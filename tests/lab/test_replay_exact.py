@@ -239,7 +239,7 @@ def test_ends_that_came_from_outside_are_commands() -> None:
         for run in read_runs(facts_of("chaos", seed)):
             cancels = {
                 command.seq_id
-                for turn in run.turns
+                for turn in run.iterations
                 for command in turn.commands
                 if isinstance(command, Cancel)
             }

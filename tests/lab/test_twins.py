@@ -9,8 +9,8 @@ import pytest
 from lab.replay.recorded import read_runs
 from lab.replay.replay_exact import replay_exactly
 from lab.twins.compounds import COMPOUNDS, build_compound
-from lab.twins.life import REFERENCE, START_NS, Span
 from lab.twins.registry import TWINS, build_twin
+from lab.twins.simulated_run import REFERENCE, START_NS, Span
 from lab.twins.twin import Twin
 from telemetry.facts.engine_records import (
     SequenceEnded,

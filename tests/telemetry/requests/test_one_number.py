@@ -20,8 +20,8 @@ from diagnosis.root_cause.question import Span
 from lab.drills.client import Sent
 from lab.drills.outcome.result import seen
 from lab.load.tally import latency_of
-from lab.twins.life import START_NS
 from lab.twins.registry import TWINS
+from lab.twins.simulated_run import START_NS
 from telemetry.facts.reasons import Outcome, Phase
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.metrics.families import HistogramPoint
