@@ -129,7 +129,7 @@ TWINS: dict[str, tuple[Twin, set[Cause]]] = {
         {Cause.STALLS},
     ),
     "steps are slow": (
-        Twin(faults=Faults(slow_spells=((WINDOW.begin_ns, WINDOW.end_ns, 2.0),))),
+        Twin(faults=Faults(slow_intervals=((WINDOW.begin_ns, WINDOW.end_ns, 2.0),))),
         {Cause.RESIDUAL},
     ),
     "slow readers hold slots": (
