@@ -19,7 +19,7 @@ from diagnosis.root_cause.outcomes import outcomes_of
 from diagnosis.root_cause.question import Span
 from lab.drills.client import Sent
 from lab.drills.outcome.result import summarize
-from lab.load.tally import latency_of
+from lab.load.aggregator import latency_of
 from lab.twins.registry import TWINS
 from lab.twins.simulated_run import START_NS
 from telemetry.facts.reasons import Outcome, Phase
