@@ -117,7 +117,7 @@ def prefixes(random: Random, count: int, tokens: int) -> tuple[tuple[int, ...], 
 
 
 def read_trace(path: Path, random: Random, max_model_tokens: int) -> list[Arrival]:
-    """Arrivals from JSON lines with `at_ms`, `prompt_tokens`, `max_tokens` and, if they like,
+    """Arrivals from JSON lines with `at_ms`, `prompt_tokens`, `max_tokens` and optionally
     `tenant` and `priority`. Raises ConfigError with the line that is wrong."""
     arrivals: list[Arrival] = []
     try:

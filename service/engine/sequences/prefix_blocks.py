@@ -21,7 +21,7 @@ _ALIASES_PER_BLOCK = 6  # for the cache, four times as many ghosts, and a reserv
 
 
 class PrefixBlocks:
-    """Writes `cache_root`, `digests` and `recorded_aliases` of requests, and nobody else does."""
+    """The only writer of `cache_root`, `digests` and `recorded_aliases` of requests."""
 
     def __init__(self, limits: Limits, prefix: PrefixCache, log: FactLog) -> None:
         self._block_tokens = limits.block_tokens
