@@ -36,7 +36,7 @@ def prompt_ids(seed: int | str, count: int) -> list[int]:
 
 
 def completion(prompt: list[int] | str, max_tokens: int, **more: Any) -> Body:
-    """A greedy stream of exactly `max_tokens` tokens, a chunk each whatever its text."""
+    """A greedy stream of exactly `max_tokens` tokens, each with its log-probability."""
     return {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -151,9 +151,11 @@ class Reply:
         return found
 
     def take(self, data: bytes) -> None:
-        """Work one event in."""
+        """Work one event in. One event carries several tokens when the server had a backlog."""
         if b'"logprobs":{' in data:
-            self.token_ns.append(now_ns())
+            at_ns = now_ns()
+            tokens = json.loads(data)["choices"][0]["logprobs"]["tokens"]
+            self.token_ns.extend([at_ns] * len(tokens))
         elif data == b"[DONE]":
             self.done = True
         else:
