@@ -35,7 +35,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +283,21 @@ def _losses(verdict: Verdict) -> list[float]:
     return [abs(named[name] - gaps[name]) / length_ns for name in gaps if name in named]
 
 
+def row(verdict: Verdict) -> dict[str, object]:
+    """What is kept of one pause: enough to sum up again."""
+    reported = verdict.reported
+    return {
+        "process": verdict.injected.process,
+        "kind": verdict.injected.kind,
+        "length_ns": verdict.injected.length_ns,
+        "said_ns": verdict.said_ns,
+        "cause": None if reported is None else reported["cause"],
+        "detail": None if reported is None else reported["detail"],
+        "streams_harmed": len(verdict.injected.gaps),
+        "losses_off": [round(off, 6) for off in _losses(verdict)] if reported else [],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--each", type=int, default=20, help="injections of each kind and process")
@@ -300,10 +315,7 @@ def main() -> None:
     found = summary(verdicts)
     for name, shares in found.items():
         print(name, shares)
-    details = [
-        {**asdict(v.injected), "said_ns": v.said_ns, "reported": v.reported} for v in verdicts
-    ]
-    result = {"machine": machine(), "summary": found, "pauses": details}
+    result = {"machine": machine(), "summary": found, "pauses": [row(one) for one in verdicts]}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     overall: Any = found["all"]
     enough = 0.95 * overall["injected"]

@@ -5,20 +5,29 @@ each journal that was kept is lived through again, and what is said, and since w
 beside what was said live. An answer counts from half a look later, since that is how often the
 live ones were asked for. When the first request was harmed is counted again from the clients' log.
 
-    .venv/bin/python -m benchmarks.diagnosis.again [FOLDER] [--work DIR]
+    .venv/bin/python -m benchmarks.diagnosis.again [FOLDER | --records FOLDER] [--out FOLDER]
+
+The results are left as they are; copies with what is said now go to `--out`, for `score --again`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from multiprocessing import Pool
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.diagnosis.episodes import RESULTS, Kept, keep, read_kept, work_folder
-from benchmarks.diagnosis.records import folder_of, read_clients
+from benchmarks.diagnosis.episodes import Kept, keep, read_kept, say, work_folder
+from benchmarks.diagnosis.records import (
+    add_records,
+    add_results,
+    folder_of,
+    read_clients,
+    results_beside,
+)
 from diagnosis.classifier import Diagnoser
 from diagnosis.offline import baseline_of
 from diagnosis.reference import BaselineError, Reference
@@ -55,10 +64,17 @@ def _baseline(folder: Path) -> Reference | None:
         return None
 
 
-def judged_again(task: tuple[Kept, Path]) -> Kept:
-    kept, folder = task
-    episode = msgspec.structs.replace(kept.episode, first_harmed_s=harmed_s(kept.episode, folder))
-    return msgspec.structs.replace(kept, episode=episode, again=turns_of(folder, episode.begin_ns))
+def judged_again(task: tuple[Kept, Path]) -> Kept | None:
+    """None for an episode whose record is not in the folder."""
+    kept, records = task
+    with tempfile.TemporaryDirectory() as work:
+        folder = folder_of(kept.episode.name, Path(work), records)
+        if folder is None:
+            return None
+        begin_ns = kept.episode.begin_ns
+        first_s, turns = harmed_s(kept.episode, folder), turns_of(folder, begin_ns)
+    episode = msgspec.structs.replace(kept.episode, first_harmed_s=first_s)
+    return msgspec.structs.replace(kept, episode=episode, again=turns)
 
 
 def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
@@ -76,23 +92,25 @@ def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=RESULTS)
-    parser.add_argument("--work", type=Path, help="where the journals are, by default per split")
+    add_results(parser)
+    add_records(parser)
+    parser.add_argument(
+        "--out", type=Path, default=work_folder("again"), help="where the copies go"
+    )
     args = parser.parse_args()
-    tasks: list[tuple[Kept, Path]] = []
+    kept = read_kept(args.folder or results_beside(args.records))
     missing = 0
-    for one in read_kept(args.folder):
-        folder = folder_of(one.episode.name, args.work or work_folder(one.split))
-        if folder is None:
-            missing += 1
-        else:
-            tasks.append((one, folder))
     with Pool() as pool:
-        for number, kept in enumerate(pool.imap(judged_again, tasks), 1):
-            keep(kept, args.folder / f"{kept.episode.name}.json")
-            if number % 5 == 0:
-                print(f"  {number} of {len(tasks)}", flush=True)
-    print(f"{len(tasks)} judged again, {missing} without a journal")
+        found = pool.imap(judged_again, [(one, args.records) for one in kept])
+        for one, judged in zip(kept, found, strict=True):
+            if judged is None:
+                missing += 1
+                continue
+            keep(judged, args.out / f"{judged.episode.name}.json")
+            named = dict.fromkeys(turn.top for turn in judged.again or [] if turn.top)
+            say(f"{one.episode.name}: {', '.join(named) or 'nothing'}")
+    print(f"{len(kept) - missing} judged again, {missing} without a record")
+    print(f"score them: python -m benchmarks.diagnosis.score --again {args.out}")
     return 0
 
 

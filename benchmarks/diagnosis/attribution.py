@@ -10,34 +10,33 @@ not count.
 
     .venv/bin/python -m benchmarks.diagnosis.episodes --split test
     .venv/bin/python -m benchmarks.diagnosis.episodes --split clean
-    .venv/bin/python -m benchmarks.diagnosis.attribution
+    .venv/bin/python -m benchmarks.diagnosis.attribution [--records FOLDER] [--out FILE]
 
-It needs the records of both series (see `records.py`).
+It needs the records of both series (see `records.py`): the committed ones hold a single pair.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.diagnosis.episodes import CLEAN, RESULTS, Kept, read_kept, work_folder
-from benchmarks.diagnosis.records import folder_of, read_clients
+from benchmarks.diagnosis.episodes import Kept, read_kept
+from benchmarks.diagnosis.records import add_records, folder_of, read_clients, results_beside
 from benchmarks.diagnosis.score import judge
 from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, weigh
 from benchmarks.machine import machine
 from diagnosis.counterfactual import Values, symptoms, timelines_of
 from diagnosis.question import Question, Span
 from diagnosis.reference import read_baseline
-from service.drill.mechanism import TEST
 from service.sim.recorded import NotReplayable, read_runs
 from service.sim.turn_cost import fit_turns
 from telemetry.journal_reader import open_journal
 from telemetry.phases import RequestTimeline
-
-OUT = RESULTS.parent / "attribution.json"
 
 
 def phase_span(kept: Kept, begin_s: float, end_s: float) -> Span:
@@ -104,29 +103,34 @@ def lives(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> Lives:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--work", type=Path, default=work_folder(TEST))
-    parser.add_argument("--clean-work", type=Path, default=work_folder(CLEAN))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
-    kept = {one.episode.name: one for one in read_kept(args.results)}
-    pairs: list[Pair] = []
+def pairs_of(records: Path) -> Iterator[tuple[Kept, Kept]]:
+    """Every episode that counts, with its clean twin."""
+    kept = {one.episode.name: one for one in read_kept(results_beside(records))}
     for name, one in kept.items():
         twin = kept.get(f"healthy_{name}")
-        if twin is None or one.episode.discarded or twin.episode.discarded:
-            continue
-        folder = folder_of(one.episode.name, args.work)
-        pair = compare(one, twin, folder, folder_of(twin.episode.name, args.clean_work))
+        if twin is not None and not one.episode.discarded and not twin.episode.discarded:
+            yield one, twin
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_records(parser)
+    parser.add_argument("--out", type=Path, help="write the pairs here")
+    args = parser.parse_args()
+    pairs: list[Pair] = []
+    for one, twin in pairs_of(args.records):
+        with tempfile.TemporaryDirectory() as work:
+            folders = [folder_of(k.episode.name, Path(work), args.records) for k in (one, twin)]
+            pair = compare(one, twin, *folders)
         pairs.append(pair)
         said = pair.why_not or f"{pair.cause} {pair.measure}: {pair.blamed_ms} of {pair.true_ms} ms"
-        print(f"  {name}: {said}", flush=True)
+        print(f"  {one.episode.name}: {said}", flush=True)
     if not pairs:
-        print(f"{args.results}: no episode has its clean twin")
+        print(f"{args.records}: no episode has its clean twin")
         return 1
-    found = {"machine": machine(), **summary(pairs), "pairs": pairs}
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    if args.out is not None:
+        found = {"machine": machine(), **summary(pairs), "pairs": pairs}
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     print(msgspec.json.format(msgspec.json.encode(summary(pairs)), indent=1).decode())
     return 0
 

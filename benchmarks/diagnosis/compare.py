@@ -1,11 +1,12 @@
-"""Our diagnosis beside four others, on the same committed episodes.
+"""Our diagnosis beside four others, on the same episodes.
 
-    .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER] [--split test] [--trees] [--out FILE]
+    .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER | --records FOLDER] [--split test]
+        [--trees] [--out FILE]
 
 Ours is judged by what it said while the episode ran. The others are given the seconds of the
 reference and of the fault, and so are told when it began; and then once more as they would have to
 live (`benchmarks.diagnosis.streamed`). Episodes of the dev split train the trees, which are left
-out without `--trees`.
+out without `--trees`, and where there is none.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import msgspec
 
 from benchmarks.diagnosis.baselines import BASELINES, Namer, Row, features_of, rows_between
 from benchmarks.diagnosis.baselines import trees as train
-from benchmarks.diagnosis.episodes import HEALTHY, RESULTS, Kept, read_kept
+from benchmarks.diagnosis.episodes import HEALTHY, Kept, read_kept
+from benchmarks.diagnosis.records import add_records, add_results, results_beside
 from benchmarks.diagnosis.score import APART, judge_kept, macro_f1, pairs_of, top_1, truth_of
 from benchmarks.diagnosis.streamed import Example, figures_of, lessons_of, lived, usual_rows
 from service.drill.mechanism import DEV, TEST
 
-OUT = RESULTS.parent / "compare.json"
 OURS, TREES = "phasescope", "trees"
 Seconds = tuple[list[Row], list[Row]]
 
@@ -89,14 +90,14 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    add_results(parser)
+    add_records(parser)
     parser.add_argument("--split", choices=[DEV, TEST], default=TEST)
     parser.add_argument("--trees", action="store_true", help="needs scikit-learn")
-    parser.add_argument(
-        "--out", type=Path, help="by default the committed file where trees are compared, too"
-    )
+    parser.add_argument("--out", type=Path, help="write the figures here")
     args = parser.parse_args()
-    counted = [one for one in read_kept(args.folder) if not one.episode.discarded]
+    folder = args.folder or results_beside(args.records)
+    counted = [one for one in read_kept(folder) if not one.episode.discarded]
     by_split: dict[str, list[Kept]] = defaultdict(list)
     for one in counted:
         if truth_of(one.episode) not in APART:
@@ -107,9 +108,8 @@ def main() -> int:
     print(f"{len(chosen)} episodes, told when the fault began:\n\n{table(told)}\nlive:\n")
     print(table(live))
     found = {"split": args.split, "episodes": len(chosen), "told": told, "live": live}
-    out = args.out or (OUT if args.trees else None)
-    if out is not None:
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    if args.out is not None:
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return 0
 
 

@@ -10,6 +10,9 @@ rising loads, and `clean` the twins without a fault of the test's episodes (see 
     .venv/bin/python -m benchmarks.diagnosis.episodes
         --split dev|test|smoke|healthy|clean [--classes A,B]
         [--each 4] [--out FOLDER] [--work FOLDER] [--most N] [--again]
+
+Results go to `--out` and records to `records` beside it, by default outside the repository: what
+is committed is one episode a class.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.gauges import Gauges, gauges_of_file
-from benchmarks.diagnosis.records import RECORDS, pack
+from benchmarks.diagnosis.records import RECORDS, pack, results_beside
 from benchmarks.machine import machine
 from service.config import ConfigError
 from service.drill.episode import run_episode
@@ -36,7 +39,7 @@ from service.drill.servers import DidNotStart
 from service.drill.spec import Capacity, EpisodeSpec, Phases
 from service.drill.watch import Turn
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "episodes"
+RESULTS = results_beside(RECORDS)
 SMOKE, HEALTHY, CLEAN = "smoke", "healthy", "clean"
 FIRST_SEED = {DEV: 100, TEST: 2000, CLEAN: 2000, SMOKE: 900, HEALTHY: 700}
 SMOKE_PHASES = Phases(warm_up_s=5, reference_s=8, fault_s=10, recovery_s=5)
@@ -169,13 +172,19 @@ def main() -> int:
     parser.add_argument("--split", choices=list(FIRST_SEED), default=SMOKE)
     parser.add_argument("--classes", help="only these, separated by commas")
     parser.add_argument("--each", type=int, help="episodes of each class (default 4, smoke 1)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=results_beside(work_folder("series") / RECORDS.name),
+        help="where the results go",
+    )
     parser.add_argument("--work", type=Path, help="where journals and labels go, uncommitted")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many")
     parser.add_argument("--again", action="store_true", help="run those anew that do not count")
     args = parser.parse_args()
     classes = args.classes.split(",") if args.classes else None
     each = args.each or (1 if args.split == SMOKE else 4)
+    records = args.out.parent / RECORDS.name
     try:
         planned = list(series(args.split, each, classes))
     except ConfigError as error:
@@ -192,9 +201,10 @@ def main() -> int:
             say(f"failed: {error}")
             continue
         keep(kept, args.out / f"{one.name}.json")
-        pack((args.work or work_folder(args.split)) / one.name, args.out.parent / RECORDS.name)
+        pack((args.work or work_folder(args.split)) / one.name, records)
         top = [turn.top for turn in kept.episode.verdicts if turn.top]
         say(f"named: {', '.join(dict.fromkeys(top)) or 'nothing'} {kept.episode.discarded or ''}")
+    say(f"score them: python -m benchmarks.diagnosis.score {args.out}")
     return 1 if failed else 0
 
 

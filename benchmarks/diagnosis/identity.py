@@ -3,6 +3,8 @@
 With recorded durations each admission, chunk, preemption, eviction and end must come out as it was.
 
     .venv/bin/python -m benchmarks.diagnosis.identity [--records FOLDER] [--out FILE]
+
+Of the committed records by default; nothing is written without `--out`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.diagnosis.records import JOURNALS, RECORDS, SUFFIX, folder_of
+from benchmarks.diagnosis.records import JOURNALS, SUFFIX, add_records, folder_of
 from benchmarks.machine import machine
 from diagnosis.whatif import identities_of
 from telemetry.journal_reader import open_journal
-
-OUT = RECORDS.parent / "identity.json"
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +64,8 @@ def summary(found: Sequence[Replayed]) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--out", type=Path, default=OUT)
+    add_records(parser)
+    parser.add_argument("--out", type=Path, help="write what was found here")
     args = parser.parse_args()
     found: list[Replayed] = []
     packed = sorted(args.records.glob(f"*{SUFFIX}"))
@@ -77,8 +77,9 @@ def main() -> int:
         print(f"{args.records}: no records")
         return 1
     said = summary(found)
-    data = {"machine": machine(), **said, "episodes": found}
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n")
+    if args.out is not None:
+        data = {"machine": machine(), **said, "episodes": found}
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n")
     print(msgspec.json.format(msgspec.json.encode(said), indent=1).decode())
     return 1 if said["differences"] else 0
 

@@ -4,10 +4,14 @@ With it anybody can ask the diagnosis again what it says of the episode, and com
 those of the clean twin, on another machine and years later. It holds times and sizes; prompts and
 outputs are in neither journals nor clients' logs, and of the model's place on the disk only its
 name is left.
+
+A folder of records has the results of its episodes beside it, in `episodes`. The committed one is
+small; docs/results/records.md says where all others are.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tarfile
 import tempfile
@@ -26,10 +30,35 @@ from telemetry.journal_reader import open_journal
 from telemetry.records import Fact
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "records"
+EPISODES = "episodes"
 JOURNALS, _BASELINE, _CLIENTS = ("journal", "reference.journal"), "baseline.json", "clients.jsonl"
 SUFFIX = ".tar.xz"
 
 F = TypeVar("F", bound=Fact)
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """`--records`: which episodes a program is about."""
+    parser.add_argument(
+        "--records",
+        type=Path,
+        default=RECORDS,
+        metavar="FOLDER",
+        help="packed episodes, with their results in `episodes` beside it; by default the "
+        "committed ones, of which there is one a class",
+    )
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """`[FOLDER]`: results of episodes, where they are not beside their records."""
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="results, by default those beside the records"
+    )
+
+
+def results_beside(records: Path) -> Path:
+    """Where the results of the episodes in a folder of records are."""
+    return records.parent / EPISODES
 
 
 def pack(folder: Path, records: Path = RECORDS) -> None:

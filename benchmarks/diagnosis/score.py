@@ -1,14 +1,14 @@
 """How often the diagnosis was right, how soon, and how often it cried wolf.
 
-From the committed episodes alone. Of an episode counts what was named first for most of the
+From the results of episodes alone. Of an episode counts what was named first for most of the
 second half of the fault (of a healthy one: of all that follows the warm-up). Light and busy health
 are one class here: to say of either that all is well is right. Two kinds of alarm are counted
 apart: one that says that the machine is slow where it was, by a pacer on the engine's core that
 the server does not know of or by the time that was stolen; and one of the warm-up, when nothing is
 known but what the SLO promises, where clients had to wait for longer than that.
 
-    .venv/bin/python -m benchmarks.diagnosis.score [FOLDER] [--split test] [--discarded] [--again]
-        [--out DIR]
+    .venv/bin/python -m benchmarks.diagnosis.score [FOLDER | --records FOLDER] [--split test]
+        [--discarded] [--again] [--out DIR]
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.diagnosis.episodes import RESULTS, Kept, read_kept
+from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.gauges import GAUGES
+from benchmarks.diagnosis.records import add_records, add_results, results_beside
 from service.drill.result import EpisodeResult
 from service.drill.spec import Phase
 from service.drill.watch import Turn
@@ -312,7 +313,8 @@ def markdown(found: dict[str, Any], judged: Sequence[Judged]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=RESULTS)
+    add_results(parser)
+    add_records(parser)
     parser.add_argument("--split", help="only episodes of this one")
     parser.add_argument(
         "--discarded", action="store_true", help="count those too that do not count"
@@ -322,11 +324,12 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="write score.json and score.md here")
     args = parser.parse_args()
-    kept = [one for one in read_kept(args.folder) if args.split in (None, one.split)]
+    folder = args.folder or results_beside(args.records)
+    kept = [one for one in read_kept(folder) if args.split in (None, one.split)]
     counted = [one for one in kept if args.discarded or not one.episode.discarded]
     judged = [judge_kept(one, args.again) for one in counted]
     if not judged:
-        print(f"{args.folder}: no episodes that count, of {len(kept)}")
+        print(f"{folder}: no episodes that count, of {len(kept)}")
         return 1
     found = {"left_out": len(kept) - len(counted), **score(judged)}
     text = markdown(found, judged)

@@ -143,7 +143,7 @@ def _checks(load: Load, result: BenchResult) -> dict[str, Any]:
         "tokens": result.total.chunk_tokens,
         "cached_tokens": result.total.cached_tokens,
         "server_software": result.server.software,
-        "models": result.server.models,
+        "models": [entry["id"] for entry in (result.server.models or {}).get("data", ())],
         "problems": problems,
     }
 

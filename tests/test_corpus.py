@@ -1,0 +1,36 @@
+"""Records of real episodes, one of each class: an old journal tells the present version as much."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.diagnosis.again import judged_again
+from benchmarks.diagnosis.episodes import Kept, read_kept
+from benchmarks.diagnosis.identity import replayed
+from benchmarks.diagnosis.records import RECORDS, SUFFIX, results_beside
+from benchmarks.diagnosis.score import judge_kept, truth_of
+
+KEPT = read_kept(results_beside(RECORDS))
+NAMES = [one.episode.name for one in KEPT]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_episode_replays_to_the_same_decisions(name: str) -> None:
+    """Every admission, chunk, preemption, eviction and end, with recorded durations."""
+    found = replayed(RECORDS / f"{name}{SUFFIX}")
+
+    assert found.decisions > 1000
+    assert found.differences == []
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=NAMES)
+def test_the_present_diagnosis_names_the_cause_of_a_recorded_episode(kept: Kept) -> None:
+    """By its journal alone, for most of the second half of the fault."""
+    judged = judged_again((kept, RECORDS))
+
+    assert judged is not None
+    assert judge_kept(judged, again=True).answer == truth_of(kept.episode)
+
+
+def test_an_episode_without_a_record_is_passed_over() -> None:
+    assert judged_again((KEPT[0], RECORDS / "nowhere")) is None
