@@ -305,11 +305,21 @@ def test_a_hanging_collector_answers_nobody_until_it_is_told_to() -> None:
 # --- a real one ----------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _earlier_children() -> None:
+    """Other tests in this process may share a server that outlives them."""
+    EARLIER.clear()
+    EARLIER.update(children())
+
+
+EARLIER: set[str] = set()
+
+
 def children() -> list[str]:
-    """Processes that this one has started and that have not ended."""
+    """Processes that this one has started in this test and that have not ended."""
     lists = Path("/proc/self/task").glob("*/children")
     pids = [pid for path in lists for pid in path.read_text().split()]
-    return [pid for pid in pids if state_of(int(pid)) != "Z"]
+    return [pid for pid in pids if state_of(int(pid)) != "Z" and pid not in EARLIER]
 
 
 def test_a_stall_of_a_real_engine_is_seen_by_its_clients(tmp_path: Path) -> None:
