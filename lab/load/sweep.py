@@ -76,7 +76,7 @@ def run_sweep(
     on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> SweepResult:
-    """Raises ConfigError and BenchError as `run_bench` does. An interrupt keeps the results so far."""
+    """Raises ConfigError and BenchError as `run_bench` does. An interrupt keeps results."""
     validate_sweep(spec)
     cells: list[Cell] = []
 
