@@ -76,6 +76,7 @@ class Scheduler:
         self.prefix = _prefix_cache(limits)
         self.pool = self.prefix.pool
         self.table = SequenceTable(limits, self.prefix, self.log)
+        self._blocks, self._counters = self.table.blocks, self.table.counters
         self._planner = Planner(limits, self.table, self.prefix, self.log)
         self._deadlines: list[tuple[int, int]] = []
 
@@ -269,11 +270,11 @@ class Scheduler:
             if reason is not None:
                 self._finish(request, reason, count)
                 return count
-        self.table.counters.add_decode(request.submit.tenant, len(samples))
+        self._counters.add_decode(request.submit.tenant, len(samples))
         return len(samples)
 
     def _finish(self, request: Request, reason: EndReason, tokens: int) -> None:
-        self.table.counters.add_decode(request.submit.tenant, tokens)
+        self._counters.add_decode(request.submit.tenant, tokens)
         self.table.end(request, reason, emit=False)
 
     def _register_computed(self, row: DecodeRow | PrefillChunk, inputs: int) -> None:
@@ -282,7 +283,7 @@ class Scheduler:
         if request is None or request.blocks is not row.blocks:
             return
         known = min(row.start + inputs, request.known_tokens)
-        self.table.blocks.register_computed(request, known)
+        self._blocks.register_computed(request, known)
 
     def _record(self, fact: type[SequencePaused | SequenceResumed], seq_id: int) -> None:
         self.log.record(partial(fact, seq_id=seq_id, step_id=self.log.next_step_id))
