@@ -101,7 +101,7 @@ class CountedRetention:
         return slots
 
 
-def test_an_evicted_block_does_not_make_the_host_tier_look_at_all_it_keeps() -> None:
+def test_offloading_a_block_does_not_look_at_all_kept_blocks() -> None:
     retention = CountedRetention(10**9)
     tier = CpuOffloadIndex(5000, retention)  # type: ignore[arg-type]
     for number in range(4000):
@@ -112,7 +112,7 @@ def test_an_evicted_block_does_not_make_the_host_tier_look_at_all_it_keeps() -> 
 
 
 class NaiveTier:
-    """The same book, kept by looking at everything."""
+    """The same index, by a scan of everything."""
 
     def __init__(self, slots: int, share: int, ttl_ns: int) -> None:
         self._slots, self._share, self._ttl_ns = slots, share, ttl_ns
@@ -142,7 +142,7 @@ PUTS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(PUTS)
-def test_who_leaves_the_host_tier_and_in_which_order_is_by_the_policy(
+def test_the_policy_decides_which_offloaded_blocks_are_dropped_in_which_order(
     puts: list[tuple[int, str, int]],
 ) -> None:
     tier, naive = CpuOffloadIndex(6, Retention(tenant_share=0.7, ttl_ns=40)), NaiveTier(6, 4, 40)
@@ -155,7 +155,7 @@ def test_who_leaves_the_host_tier_and_in_which_order_is_by_the_policy(
 
 
 def test_a_long_prompt_is_indexed_for_drafts_over_several_proposals() -> None:
-    """At once, it held every other sequence up: 2 us a token."""
+    """At once it delayed every other sequence: 2 us a token."""
     proposer = NgramProposer()
     proposer.extend([*range(20_000), 7, 8, 9, *range(30_000, 30_100), 7, 8])
     assert proposer.propose(1) == [9], "the beginning is known, and the nearest place is not"
@@ -219,8 +219,8 @@ def test_a_long_prompt_is_not_hashed_whole_when_it_is_submitted() -> None:
     assert len(request.digests) == 512, "nothing of it was cached, so nothing more was looked for"
 
 
-def test_a_long_prompt_is_found_again_whole_although_it_was_named_in_parts() -> None:
-    """And the record names all of it, so that a replay finds as much."""
+def test_all_of_a_long_prompt_is_found_again_although_its_aliases_were_recorded_in_parts() -> None:
+    """And the record has aliases for all of it, so that a replay has the same hits."""
     world = long_world()
     for _ in range(2):
         world.submit(LONG, max_tokens=2, given=[token % 997 for token in range(LONG)])
@@ -232,7 +232,7 @@ def test_a_long_prompt_is_found_again_whole_although_it_was_named_in_parts() -> 
 
 
 def test_a_record_with_long_prompts_replays_decision_by_decision() -> None:
-    """Some are cancelled while they wait or are computed, when not all of their text is named."""
+    """Some are cancelled while they wait or are computed, before all their aliases are recorded."""
     random = Random(5)
     texts = [tuple(random.randrange(900) for _ in range(LONG)) for _ in range(2)]
     arrivals = [

@@ -71,7 +71,7 @@ def test_idleness_cannot_be_saved_up() -> None:
     assert counters.service_of("busy") == 10_000
 
 
-def test_a_tenant_at_its_limit_does_not_lower_the_floor_for_those_that_come_back() -> None:
+def test_a_tenant_at_its_limit_does_not_lower_the_counter_of_one_that_comes_back() -> None:
     world = fair(tenant_max_seqs=1, max_seqs=3)
     world.submit(4, max_tokens=50, tenant="capped")
     world.submit(4, max_tokens=50, tenant="capped")
@@ -127,7 +127,7 @@ def test_drafts_leave_prompts_their_part_of_the_budget() -> None:
     world.run()
 
 
-def test_drafts_never_cost_anybody_his_blocks() -> None:
+def test_drafts_preempt_no_sequence() -> None:
     """With and without drafts, the same sequences are preempted equally often."""
     counts = []
     for draft_tokens in (0, 6):
@@ -159,7 +159,7 @@ def test_resumed_sequences_do_not_lift_a_tenant_over_its_limit() -> None:
     assert world.ends[first] == world.ends[second] == [EndReason.MAX_TOKENS]
 
 
-def test_a_paused_sequence_gives_way_only_to_somebody_who_then_gets_in() -> None:
+def test_a_paused_sequence_is_preempted_only_if_the_next_one_is_then_admitted() -> None:
     """Its blocks alone would not be enough, so it keeps them."""
     world = World(blocks_total=17, max_model_tokens=64, max_seqs=2, budget_tokens=64)
     small = world.submit(8, max_tokens=3)

@@ -107,7 +107,7 @@ def test_the_ghost_tells_what_a_larger_cache_would_have_hit() -> None:
     assert admitted(world)[-1] == (0, 16)
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_again_when_nobody_took_them() -> None:
+def test_a_preempted_sequence_finds_its_own_blocks_again_while_they_are_cached() -> None:
     world = World(block_tokens=4)
     seq_id = world.submit(1, max_tokens=6, given=PROMPT)
     world.step()
@@ -120,7 +120,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_again_when_nobody_took_them()
     assert sum(row.recompute_tokens for step in world.steps for row in step.rows) <= 3
 
 
-def test_evicted_blocks_come_back_from_the_host_tier() -> None:
+def test_evicted_blocks_come_back_from_cpu_offload() -> None:
     world = World(block_tokens=4, blocks_total=16, max_model_tokens=64, host_slots=8)
     ask(world)
     ask(world, list(range(100, 161)))

@@ -1,4 +1,4 @@
-"""A burst that drains is what a queue is for; one that does not is a fault."""
+"""A burst that drains is no fault; one that does not drain is overload."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support.worlds.twin_cases import SECOND
 
 
 def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str], set[str]]:
-    """Symptoms and verdicts of a life with so many requests more within a twentieth of a second,
-    before anything is known of what is usual."""
+    """Symptoms and verdicts of a run with `requests` more requests within 50 ms, before there is a
+    baseline."""
     draw = Random(f"burst/{seed}")
     setting = Setting.drawn(draw)
     setting.load = 0.3
@@ -38,7 +38,7 @@ def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str]
 
 @pytest.mark.parametrize(("requests", "seed"), [(16, 0), (24, 1), (24, 3)])
 def test_a_burst_that_drains_is_not_called_anything(requests: int, seed: int) -> None:
-    """Neither a fault nor a riddle, also when the alarm rings too late for it."""
+    """Neither a fault nor indeterminate, also when the alarm comes after the burst."""
     assert said_of_burst(requests, seed) == (set(), {"healthy"})
 
 

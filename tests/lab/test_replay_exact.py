@@ -170,7 +170,7 @@ def test_a_record_that_is_not_true_is_noticed(
             continue  # this run has nothing of the kind
         if not all(identity.holds for identity in identities(facts)):
             return
-    pytest.fail("nobody noticed")
+    pytest.fail("no difference was found")
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_a_smaller_cache_preempts(run: RecordedRun, cost: IterationCost) -> None
     assert {step.blocks_total for step in steps} == {20}
 
 
-def test_who_never_came_harms_nobody(run: RecordedRun, cost: IterationCost) -> None:
+def test_a_removed_sequence_delays_no_other(run: RecordedRun, cost: IterationCost) -> None:
     half = frozenset(seq_id for seq_id in run.sequences if seq_id % 2)
     facts = replay_modelled(run, cost, Change(without=half))
     came = {fact.seq_id for fact in facts if isinstance(fact, SequenceQueued)}

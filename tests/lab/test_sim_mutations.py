@@ -36,7 +36,7 @@ def is_caught(number: int, make: Callable[[Limits], Scheduler]) -> bool:
 
 
 class Forgets(Scheduler):
-    """INV-1: a cancelled request is dropped without a word."""
+    """INV-1: a cancelled request ends without a terminal fact."""
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         request = self.table.live.get(seq_id)
@@ -90,7 +90,7 @@ class Overspends(Scheduler):
 
 
 class NeverStops(Scheduler):
-    """INV-6: nobody is stopped by max_tokens."""
+    """INV-6: max_tokens ends no sequence."""
 
     def submit(self, command: Submit, now_ns: int) -> None:
         import msgspec
@@ -110,7 +110,7 @@ class LastComeFirstServed(Scheduler):
             self.table.queue.push(request, first=True)
 
 
-class ForgetsHolds(Scheduler):
+class ForgetsBlocked(Scheduler):
     """INV-9: a slow reader's sequence is planned all the same."""
 
     def plan(self, now_ns: int) -> Plan:
@@ -155,7 +155,7 @@ class IgnoresDeadlines(Scheduler):
 
 
 class Unbounded(Scheduler):
-    """INV-13: nobody is refused."""
+    """INV-13: no submission is refused."""
 
     def submit(self, command: Submit, now_ns: int) -> None:
         self.table.add(Request(command), now_ns)
@@ -172,7 +172,7 @@ class Uncapped(Scheduler):
 
 
 class StopsEarly(Scheduler):
-    """INV-16: everybody is a token short."""
+    """INV-16: every sequence is a token short."""
 
     def submit(self, command: Submit, now_ns: int) -> None:
         import msgspec
@@ -181,7 +181,7 @@ class StopsEarly(Scheduler):
         super().submit(short, now_ns)
 
 
-class HoldsOn(Scheduler):
+class WaitsForever(Scheduler):
     """INV-14: what was refused a grammar waits for ever."""
 
     def grammar_ready(self, command: Any, now_ns: int) -> None:
@@ -199,12 +199,12 @@ class HoldsOn(Scheduler):
         (5, Overspends),
         (6, NeverStops),
         (8, LastComeFirstServed),
-        (9, ForgetsHolds),
+        (9, ForgetsBlocked),
         (10, SharesWithEverybody),
         (11, SwapsTokens),
         (12, IgnoresDeadlines),
         (13, Unbounded),
-        (14, HoldsOn),
+        (14, WaitsForever),
         (15, Uncapped),
         (16, StopsEarly),
     ],
@@ -233,7 +233,7 @@ def test_stamps_out_of_order_are_caught() -> None:
 
 
 def test_unfair_service_between_tenants_is_caught() -> None:
-    """INV-8, second half: counters that nobody balances drift beyond the bound."""
+    """INV-8, second half: counters that no policy balances drift beyond the bound."""
     from service.engine import fairness
 
     class Blind(Scheduler):
