@@ -141,10 +141,10 @@ def test_gateway_stamps_follow_each_other() -> None:
     for fact in facts:
         if isinstance(fact, kinds):
             by_request.setdefault(fact.request_id, []).append(fact)
-    for facts in by_request.values():
-        places = [kinds.index(type(fact)) for fact in facts]
+    for own in by_request.values():
+        places = [kinds.index(type(fact)) for fact in own]
         assert places == sorted(places)
-        ended = facts[-1]
+        ended = own[-1]
         assert isinstance(ended, RequestEnded)
         assert ended.first_sent_ns is None or ended.first_sent_ns <= ended.at_ns
 
