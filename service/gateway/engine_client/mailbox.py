@@ -18,6 +18,10 @@ from telemetry.facts.reasons import EndReason
 _PART = 16
 
 
+def ignore(state: bool) -> None:
+    """The callback of a request that has ended."""
+
+
 class Mailbox:
     """A queue for one reader on the event loop; `put` is called on it too.
 
@@ -60,6 +64,11 @@ class Mailbox:
             if not goes_on:
                 self.stop_flow()
         return True
+
+    def close(self) -> None:
+        """The reader has ended: drop its callback. Reader and mailbox would be a reference cycle
+        otherwise, which only the garbage collector frees."""
+        self._on_full = ignore
 
     def fail(self, error: Exception) -> None:
         """Make `flow` raise: what was to be done with the emissions went wrong."""

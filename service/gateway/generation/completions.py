@@ -119,6 +119,9 @@ class Exchange:
             if self._guard is not None:
                 self._guard.cancel()
             self._cancel_rest(reason)
+            self._mailbox.close()
+            self._delivery.close()
+            self._failure = None  # its traceback refers to this request
             self._witness.ended(reason, error_type, self._output_tokens)
 
     def interrupt(self, reason: EndReason) -> None:

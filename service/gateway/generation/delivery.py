@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
+from service.gateway.engine_client.mailbox import ignore
 from service.gateway.errors import ApiError
 from service.gateway.generation.request_recorder import Witness
 from service.gateway.generation.responses import DONE_EVENT
@@ -44,6 +45,10 @@ class Delivery:
         self.streaming = False
         self._first_token_told = False
         self._unfinished: tuple[Generator[Any, Any, None], Any, int, bool] | None = None
+
+    def close(self) -> None:
+        """The request has ended: drop its callback, so that there is no reference cycle."""
+        self._on_write = ignore
 
     async def begin_stream(self, typed: bool, waiting_before: int | None) -> None:
         """Status and headers; from now on errors are events. `waiting_before` sequences wait
