@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from service.engine.plan import Emission
-from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import (
     ApiError,
     Interrupted,
@@ -73,7 +73,7 @@ class Exchange:
         self.tenant = ""
         self._witness = Witness(state.lane, state.clock, self.request_id, arrived_ns(scope))
         self._delivery = Delivery(send, self._witness, self._write_waits)
-        self._mailbox = Mailbox(state.config.stream_buffer_tokens, self._on_full)
+        self._outputs = OutputQueue(state.config.stream_buffer_tokens, self._on_full)
         self._choices: list[Choice] = []
         self._by_id: dict[int, Choice] = {}
         self._failure: ApiError | None = None
@@ -83,7 +83,7 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._guard: asyncio.TimerHandle | None = None
-        self._intake = Intake(state, operation, self._mailbox)
+        self._intake = Intake(state, operation, self._outputs)
         self._answered = False
 
     async def run(self) -> None:
@@ -103,10 +103,10 @@ class Exchange:
             reason, error_type = interruption.reason, interruption.reason.value
             await self._explain(reason)
         except asyncio.CancelledError:
-            reason = self._mailbox.interruption or EndReason.SHUTDOWN
+            reason = self._outputs.interruption or EndReason.SHUTDOWN
             error_type = reason.value
             self._witness.noticed()
-            if self._mailbox.interruption is None or self._task is None:
+            if self._outputs.interruption is None or self._task is None:
                 raise
             self._task.uncancel()  # our own guard: something was stuck
             if not self._delivery.streaming:
@@ -119,7 +119,7 @@ class Exchange:
             if self._guard is not None:
                 self._guard.cancel()
             self._cancel_rest(reason)
-            self._mailbox.close()
+            self._outputs.close()
             self._delivery.close()
             self._failure = None  # its traceback refers to this request
             self._witness.ended(reason, error_type, self._output_tokens)
@@ -132,7 +132,7 @@ class Exchange:
         if self._answered:
             return  # only its record is not complete yet
         self._witness.noticed()
-        self._mailbox.interrupt(reason)
+        self._outputs.interrupt(reason)
         self._intake.stop()
         self._cancel_rest(reason)
         if self._task is not None and self._guard is None:
@@ -174,11 +174,11 @@ class Exchange:
         self._prompt_tokens = sum(prompt.tokens for prompt in reading.prompts)
         self._choices_a_prompt = request.choices
         sequences = len(reading.prompts) * request.choices
-        self._mailbox.limit = self._state.config.stream_buffer_tokens * sequences
+        self._outputs.limit = self._state.config.stream_buffer_tokens * sequences
         self._witness.tokenized(self._prompt_tokens)
         submits = build_submits(self._state, request, reading.prompts, self.tenant, deadline_ns)
         await submit_all(
-            self._state, self._witness, self._mailbox, submits, request.stops, self._choices
+            self._state, self._witness, self._outputs, submits, request.stops, self._choices
         )
         head = ResponseHead(
             operation=self._operation,
@@ -199,7 +199,7 @@ class Exchange:
 
     async def _advance(self) -> None:
         """Wait for news and work it in. Raises ApiError for an end that is an error."""
-        self._accept(await self._mailbox.take())
+        self._accept(await self._outputs.get())
         if self._failure is not None:
             raise self._failure
 
@@ -210,7 +210,7 @@ class Exchange:
             choice = self._by_id[emission.seq_id]
             choice.accept(emission)
             if choice.stop_found and emission.end is None:
-                self._state.bridge.cancel(choice.seq_id, EndReason.STOP_STRING)
+                self._state.engine.cancel(choice.seq_id, EndReason.STOP_STRING)
         self._witness.detokenized(begin_ns)
         for emission in emissions:
             if emission.end is not None and emission.end is not EndReason.STOP_STRING:
@@ -229,34 +229,36 @@ class Exchange:
         if self._delivery.streaming:
             deltas = self._new_events()
             if deltas:
-                self._state.bridge.after_frame(self._write_flow, self._delivery.framed(deltas))
+                self._state.engine.write_after_flush(
+                    self._write_flow, self._delivery.framed(deltas)
+                )
         return not all(choice.done for choice in self._choices)
 
     def _write_flow(self, body: bytes) -> None:
         try:
             if not self._delivery.write(body):
-                self._mailbox.stop_flow()
+                self._outputs.stop_pushing()
         except Exception as error:
-            self._mailbox.fail(error)
+            self._outputs.fail(error)
 
     async def _until_done(self) -> None:
         """Work everything in, and write it if this is a stream."""
         while not all(choice.done for choice in self._choices):
-            await self._mailbox.flow(self._take_flow)
+            await self._outputs.push_to(self._take_flow)
             if self._failure is not None:
                 raise self._failure
             await self._delivery.finish_write()
-            if not self._mailbox.is_empty:
+            if not self._outputs.is_empty:
                 await self._advance()
                 if self._delivery.streaming:
                     await self._delivery.events(self._new_events())
 
     async def _stream(self, head: ResponseHead, request: GenerationRequest) -> None:
-        while not await self._mailbox.taken(len(self._choices)):
+        while not await self._outputs.wait_accepted(len(self._choices)):
             await self._advance()
         await self._delivery.begin_stream(request.typed_events, self._waiting_before())
         while not self._has_output:
-            if await self._mailbox.news(self._state.config.stream_heartbeat_s or None):
+            if await self._outputs.wait_output(self._state.config.stream_heartbeat_s or None):
                 await self._advance()
             else:
                 await self._delivery.heartbeat()
@@ -267,11 +269,11 @@ class Exchange:
 
     def _waiting_before(self) -> int | None:
         """How many sequences wait before the last of ours; None when all of ours run."""
-        admitted = self._mailbox.hit_tokens
+        admitted = self._outputs.hit_tokens
         waiting = [c.seq_id for c in self._choices if c.seq_id not in admitted]
         if not waiting or self._has_output:
             return None
-        return self._state.bridge.waiting_before(waiting[-1])
+        return self._state.engine.waiting_before(waiting[-1])
 
     @property
     def _has_output(self) -> bool:
@@ -311,7 +313,7 @@ class Exchange:
 
     def _usage(self) -> dict[str, Any]:
         first = self._choices[:: self._choices_a_prompt]
-        cached = sum(self._mailbox.hit_tokens.get(choice.seq_id, 0) for choice in first)
+        cached = sum(self._outputs.hit_tokens.get(choice.seq_id, 0) for choice in first)
         return usage(self._prompt_tokens, self._output_tokens, cached)
 
     @property
@@ -342,7 +344,7 @@ class Exchange:
             return
         for choice in self._choices:
             if not choice.done:
-                self._state.bridge.pause(choice.seq_id, full)
+                self._state.engine.pause(choice.seq_id, full)
 
     def _write_waits(self, waiting: bool) -> None:
         """A write began or ended: a reader that takes nothing for long is as good as gone."""
@@ -361,4 +363,4 @@ class Exchange:
         word = reason if reason.outcome is Outcome.CANCELLED else EndReason.DISCONNECT
         for choice in self._choices:
             if not choice.done:
-                self._state.bridge.cancel(choice.seq_id, word)
+                self._state.engine.cancel(choice.seq_id, word)

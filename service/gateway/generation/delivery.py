@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
-from service.gateway.engine_client.mailbox import ignore
+from service.gateway.engine_client.output_queue import ignore
 from service.gateway.errors import ApiError
 from service.gateway.generation.request_recorder import Witness
 from service.gateway.generation.responses import DONE_EVENT

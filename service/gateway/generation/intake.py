@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import Interrupted
 from service.gateway.generation.request_recorder import Witness
 from service.gateway.generation.state import GatewayState
@@ -13,12 +13,12 @@ from service.gateway.ingest.schemas import GenerationRequest, Operation
 
 
 class Intake:
-    """One instance a request. `mailbox` knows whether the request was interrupted."""
+    """One instance a request. `outputs` knows whether the request was interrupted."""
 
-    def __init__(self, state: GatewayState, operation: Operation, mailbox: Mailbox) -> None:
+    def __init__(self, state: GatewayState, operation: Operation, outputs: OutputQueue) -> None:
         self._state = state
         self._operation = operation
-        self._mailbox = mailbox
+        self._outputs = outputs
         self._reading: asyncio.Task[Reading] | None = None
 
     async def read(self, body: bytes, witness: Witness) -> tuple[GenerationRequest, Reading]:
@@ -33,22 +33,22 @@ class Intake:
         if reading.refusal is not None:
             raise reading.refusal.error()
         assert request is not None
-        if not self._state.bridge.ready or not reading.prompts:
-            raise self._state.bridge.refusal()
+        if not self._state.engine.ready or not reading.prompts:
+            raise self._state.engine.unavailable_error()
         return request, reading
 
     async def _read(self, body: bytes) -> Reading:
-        bridge = self._state.bridge
-        started = bridge.started if bridge.ready else None
+        engine = self._state.engine
+        started = engine.started if engine.ready else None
         context_tokens = None if started is None else started.max_model_tokens
         work = self._state.ingest.read(self._operation, body, context_tokens)
         self._reading = asyncio.ensure_future(work)
         try:
             return await self._reading
         except asyncio.CancelledError:
-            if self._mailbox.interruption is None or not self._reading.cancelled():
+            if self._outputs.interruption is None or not self._reading.cancelled():
                 raise
-            raise Interrupted(self._mailbox.interruption) from None
+            raise Interrupted(self._outputs.interruption) from None
         finally:
             self._reading.cancel()
             self._reading = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.config.settings import GatewayConfig, SamplingDefaults
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.ingest.pool import IngestPool
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.clock import Clock
@@ -111,7 +111,7 @@ class GatewayState:
     config: GatewayConfig
     clock: Clock
     lane: Lane
-    bridge: Bridge
+    engine: EngineClient
     tokenizer: Tokenizer
     ingest: IngestPool
     model: str

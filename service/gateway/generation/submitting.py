@@ -11,7 +11,7 @@ import msgspec
 
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
-from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import EngineUnavailable, Interrupted
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.request_recorder import Witness
@@ -30,7 +30,7 @@ def build_submits(
     deadline_ns: int | None,
 ) -> Iterator[Submit]:
     """One command a choice: prompts in order, `n` choices each. Raises ApiError."""
-    started = state.bridge.started
+    started = state.engine.started
     assert started is not None
     seed = secrets.randbits(62) if request.seed is None else request.seed
     for index, prompt in enumerate(prompts):
@@ -39,7 +39,7 @@ def build_submits(
         ids = cast("list[int]", msgspec.Raw(prompt.ids))
         for number in range(request.choices):
             yield Submit(
-                seq_id=state.bridge.next_seq_id(),
+                seq_id=state.engine.next_seq_id(),
                 prompt=ids,
                 max_tokens=limit,
                 sampling=_sampling(request, seed + index * request.choices + number),
@@ -58,7 +58,7 @@ def build_submits(
 async def submit_all(
     state: GatewayState,
     witness: Witness,
-    mailbox: Mailbox,
+    outputs: OutputQueue,
     submits: Iterable[Submit],
     stops: tuple[str, ...],
     choices: list[Choice],
@@ -72,15 +72,15 @@ async def submit_all(
         choices.append(Choice(index, submit.seq_id, state.tokenizer, stops))
         submitted_ns = state.clock.now_ns()
         try:
-            written_bytes += state.bridge.submit(submit, mailbox)
+            written_bytes += state.engine.submit(submit, outputs)
         except EngineUnavailable:
-            raise state.bridge.refusal() from None
+            raise state.engine.unavailable_error() from None
         witness.submitted(submit, index, submitted_ns)
         if written_bytes > _WRITE_BYTES:
             written_bytes = 0
             await asyncio.sleep(0)
-            if mailbox.interruption is not None:
-                raise Interrupted(mailbox.interruption)
+            if outputs.interruption is not None:
+                raise Interrupted(outputs.interruption)
 
 
 def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:

@@ -104,9 +104,9 @@ async def _health(state: GatewayState, request: Request) -> Response:
 
 
 async def _ready(state: GatewayState, request: Request) -> Response:
-    if state.bridge.ready and not state.drain.active:
+    if state.engine.ready and not state.drain.active:
         return json_response(b'{"ready":true}')
-    why, hung_ns = "the engine is loading or restarting", state.bridge.health.hung_ns
+    why, hung_ns = "the engine is loading or restarting", state.engine.health.hung_ns
     if hung_ns is not None:
         why = f"the engine has not responded for {hung_ns / 1e9:.1f} s"
     if state.drain.active:
@@ -116,7 +116,7 @@ async def _ready(state: GatewayState, request: Request) -> Response:
 
 
 def _model_object(state: GatewayState) -> dict[str, object]:
-    started = state.bridge.started
+    started = state.engine.started
     found: dict[str, object] = {
         "id": state.model,
         "object": "model",
@@ -225,9 +225,9 @@ def tenant_of(state: GatewayState, request: Request) -> str:
 
 async def _flush(state: GatewayState, request: Request) -> Response:
     """Forget every cached prefix before the next step."""
-    if not state.bridge.ready:
+    if not state.engine.ready:
         return error_response(not_ready())
-    state.bridge.tell(FlushCache())
+    state.engine.send(FlushCache())
     return json_response(b'{"flushed":true}')
 
 
@@ -281,10 +281,10 @@ async def _set_telemetry(state: GatewayState, request: Request) -> Response:
     _require_idle(state)
     await asyncio.to_thread(state.views.snapshot)  # folds the last facts of the last request
     _require_idle(state)
-    if not state.bridge.ready:
+    if not state.engine.ready:
         raise not_ready()
     state.views.set_recording(change.recording)
-    state.bridge.tell(SetRecording(change.recording))
+    state.engine.send(SetRecording(change.recording))
     return await _telemetry(state, request)
 
 

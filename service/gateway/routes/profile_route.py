@@ -51,7 +51,7 @@ async def profile(state: GatewayState, request: Request) -> Response:
     steps, timeout_s = _steps(request), _timeout_s(request)
     if state.drain.active:
         raise draining()
-    if state.bridge.is_profiling:
+    if state.engine.is_profiling:
         raise conflict(
             "another profile is being recorded; try again when it is done", "profile_running"
         )
@@ -69,7 +69,7 @@ async def _recorded(
     folder = tempfile.mkdtemp(prefix="phasescope-profile-")  # for this user alone
     path = Path(folder, "trace.json")
     try:
-        answer = state.bridge.start_profile(steps, str(path))
+        answer = state.engine.start_profile(steps, str(path))
     except EngineUnavailable:
         shutil.rmtree(folder)
         raise not_ready() from None
@@ -80,7 +80,7 @@ async def _recorded(
         if answer.done():
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            state.bridge.stop_profile(keep=False)
+            state.engine.stop_profile(keep=False)
             answer.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
@@ -95,7 +95,7 @@ async def _ended(
     try:
         done = await _first(answer, gone, timeout_s, lambda: state.drain.active)
         if not done:
-            state.bridge.stop_profile(keep=True)
+            state.engine.stop_profile(keep=True)
             done = await _first(answer, gone, _WRITING_S)
     finally:
         gone.cancel()
