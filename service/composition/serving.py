@@ -105,7 +105,7 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
         )
-        lister = RequestLister(state.exchanges, gateway_lane, clock)
+        lister = RequestLister(state.handlers, gateway_lane, clock)
         listing = asyncio.create_task(lister.run(), name="request-lister")
         settle_collector()
         telemetry.start()

@@ -63,10 +63,10 @@ async def run_gateway(
     app: ASGIApp,
     state: GatewayState,
     listener: socket.socket,
-    engine: asyncio.Task[None],
+    supervisor: asyncio.Task[None],
     announce: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until a signal comes or `engine`, the supervisor, ends (EngineStartFailed)."""
+    """Serve until a signal comes or `supervisor` ends (EngineStartFailed)."""
     gateway = state.config
     limits = gateway.http
     logging.getLogger("uvicorn.error").addFilter(_says_something)
@@ -94,14 +94,14 @@ async def run_gateway(
     http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     drain = asyncio.create_task(_drain(state, stop, hurry), name="drain")
     try:
-        await asyncio.wait({engine, http, drain}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({supervisor, http, drain}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await http
     finally:
         greeting.cancel()
         drain.cancel()
-    if engine.done():
-        await engine
+    if supervisor.done():
+        await supervisor
 
 
 def _says_something(record: logging.LogRecord) -> bool:
@@ -115,11 +115,11 @@ async def _drain(state: GatewayState, stop: asyncio.Event, hurry: asyncio.Event)
     state.drain.active = True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(state.config.drain_timeout_s):
-            while state.exchanges and not hurry.is_set():
+            while state.handlers and not hurry.is_set():
                 await asyncio.sleep(_POLL_S)
-    for live in list(state.exchanges.values()):
+    for live in list(state.handlers.values()):
         live.interrupt(EndReason.SHUTDOWN)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LAST_REPLIES_S):
-            while state.exchanges:
+            while state.handlers:
                 await asyncio.sleep(_POLL_S)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.errors import ApiError, internal
-from service.gateway.generation.completions import Exchange
+from service.gateway.generation.handler import GenerationHandler
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.asgi import header
 from service.gateway.http.connection import body_is_whole
@@ -76,12 +76,12 @@ class GenerationEndpoint:
         self._operation = operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._state, self._operation, scope, receive, send)
-        self._state.exchanges[exchange.request_id] = exchange
+        handler = GenerationHandler(self._state, self._operation, scope, receive, send)
+        self._state.handlers[handler.request_id] = handler
         try:
-            await exchange.run()
+            await handler.run()
         finally:
-            del self._state.exchanges[exchange.request_id]
+            del self._state.handlers[handler.request_id]
 
 
 class RequestIds:

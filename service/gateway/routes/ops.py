@@ -208,7 +208,7 @@ async def _request(state: GatewayState, request: Request) -> Response:
 async def _delete(state: GatewayState, request: Request) -> Response:
     """End a live request: its blocks are freed, its client gets a typed error."""
     request_id = request.path_params["request_id"]
-    live = state.exchanges.get(request_id)
+    live = state.handlers.get(request_id)
     if live is None or (state.config.tenant_keys and live.tenant != tenant_of(state, request)):
         message = f"request {request_id!r} is not live; it may have ended"
         return error_response(not_found(message, "request_not_found"))
@@ -289,5 +289,5 @@ async def _set_telemetry(state: GatewayState, request: Request) -> Response:
 
 
 def _require_idle(state: GatewayState) -> None:
-    if state.exchanges:
+    if state.handlers:
         raise conflict("requests are running; switch recording when none is", "not_idle")

@@ -1,4 +1,4 @@
-"""A body on its way to being read: somebody waits for it, or nobody does any more."""
+"""Parses and tokenizes a request's body, until the request is interrupted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import Interrupted
-from service.gateway.generation.request_recorder import Witness
+from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import Reading
 from service.gateway.ingest.schemas import GenerationRequest, Operation
 
 
-class Intake:
-    """One instance a request. `outputs` knows whether the request was interrupted."""
+class IngestTask:
+    """One instance a request; `outputs` has the reason of an interruption."""
 
     def __init__(self, state: GatewayState, operation: Operation, outputs: OutputQueue) -> None:
         self._state = state
@@ -21,15 +21,17 @@ class Intake:
         self._outputs = outputs
         self._reading: asyncio.Task[Reading] | None = None
 
-    async def read(self, body: bytes, witness: Witness) -> tuple[GenerationRequest, Reading]:
-        """The body as a request and its prompts. Raises ApiError when it cannot be served, and
-        Interrupted when `stop` is called meanwhile."""
+    async def read(
+        self, body: bytes, recorder: RequestRecorder
+    ) -> tuple[GenerationRequest, Reading]:
+        """The parsed request and its tokenized prompts. Raises ApiError when it cannot be served,
+        and Interrupted when `cancel` is called meanwhile."""
         whole_ns = self._state.clock.now_ns()
         reading = await self._read(body)
         request = reading.request
         if request is not None:
             waited_ns = max(0, reading.begun_ns - whole_ns)
-            witness.parsed(request, self._state.model, reading.parsed_ns, waited_ns)
+            recorder.parsed(request, self._state.model, reading.parsed_ns, waited_ns)
         if reading.refusal is not None:
             raise reading.refusal.error()
         assert request is not None
@@ -53,7 +55,7 @@ class Intake:
             self._reading.cancel()
             self._reading = None
 
-    def stop(self) -> None:
-        """Nobody wants the request any more: end the work on its body, if it is under way."""
+    def cancel(self) -> None:
+        """Stop the work on the body, if there is any."""
         if self._reading is not None:
             self._reading.cancel()
