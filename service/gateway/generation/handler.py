@@ -32,7 +32,7 @@ from service.gateway.generation.submitting import build_submits, submit_all
 from service.gateway.http.arrival import arrived_ns
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import check_priority, identify
-from service.gateway.ingest.prompting import Reading
+from service.gateway.ingest.prompting import IngestResult
 from service.gateway.ingest.schemas import GenerationRequest, Operation
 from telemetry.facts.clock import unix_seconds
 from telemetry.facts.reasons import EndReason, Outcome
@@ -143,28 +143,28 @@ class GenerationHandler:
         watcher = asyncio.create_task(self._watch_disconnect())
         try:
             async with asyncio.timeout(state.config.request_timeout_s):
-                request, reading = await self._ingest.read(body, self._recorder)
+                request, result = await self._ingest.read(body, self._recorder)
             check_priority(state.config, self._scope, request.priority)
             timeout_s = request.timeout_s or state.config.request_timeout_s
             # the engine enforces the deadline; this is for an engine that does not answer
             async with asyncio.timeout(timeout_s and timeout_s + _DEADLINE_SLACK_S):
-                return await self._generate(request, reading, timeout_s)
+                return await self._generate(request, result, timeout_s)
         except TimeoutError:
             raise timed_out(EndReason.TIMEOUT) from None
         finally:
             watcher.cancel()
 
     async def _generate(
-        self, request: GenerationRequest, reading: Reading, timeout_s: float | None
+        self, request: GenerationRequest, result: IngestResult, timeout_s: float | None
     ) -> EndReason:
         deadline_ns = None
         if timeout_s is not None:
             deadline_ns = self._recorder.accepted_ns + int(timeout_s * 1e9)
-        prompt_tokens = sum(prompt.tokens for prompt in reading.prompts)
-        sequences = len(reading.prompts) * request.choices
+        prompt_tokens = sum(prompt.tokens for prompt in result.prompts)
+        sequences = len(result.prompts) * request.choices
         self._outputs.limit = self._state.config.stream_buffer_tokens * sequences
         self._recorder.tokenized(prompt_tokens)
-        submits = build_submits(self._state, request, reading.prompts, self.tenant, deadline_ns)
+        submits = build_submits(self._state, request, result.prompts, self.tenant, deadline_ns)
         await submit_all(
             self._state, self._recorder, self._outputs, submits, request.stops, self._choices
         )
@@ -196,7 +196,9 @@ class GenerationHandler:
         if request.grammar is not None and texts:
             self._response_sent = True
             self._recorder.mark_answered()
-            self._recorder.output_valid = await self._state.ingest.judge(request.grammar, texts)
+            self._recorder.output_valid = await self._state.ingest.validate_output(
+                request.grammar, texts
+            )
 
     async def _watch_disconnect(self) -> None:
         """Interrupt the request when its client disconnects."""
