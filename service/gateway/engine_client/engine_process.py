@@ -67,9 +67,9 @@ def start_engine(clock: Clock) -> EngineProcess:
             "--pulse-fd": heartbeat_fd,
             "--stacks-fd": stacks.fileno(),
         }
-        words = [word for flag, number in shared.items() for word in (flag, str(number))]
+        arguments = [word for flag, number in shared.items() for word in (flag, str(number))]
         process = subprocess.Popen(
-            (sys.executable, "-m", "service.cli.main", "engine", *words),
+            (sys.executable, "-m", "service.cli.main", "engine", *arguments),
             pass_fds=tuple(shared.values()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # signals to our group are for us: we drain first
