@@ -1,8 +1,8 @@
 """Turns a body into prompts for the engine: checks, chat template, tokens, limits.
 
 How long that takes depends on the client, so it runs on the event loop only for small bodies
-(`service.gateway.ingest.pool`). Token ids are encoded as they go to the engine process, since nothing in between reads
-them.
+(`service.gateway.ingest.pool`). Token ids are encoded as they go to the engine process, since
+nothing in between reads them.
 """
 
 from __future__ import annotations
