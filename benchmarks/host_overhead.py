@@ -64,8 +64,8 @@ def engine_part(streams: int) -> float:
     from service.engine.loop import EngineLoop
     from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
     from service.engine.scheduler import Scheduler
-    from service.process.engine_main import EngineHost
-    from service.process.link import GatewayGone, Link
+    from service.process.engine_main import EngineServer
+    from service.process.gateway_connection import GatewayConnection, GatewayGone
     from service.process.profiling import Profiles
     from telemetry.facts.clock import MonotonicClock
     from telemetry.facts.recorder import Lane
@@ -112,9 +112,9 @@ def engine_part(streams: int) -> float:
                 sampling=SamplingParams(temperature=0.0),
             )
         )
-    link, nobody = Link(ours), cast(Any, None)  # no grammars, no profiles
-    profiles = Profiles(loop, nobody, lane, clock, link.send)
-    host = EngineHost(link, inbox, loop, lane, clock, nobody, profiles)
+    gateway, nobody = GatewayConnection(ours), cast(Any, None)  # no grammars, no profiles
+    profiles = Profiles(loop, nobody, lane, clock, gateway.send)
+    host = EngineServer(gateway, inbox, loop, lane, clock, nobody, profiles)
     with suppress(GatewayGone):
         host.serve()
     ours.close()

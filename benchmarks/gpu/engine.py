@@ -189,9 +189,9 @@ def lean(
     few = [Asked(one.prompt[::-1], _WARM_TOKENS) for one in asked[:_WARM_SEQUENCES]]
     spans_s: list[float] = []
 
-    def script(link: Played) -> Script:
+    def script(gateway: Played) -> Script:
         for first_id, part in ((0, few), (len(few), asked)):
-            link.emitted.clear()
+            gateway.emitted.clear()
             begin_s = time.perf_counter()
             yield submits(part, first_id)
             while hosted.loop.has_work:

@@ -21,7 +21,7 @@ from service.composition.root_wiring import build_root_worker, opinion
 from service.composition.root_worker import NOTHING, RootWorker
 from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.clock import Clock
 from telemetry.facts.happening import Happenings
@@ -169,7 +169,7 @@ class Telemetry:
 def build_telemetry(
     config: ServeConfig,
     clock: Clock,
-    bridge: Bridge,
+    engine_client: EngineClient,
     lanes: tuple[Lane, ...],
     port: int,
     is_busy: Callable[[], bool],
@@ -179,8 +179,8 @@ def build_telemetry(
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
     accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
-    pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
-    machine = _machine(config, clock, bridge, is_busy, pump.isolation)
+    pump = Pump(clock, remote_lost=lambda: engine_client.lost_facts)
+    machine = _machine(config, clock, engine_client, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     timelines, baseline = (
@@ -194,7 +194,7 @@ def build_telemetry(
     window = WindowFold(
         histograms,
         Suppliers(
-            ready=lambda: bridge.ready,
+            ready=lambda: engine_client.ready,
             facts_lost=lambda: pump.facts_lost,
             facts_waiting=lambda: pump.facts_waiting,
             folds_detached=lambda: pump.detached,
@@ -218,7 +218,7 @@ def build_telemetry(
         kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
         more=lambda: [
             *machine_families(machine),
-            *heartbeat_families(bridge.health.heartbeat_age_ns, bridge.health.hangs),
+            *heartbeat_families(engine_client.health.heartbeat_age_ns, engine_client.health.hangs),
             *harm_families(accountant.harm),
             *finding_families(opinion(pump, diagnoser)),
             *(() if root_worker is None else root_worker.failures.families()),
@@ -250,7 +250,7 @@ def build_telemetry(
     pump.add_fold("drain_rate", drain_rate)
     if config.engine.itl_target_ms is not None:
         loop = asyncio.get_running_loop()
-        costs = StepCostFold(lambda cost: _tell_cost(loop, bridge, cost))
+        costs = StepCostFold(lambda cost: _tell_cost(loop, engine_client, cost))
         pump.add_fold("step_cost", costs)
     return Telemetry(
         clock=clock,
@@ -273,12 +273,16 @@ def build_telemetry(
 def _machine(
     config: ServeConfig,
     clock: Clock,
-    bridge: Bridge,
+    engine_client: EngineClient,
     is_busy: Callable[[], bool],
     isolation: Isolation,
 ) -> MachineWatch:
     def engine_pid() -> int | None:
-        return bridge.started.pid if bridge.has_engine and bridge.started is not None else None
+        return (
+            engine_client.started.pid
+            if engine_client.has_engine and engine_client.started is not None
+            else None
+        )
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(
@@ -288,11 +292,13 @@ def _machine(
     )
     machine = MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
     if machine.enabled:
-        bridge.on_frame = isolation.guard("loop_probe", machine.probe.alive)
+        engine_client.on_frame = isolation.guard("loop_probe", machine.probe.alive)
     return machine
 
 
-def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
+def _tell_cost(
+    loop: asyncio.AbstractEventLoop, engine_client: EngineClient, cost: StepCost
+) -> None:
     """From the pump's thread to the event loop, which owns the socket to the engine."""
     command = SetStepCost(
         base_ns=cost.base_ns,
@@ -301,7 +307,7 @@ def _tell_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) 
         context_token_ns=cost.context_token_ns,
     )
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
-        loop.call_soon_threadsafe(bridge.tell, command)
+        loop.call_soon_threadsafe(engine_client.send, command)
 
 
 def _recorder_stats(recorder: FlightRecorder | None) -> RecorderStats | None:

@@ -31,7 +31,7 @@ _PUMP_WAIT_S = 0.25
 _AFTERMATH_NS = 500_000_000
 _JOIN_S = 5.0
 
-Poke = Callable[[Callable[[], None]], None]
+CallOnLoop = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Asked:
 class FlightRecorder:
     """`journal` and `watchdog` are folds for the pump; `lane` brings it the verdicts.
 
-    `poke` runs something on the gateway's event loop, to see whether that still answers.
+    `call_on_loop` runs something on the gateway's event loop, to see whether that still answers.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FlightRecorder:
         dump_folder: Path,
         dumps_kept: int = KEPT,
         files: JournalFiles | None = None,
-        poke: Poke | None = None,
+        call_on_loop: CallOnLoop | None = None,
     ) -> None:
         self.journal = journal
         self.watchdog = watchdog
@@ -68,7 +68,7 @@ class FlightRecorder:
         self._pump = pump
         self._dumps = Dumps(dump_folder, clock, self.frames, dumps_kept)
         self._files = files
-        self._poke = poke
+        self._call_on_loop = call_on_loop
         self._loop_seen_ns: int | None = None
         self._deaths = 0
         self._asked: deque[_Asked] = deque()
@@ -157,9 +157,9 @@ class FlightRecorder:
 
     def _watch(self) -> None:
         now_ns = self._clock.now_ns()
-        if self._poke is not None:
+        if self._call_on_loop is not None:
             self._loop_seen_ns = self._loop_seen_ns or now_ns
-            self._poke(self._loop_answers)
+            self._call_on_loop(self._loop_answers)
         if self.watchdog.is_stalled(now_ns):
             self._catch_up()  # the step may be in a lane
             silent_ns = None if self._loop_seen_ns is None else now_ns - self._loop_seen_ns
