@@ -23,12 +23,11 @@ from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.bridge import Bridge
 from telemetry.costs.step_cost import StepCost, StepCostFold
+from telemetry.facts.base import RecorderStats, SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.happening import Happenings
 from telemetry.facts.isolation import Isolation
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.facts.records import RequestEnded
 from telemetry.host.machine import MachineWatch
 from telemetry.host.roofline import Peaks
@@ -188,8 +187,8 @@ def build_telemetry(
         config.metrics.baseline,
     )
     diagnoser = Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
-    is_culprit, happenings = accountant.harm.is_culprit, diagnoser.log.between
-    exporter = _build_exporter(config, clock, port, policy, is_culprit, happenings)
+    is_culprit, span_events = accountant.harm.is_culprit, diagnoser.log.between
+    exporter = _build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     window = WindowFold(
         histograms,
@@ -314,7 +313,7 @@ def _build_exporter(
     port: int,
     slo: SloPolicy,
     is_culprit: Callable[[str], bool],
-    happenings: Happenings,
+    span_events: SpanEvents,
 ) -> SpanExporterThread | None:
     """What exports spans, if they are to go anywhere. Raises ConfigError."""
 
@@ -334,7 +333,7 @@ def _build_exporter(
             clock,
             TailSampler(policy, is_culprit, missed),
             (address, port or None),
-            happenings,
+            span_events,
         )
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error

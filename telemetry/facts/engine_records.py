@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from telemetry.facts.fact import FactStruct as _Fact
+from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.reasons import EndReason, StartStage, StepFailure, WaitReason
 
 

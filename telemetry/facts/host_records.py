@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.facts.fact import FactStruct
+from telemetry.facts.base import FactStruct
 from telemetry.facts.reasons import HostProcess, PauseCause
 
 

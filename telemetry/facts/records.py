@@ -13,6 +13,7 @@ sequences, tied together by `SequenceSubmitted`.
 
 from __future__ import annotations
 
+from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineIdled,
@@ -31,7 +32,6 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.facts.fact import FactStruct as _Fact
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 

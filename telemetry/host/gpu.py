@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import pynvml
 
+from telemetry.facts.base import Unavailable, Value
 from telemetry.facts.clock import Clock
 from telemetry.facts.host_records import GpuFound, GpuSampled
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable, Value
 from telemetry.host.gpu_device import (
     Device,
     Values,

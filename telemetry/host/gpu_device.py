@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from telemetry.facts.unavailable import Unavailable, Value
+from telemetry.facts.base import Unavailable, Value
 
 Values = dict[str, Value]
 Handle = Any  # NVML's opaque pointer

@@ -11,7 +11,7 @@ import math
 
 import pynvml
 
-from telemetry.facts.unavailable import Unavailable, Value
+from telemetry.facts.base import Unavailable, Value
 from telemetry.host.gpu_device import Device, Handle, Values
 
 LEAST_APART_NS = 100_000_000

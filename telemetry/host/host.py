@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import Clock
 from telemetry.facts.host_records import HostPaused, HostSampled
 from telemetry.facts.reasons import HostProcess, PauseCause
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host import proc
 from telemetry.host.loop_probe import LoopProbe
 from telemetry.host.proc import CpuTimes, Source

@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.proc import CpuTimes
 
 BUSY_BEAT_NS = 50_000_000

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from telemetry.facts.unavailable import Unavailable
+from telemetry.facts.base import Unavailable
 
 T = TypeVar("T")
 _READ_BYTES = 4096

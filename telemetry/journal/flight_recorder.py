@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from telemetry.facts.base import RecorderStats
 from telemetry.facts.clock import Clock
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.journal.dumps import KEPT, Dump, DumpReason, DumpRefused, Dumps
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import JournalFiles

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from telemetry.facts.base import JournalStats
 from telemetry.facts.clock import Clock, WallAnchor, read_wall_anchor
 from telemetry.facts.engine_records import StepRecorded
-from telemetry.facts.recorder_stats import JournalStats
 from telemetry.facts.records import SCHEMA_VERSION, Fact, fact_ns
 from telemetry.journal import journal_format as form
 from telemetry.journal.journal_format import Header

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from telemetry.facts.base import RecorderStats
 from telemetry.facts.pump import FoldCost
 from telemetry.facts.reasons import StepFailure
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.metrics import catalog
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample

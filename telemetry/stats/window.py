@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.facts.recorder_stats import RecorderStats
+from telemetry.facts.base import RecorderStats
 from telemetry.numbers.quantiles import Percentiles
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals

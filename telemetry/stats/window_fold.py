@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from telemetry.facts.base import RecorderStats
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -16,7 +17,6 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import RequestTimeline

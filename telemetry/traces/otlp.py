@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock, read_wall_anchor, thread_cpu_ns
-from telemetry.facts.happening import Happenings
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import ExportFailed
 from telemetry.requests.phases import RequestTimeline
@@ -63,13 +63,13 @@ class SpanExporterThread:
         target: str,
         retry: RetryPolicy | None = None,
         capacity: int = QUEUE_TIMELINES,
-        happenings: Happenings = lambda begin_ns, end_ns: (),
+        span_events: SpanEvents = lambda begin_ns, end_ns: (),
     ) -> None:
         self.sampler = sampler
         self.target = target
         self.kept = KeptTraces()
         self.lane = Lane()
-        self._builder, self._happenings = builder, happenings
+        self._builder, self._span_events = builder, span_events
         self._clock = clock
         self._capacity = capacity
         self._delivery = Delivery(sender, clock, target, retry or RetryPolicy(), self._note)
@@ -247,7 +247,7 @@ class SpanExporterThread:
             "sampling.reason": verdict.reason.value,
             "sampling.ratio": verdict.ratio,
         }
-        lived = self._happenings(timeline.accepted.at_ns, timeline.ended.at_ns)
+        lived = self._span_events(timeline.accepted.at_ns, timeline.ended.at_ns)
         return self._builder.build(timeline, self._anchor, about, lived)
 
     def _send(self, spans: Sequence[ReadableSpan]) -> None:

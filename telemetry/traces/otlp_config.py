@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.re import parse_env_headers
 
+from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.happening import Happenings
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_delivery import RetryPolicy
 from telemetry.traces.otlp_wire import WireSettings, open_sender
@@ -60,7 +60,7 @@ def exporter_from_config(
     clock: Clock,
     sampler: TailSampler | None = None,
     server: tuple[str, int | None] | None = None,
-    happenings: Happenings = lambda begin_ns, end_ns: (),
+    span_events: SpanEvents = lambda begin_ns, end_ns: (),
 ) -> SpanExporterThread | None:
     """The exporter that flags and variables ask for; None when they ask for none.
 
@@ -79,7 +79,7 @@ def exporter_from_config(
         clock,
         target,
         retry_policy(),
-        happenings=happenings,
+        span_events=span_events,
     )
 
 

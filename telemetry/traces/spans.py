@@ -22,8 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
+from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
-from telemetry.facts.happening import Happening
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
@@ -76,12 +76,12 @@ class SpanBuilder:
         timeline: RequestTimeline,
         anchor: WallAnchor,
         about: Attributes | None = None,
-        happenings: Sequence[Happening] = (),
+        span_events: Sequence[SpanEvent] = (),
     ) -> list[ReadableSpan]:
         """Root first, then the phases in order, each followed by its children. `about` and
-        `happenings` go on the root."""
+        `span_events` go on the root."""
         tree = _Tree(self._resource, self._new_span_id, timeline, anchor, self.targets)
-        root = tree.root({**self._server, **(about or {})}, happenings)
+        root = tree.root({**self._server, **(about or {})}, span_events)
         spans = [root]
         for phase in timeline.phases:
             span = tree.phase(phase, root)
@@ -112,7 +112,7 @@ class _Tree:
         state = accepted.trace_state
         self._state = TraceState.from_header([state]) if state else None
 
-    def root(self, about: Attributes, happenings: Sequence[Happening] = ()) -> ReadableSpan:
+    def root(self, about: Attributes, span_events: Sequence[SpanEvent] = ()) -> ReadableSpan:
         """The span of the request. A caller that does not sample has no span for it to hang
         from: then the root stands alone and names its parent in an attribute."""
         timeline = self._timeline
@@ -135,7 +135,7 @@ class _Tree:
             attributes,
             [
                 Event(one.name, dict(one.attributes), self._anchor.to_unix_ns(one.at_ns))
-                for one in happenings
+                for one in span_events
             ],
             kind=SpanKind.SERVER,
             status=status,

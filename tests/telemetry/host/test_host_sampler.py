@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.host_records import HostSampled
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.host import SAMPLE_NS, HostSampler
 from telemetry.host.loop_probe import LoopProbe
 from tests.support.servers.server import eventually
