@@ -33,7 +33,7 @@ from service.engine.stopping import end_after
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
     CacheFlushed,
-    Filled,
+    BlocksSealed,
     GrammarCompiled,
     SequencePaused,
     SequenceResumed,
@@ -50,7 +50,7 @@ class Committed:
 
     tokens: dict[int, int]
     wasted: frozenset[int]
-    filled: tuple[Filled, ...] = ()
+    filled: tuple[BlocksSealed, ...] = ()
 
 
 class Scheduler:

@@ -22,7 +22,7 @@ from service.engine.plan import Emission, SlotStart
 from service.engine.queue import WaitingQueue
 from service.engine.request import Request, Status
 from telemetry.facts.engine_records import (
-    Filled,
+    BlocksSealed,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -62,7 +62,7 @@ class Residents:
         self._stopped_slots: list[int] = []
         self._news: list[News] = []
         self._emissions: list[Emission] = []
-        self._filled: list[Filled] = []
+        self._filled: list[BlocksSealed] = []
         self._arrivals = 0
 
     # Moves
@@ -206,7 +206,7 @@ class Residents:
         taken, self._emissions = self._emissions, []
         return taken
 
-    def take_filled(self) -> tuple[Filled, ...]:
+    def take_filled(self) -> tuple[BlocksSealed, ...]:
         """Names of blocks that became full since the last call."""
         if not self._filled:
             return ()
@@ -247,7 +247,7 @@ class Residents:
         """Names of what is cached for the first time."""
         first = len(request.told_names)
         if first < blocks:
-            self._filled.append(Filled(request.seq_id, first, self._named(request, blocks)))
+            self._filled.append(BlocksSealed(request.seq_id, first, self._named(request, blocks)))
 
     def _prompt_blocks(self, request: Request) -> tuple[int, ...] | None:
         """Names of the prompt's blocks, of a long one's first; the others are named as they are

@@ -221,7 +221,7 @@ class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
     holder_seq_id: int | None
 
 
-class Filled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """More of a sequence's text is in the cache: `blocks` names its full blocks from block
     `first_block` on, as `SequenceQueued` names those of its prompt."""
 
@@ -256,7 +256,7 @@ class StepRecorded(_Fact, frozen=True):
     the first waiting sequence of each tenant that is at its limit (POLICY); every other
     sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
     sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
-    into the masks of `masked_rows` constrained rows. `filled` names the blocks that the step
+    into the masks of `masked_rows` constrained rows. `blocks_sealed` names the blocks that the step
     made full, or found, beyond those that `SequenceQueued` names. `device` is None where the
     device has no clock. `rank_skew_ns` adds up, over the sums in which the ranks of the model
     meet, how long the first rank waited for the last one; None where one computes alone.
@@ -283,7 +283,7 @@ class StepRecorded(_Fact, frozen=True):
     mask_ns: int = 0
     masked_rows: int = 0
     copied_blocks: int = 0
-    filled: tuple[Filled, ...] = ()
+    blocks_sealed: tuple[BlocksSealed, ...] = ()
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
 
