@@ -33,7 +33,7 @@ from telemetry.host.machine import MachineWatch
 from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.connections import ConnectionCounts, connection_families
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.harm_metrics import harm_families
@@ -74,7 +74,7 @@ class Telemetry:
     pusher: MetricPusher | None
     machine: MachineWatch
     drain_rate: DrainRate
-    accountant: Accountant
+    ledger_builder: LedgerBuilder
     recorder: FlightRecorder | None
     root_worker: RootWorker | None
 
@@ -91,7 +91,7 @@ class Telemetry:
 
     def harm(self) -> bytes:
         with self.pump.caught_up():
-            return msgspec.json.encode(self.accountant.harm.report())
+            return msgspec.json.encode(self.ledger_builder.harm.report())
 
     def diagnosis(self) -> bytes:
         with self.pump.caught_up():
@@ -177,7 +177,7 @@ def build_telemetry(
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
-    accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
+    ledger_builder = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
     machine = _machine(config, clock, bridge, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
@@ -187,7 +187,7 @@ def build_telemetry(
         config.metrics.baseline,
     )
     diagnoser = Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
-    is_culprit, span_events = accountant.harm.is_culprit, diagnoser.log.between
+    is_culprit, span_events = ledger_builder.harm.is_culprit, diagnoser.log.between
     exporter = _build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     window = WindowFold(
@@ -218,7 +218,7 @@ def build_telemetry(
         more=lambda: [
             *machine_families(machine),
             *heartbeat_families(bridge.health.heartbeat_age_ns, bridge.health.hangs),
-            *harm_families(accountant.harm),
+            *harm_families(ledger_builder.harm),
             *finding_families(opinion(pump, diagnoser)),
             *(() if root_worker is None else root_worker.failures.families()),
             *connection_families(connections),
@@ -236,7 +236,9 @@ def build_telemetry(
     if recorder is not None:
         dump = partial(recorder.request_dump, DumpReason.SLO_BURN)
         listeners.append(BurnWatch(slo, dump).on_timeline)
-    phases = PhaseFold(listeners, [histograms.on_measured], accountant, isolation=pump.isolation)
+    phases = PhaseFold(
+        listeners, [histograms.on_measured], ledger_builder, isolation=pump.isolation
+    )
     for lane in lanes:
         pump.add_lane(lane)
     if exporter is not None:
@@ -263,7 +265,7 @@ def build_telemetry(
         pusher=pusher,
         machine=machine,
         drain_rate=drain_rate,
-        accountant=accountant,
+        ledger_builder=ledger_builder,
         recorder=recorder,
         root_worker=root_worker,
     )

@@ -32,8 +32,8 @@ from service.engine.sequence_table import Residents
 from service.engine.stopping import end_after
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
-    CacheFlushed,
     BlocksSealed,
+    CacheFlushed,
     GrammarCompiled,
     SequencePaused,
     SequenceResumed,

@@ -14,7 +14,7 @@ from itertools import islice
 from telemetry.facts.pump import Fold
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import Journal
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
@@ -62,11 +62,11 @@ class Replay:
         self.histograms = Histograms(ClassBook(policy))
         self.timelines = TimelineStore(capacity)
         self.window = WindowFold(self.histograms)
-        self.accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
+        self.ledger_builder = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
         self.phases = PhaseFold(
             [self.timelines.on_timeline, self.window.on_timeline, *on_timeline],
             [self.histograms.on_measured],
-            self.accountant,
+            self.ledger_builder,
             self.cut,
         )
         last_ns = replay_folds(journal.facts(), (self.phases, self.window, *folds))
