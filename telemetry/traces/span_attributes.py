@@ -1,4 +1,4 @@
-"""What spans say about a request: the GenAI convention, the names that vLLM emits, and ours.
+"""Attributes of spans: the GenAI semantic conventions, the names that vLLM emits, and ours.
 
 The same value often has two names, because tools read one or the other. Nothing here is a
 prompt, an output or a stop string.
@@ -19,12 +19,12 @@ _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
 def cut(kind: str, found: Sequence[object], limit: int) -> Attributes:
-    """How many of a kind a limit keeps out; nothing when it keeps none."""
+    """The attribute that counts what is beyond `limit`; empty when nothing is."""
     return {f"phasescope.cut.{kind}": len(found) - limit} if len(found) > limit else {}
 
 
 def root_attributes(timeline: RequestTimeline) -> Attributes:
-    """GenAI convention, the names that vLLM emits, and ours."""
+    """Attributes of the root span."""
     accepted, parsed, ended = timeline.accepted, timeline.parsed, timeline.ended
     attributes: Attributes = {
         "gen_ai.operation.name": accepted.operation,
