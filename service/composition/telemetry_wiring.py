@@ -46,10 +46,9 @@ from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.requests.timings import RequestTimings, timings_of
-from telemetry.stats.burn_watch import BurnWatch
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.slo import SloFold, judge
+from telemetry.stats.slo import BurnWatch, SloFold, judge
 from telemetry.stats.slo_report import Verdict
 from telemetry.stats.window import Snapshot
 from telemetry.stats.window_fold import Suppliers, WindowFold

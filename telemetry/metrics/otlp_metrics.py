@@ -16,7 +16,7 @@ from telemetry.metrics.catalog import OTEL_LABELS
 from telemetry.metrics.exemplars import Exemplar
 from telemetry.metrics.families import Family, HistogramPoint, Labels
 from telemetry.metrics.metric import Kind, Metric
-from telemetry.numbers.exponential import OTLP_SCALE, buckets
+from telemetry.numbers.hdr import OTLP_SCALE, exponential_buckets
 
 _CUMULATIVE = metrics_pb2.AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}
@@ -99,7 +99,7 @@ def _exponential(
         scale=OTLP_SCALE,
         exemplars=[_exemplar(exemplar) for exemplar in point.exemplars],
     )
-    places, counts = buckets(values, OTLP_SCALE)
+    places, counts = exponential_buckets(values, OTLP_SCALE)
     first = int(places[0])
     dense = [0] * (int(places[-1]) - first + 1)
     for place, count in zip(places.tolist(), counts.tolist(), strict=True):

@@ -16,8 +16,7 @@ import numpy as np
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Labels
 from telemetry.metrics.metric import Kind
-from telemetry.numbers.exponential import NATIVE_SCHEMA, buckets
-from telemetry.numbers.hdr import Ints
+from telemetry.numbers.hdr import NATIVE_SCHEMA, Ints, exponential_buckets
 
 CONTENT_TYPE = (
     "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
@@ -75,7 +74,7 @@ def _histogram(point: HistogramPoint, bounds_s: tuple[float, ...]) -> bytes:
             bucket += _bytes(3, _exemplar(slowest[place]))
         parts.append(_bytes(3, bucket))
     parts += (_signed(5, NATIVE_SCHEMA), _double(6, _ZERO_THRESHOLD), _integer(7, 0))
-    parts += _native(*buckets(values, NATIVE_SCHEMA))
+    parts += _native(*exponential_buckets(values, NATIVE_SCHEMA))
     newest_last = sorted(shown.values(), key=lambda exemplar: exemplar.unix_ns)
     parts += (_bytes(16, _exemplar(exemplar)) for exemplar in newest_last)
     return b"".join(parts)

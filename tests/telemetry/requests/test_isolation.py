@@ -107,7 +107,7 @@ def test_a_listener_that_raises_leaves_histograms_traces_slo_and_ledger_as_they_
     assert len(world.timelines) == 10
     assert all(timeline.account is not None for timeline in world.timelines)
     assert sum(one.requests["good"] for one in world.slo.report(0).classes) == 10
-    assert world.histograms.windows(0)["e2e"].count == 10
+    assert world.histograms.window_percentiles(0, 60)["e2e"].count == 10
     assert "phases" not in world.pump.detached
 
 
