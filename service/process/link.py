@@ -81,7 +81,7 @@ class Link:
         """Send news of a step; sheds its facts when the gateway has stopped reading."""
         facts, lost = frame.facts, frame.lost_facts
         if self._backlog_bytes > _BACKLOG_LIMIT_BYTES:
-            self._gap.shed(facts)
+            self._gap.add(facts)
             self._dropped_facts += len(facts)
             facts = []
         else:

@@ -255,7 +255,8 @@ def divide(step: StepRecorded, forward_ns: int, cost: ForwardCost) -> Cut:
     together, as integers that add up.
 
     What a step took beyond the prediction is `slow`. In a step larger than any that the cost was
-    fitted to, it belongs to the rows that made the step so large."""
+    fitted to, it belongs to the rows that made the step so large.
+    """
     decode_tokens = context_tokens = 0
     prompts: list[Row] = []
     for row in step.rows:

@@ -199,7 +199,7 @@ def test_the_function_that_holds_the_loop_is_named() -> None:
         def look() -> None:
             while not holding:
                 pass
-            probed.probe.look()
+            probed.probe.sample_stack()
             seen.append(True)
 
         looker = threading.Thread(target=look)

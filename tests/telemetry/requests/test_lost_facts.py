@@ -213,8 +213,8 @@ def test_the_gap_stands_where_the_facts_are_missing() -> None:
 
 def test_what_the_engine_shed_is_told_with_the_next_facts() -> None:
     gap = Gap(FactSource.ENGINE)
-    gap.shed([queued(at=1), queued(at=2)])
-    gap.shed([queued(at=3)])
+    gap.add([queued(at=1), queued(at=2)])
+    gap.add([queued(at=3)])
 
     assert gap.take() == [FactsLost(1 * MS, FactSource.ENGINE, 3)]
     assert gap.take() == []
