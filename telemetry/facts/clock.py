@@ -35,7 +35,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; simulations and tests run on it."""
+    """A clock that only `advance` moves; simulations and tests run on it."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns

@@ -43,20 +43,18 @@ class FoldCost:
 
     name: str
     feed: Guarded[Sequence[Fact]]
-    facts: int = 0
     busy_ns: int = 0
 
 
 class Pump:
     """Drains lanes into folds, by hand (`run_once`) or on a thread (`start`, `stop`).
 
-    While `recording` is false, facts are counted in `facts_skipped` and not fed to the folds.
+    While `recording` is false, folds get no facts but `RecordingSet`.
     """
 
     def __init__(self, clock: Clock, remote_lost: Callable[[], int] = lambda: 0) -> None:
         self.lock = FairLock()
         self.recording = True
-        self.facts_skipped = 0
         self.isolation = Isolation(clock)
         self._clock = clock
         self._remote_lost = remote_lost
@@ -154,9 +152,7 @@ class Pump:
     def _drain(self) -> None:
         facts = [fact for lane in self._lanes for fact in lane.drain()]
         if not self.recording:
-            kept: list[Fact] = [fact for fact in facts if isinstance(fact, RecordingSet)]
-            self.facts_skipped += len(facts) - len(kept)
-            facts = kept
+            facts = [fact for fact in facts if isinstance(fact, RecordingSet)]
         facts.sort(key=fact_ns)
         self._pending.extend(facts)
         self._drains += 1
@@ -179,4 +175,3 @@ class Pump:
         begin_ns = self._clock.now_ns()
         cost.feed(facts)
         cost.busy_ns += self._clock.now_ns() - begin_ns
-        cost.facts += len(facts)

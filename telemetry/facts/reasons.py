@@ -97,7 +97,7 @@ class WaitReason(StrEnum):
 
 
 class Phase(StrEnum):
-    """The phases that tile a request's life; `telemetry.requests.phases` defines their borders."""
+    """The phases that tile a request's time; `telemetry.requests.phases` defines their borders."""
 
     ACCEPT = "gateway.accept"
     PARSE = "gateway.parse"

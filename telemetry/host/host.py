@@ -163,9 +163,9 @@ class HostSampler:
         }
         missing = {name: v.why for name, v in found.items() if isinstance(v, Unavailable)}
         values = {name: v for name, v in found.items() if not isinstance(v, Unavailable)}
-        news = {name: why for name, why in missing.items() if self.unavailable.get(name) != why}
+        changed = {name: why for name, why in missing.items() if self.unavailable.get(name) != why}
         self.unavailable = missing
         window_ns = now_ns - self._sampled_ns
         self._lane.append(
-            HostSampled(at_ns=now_ns, window_ns=window_ns, unavailable=news, **values)
+            HostSampled(at_ns=now_ns, window_ns=window_ns, unavailable=changed, **values)
         )

@@ -234,8 +234,7 @@ class HostImpact:
                 request.ended_ns = fact.at_ns
 
     def _list_requests(self, listed: RequestsListed) -> None:
-        """A request that has ended, and whose terminal fact was lost, is not delayed from now
-        on."""
+        """End the requests whose terminal facts were lost: they are not delayed from now on."""
         live = frozenset(listed.request_ids)
         for request_id, request in self._requests.items():
             is_open = request.ended_ns == _FOREVER_NS

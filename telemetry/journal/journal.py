@@ -39,10 +39,9 @@ _REFERENCE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One FACT frame; `segment` is the number of the segment that it is in."""
+    """One FACT frame."""
 
     number: int
-    segment: int
     frame: bytes
     facts: int
     first_ns: int
@@ -198,7 +197,7 @@ class Journal:
         self._pending_since_ns = self._clock.now_ns()
         segment = self._segment_for_next()
         data = form.piece(facts)
-        piece = Piece(self._next_piece, segment.number, data, len(facts), fact_ns(facts[0]))
+        piece = Piece(self._next_piece, data, len(facts), fact_ns(facts[0]))
         self._next_piece += 1
         segment.pieces.append(piece)
         segment.facts += len(facts)

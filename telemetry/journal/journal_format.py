@@ -75,10 +75,9 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 class PieceInfo(msgspec.Struct, frozen=True, gc=False):
-    """The header of a piece, before its compressed facts."""
+    """The number of facts in a piece and the stamps of the first and the last, for its header."""
 
     facts: int
-    raw_bytes: int
     first_ns: int
     last_ns: int
 
@@ -100,14 +99,14 @@ def done(facts: int) -> bytes:
 
 def piece(facts: Sequence[Fact]) -> bytes:
     """A FACT frame of some facts: at least one, in their order."""
-    info = PieceInfo(len(facts), 0, fact_ns(facts[0]), fact_ns(facts[-1]))
+    info = PieceInfo(len(facts), fact_ns(facts[0]), fact_ns(facts[-1]))
     return _packed(Kind.FACTS, info, _encoder.encode(facts))
 
 
 def carried(groups: Sequence[bytes], at_ns: int) -> bytes:
     """A CARR frame of encoded arrays of facts (`encode_facts`)."""
     raw = _encoder.encode([msgspec.Raw(group) for group in groups])
-    return _packed(Kind.CARRIED, PieceInfo(len(groups), 0, at_ns, at_ns), raw)
+    return _packed(Kind.CARRIED, PieceInfo(len(groups), at_ns, at_ns), raw)
 
 
 def encode_facts(facts: Sequence[Fact]) -> bytes:

@@ -101,13 +101,13 @@ def _native(places: Ints, counts: Ints) -> list[bytes]:
     dense: list[Ints] = []
     end = 0  # the bucket after the last span
     cuts = np.nonzero(np.diff(places) > _GAP)[0] + 1
-    for run, held in zip(np.split(places, cuts), np.split(counts, cuts), strict=True):
+    for run, run_counts in zip(np.split(places, cuts), np.split(counts, cuts), strict=True):
         start, length = int(run[0]), int(run[-1] - run[0]) + 1
         parts.append(_bytes(12, _signed(1, start - end) + _integer(2, length)))
         end = start + length
-        filled: Ints = np.zeros(length, np.int64)
-        filled[run - start] = held
-        dense.append(filled)
+        span: Ints = np.zeros(length, np.int64)
+        span[run - start] = run_counts
+        dense.append(span)
     deltas = np.diff(np.concatenate(dense), prepend=0)
     parts.append(_bytes(13, b"".join([_signed_varint(delta) for delta in deltas.tolist()])))
     return parts

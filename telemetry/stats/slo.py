@@ -19,7 +19,7 @@ _SLOTS_KEPT = max(WINDOWS_S) * 1_000_000_000 // _SLOT_NS + 1
 _GAPS_PER_LATE_ONE = 100
 
 FAST_BURN = 14.4  # times the pace that lasts the period: the page alert of the SRE workbook
-BURN_LEAST_REQUESTS = 10  # fewer in a window say nothing
+BURN_LEAST_REQUESTS = 10  # with fewer in a window its burn rate is not judged
 _BURN_WINDOWS_S = (60, 300)  # the journal holds the last five minutes
 _BURN_LARGEST_SHARE = 0.5
 _BURN_CHECK_NS = 1_000_000_000

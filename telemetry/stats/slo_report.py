@@ -1,4 +1,4 @@
-"""What the SLO fold reports: verdicts on requests, goodput, burn and cost."""
+"""Types of the SLO report: verdicts on requests, goodput, burn rate and cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Verdict(StrEnum):
-    """What a request's end says about its SLO.
+    """Whether an ended request met its SLO, and what it missed.
 
     GOOD met it. The next six missed it. CLIENT_CANCELLED and INVALID are caused by the client, and
     of UNMEASURED facts were lost: these count neither way.

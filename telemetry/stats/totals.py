@@ -17,7 +17,7 @@ from telemetry.facts.records import Fact, RequestEnded
 
 
 class Totals(msgspec.Struct):
-    """Counts of tokens, unless the name says something else.
+    """Counts of tokens, if the name does not say otherwise.
 
     Of `admitted_tokens`, `prefix_hit_tokens` were found in the prefix cache and not computed
     (`host_hit_tokens` of them in the CPU offload), and `ghost_hit_tokens` more would have been

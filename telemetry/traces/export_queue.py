@@ -75,7 +75,7 @@ class TraceQueue:
 
     @property
     def has_queued(self) -> bool:
-        """Whether a trace can be taken, postponed ones aside."""
+        """Whether `take` has a trace."""
         return bool(self._queue)
 
     def has_room_for(self, timeline: RequestTimeline) -> bool:

@@ -187,8 +187,8 @@ def _credentials(settings: WireSettings) -> grpc.ChannelCredentials:
 
 
 def _rpc_failure(error: grpc.RpcError) -> Answer:
-    """The protocol says which codes may be tried again; RESOURCE_EXHAUSTED only if the
-    receiver says when."""
+    """A failure as an answer. OTLP defines which codes may be retried; RESOURCE_EXHAUSTED only if
+    the receiver gives a delay."""
     import grpc
 
     code = error.code()

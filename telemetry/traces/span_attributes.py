@@ -148,11 +148,12 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
 
 def _queue_attributes(timeline: RequestTimeline) -> Attributes:
     attributes: Attributes = {}
-    held: dict[str, int] = {}
+    waits_ns: dict[str, int] = {}
     for sequence in timeline.sequences:
         for wait in sequence.waits:
-            held[wait.reason.value] = held.get(wait.reason.value, 0) + wait.end_ns - wait.start_ns
-    for reason, spent_ns in held.items():
+            reason, spent_ns = wait.reason.value, wait.end_ns - wait.start_ns
+            waits_ns[reason] = waits_ns.get(reason, 0) + spent_ns
+    for reason, spent_ns in waits_ns.items():
         attributes[f"phasescope.wait.{reason}_ms"] = spent_ns / 1e6
     return attributes
 
