@@ -26,7 +26,7 @@ from telemetry.traces.spans import (
 )
 from telemetry.traces.traceparent import new_span_id, parse_traceparent
 from tests.support.worlds.facts import MS, accepted, parsed, request_ended, tokenized
-from tests.support.worlds.lives import finished, timeline_of
+from tests.support.worlds.timelines import finished, timeline_of
 
 ANCHOR = WallAnchor(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000)
 
