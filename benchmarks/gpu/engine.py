@@ -19,8 +19,8 @@ from service.device.loader import LoadedEngine, load_executor
 from service.engine.inbox import Submit
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, SamplingParams, StepOutcome
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.roofline import prefill_flop, step_bytes
 
 GREEDY = SamplingParams(temperature=0.0)

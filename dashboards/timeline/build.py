@@ -41,7 +41,7 @@ from telemetry.facts.records import (
     fact_ns,
 )
 from telemetry.journal.journal_reader import Journal
-from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 
@@ -69,8 +69,8 @@ class _Builder:
         self._host = HostTrack(trace)
         self._is_over = False
         self._last_ns = trace.origin_ns
-        accountant = Accountant(lambda slo_class: late_ns)
-        self._phases = PhaseFold([self._draw], (), accountant, journal.cut_requests)
+        ledger_builder = LedgerBuilder(lambda slo_class: late_ns)
+        self._phases = PhaseFold([self._draw], (), ledger_builder, journal.cut_requests)
 
     def take(self, fact: Fact) -> None:
         self._last_ns = max(self._last_ns, fact_ns(fact))

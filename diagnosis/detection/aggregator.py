@@ -276,7 +276,7 @@ class Tally:
             pairs=load.pairs,
             decode_tokens=load.decode_tokens,
             context_tokens=load.context_tokens,
-            crossed=load.crossed,
+            interaction=load.interaction,
             sampled_rows=load.sampled_rows,
             prompt_rows=len(step.rows) - load.decode_rows,
             decode_rows=load.decode_rows,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnosis.symptoms import Finding, Symptom
-from telemetry.facts.happening import Happening
+from telemetry.facts.base import SpanEvent
 
 EVENT = "phasescope.finding"
 _KEPT = 256
@@ -46,11 +46,11 @@ class FindingLog:
                 self._spells.append(spell)
             spell.finding = finding
 
-    def between(self, begin_ns: int, end_ns: int) -> list[Happening]:
+    def between(self, begin_ns: int, end_ns: int) -> list[SpanEvent]:
         """Findings whose harm met [begin, end), each at the moment at which it began or, for
         those who came later, at theirs."""
         return [
-            Happening(max(begin_ns, spell.begin_ns), EVENT, _attributes(spell))
+            SpanEvent(max(begin_ns, spell.begin_ns), EVENT, _attributes(spell))
             for spell in tuple(self._spells)
             if spell.begin_ns < end_ns and (spell.end_ns is None or begin_ns < spell.end_ns)
         ]

@@ -10,13 +10,13 @@ import numpy as np
 from telemetry.costs.cost_model import BASELINE, Term
 
 # the linear terms of the preset that prices steps, as columns side by side
-FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STAIRS)
+FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STEPS)
 
 
 class StepRow(NamedTuple):
     """One step. `turn_ns` is from the commit before it, or from its begin after a rest, to its
     commit, and is the sum of forward, sample, mask and host. A *pair* is a prompt token and one
-    that it attends to; `crossed` is prompt tokens times decode tokens. Zombies are rows whose
+    that it attends to; `interaction` is prompt tokens times decode tokens. Zombies are rows whose
     client has gone."""
 
     end_ns: int
@@ -29,7 +29,7 @@ class StepRow(NamedTuple):
     pairs: float
     decode_tokens: int
     context_tokens: int
-    crossed: int
+    interaction: int
     sampled_rows: int
     prompt_rows: int
     decode_rows: int

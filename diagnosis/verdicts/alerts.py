@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.verdicts.classifier import Diagnosis
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import harm as catalog
 from telemetry.metrics.metric import Metric
 
 Sample = tuple[dict[str, str], float]

@@ -23,18 +23,17 @@ from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
 from telemetry.costs.step_cost import StepCost, StepCostFold
+from telemetry.facts.base import RecorderStats, SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.happening import Happenings
 from telemetry.facts.isolation import Isolation
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.facts.records import RequestEnded
 from telemetry.host.machine import MachineWatch
 from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.connections import ConnectionCounts, connection_families
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.harm_metrics import harm_families
@@ -47,10 +46,9 @@ from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.requests.timings import RequestTimings, timings_of
-from telemetry.stats.burn_watch import BurnWatch
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.slo import SloFold, judge
+from telemetry.stats.slo import BurnWatch, SloFold, judge
 from telemetry.stats.slo_report import Verdict
 from telemetry.stats.window import Snapshot
 from telemetry.stats.window_fold import Suppliers, WindowFold
@@ -75,7 +73,7 @@ class Telemetry:
     pusher: MetricPusher | None
     machine: MachineWatch
     drain_rate: DrainRate
-    accountant: Accountant
+    ledger_builder: LedgerBuilder
     recorder: FlightRecorder | None
     root_worker: RootWorker | None
 
@@ -92,7 +90,7 @@ class Telemetry:
 
     def harm(self) -> bytes:
         with self.pump.caught_up():
-            return msgspec.json.encode(self.accountant.harm.report())
+            return msgspec.json.encode(self.ledger_builder.harm.report())
 
     def diagnosis(self) -> bytes:
         with self.pump.caught_up():
@@ -178,7 +176,7 @@ def build_telemetry(
 ) -> Telemetry:
     """Connect lanes, folds and listeners."""
     policy = policy_of(config.metrics.slo_file)
-    accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
+    ledger_builder = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: engine_client.lost_facts)
     machine = _machine(config, clock, engine_client, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
@@ -188,8 +186,8 @@ def build_telemetry(
         config.metrics.baseline,
     )
     diagnoser = Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
-    is_culprit, happenings = accountant.harm.is_culprit, diagnoser.log.between
-    exporter = _build_exporter(config, clock, port, policy, is_culprit, happenings)
+    is_culprit, span_events = ledger_builder.harm.is_culprit, diagnoser.log.between
+    exporter = _build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     window = WindowFold(
         histograms,
@@ -219,7 +217,7 @@ def build_telemetry(
         more=lambda: [
             *machine_families(machine),
             *heartbeat_families(engine_client.health.heartbeat_age_ns, engine_client.health.hangs),
-            *harm_families(accountant.harm),
+            *harm_families(ledger_builder.harm),
             *finding_families(opinion(pump, diagnoser)),
             *(() if root_worker is None else root_worker.failures.families()),
             *connection_families(connections),
@@ -237,7 +235,9 @@ def build_telemetry(
     if recorder is not None:
         dump = partial(recorder.request_dump, DumpReason.SLO_BURN)
         listeners.append(BurnWatch(slo, dump).on_timeline)
-    phases = PhaseFold(listeners, [histograms.on_measured], accountant, isolation=pump.isolation)
+    phases = PhaseFold(
+        listeners, [histograms.on_measured], ledger_builder, isolation=pump.isolation
+    )
     for lane in lanes:
         pump.add_lane(lane)
     if exporter is not None:
@@ -264,7 +264,7 @@ def build_telemetry(
         pusher=pusher,
         machine=machine,
         drain_rate=drain_rate,
-        accountant=accountant,
+        ledger_builder=ledger_builder,
         recorder=recorder,
         root_worker=root_worker,
     )
@@ -320,7 +320,7 @@ def _build_exporter(
     port: int,
     slo: SloPolicy,
     is_culprit: Callable[[str], bool],
-    happenings: Happenings,
+    span_events: SpanEvents,
 ) -> SpanExporterThread | None:
     """What exports spans, if they are to go anywhere. Raises ConfigError."""
 
@@ -340,7 +340,7 @@ def _build_exporter(
             clock,
             TailSampler(policy, is_culprit, missed),
             (address, port or None),
-            happenings,
+            span_events,
         )
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error

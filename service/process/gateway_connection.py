@@ -82,7 +82,7 @@ class GatewayConnection:
         """Send a step's frame; drops its facts when the backlog is full."""
         facts, lost = frame.facts, frame.lost_facts
         if self._backlog_bytes > _BACKLOG_LIMIT_BYTES:
-            self._gap.shed(facts)
+            self._gap.add(facts)
             self._dropped_facts += len(facts)
             facts = []
         else:

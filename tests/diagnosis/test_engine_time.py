@@ -37,7 +37,11 @@ def decodes(rows: int, forward_ms: float, count: int, *, more_ms: float = 0.0) -
 def prefills(tokens: int, count: int) -> np.ndarray:
     """The same two rows beside one prompt, a millisecond for each of its tokens."""
     table = decodes(2, 10 + tokens, count)
-    for name, value in {"prompt_tokens": tokens, "prompt_rows": 1, "crossed": 2 * tokens}.items():
+    for name, value in {
+        "prompt_tokens": tokens,
+        "prompt_rows": 1,
+        "interaction": 2 * tokens,
+    }.items():
         table[:, PLACES[name]] = value
     return table
 

@@ -128,7 +128,7 @@ def test_each_preset_finds_the_cost_that_its_terms_made(preset: Preset) -> None:
     true = np.array([MS, *(draw.randint(50, 5000) for _ in range(columns.shape[1] - 1))], float)
     spans_ns = columns @ true
     stalled = spans_ns.copy()
-    if preset.usual is not None:
+    if preset.inliers is not None:
         stalled[::40] *= 9.0  # teaches nothing
 
     found = fit(preset, columns, stalled)
@@ -136,9 +136,9 @@ def test_each_preset_finds_the_cost_that_its_terms_made(preset: Preset) -> None:
     if preset.unbiased:
         again *= spans_ns.sum() / again.sum()
     assert again == pytest.approx(spans_ns, rel=0.002)
-    assert found.usual.sum() == len(loads) - (10 if preset.usual is not None else 0)
+    assert found.inliers.sum() == len(loads) - (10 if preset.inliers is not None else 0)
 
 
 def test_the_diagnosis_prices_the_terms_of_its_preset() -> None:
-    assert tuple(term.value for term in BASELINE.terms if term != Term.ROW_STAIRS) == FEATURES
+    assert tuple(term.value for term in BASELINE.terms if term != Term.ROW_STEPS) == FEATURES
     assert set(AROUND.terms) <= set(BASELINE.terms)
