@@ -25,7 +25,7 @@ from benchmarks.diagnosis.baselines import trees as train
 from benchmarks.diagnosis.episodes import HEALTHY, Kept, read_kept
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
 from benchmarks.diagnosis.score import APART, judge_kept, macro_f1, pairs_of, top_1, truth_of
-from benchmarks.diagnosis.streamed import Example, figures_of, lessons_of, lived, usual_rows
+from benchmarks.diagnosis.streamed import Example, figures_of, judged_live, lessons_of, usual_rows
 from lab.drills.mechanism import DEV, TEST
 
 OURS, TREES = "phasescope", "trees"
@@ -75,7 +75,7 @@ def live_figures(
     found = {OURS: figures_of([judge_kept(k) for k in kept], [judge_kept(k) for k in healthy])}
     for name, namer in with_trees(lessons_of(lessons)).items():
         print(f"{name}, second by second", flush=True)
-        found[name] = figures_of(lived(kept, namer), lived(healthy, namer))
+        found[name] = figures_of(judged_live(kept, namer), judged_live(healthy, namer))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the root cause promises of an action, beside what came of it."""
+"""The gain of an action: predicted by the replay, and measured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """`promised` and `kept` are shares of `measure` that taking `cause` away spares: by the
-    replay, and in truth. `why_not` says why there is nothing to compare, empty where there is."""
+    """`promised` and `kept` are the predicted and the measured gain: the share of the latency
+    `measure` that removing `cause` spares. `why_not` is the reason why there is nothing to compare,
+    or empty."""
 
     cause: str = ""
     measure: str = ""
@@ -19,5 +20,5 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def off(self) -> float:
-        """By what part of the promise the truth differs."""
+        """The relative error of the prediction."""
         return abs(self.kept - self.promised) / self.promised if self.promised else math.inf

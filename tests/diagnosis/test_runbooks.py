@@ -208,8 +208,8 @@ def test_the_first_action_foretells_its_gain_where_a_replay_can(symptom: Symptom
     first = re.split(r"^2\. ", sections(runbook_path(symptom))["Fix"], flags=re.MULTILINE)[0]
 
     assert first.startswith("1. ")
-    foretold = "`phasescope replay " in first or "--root" in first
-    assert foretold == (symptom not in WITHOUT_INTERVENTION)
+    predicted = "`phasescope replay " in first or "--root" in first
+    assert predicted == (symptom not in WITHOUT_INTERVENTION)
 
 
 @pytest.mark.parametrize("symptom", Symptom)
