@@ -159,7 +159,7 @@ def accepts(matching: Matching, tokens: Sequence[int], ends: Sequence[int], voca
     return bool(bits(matching.mask(), vocab)[list(ends)].any())
 
 
-class Tally:
+class LibraryResult:
     """What came of one library over the suite."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Tally:
         self.wrong[group["file"]] = self.wrong.get(group["file"], 0) + 1
 
 
-def timed_mask(matching: Matching, tally: Tally) -> np.ndarray:
+def timed_mask(matching: Matching, tally: LibraryResult) -> np.ndarray:
     begin = time.perf_counter()
     row = matching.mask()
     tally.mask_us.append((time.perf_counter() - begin) * 1e6)
@@ -203,7 +203,7 @@ class Chooser:
         return int(self.chance.choice(np.nonzero(wanted)[0]))
 
 
-def walk(matching: Matching, tokenizer: Any, chooser: Chooser, tally: Tally) -> str | None:
+def walk(matching: Matching, tokenizer: Any, chooser: Chooser, tally: LibraryResult) -> str | None:
     """A random complete text."""
     tokens: list[int] = []
     for _ in range(WALK_TOKENS):
@@ -223,7 +223,7 @@ def walk(matching: Matching, tokenizer: Any, chooser: Chooser, tally: Tally) -> 
 
 
 def check_group(
-    library: Library, group: dict[str, Any], tokenizer: Any, chooser: Chooser, tally: Tally
+    library: Library, group: dict[str, Any], tokenizer: Any, chooser: Chooser, tally: LibraryResult
 ) -> None:
     import jsonschema
 
@@ -285,7 +285,7 @@ def run_one(name: str, suite: Path) -> dict[str, Any]:
     kinds = {"llguidance": Llguidance, "xgrammar": Xgrammar}
     library = kinds[name](tokens, special, ends, spelling)
     setup_ms = (time.perf_counter() - begin) * 1e3
-    tally, chooser = Tally(), Chooser(tokenizer, name)
+    tally, chooser = LibraryResult(), Chooser(tokenizer, name)
     for group in groups_of(suite):
         print(f"{group['file']}: {group['description']}", file=sys.stderr)
         check_group(library, group, tokenizer, chooser, tally)

@@ -112,9 +112,9 @@ def engine_part(streams: int) -> float:
                 sampling=SamplingParams(temperature=0.0),
             )
         )
-    link, nobody = Link(ours), cast(Any, None)  # no grammars, no profiles
-    profiles = Profiles(loop, nobody, lane, clock, link.send)
-    host = EngineHost(link, inbox, loop, lane, clock, nobody, profiles)
+    link, none = Link(ours), cast(Any, None)  # no grammars, no profiles
+    profiles = Profiles(loop, none, lane, clock, link.send)
+    host = EngineHost(link, inbox, loop, lane, clock, none, profiles)
     with suppress(GatewayGone):
         host.serve()
     ours.close()

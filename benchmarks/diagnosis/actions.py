@@ -24,7 +24,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS, say, work_folder
-from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.predicted_gain import PredictedGain
 from benchmarks.diagnosis.records import read_clients
 from benchmarks.machine import machine
 from diagnosis.root_cause.counterfactual import Explanation
@@ -56,7 +56,7 @@ SEED = 860
 WITHIN = 0.2
 
 
-class Taken(Promise, frozen=True, kw_only=True):
+class Taken(PredictedGain, frozen=True, kw_only=True):
     """One action. The measure's means among the requests before and after are in ms."""
 
     symptom: str

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.predicted_gain import PredictedGain
 from diagnosis.root_cause.counterfactual import (
     Values,
     explain,
@@ -41,7 +41,7 @@ class TwinLatencies(NamedTuple):
         return 0.0 if one is None or other is None else abs(one - other)
 
 
-class Pair(Promise, frozen=True, kw_only=True):
+class Pair(PredictedGain, frozen=True, kw_only=True):
     """A fault and its clean twin. Times in ms, of `measure`, a mean over the affected requests."""
 
     name: str
@@ -66,11 +66,11 @@ def weigh(
     predicted gain, beside the true delay. Raises NotReplayable."""
     causes = ACTIONS.get(Symptom(named), ()) if named in set(Symptom) else ()
     if not causes:
-        return Pair(name=name, named=named, why_not="no scheduler's decision is to blame")
+        return Pair(name=name, named=named, why_not="no intervention exists for it")
     gains = {gain.cause: gain for gain in explain(question).gains}
     known = [cause for cause in causes if cause in gains]
     if not known:
-        return Pair(name=name, named=named, why_not="the replay spares nobody anything")
+        return Pair(name=name, named=named, why_not="no intervention helps")
     cause = max(known, key=lambda one: gains[one].gain)
     measure = gains[cause].symptom
     was, now = _replayed(question, cause, mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.predicted_gain import PredictedGain
 from benchmarks.diagnosis.twin_attribution import compared, question_of
 from benchmarks.diagnosis.weighing import Pair, TwinLatencies, summary
 from diagnosis.root_cause.interventions import Cause, interventions
@@ -81,6 +81,6 @@ def test_what_is_too_small_to_be_measured_does_not_count() -> None:
 
 
 def test_a_promise_is_off_by_what_part_of_it_the_truth_differs() -> None:
-    assert Promise(promised=0.5, kept=0.4).off == pytest.approx(0.2)
-    assert Promise(promised=0.5, kept=0.6).off == pytest.approx(0.2)
-    assert Promise(promised=0.0, kept=0.6).off == float("inf")
+    assert PredictedGain(promised=0.5, kept=0.4).off == pytest.approx(0.2)
+    assert PredictedGain(promised=0.5, kept=0.6).off == pytest.approx(0.2)
+    assert PredictedGain(promised=0.0, kept=0.6).off == float("inf")

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 
-class Promise(msgspec.Struct, frozen=True, kw_only=True):
+class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
     """`promised` and `kept` are the predicted and the measured gain: the share of the latency
     `measure` that removing `cause` spares. `why_not` is the reason why there is nothing to compare,
     or empty."""
