@@ -7,12 +7,10 @@ They alternate because a shared machine drifts by more than the error that is me
 mixes differ in their mean context, since only then the costs of rows and of context can be told
 apart. Every block of the tested mix is repeated with other texts some minutes later: near
 saturation the longest waits are those of one burst, and depend on the machine at that moment. Loads
-may have different numbers of blocks: one percent of cost is three percent of E2E at 0.8, and less
-below.
-
-The whole journal is replayed exactly (mode A), and with the fitted cost and drawn noise, but with
-stolen time as recorded (mode B). Predicted quantiles of the tested mix, each the median over some
-seeds of the noise, are compared with the recorded ones.
+may have different numbers of blocks: 1 % of cost is 3 % of E2E at 0.8, and less below. The whole
+journal is replayed exactly (mode A), and with the fitted cost and drawn noise, but with stolen time
+as recorded (mode B). Predicted quantiles of the tested mix, each the median over some seeds of the
+noise, are compared with the recorded ones.
 
     .venv/bin/python -m benchmarks.replay_fidelity [--blocks N | N,N,N] [--schedules 4]
         [--seconds 20] [--weights int8] [--keep FOLDER] [--out FILE]

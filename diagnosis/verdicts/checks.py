@@ -71,7 +71,7 @@ def leaked(counts: Counts, aggregator: Aggregator) -> Finding | None:
         return None
     return _finding(
         Symptom.CANCELLATION_LEAK,
-        f"{len(rows)} sequences had {sum(rows)} rows after their clients had gone",
+        f"{len(rows)} sequences had {sum(rows)} rows after their clients had disconnected",
         0.95,
         (Evidence("leaked", len(rows), "sequences"), Evidence("zombie_rows", sum(rows), "rows")),
     )
@@ -195,7 +195,7 @@ def telemetry_degraded(counts: Counts, aggregator: Aggregator) -> Finding | None
     if counts.exports_failed:
         claims.append(
             "spans do not reach their receiver, which fails or does not answer; serving is not "
-            "held up by it, and the record is whole"
+            "delayed by it, and the record is complete"
         )
         evidence.append(Evidence("exports_failed", counts.exports_failed, "attempts"))
     if not claims:

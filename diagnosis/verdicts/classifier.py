@@ -240,7 +240,7 @@ class Diagnoser:
         if degraded:
             verdict, why = "indeterminate", f"the record is not whole: {found[0].claim}"
         elif not found and self._is_unexplained(end_ns):
-            verdict, why = "indeterminate", "requests are held up, by nothing that the record shows"
+            verdict, why = "indeterminate", "requests are delayed, and nothing recorded explains it"
         known = "baseline" if self._learner.is_given else "history"
         return Diagnosis(
             findings=tuple(found),

@@ -22,6 +22,6 @@ def baseline_of(journal: Journal) -> Reference:
     found = diagnoser.baseline()
     if found is None:
         raise BaselineError(
-            "too little happened to say what is usual: it takes 12 seconds with 8 requests"
+            "too little happened to fit a baseline: it takes 12 seconds with 8 requests"
         )
     return found

@@ -56,7 +56,7 @@ RULES: dict[Symptom, Rule] = {
          S.GRAMMAR_COST: "mask"},
     ),
     S.LONG_PROMPTS: Rule(
-        "first tokens come late because prompts are longer than usual",
+        "first tokens come late because prompts are longer than in the baseline",
         ("own_prefill", "prompt_tokens_each", "usual_prompt_tokens_each"),
         {S.PREFIX_CACHE_COLD: "avoidable_tokens", S.INGEST_BACKLOG: "ingest"},
     ),
@@ -119,7 +119,7 @@ RULES: dict[Symptom, Rule] = {
         {S.HOST_STALL: "host"},
     ),
     S.CANCELLATION_LEAK: Rule(
-        "the engine goes on for clients that have gone",
+        "the engine goes on computing for clients that have disconnected",
         ("zombie_rows",),
         {S.QUEUE_OVERLOAD: "requests_per_s", S.KV_EXHAUSTION: "wait_kv"},
     ),

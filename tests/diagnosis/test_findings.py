@@ -64,7 +64,7 @@ def test_two_sequences_that_go_on_without_their_clients_are_a_leak() -> None:
     assert one_lost is None
     assert found is not None
     assert (found.symptom, found.claim) == (
-        S.CANCELLATION_LEAK, "2 sequences had 17 rows after their clients had gone",
+        S.CANCELLATION_LEAK, "2 sequences had 17 rows after their clients had disconnected",
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_a_leak_is_said_before_it_hurts_and_once() -> None:
         named = [[one.symptom for one in diagnosis.findings] for diagnosis in said]
         assert all(len(set(names)) == len(names) for names in named)
         first = next(diagnosis for diagnosis in said if diagnosis.findings)
-        assert first.findings[0].claim.endswith("after their clients had gone")
+        assert first.findings[0].claim.endswith("after their clients had disconnected")
         assert any(one.findings and one.findings[0].harm_ms > 0 for one in said)
 
 
