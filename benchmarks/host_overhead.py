@@ -103,18 +103,13 @@ def engine_part(streams: int) -> float:
     loop = EngineLoop(Scheduler(limits), executor, inbox, lane, clock)
     ours, theirs = socket.socketpair()
     drain = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+    sampling, max_tokens = SamplingParams(temperature=0.0), ENGINE_STEPS + 600
     for seq_id in range(streams):
-        inbox.put(
-            Submit(
-                seq_id=seq_id,
-                prompt=list(range(16)),
-                max_tokens=ENGINE_STEPS + 600,
-                sampling=SamplingParams(temperature=0.0),
-            )
-        )
-    gateway, nobody = GatewayConnection(ours), cast(Any, None)  # no grammars, no profiles
-    profiles = Profiles(loop, nobody, lane, clock, gateway.send)
-    host = EngineServer(gateway, inbox, loop, lane, clock, nobody, profiles)
+        prompt = list(range(16))
+        inbox.put(Submit(seq_id=seq_id, prompt=prompt, max_tokens=max_tokens, sampling=sampling))
+    gateway, none = GatewayConnection(ours), cast(Any, None)  # no grammars, no profiles
+    profiles = Profiles(loop, none, lane, clock, gateway.send)
+    host = EngineServer(gateway, inbox, loop, lane, clock, none, profiles)
     with suppress(GatewayGone):
         host.serve()
     ours.close()

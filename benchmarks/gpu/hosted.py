@@ -44,7 +44,7 @@ class Played(GatewayConnection):
         self.emitted: list[int] = []
 
     def receive(self, wait_s: float | None) -> list[ToEngine]:
-        """Reads as always, though nobody ever writes."""
+        """A reader of which no writer exists."""
         del wait_s
         super().receive(0)
         return list(next(self.script, [Shutdown()]))
@@ -103,10 +103,10 @@ class Hosted:
 
     def _server(self, gateway: GatewayConnection) -> EngineServer:
         """Without a compiler, and without profiles: no script asks for them."""
-        nobody: Any = None
-        profiles = Profiles(self.loop, nobody, self._lane, self._clock, gateway.send)
+        no_profiler: Any = None
+        profiles = Profiles(self.loop, no_profiler, self._lane, self._clock, gateway.send)
         inbox, lane, clock = self._inbox, self._lane, self._clock
-        return EngineServer(gateway, inbox, self.loop, lane, clock, nobody, profiles)
+        return EngineServer(gateway, inbox, self.loop, lane, clock, no_profiler, profiles)
 
 
 def limits_of(loaded: LoadedEngine, rows: int, budget_tokens: int) -> Limits:

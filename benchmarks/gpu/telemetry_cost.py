@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.gpu.abba import CONTROL, OFF, ON, median_costs
 from benchmarks.gpu.engine import submits
 from benchmarks.gpu.hosted import Hosted, Metered, Played, Script
-from benchmarks.gpu.workload import Asked
+from benchmarks.gpu.workload import SequenceSpec
 from benchmarks.paired import Block, Pair, pairs_of, quad_order
 from service.engine.admission import Limits
 from service.engine.executor import Executor
@@ -118,11 +118,11 @@ class Abba:
         tokens = self._load.batch * self._load.steps
         return Block(state, tokens / wall_ns * 1e9, np.diff(stamps_ns) / 1e6)
 
-    def _asked(self, seed: int) -> list[Asked]:
+    def _asked(self, seed: int) -> list[SequenceSpec]:
         """Of prompts that no other four blocks have had."""
         load, draw = self._load, Random(seed)
         output_tokens = _BLOCKS * (load.steps + 1) + _SPARE_TOKENS
         return [
-            Asked([draw.randrange(self._vocab) for _ in range(load.context)], output_tokens)
+            SequenceSpec([draw.randrange(self._vocab) for _ in range(load.context)], output_tokens)
             for _ in range(load.batch)
         ]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.steps import FEATURES
 from lab.simulation.plan_load import load_of_plan
 from lab.twins.physics import Machine, Physics
@@ -49,16 +49,16 @@ def rows_of(chunks: list[tuple[int, int]], contexts: list[int]) -> list[Row]:
 
 
 @given(shape=shapes)
-def test_plan_step_tally_and_ledger_see_the_same_work(
+def test_plan_step_aggregator_and_ledger_see_the_same_work(
     shape: tuple[list[tuple[int, int]], list[int]],
 ) -> None:
     planned = load_of_plan(plan_of(*shape))
     done = step(0, 0, 10, rows_of(*shape))
 
     assert load_of_step(done) == planned
-    tally = Tally()
-    tally.take(done)
-    priced = tally.steps(0, 1 << 62).features[0].tolist()
+    aggregator = Aggregator()
+    aggregator.on_fact(done)
+    priced = aggregator.steps(0, 1 << 62).features[0].tolist()
     assert priced == [getattr(planned, name) for name in FEATURES]
     ones = ForwardCost(prefill_token_ns=1, pair_ns=1, decode_token_ns=1, context_token_ns=1)
     charged = sum(ones.row_ns(row) for row in done.rows)
