@@ -79,7 +79,7 @@ class Profiles:
         try:
             profiler = StepProfiler(self._loaded.executor, request.steps, self._loop.in_flight)
             profiler.start()
-        except Exception as error:  # whatever torch or a driver says
+        except Exception as error:  # any error of torch or a driver
             self._answer(frames.ProfileEnded(0, "", _line(error)))
             return
         self._loop.executor = profiler
@@ -93,7 +93,7 @@ class Profiles:
         error: str | None = None
         try:
             profile.profiler.stop(path, self._metadata(profile, contents))
-        except Exception as fault:  # whatever torch, a driver or the disk says
+        except Exception as fault:  # any error of torch, a driver or the disk
             error = _line(fault)
         end_ns = self._clock.now_ns()
         self._lane.append(ProfileTaken(end_ns, profile.begin_ns, end_ns, steps))
