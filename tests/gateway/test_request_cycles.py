@@ -28,8 +28,11 @@ def stream(server: Server, **body: Any) -> list[Any]:
 
 
 def end_early(server: Server, is_deleted: bool) -> None:
-    """A stream that is deleted, or whose client leaves, after its first token."""
-    body = {"prompt": "x", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    """A stream that is deleted, or whose client disconnects, after its first token.
+
+    It is so long that it cannot end before: socket buffers hold a fraction of it.
+    """
+    body = {"prompt": "x", "stream": True, "max_tokens": 2000, "ignore_eos": True, "logprobs": 20}
     with server.client.stream("POST", COMPLETIONS, json=body) as answer:
         request_id = answer.headers["x-request-id"]
         lines = answer.iter_lines()
