@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from service.config.settings import ConfigError, EngineConfig
-from service.device.backends import Backend, choose_backend
-from service.device.cache.cpu_pool import HostTier
+from service.device.backend import AnyBackend
+from service.device.backends import choose_backend
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
 from service.device.memory_profile import measure_room
@@ -35,7 +36,7 @@ class LoadedEngine:
     executor: DeviceExecutor
     spec: ModelSpec
     max_model_tokens: int
-    backend: Backend
+    backend: AnyBackend
     pipeline_depth: int
 
     @property
@@ -92,21 +93,21 @@ def load_executor(
         stage_ended(StartStage.WEIGHTS)
         progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
         cache = backend.make_pages(blocks)
-        host_tier = HostTier(cache, host_slots) if host_slots else None
+        cpu_pool = CpuKvPool(cache, host_slots) if host_slots else None
         stage_ended(StartStage.CACHE)
         compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
-        executor = _executor(config, backend, decoder, cache, clock, host_tier, compiler)
+        executor = _executor(config, backend, decoder, cache, clock, cpu_pool, compiler)
     return LoadedEngine(executor, source.spec, max_model_tokens, backend, _depth(config, backend))
 
 
-def _depth(config: EngineConfig, backend: Backend) -> int:
+def _depth(config: EngineConfig, backend: AnyBackend) -> int:
     """An executor of its own is asked and not waited for."""
     return config.depth(overlaps=backend.make_executor is not None)
 
 
 def _measured_blocks(
     config: EngineConfig,
-    backend: Backend,
+    backend: AnyBackend,
     decoder: StepDecoder[Any],
     max_model_tokens: int,
     progress: Callable[[str], None],
@@ -131,20 +132,20 @@ def _set_threads(config: EngineConfig) -> None:
 
 def _executor(
     config: EngineConfig,
-    backend: Backend,
+    backend: AnyBackend,
     decoder: StepDecoder[Any],
     cache: Pages,
     clock: Clock,
-    host_tier: HostTier | None,
+    cpu_pool: CpuKvPool | None,
     compiler: GrammarCompiler | None,
 ) -> DeviceExecutor:
     if backend.make_executor is None:
         ranks = decoder if isinstance(decoder, ParallelDecoder) else None
         return TorchExecutor(
-            decoder, cache, clock, _depth(config, backend), host_tier, compiler, ranks
+            decoder, cache, clock, _depth(config, backend), cpu_pool, compiler, ranks
         )
     sampler = Sampler(decoder.spec.vocab, clock, compiler)
-    return backend.make_executor(decoder, cache, sampler, clock, host_tier)
+    return backend.make_executor(decoder, cache, sampler, clock, cpu_pool)
 
 
 @contextmanager

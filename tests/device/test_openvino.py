@@ -19,6 +19,7 @@ from service.device.cache.cpu_pool import HostTier
 from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.models.model import Decoder
+from service.device.models.weight_source import WeightSource
 from service.device.openvino.cache import OpenVinoKvCache
 from service.device.openvino.decoder import (
     PAGE_TOKENS,
@@ -32,7 +33,7 @@ from service.device.quantization.quantize import Int8Format
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.dummy import DummyWeights
-from service.device.weights.source import WeightSource, open_weights
+from service.device.weights.source import open_weights
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 from tests.models.test_parity_families import FAMILIES, chunk, some_ids

@@ -17,7 +17,7 @@ from service.device.parallel.messages import (
     unpack_stays,
 )
 from service.device.sharding.collectives import refuse_impossible, skew_ns
-from service.device.sharding.shard import Rank, ShardedWeights, floor_shape, part_of
+from service.device.sharding.shard import ShardedWeights, TensorParallelRank, floor_shape, part_of
 from service.device.spec import DUMMY_SHAPES
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.ranked import (
@@ -41,7 +41,7 @@ BY_COLUMNS = ("o_proj", "down_proj")
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_parts_put_together_are_the_whole(kind: str, count: int) -> None:
     whole = weights_of(kind)
-    ranks = [ShardedWeights(whole, Rank(index, count)) for index in range(count)]
+    ranks = [ShardedWeights(whole, TensorParallelRank(index, count)) for index in range(count)]
 
     for name in tensor_names(whole):
         parts = [rank.tensor(name) for rank in ranks]
@@ -56,7 +56,7 @@ def test_the_parts_put_together_are_the_whole(kind: str, count: int) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_tied_head_becomes_slices_of_the_embedding(count: int) -> None:
     whole = weights_of("tied")
-    ranks = [ShardedWeights(whole, Rank(index, count)) for index in range(count)]
+    ranks = [ShardedWeights(whole, TensorParallelRank(index, count)) for index in range(count)]
 
     assert not any(rank.spec.tied_embeddings for rank in ranks)
     heads = [rank.tensor("lm_head.weight") for rank in ranks]
@@ -65,7 +65,7 @@ def test_a_tied_head_becomes_slices_of_the_embedding(count: int) -> None:
 
 
 def test_a_part_keeps_nothing_of_the_whole_alive() -> None:
-    part = ShardedWeights(weights_of(), Rank(1, 2)).tensor("lm_head.weight")
+    part = ShardedWeights(weights_of(), TensorParallelRank(1, 2)).tensor("lm_head.weight")
 
     assert part.untyped_storage().nbytes() == part.numel() * part.itemsize
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from service.device.attention.base import GraphAttention
-from service.device.cache.cpu_pool import HostTier
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvCache
 from service.device.cuda.device_times import DeviceClock, PhaseMarks, Span
 from service.device.cuda.graphs import DecodeGraphs
@@ -63,11 +62,11 @@ class CudaExecutor:
         clock: Clock,
         max_rows: int,
         max_tokens: int,
-        host_tier: HostTier | None = None,
+        cpu_pool: CpuKvPool | None = None,
     ) -> None:
         self._decoder, self._attention, self._cache = decoder, attention, cache
         self._runtime, self._sampler, self._clock = runtime, sampler, clock
-        self._host_tier = host_tier
+        self._cpu_pool = cpu_pool
         pages_each = -(-max_tokens // cache.page_tokens)
         self._slots = DeviceSlots(runtime, max_rows, pages_each, cache.pages - 1)
         self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
@@ -84,7 +83,7 @@ class CudaExecutor:
 
     @property
     def host_slots(self) -> int:
-        return 0 if self._host_tier is None else self._host_tier.slots
+        return 0 if self._cpu_pool is None else self._cpu_pool.slots
 
     def mark_steps(self, on: bool) -> None:
         """All of a step is asked for in `launch`, which is marked by whoever calls it."""
@@ -129,8 +128,8 @@ class CudaExecutor:
 
     def _ask(self, plan: Plan, span: Span, forward_ns: int) -> _Asked:
         if plan.copies:
-            assert self._host_tier is not None, "copies without a host tier"
-            self._host_tier.run(plan.copies)
+            assert self._cpu_pool is not None, "copies without a host tier"
+            self._cpu_pool.run(plan.copies)
         self._slots.learn(plan.rows)
         rows = plan.sampled_rows
         greedy, phases = self._sampler.all_just_argmax(rows), None
@@ -216,12 +215,12 @@ class CudaExecutor:
 
 
 def cuda_executor(
-    decoder: Any,
-    attention: Any,
-    cache: Any,
+    decoder: Decoder,
+    attention: GraphAttention,
+    cache: KvCache,
     sampler: Sampler,
     clock: Clock,
-    host_tier: HostTier | None,
+    cpu_pool: CpuKvPool | None,
     max_rows: int,
     max_tokens: int,
     progress: Callable[[str], None] = lambda what: None,
@@ -231,7 +230,7 @@ def cuda_executor(
     on_gpu = device.type == "cuda"
     runtime: Runtime = CudaRuntime(device) if on_gpu else StandInRuntime(clock)
     executor = CudaExecutor(
-        decoder, attention, cache, runtime, sampler, clock, max_rows, max_tokens, host_tier
+        decoder, attention, cache, runtime, sampler, clock, max_rows, max_tokens, cpu_pool
     )
     if on_gpu:
         executor.graphs.capture_all(progress)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import WHOLE, Linear, MatrixFormat, Partition, Product
 from service.device.quantization.precision import Precision
-from service.device.weights.source import WeightSource, checked
 
 
 @dataclass(frozen=True, slots=True)

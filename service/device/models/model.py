@@ -1,6 +1,7 @@
-"""One lean decoder for the Llama family, over a flat batch of tokens.
+"""The decoder in torch, for all families: one forward pass over a flat batch of tokens.
 
-Flags in the ModelSpec cover what differs between Llama, Mistral, Qwen2, Qwen3 and SmolLM.
+Flags of `ModelSpec` say what differs between families. A family that needs something else adds a
+flag there with its `Feature`, and computes it here or in `layers` and `ops`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,33 @@ from typing import Any
 
 import torch
 
+from service.config.settings import ConfigError
 from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.models.layers import LayerWeights, load_layer
 from service.device.models.ops import LayerOps, PlainOps
+from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.quantization.precision import Precision
 from service.device.rope import RopeTable
-from service.device.weights.source import WeightSource, checked
+from service.device.spec import Feature, ModelSpec
+
+FEATURES = frozenset(
+    {
+        Feature.QKV_BIAS,
+        Feature.QK_NORM,
+        Feature.TIED_EMBEDDINGS,
+        Feature.LINEAR_ROPE,
+        Feature.LLAMA3_ROPE,
+    }
+)
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """Why torch's decoder cannot compute this model; None when it can."""
+    missing = spec.missing(FEATURES)
+    return None if missing is None else f"torch's decoder does not compute {missing}"
 
 
 class Decoder:
@@ -38,6 +57,9 @@ class Decoder:
     ) -> None:
         """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
         spec = source.spec
+        reason = unsupported(spec)
+        if reason is not None:
+            raise ConfigError(reason)
         self.spec = spec
         self.device = device
         self._attention = attention

@@ -21,6 +21,7 @@ import torch
 from service.config.settings import ConfigError
 from service.device.cache.kv_cache import KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.models.weight_source import WeightSource
 from service.device.openvino.cache import OpenVinoKvCache, PageLayout, shared_tensor
 from service.device.openvino.graph import (
     MAX_CONTEXT,
@@ -29,10 +30,10 @@ from service.device.openvino.graph import (
     Hold,
     build_graph,
     cache_inputs,
+    unsupported,
 )
 from service.device.openvino.runtime import load_runtime, multiplies_bf16
 from service.device.spec import ModelSpec
-from service.device.weights.source import WeightSource
 
 PAGE_TOKENS = 32
 _TORCH_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -65,6 +66,9 @@ def build_openvino(
 
     Raises ConfigError when OpenVINO is absent, too different, or refuses the model.
     """
+    reason = unsupported(source.spec)
+    if reason is not None:
+        raise ConfigError(f"{reason}; use another executor")
     ov = load_runtime()
     core = ov.Core()
     bf16 = settings.rounding is torch.bfloat16 and multiplies_bf16(core)

@@ -20,16 +20,34 @@ import numpy as np
 import torch
 
 from service.config.settings import ConfigError
+from service.device.models.weight_source import WeightSource, checked
 from service.device.openvino.runtime import load_runtime
 from service.device.quantization.codes import quantise_rows
 from service.device.rope import rope_frequencies
-from service.device.weights.source import WeightSource, checked
+from service.device.spec import Feature, ModelSpec
 
 _DYNAMIC = -1
 # the inputs of every step, in this order before the cache; all int32
 STEP_INPUTS = ("input_ids", "position_ids", "sampled")
 TABLE_INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 MAX_CONTEXT = "max_context_len"
+
+
+FEATURES = frozenset(
+    {
+        Feature.QKV_BIAS,
+        Feature.QK_NORM,
+        Feature.TIED_EMBEDDINGS,
+        Feature.LINEAR_ROPE,
+        Feature.LLAMA3_ROPE,
+    }
+)
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """Why the graph cannot compute this model; None when it can."""
+    missing = spec.missing(FEATURES)
+    return None if missing is None else f"the OpenVINO graph does not compute {missing}"
 
 
 class Hold(StrEnum):

@@ -8,11 +8,12 @@ not come; so it is no `StepFailed`, which an engine outlives.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from service.device.backends import Backend
-from service.device.cache.kv_cache import KvCache, Pages
+from service.device.backend import Backend
+from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.parallel.messages import MakePages, pack, pack_step
 from service.device.parallel.ranks import Ranks
@@ -64,7 +65,9 @@ class ParallelDecoder:
         self._collectives.part()
 
 
-def with_ranks(backend: Backend, ranks: Ranks, clock: Clock) -> Backend:
+def with_ranks(
+    backend: Backend[Any, KvCache], ranks: Ranks, clock: Clock
+) -> Backend[ParallelDecoder, KvCache]:
     """All ranks together, of the back end that is rank 0's: `load` ends when each has loaded its
     part and they have met, `make_pages` makes as many everywhere."""
     collectives = backend.collectives
@@ -77,7 +80,7 @@ def with_ranks(backend: Backend, ranks: Ranks, clock: Clock) -> Backend:
         collectives.meet(ranks.meeting, clock)
         return ParallelDecoder(own, collectives, ranks)
 
-    def make_pages(blocks: int) -> Pages:
+    def make_pages(blocks: int) -> KvCache:
         ranks.send(pack(MakePages(blocks)))
         return backend.make_pages(blocks)
 

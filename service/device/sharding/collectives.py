@@ -18,7 +18,7 @@ import torch.distributed as dist
 from service.config.settings import ConfigError, EngineConfig
 from service.device.cuda.runtime import CudaRuntime, Mark, Runtime, StandInRuntime
 from service.device.quantization.linear import Product
-from service.device.sharding.shard import Rank
+from service.device.sharding.shard import TensorParallelRank
 from telemetry.facts.clock import Clock
 
 
@@ -75,7 +75,7 @@ def skew_ns(stays_ns: Sequence[Sequence[int]]) -> int:
 class Collectives:
     """Implements `Partition` over torch's process group, as soon as all ranks have met there."""
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
+    def __init__(self, rank: TensorParallelRank, device: torch.device) -> None:
         self.rank = rank
         self.device = device
         self._stays: Stays | None = None

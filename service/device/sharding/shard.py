@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from service.config.settings import ConfigError
+from service.device.models.tensors import tensor_shape
+from service.device.models.weight_source import WeightSource, checked
 from service.device.spec import ModelSpec
-from service.device.weights.dummy import tensor_shape
-from service.device.weights.source import WeightSource, checked
 from telemetry.facts.engine_records import ModelShape
 
 _BY_ROWS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
@@ -29,7 +29,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class TensorParallelRank:
     """Number `index` of `count`."""
 
     index: int
@@ -76,7 +76,7 @@ class ShardedWeights:
     """Implements `WeightSource`: one rank's part of another source. Each rank reads what it
     needs and keeps its part, so tensors of files that are decoded are decoded by every rank."""
 
-    def __init__(self, whole: WeightSource, rank: Rank) -> None:
+    def __init__(self, whole: WeightSource, rank: TensorParallelRank) -> None:
         """Raises ConfigError."""
         self._whole = whole
         self._rank = rank
