@@ -7,27 +7,10 @@ tied embeddings where the file says so. In a GGUF file its rotary pairs lie side
 from __future__ import annotations
 
 from service.device.models.architecture import Architecture
-from service.device.models.config_reader import read_spec
-from service.device.models.gguf_reader import GgufConfig, read_gguf_spec
-from service.device.spec import ModelSpec
-from service.model_files.stated import Stated
-
-_FAMILY = "llama"
-
-
-def _from_config(config: Stated) -> ModelSpec:
-    return read_spec(config, _FAMILY)
-
-
-def _from_gguf(config: GgufConfig) -> ModelSpec:
-    return read_gguf_spec(config, _FAMILY)
-
 
 LLAMA = Architecture(
-    family=_FAMILY,
+    family="llama",
     hf_name="LlamaForCausalLM",
     gguf_name="llama",
-    spec_from_config=_from_config,
-    spec_from_gguf=_from_gguf,
     gguf_interleaves_rope=True,
 )

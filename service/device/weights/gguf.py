@@ -97,6 +97,8 @@ def _read(file: GgufFile) -> tuple[Architecture, ModelSpec]:
     )
     architecture = architecture_of_gguf(file.path, stated.take("general.architecture"))
     prefix = architecture.gguf_name
-    spec = architecture.spec_from_gguf(GgufConfig(file, stated, prefix, architecture.gguf_tensors))
+    spec = architecture.read_gguf(
+        GgufConfig(file, stated, prefix, architecture.gguf_tensors), architecture.family
+    )
     stated.finish({**of_family(prefix), **architecture.harmless_gguf}, GENERAL_PREFIXES)
     return architecture, spec

@@ -109,7 +109,7 @@ def _read(folder: Path) -> tuple[Architecture, ModelSpec]:
     config = Stated(path, read_json(path))
     architecture = architecture_of_config(path, (config.take("architectures") or ["(none)"])[0])
     refuse_quantized(config)
-    spec = architecture.spec_from_config(config)
+    spec = architecture.read_config(config, architecture.family)
     spec = replace(spec, eos_token_ids=_end_tokens(folder, config))
     config.finish({**CONFIG, **architecture.harmless_config})
     return architecture, spec
