@@ -35,8 +35,8 @@ from service.device.models.weight_source import WeightSource
 from service.device.native.cache import NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
+from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import choose_precision
-from service.device.quantization.quantize import choose_matrix_format
 from service.device.torch_executor import StepDecoder, TorchExecutor
 from service.device.weights.source import open_weights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
@@ -79,9 +79,9 @@ class RoundedKvCache(PlainKvCache):
     """Holds values of bfloat16, perhaps in float32: what a bfloat16 device would hold."""
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        super().write(layer, keys.bfloat16().to(keys), values.bfloat16().to(values), cells)
+        super().write(layer, keys.bfloat16().to(keys), values.bfloat16().to(values), slot_mapping)
 
 
 @dataclass

@@ -16,8 +16,8 @@ from service.device.memory import choose_kv_format
 from service.device.models.model import Decoder
 from service.device.models.weight_source import WeightSource
 from service.device.quantization.linear import WHOLE, MatrixFormat
+from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import Precision, choose_precision
-from service.device.quantization.quantize import choose_matrix_format
 from service.device.sampling.sampler import Sampler
 from service.device.sharding.collectives import Collectives, refuse_impossible
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank

@@ -15,7 +15,7 @@ import transformers
 
 from service.config.settings import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.cache.cpu_pool import HostTier
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.models.model import Decoder
@@ -28,8 +28,8 @@ from service.device.openvino.decoder import (
     build_openvino,
 )
 from service.device.openvino.graph import Hold
+from service.device.quantization.matrix_format import Int8Format
 from service.device.quantization.precision import Precision, cpu_multiplies_bf16
-from service.device.quantization.quantize import Int8Format
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.dummy import DummyWeights
@@ -144,7 +144,7 @@ def test_blocks_copied_to_host_and_back_give_the_same_bits(kv_format: KvFormat) 
     """Into other blocks, in either format: the runtime reads what the tier wrote."""
     settings = OpenVinoSettings(rounding=torch.float32, kv_format=kv_format, threads=1)
     side = openvino_side(DummyWeights("tiny"), settings)
-    tier = HostTier(side.cache, 4)
+    tier = CpuKvPool(side.cache, 4)
     ids = some_ids(71, seed=3)
     side.step([], [chunk(ids, 0, 70, [3, 9, 4], samples=True)], [])
     for slot, block in enumerate((3, 9, 4)):

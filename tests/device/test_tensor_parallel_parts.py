@@ -121,7 +121,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         assert isinstance(order, PackedStep)
         found = inputs_of(order, CPU)
 
-        for name in ("token_ids", "positions", "cells", "sampled"):
+        for name in ("token_ids", "positions", "slot_mapping", "sampled"):
             assert torch.equal(getattr(found, name), getattr(inputs, name)), name
         assert (found.decodes, found.prefills) == (inputs.decodes, inputs.prefills)
 

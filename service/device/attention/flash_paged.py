@@ -63,7 +63,7 @@ class FlashPagedAttention:
     def run(
         self, query: torch.Tensor, layer: int, cache: KvCache, prepared: tuple[_Call, ...]
     ) -> torch.Tensor:
-        keys, values = (side.data for side in cache.sides(layer))
+        keys, values = (side.data for side in cache.kv_tensors(layer))
         query = query.contiguous()
         if prepared[0].flat is None:
             return self._call(query, keys, values, prepared[0])

@@ -74,7 +74,7 @@ class TritonPagedAttention:
     ) -> torch.Tensor:
         query = query.contiguous()
         out = torch.empty_like(query)
-        keys, values = cache.sides(layer)
+        keys, values = cache.kv_tensors(layer)
         if prepared.singles is not None:
             attend_singles(query, out, keys, values, prepared.singles, self._shape)
         if prepared.sequences is not None:

@@ -199,13 +199,15 @@ class CudaExecutor:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
         table: torch.Tensor,
         lengths: torch.Tensor,
         mark: Callable[[], None],
     ) -> torch.Tensor:
         prepared = self._attention.prepared_decodes(table, lengths)
-        return self._decoder.compute(tokens, positions, cells, None, prepared, self._cache, mark)
+        return self._decoder.compute(
+            tokens, positions, slot_mapping, None, prepared, self._cache, mark
+        )
 
     def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
         if not rows:

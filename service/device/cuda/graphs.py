@@ -18,7 +18,7 @@ from service.device.cuda.device_times import PhaseMarks
 from service.device.cuda.runtime import Graph, Runtime
 from service.device.cuda.slots import DeviceSlots
 
-# (tokens, positions, cells, table, lengths, mark) to float32 logits [rows, vocab]
+# (tokens, positions, slot_mapping, table, lengths, mark) to float32 logits [rows, vocab]
 Forward = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Callable[[], None]],
     torch.Tensor,
@@ -110,10 +110,10 @@ class DecodeGraphs:
             slots, positions = inputs[0].long(), inputs[1].long()
             table = known.table[slots]
             pages = table.gather(1, (positions // self._page_tokens)[:, None])[:, 0].long()
-            cells = pages * self._page_tokens + positions % self._page_tokens
+            slot_mapping = pages * self._page_tokens + positions % self._page_tokens
             lengths = torch.where(slots == known.padding, 0, positions + 1).int()
             tokens = known.last_tokens[slots]
-            written.logits = self._forward(tokens, positions, cells, table, lengths, mark)
+            written.logits = self._forward(tokens, positions, slot_mapping, table, lengths, mark)
             mark()
             written.tokens = written.logits.argmax(dim=-1)
             known.last_tokens.index_copy_(0, slots, written.tokens)

@@ -89,7 +89,7 @@ class Decoder:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
         prepared = self._attention.prepare(inputs)
         return self.compute(
-            inputs.token_ids, inputs.positions, inputs.cells, inputs.sampled, prepared, cache
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared, cache
         )
 
     @torch.inference_mode()
@@ -97,7 +97,7 @@ class Decoder:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
         sampled: torch.Tensor | None,
         prepared: Any,
         cache: KvCache,
@@ -112,7 +112,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             normed = ops.norm(hidden, delta, layer.input_norm)
             qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
-            query = ops.keep(index, qkv, angles, layer.head_norms, cache, cells)
+            query = ops.rope_and_write_kv(index, qkv, angles, layer.head_norms, cache, slot_mapping)
             mark()
             mixed = attention.run(query, index, cache, prepared)
             mark()

@@ -105,7 +105,7 @@ class NativeDecoder:
             cache_pages=cache.pages,
             token_ids=inputs.token_ids.data_ptr(),
             positions=inputs.positions.data_ptr(),
-            cells=inputs.cells.data_ptr(),
+            slot_mapping=inputs.slot_mapping.data_ptr(),
             sampled=inputs.sampled.data_ptr(),
             span=span_memory.data_ptr(),
             pages=page_memory.data_ptr(),

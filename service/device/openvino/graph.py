@@ -22,7 +22,7 @@ import torch
 from service.config.settings import ConfigError
 from service.device.models.weight_source import WeightSource, checked
 from service.device.openvino.runtime import load_runtime
-from service.device.quantization.codes import quantise_rows
+from service.device.quantization.rows import quantize_rows
 from service.device.rope import rope_frequencies
 from service.device.spec import Feature, ModelSpec
 
@@ -55,7 +55,7 @@ class Hold(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"  # widened where it is multiplied, on CPUs without bf16 products
-    INT8 = "int8"  # one scale an output, as `quantise_rows` makes them
+    INT8 = "int8"  # one scale an output, as `quantize_rows` makes them
 
 
 def build_graph(
@@ -219,8 +219,8 @@ class _Builder:
         """[out, in] as the graph's own constant, in float32 for whoever reads it."""
         op, ov = self._op, self._ov
         if self._hold is Hold.INT8:
-            codes, scales = quantise_rows(weight)
-            wide = op.convert(op.constant(codes.numpy()), "f32")
+            quantized, scales = quantize_rows(weight)
+            wide = op.convert(op.constant(quantized.numpy()), "f32")
             return op.multiply(wide, op.constant(scales.numpy()))
         if self._hold is Hold.FLOAT32:
             return self._floats(weight)

@@ -46,7 +46,7 @@ class MakePages(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PackedStep(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """`numbers` are int64: ids, positions and cells of `tokens` tokens, then sampled rows."""
+    """`numbers` are int64: ids, positions and slot mapping of `tokens` tokens, then sampled rows."""
 
     numbers: bytes
     tokens: int
@@ -80,7 +80,7 @@ def unpack_order(data: bytes) -> Order:
 
 def pack_step(inputs: StepInputs) -> bytes:
     """All that a rank computes from; on a GPU this waits for the token ids."""
-    numbers = torch.cat((inputs.token_ids, inputs.positions, inputs.cells, inputs.sampled))
+    numbers = torch.cat((inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled))
     return pack(
         PackedStep(
             numbers.cpu().numpy().tobytes(), len(inputs.token_ids), inputs.decodes, inputs.prefills
@@ -93,8 +93,8 @@ def inputs_of(step: PackedStep, device: torch.device) -> StepInputs:
     numbers = torch.frombuffer(bytearray(step.numbers), dtype=torch.int64).to(device)
     tokens = step.tokens
     sizes = (tokens, tokens, tokens, len(numbers) - 3 * tokens)
-    token_ids, positions, cells, sampled = numbers.split_with_sizes(sizes)
-    return StepInputs(token_ids, positions, cells, sampled, step.decodes, step.prefills)
+    token_ids, positions, slot_mapping, sampled = numbers.split_with_sizes(sizes)
+    return StepInputs(token_ids, positions, slot_mapping, sampled, step.decodes, step.prefills)
 
 
 def pack_stays(stays_ns: Sequence[int]) -> bytes:
