@@ -21,7 +21,7 @@ from service.device.native.decoder import NativeDecoder, unsupported
 from service.device.native.library import NumberKind
 from service.device.openvino.cache import OpenVinoKvCache
 from service.device.openvino.decoder import OpenVinoDecoder, OpenVinoSettings, build_openvino
-from service.device.openvino.graph import Hold
+from service.device.openvino.graph import WeightStorage
 from service.device.quantization.precision import cpu_multiplies_bf16
 from service.device.torch_backend import torch_backend
 
@@ -118,7 +118,7 @@ def openvino_backend(
     int8 = config.weights_format == "int8"
     settings = OpenVinoSettings(
         rounding=rounding,
-        hold=Hold.INT8 if int8 else None,
+        weight_storage=WeightStorage.INT8 if int8 else None,
         kv_format=choose_kv_format(config),
         threads=config.threads,
     )

@@ -15,7 +15,7 @@ from service.device.backends import choose_backend
 from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
-from service.device.memory_profile import measure_room
+from service.device.memory_profile import measure_budget
 from service.device.parallel.decoder import ParallelDecoder, with_ranks
 from service.device.parallel.ranks import Ranks, closed_on_error
 from service.device.sampling.grammar_compiler import GrammarCompiler
@@ -41,7 +41,7 @@ class LoadedEngine:
 
     @property
     def shape(self) -> ModelShape:
-        """What the floor of a step is worked out from."""
+        """What the lower bound of a step's time is computed from."""
         backend = self.backend
         cell_bytes = backend.block_bytes // backend.block_tokens
         if backend.collectives is None:
@@ -50,8 +50,8 @@ class LoadedEngine:
         return floor_shape(self.spec, ranks, device, backend.weight_bytes, cell_bytes)
 
     def own_process(self) -> None:
-        """For a process that does nothing else: threads of torch that only sample would spin
-        for a while after each product, on the very cores that the decoder's threads need."""
+        """For a process that does nothing else: torch's threads, where they only sample, would spin
+        for a while after each product on the cores that the decoder's threads need."""
         if not self.backend.computes_in_torch:
             torch.set_num_threads(1)
 
@@ -101,7 +101,7 @@ def load_executor(
 
 
 def _depth(config: EngineConfig, backend: AnyBackend) -> int:
-    """An executor of its own is asked and not waited for."""
+    """A back end with its own executor computes while the next step is planned."""
     return config.depth(overlaps=backend.make_executor is not None)
 
 
@@ -112,13 +112,13 @@ def _measured_blocks(
     max_model_tokens: int,
     progress: Callable[[str], None],
 ) -> int:
-    """As many as the GPU has room for. Raises ConfigError."""
-    room = measure_room(
+    """As many as the GPU has memory for. Raises ConfigError."""
+    budget = measure_budget(
         decoder, backend.make_pages, config.max_batched_tokens, config.max_seqs, decoder.device
     )
-    progress(str(room))
+    progress(str(budget))
     return choose_blocks(
-        config, max_model_tokens, backend.block_tokens, backend.block_bytes, room.cache_bytes
+        config, max_model_tokens, backend.block_tokens, backend.block_bytes, budget.cache_bytes
     )
 
 
@@ -150,8 +150,7 @@ def _executor(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Conversions wait for memory, and the sources have threads of their own: more threads
-    here would only wait for each other."""
+    """Conversions are bound by memory, and weight sources have threads of their own."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

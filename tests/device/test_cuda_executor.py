@@ -176,12 +176,12 @@ def test_a_table_is_told_only_what_is_new() -> None:
     def row(slot: int, blocks: list[int]) -> DecodeRow:
         return DecodeRow(slot, slot, 0, blocks, 0)
 
-    assert slots.learn([row(0, [4, 9]), row(1, [2])]) == 3
-    assert slots.learn([row(0, [4, 9]), row(1, [2])]) == 0
-    assert slots.learn([row(0, [4, 9, 7]), row(1, [2])]) == 1
+    assert slots.update([row(0, [4, 9]), row(1, [2])]) == 3
+    assert slots.update([row(0, [4, 9]), row(1, [2])]) == 0
+    assert slots.update([row(0, [4, 9, 7]), row(1, [2])]) == 1
     assert slots.table.tolist() == [[4, 9, 7, 0, 0], [2, 0, 0, 0, 0], [63] * 5]
-    slots.forget(1)
-    assert slots.learn([row(1, [8])]) == 1
+    slots.reset(1)
+    assert slots.update([row(1, [8])]) == 1
     assert slots.table[1, 0] == 8
 
 

@@ -182,7 +182,7 @@ def test_a_captured_decode_is_the_same_with_padding(name: str) -> None:
     lengths = torch.tensor([page + 3, 5, 0], dtype=torch.int32)
     attention = FlashPagedAttention(provider, CPU)
 
-    found = attention.run(query, 0, cache, attention.prepared_decodes(table, lengths))
+    found = attention.run(query, 0, cache, attention.prepare_decodes(table, lengths))
     pages = (cache.kv_tensors(0)[0].data, cache.kv_tensors(0)[1].data)
     begins = torch.arange(4, dtype=torch.int32)
     torch.testing.assert_close(found[:2], rows_of(query, pages, table, begins, lengths)[:2])

@@ -27,7 +27,7 @@ from service.device.openvino.decoder import (
     OpenVinoSettings,
     build_openvino,
 )
-from service.device.openvino.graph import Hold
+from service.device.openvino.graph import WeightStorage
 from service.device.quantization.matrix_format import Int8Format
 from service.device.quantization.precision import Precision, cpu_multiplies_bf16
 from service.device.spec import DUMMY_SHAPES, ModelSpec
@@ -130,7 +130,8 @@ def test_int8_weights_are_the_torch_decoders_int8_weights(name: str, tmp_path: P
     """The same codes and scales, and float activations: no tolerance beyond floats'."""
     source = Pair(name, tmp_path).source
     ours = openvino_side(
-        source, OpenVinoSettings(rounding=torch.float32, hold=Hold.INT8, threads=1)
+        source,
+        OpenVinoSettings(rounding=torch.float32, weight_storage=WeightStorage.INT8, threads=1),
     )
     theirs = torch_side(source, Int8Format(torch.float32, "a test"))
     random_traffic(random.Random(7), [ours, theirs], 211, steps=12)
@@ -252,7 +253,7 @@ def test_the_default_models_quality_is_kept(
     changes = {}
     for name, settings in {
         "bf16": OpenVinoSettings(),
-        "int8 weights": OpenVinoSettings(hold=Hold.INT8),
+        "int8 weights": OpenVinoSettings(weight_storage=WeightStorage.INT8),
         "int8 cache": OpenVinoSettings(kv_format=KvFormat.INT8),
     }.items():
         changes[name] = perplexity(openvino_side(source, settings), ids) / wanted - 1

@@ -11,10 +11,10 @@ from service.device.loader import load_executor
 from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
-    pack_stays,
+    pack_times,
     pack_step,
     unpack_order,
-    unpack_stays,
+    unpack_times,
 )
 from service.device.sharding.collectives import refuse_impossible, skew_ns
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank, floor_shape, part_of
@@ -130,7 +130,7 @@ def test_the_skew_of_a_step_is_that_of_its_sums() -> None:
     """First one rank is late and then another: it is not forgiven by being early elsewhere."""
     assert skew_ns([[9_000, 1_000], [2_000, 4_000], [3_000, 8_000]]) == 7_000 + 7_000
     assert skew_ns([[], []]) == 0
-    assert list(unpack_stays(pack_stays([0, 1 << 40]))) == [0, 1 << 40]
+    assert list(unpack_times(pack_times([0, 1 << 40]))) == [0, 1 << 40]
 
 
 def test_skews_are_added_up_where_there_are_ranks() -> None:

@@ -53,7 +53,7 @@ class FlashPagedAttention:
             _Call(self._rows(inputs.prefills), self._flat(inputs.prefills), False),
         )
 
-    def prepared_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> tuple[_Call, ...]:
+    def prepare_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> tuple[_Call, ...]:
         """For a batch of one query a row, from what is on the device: `table` int32 [rows, pages]
         and how many keys each sees, int32 [rows], 0 for padding."""
         begins = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)

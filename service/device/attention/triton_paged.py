@@ -61,7 +61,7 @@ class TritonPagedAttention:
             self._sequences(inputs.prefills) if inputs.prefills else None,
         )
 
-    def prepared_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> _Prepared:
+    def prepare_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> _Prepared:
         """For a batch of one query a row, from what is on the device: `table` int32 [rows, pages]
         and how many keys each sees, int32 [rows], 0 for padding."""
         rows = len(lengths)

@@ -82,7 +82,7 @@ class Decoder:
         else:
             head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
             self._embedding = matrices.table(embedding)
-        self._head = partition.gathered(head)
+        self._head = partition.column_parallel(head)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:

@@ -25,7 +25,7 @@ from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
     pack,
-    pack_stays,
+    pack_times,
     unpack_join,
     unpack_order,
 )
@@ -66,12 +66,12 @@ def _run(connection: Connection) -> None:
     connection.send_bytes(pack(Loaded()))
     collectives = backend.collectives
     assert collectives is not None, "a single rank has no others"
-    collectives.meet(join.meeting, MonotonicClock())
+    collectives.init_group(join.rendezvous, MonotonicClock())
     settle_collector()
     try:
         _serve(connection, backend, decoder, device)
     finally:
-        collectives.part()
+        collectives.destroy_group()
 
 
 def _load(join: Join, device: torch.device) -> tuple[Backend[Decoder, KvCache], Decoder]:
@@ -107,10 +107,10 @@ def _serve(
                 pages = None  # there may be no room for both
                 pages = backend.make_pages(order.blocks)
             case PackedStep():
-                collectives.stays.begin()
+                collectives.timer.begin()
                 assert pages is not None, "a step before any pages"
                 decoder.forward(inputs_of(order, device), pages)
-                connection.send_bytes(pack_stays(collectives.stays.taken_ns()))
+                connection.send_bytes(pack_times(collectives.timer.times_ns()))
 
 
 def _end_with_parent() -> None:

@@ -1,7 +1,7 @@
-"""One rank's part of a model.
+"""One tensor-parallel rank's part of a model.
 
 The cut is Megatron-LM's: whole heads and equal slices of the feed-forward network, so that a layer
-needs two sums over the ranks and exchanges nothing else.
+needs two all-reduces and nothing else is exchanged.
 
     q, k, v, gate, up, lm_head    rows, and their biases    a rank has some of the outputs
     o_proj, down_proj             columns                   a rank has a part of each sum
@@ -37,7 +37,7 @@ class TensorParallelRank:
 
 
 def part_of(spec: ModelSpec, count: int) -> ModelSpec:
-    """What each of `count` ranks has. Raises ConfigError when equal parts there are none."""
+    """What each of `count` ranks has. Raises ConfigError where there are no equal parts."""
     sizes = {
         "attention heads": spec.heads,
         "key/value heads": spec.kv_heads,
