@@ -138,7 +138,7 @@ def test_the_devices_own_time_is_in_each_steps_record() -> None:
     waited = {index for index, one in enumerate(times) if one is not None and one.bubble_ns is None}
     assert waited == {0, first_of_second}, "idling is no bubble"
     graphs = executor.graphs._captured.values()
-    phases = [found.written.phases for found in graphs if found.written.phases is not None]
+    phases = [found.output.phases for found in graphs if found.output.phases is not None]
     assert {len(one.marks) for one in phases} == {2 * LivelyWeights().spec.layers + 3}
     marked = [one for one in times if one is not None and one.attention_ns is not None]
     assert 0 < len(marked) < len(times) / 2

@@ -11,8 +11,8 @@ from service.device.loader import load_executor
 from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
-    pack_times,
     pack_step,
+    pack_times,
     unpack_order,
     unpack_times,
 )

@@ -1,1 +1,1 @@
-"""Triton kernels, compiled. `service.device.triton` and `quantization.triton_products` launch them."""
+"""Triton kernels. `service.device.triton` and `quantization.triton_products` launch them."""
