@@ -31,13 +31,14 @@ from service.device.attention_choice import TORCH_PAGE_TOKENS as BLOCK_TOKENS
 from service.device.cache.kv_cache import KvFormat, PlainKvCache, make_cache, page_bytes
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.models.model import Decoder
+from service.device.models.weight_source import WeightSource
 from service.device.native.cache import NativeKvCache, native_page_bytes
 from service.device.native.decoder import NativeDecoder
 from service.device.native.library import NumberKind
+from service.device.quantization.matrix_format import choose_matrix_format
 from service.device.quantization.precision import choose_precision
-from service.device.quantization.quantize import choose_matrix_format
 from service.device.torch_executor import StepDecoder, TorchExecutor
-from service.device.weights.source import WeightSource, open_weights
+from service.device.weights.source import open_weights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from service.model_files.model_store import ensure_default_model
 from service.text.tokenizer import load_tokenizer
@@ -78,9 +79,9 @@ class RoundedKvCache(PlainKvCache):
     """Holds values of bfloat16, perhaps in float32: what a bfloat16 device would hold."""
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        super().write(layer, keys.bfloat16().to(keys), values.bfloat16().to(values), cells)
+        super().write(layer, keys.bfloat16().to(keys), values.bfloat16().to(values), slot_mapping)
 
 
 @dataclass

@@ -173,7 +173,7 @@ def _inputs_of(spans: Sequence[SequenceSpan]) -> StepInputs:
     return StepInputs(
         token_ids=nothing,
         positions=nothing,
-        cells=nothing,
+        slot_mapping=nothing,
         sampled=nothing,
         decodes=tuple(span for span in spans if span.query_tokens == 1),
         prefills=tuple(span for span in spans if span.query_tokens > 1),

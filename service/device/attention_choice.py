@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from service.config.settings import ConfigError, EngineConfig
-from service.device.attention.base import AttentionBackend
+from service.device.attention.base import AttentionBackend, GraphAttention
 from service.device.attention.flash_paged import FlashPagedAttention
 from service.device.attention.flash_providers import find_provider
 from service.device.attention.torch_paged import TorchPagedAttention
@@ -23,13 +23,13 @@ _WIDEST_HEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`fault` says why a faster one is not used, None where there is none. A decode step of one
-    that `has_graphs` can be captured."""
+    """`fault` says why a faster one is not used, None where there is none. `graph_attention` is
+    the same attention where its decode steps can be captured in a CUDA graph, else None."""
 
     attention: AttentionBackend
     ops: LayerOps
     fault: str | None = None
-    has_graphs: bool = False
+    graph_attention: GraphAttention | None = None
 
 
 def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Chosen:
@@ -41,7 +41,7 @@ def choose_attention(config: EngineConfig, spec: ModelSpec, device: torch.device
     if wanted != "triton":
         flash, fault = _flash_attention(config, spec, device)
         if flash is not None:
-            return Chosen(flash, _best_ops(spec, device), has_graphs=True)
+            return Chosen(flash, _best_ops(spec, device), graph_attention=flash)
         faults.append(f"not flash: {fault}")
     if wanted == "flash":
         raise ConfigError(f"--attention flash: {fault}; use --attention auto")
@@ -92,7 +92,7 @@ def _triton(spec: ModelSpec, device: torch.device, fault: str | None) -> Chosen:
     from service.device.attention.triton_paged import TritonPagedAttention
 
     attention = TritonPagedAttention(spec, TRITON_PAGE_TOKENS, device)
-    return Chosen(attention, _best_ops(spec, device), fault, has_graphs=True)
+    return Chosen(attention, _best_ops(spec, device), fault, graph_attention=attention)
 
 
 def _best_ops(spec: ModelSpec, device: torch.device) -> LayerOps:

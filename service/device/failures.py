@@ -1,4 +1,4 @@
-"""What an error of the device means: told once, where it happens, and never guessed afterwards."""
+"""Classifies errors of the device, once, where they are raised."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NO_MEMORY = re.compile(
 )
 
 
-def told_failure(error: BaseException) -> StepFailure | None:
-    """What the error itself says; None for one that may be anybody's."""
+def stated_failure(error: BaseException) -> StepFailure | None:
+    """The kind that the error itself states; None where it could come from anywhere."""
     if isinstance(error, DeviceFailure):
         return error.kind
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)):
@@ -28,9 +28,9 @@ def told_failure(error: BaseException) -> StepFailure | None:
 
 def failure_of(error: BaseException) -> StepFailure:
     """Of an error from within the computation of a step."""
-    told = told_failure(error)
-    if told is not None:
-        return told
+    stated = stated_failure(error)
+    if stated is not None:
+        return stated
     return StepFailure.BAD_INPUT if isinstance(error, IndexError) else StepFailure.KERNEL_ERROR
 
 

@@ -29,14 +29,15 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """`token_ids`, `positions` and `cells` are int64 [tokens]; `sampled` int64 [samples]
+    """`token_ids`, `positions` and `slot_mapping` (page * page_tokens + place: where the token's
+    keys and values are written, as in vLLM) are int64 [tokens]; `sampled` int64 [samples]
     are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`, one for
     each token and draft of a decode row. `last_tokens` are the flat rows whose token is the
     last one sampled, in the order of `Plan.decodes`."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    cells: torch.Tensor
+    slot_mapping: torch.Tensor
     sampled: torch.Tensor
     decodes: tuple[SequenceSpan, ...]
     prefills: tuple[SequenceSpan, ...]
@@ -47,7 +48,7 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
     """Read everything that a step needs from `plan`; decode rows get token 0 for now."""
     token_ids: list[int] = []
     positions: list[int] = []
-    cells: list[int] = []
+    slot_mapping: list[int] = []
     sampled: list[int] = []
     decodes: list[SequenceSpan] = []
     prefills: list[SequenceSpan] = []
@@ -63,7 +64,8 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
         token_ids.extend(tokens)
         for position in range(start, start + len(tokens)):
             positions.append(position)
-            cells.append(blocks[position // page_tokens] * page_tokens + position % page_tokens)
+            page, place = blocks[position // page_tokens], position % page_tokens
+            slot_mapping.append(page * page_tokens + place)
         return span
 
     for row in plan.decodes:
@@ -82,7 +84,7 @@ def build_inputs(plan: Plan, page_tokens: int, device: torch.device) -> StepInpu
     return StepInputs(
         token_ids=tensor(token_ids),
         positions=tensor(positions),
-        cells=tensor(cells),
+        slot_mapping=tensor(slot_mapping),
         sampled=tensor(sampled),
         decodes=tuple(decodes),
         prefills=tuple(prefills),

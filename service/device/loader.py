@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from service.config.settings import ConfigError, EngineConfig
-from service.device.backends import Backend, choose_backend
-from service.device.cache.cpu_pool import HostTier
+from service.device.backend import AnyBackend
+from service.device.backends import choose_backend
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
 from service.device.memory import choose_blocks, choose_context, choose_host_slots
-from service.device.memory_profile import measure_room
+from service.device.memory_profile import measure_budget
 from service.device.parallel.decoder import ParallelDecoder, with_ranks
 from service.device.parallel.ranks import Ranks, closed_on_error
 from service.device.sampling.grammar_compiler import GrammarCompiler
@@ -35,12 +36,12 @@ class LoadedEngine:
     executor: DeviceExecutor
     spec: ModelSpec
     max_model_tokens: int
-    backend: Backend
+    backend: AnyBackend
     pipeline_depth: int
 
     @property
     def shape(self) -> ModelShape:
-        """What the floor of a step is worked out from."""
+        """What the lower bound of a step's time is computed from."""
         backend = self.backend
         cell_bytes = backend.block_bytes // backend.block_tokens
         if backend.collectives is None:
@@ -49,8 +50,8 @@ class LoadedEngine:
         return floor_shape(self.spec, ranks, device, backend.weight_bytes, cell_bytes)
 
     def own_process(self) -> None:
-        """For a process that does nothing else: threads of torch that only sample would spin
-        for a while after each product, on the very cores that the decoder's threads need."""
+        """For a process that does nothing else: torch's threads, where they only sample, would spin
+        for a while after each product on the cores that the decoder's threads need."""
         if not self.backend.computes_in_torch:
             torch.set_num_threads(1)
 
@@ -92,32 +93,32 @@ def load_executor(
         stage_ended(StartStage.WEIGHTS)
         progress(f"allocating {blocks} cache blocks of {block_tokens} tokens")
         cache = backend.make_pages(blocks)
-        host_tier = HostTier(cache, host_slots) if host_slots else None
+        cpu_pool = CpuKvPool(cache, host_slots) if host_slots else None
         stage_ended(StartStage.CACHE)
         compiler = make_compiler(source.spec.vocab) if make_compiler is not None else None
-        executor = _executor(config, backend, decoder, cache, clock, host_tier, compiler)
+        executor = _executor(config, backend, decoder, cache, clock, cpu_pool, compiler)
     return LoadedEngine(executor, source.spec, max_model_tokens, backend, _depth(config, backend))
 
 
-def _depth(config: EngineConfig, backend: Backend) -> int:
-    """An executor of its own is asked and not waited for."""
+def _depth(config: EngineConfig, backend: AnyBackend) -> int:
+    """A back end with its own executor computes while the next step is planned."""
     return config.depth(overlaps=backend.make_executor is not None)
 
 
 def _measured_blocks(
     config: EngineConfig,
-    backend: Backend,
+    backend: AnyBackend,
     decoder: StepDecoder[Any],
     max_model_tokens: int,
     progress: Callable[[str], None],
 ) -> int:
-    """As many as the GPU has room for. Raises ConfigError."""
-    room = measure_room(
+    """As many as the GPU has memory for. Raises ConfigError."""
+    budget = measure_budget(
         decoder, backend.make_pages, config.max_batched_tokens, config.max_seqs, decoder.device
     )
-    progress(str(room))
+    progress(str(budget))
     return choose_blocks(
-        config, max_model_tokens, backend.block_tokens, backend.block_bytes, room.cache_bytes
+        config, max_model_tokens, backend.block_tokens, backend.block_bytes, budget.cache_bytes
     )
 
 
@@ -131,26 +132,25 @@ def _set_threads(config: EngineConfig) -> None:
 
 def _executor(
     config: EngineConfig,
-    backend: Backend,
+    backend: AnyBackend,
     decoder: StepDecoder[Any],
     cache: Pages,
     clock: Clock,
-    host_tier: HostTier | None,
+    cpu_pool: CpuKvPool | None,
     compiler: GrammarCompiler | None,
 ) -> DeviceExecutor:
     if backend.make_executor is None:
         ranks = decoder if isinstance(decoder, ParallelDecoder) else None
         return TorchExecutor(
-            decoder, cache, clock, _depth(config, backend), host_tier, compiler, ranks
+            decoder, cache, clock, _depth(config, backend), cpu_pool, compiler, ranks
         )
     sampler = Sampler(decoder.spec.vocab, clock, compiler)
-    return backend.make_executor(decoder, cache, sampler, clock, host_tier)
+    return backend.make_executor(decoder, cache, sampler, clock, cpu_pool)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Conversions wait for memory, and the sources have threads of their own: more threads
-    here would only wait for each other."""
+    """Conversions are bound by memory, and weight sources have threads of their own."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""What a GPU has left for the cache once the weights are there: measured, and the sum is told."""
+"""How much memory of a GPU is left for the KV cache once the weights are loaded: measured."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ PeakOf = Callable[[Callable[[], object]], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes of one device. `used_bytes` are taken already, the weights above all; `step_bytes` is
-    what the largest step needs beside them."""
+class MemoryBudget:
+    """Bytes of one device. `used_bytes` are allocated already, mostly weights; `step_bytes` is the
+    peak of the largest step beside them. `share` of the total is used at all (vLLM's
+    gpu_memory_utilization)."""
 
     total_bytes: int
     used_bytes: int
@@ -49,18 +50,18 @@ class Room:
         )
 
 
-def measure_room(
+def measure_budget(
     decoder: StepDecoder[Any],
     make_pages: Callable[[int], Pages],
     tokens: int,
     rows: int,
     device: torch.device,
-) -> Room:
+) -> MemoryBudget:
     """Of a CUDA device on which the weights lie. A step has at most `tokens` tokens of at most
     `rows` sequences."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     step_bytes = step_bytes_of(decoder, make_pages, tokens, rows, device, cuda_peak(device))
-    return Room(total_bytes, total_bytes - free_bytes, step_bytes)
+    return MemoryBudget(total_bytes, total_bytes - free_bytes, step_bytes)
 
 
 def step_bytes_of(

@@ -16,6 +16,21 @@ class RopeScaling(StrEnum):
     LLAMA3 = "llama3"
 
 
+class Feature(StrEnum):
+    """What a model may need beyond the plain decoder (RMS norm, rotary positions, grouped-query
+    attention, SiLU-gated feed-forward); the value is how messages call it.
+
+    Each back end lists those that it computes and refuses a model that needs another: a new
+    feature is refused everywhere until a back end states that it has it.
+    """
+
+    QKV_BIAS = "biases of queries, keys and values"
+    QK_NORM = "norms of queries and keys"
+    TIED_EMBEDDINGS = "a head tied to the embedding"
+    LINEAR_ROPE = "linear rope scaling"
+    LLAMA3_ROPE = "Llama 3's rope scaling"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Rotary position embedding. The last four are used by LINEAR (factor) and LLAMA3."""
@@ -30,7 +45,11 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM."""
+    """A decoder-only transformer: sizes, and flags for what differs between families.
+
+    `family` is a label. A `sliding_window_tokens` bounds the context, so no back end needs to
+    know it.
+    """
 
     family: str
     layers: int
@@ -61,6 +80,23 @@ class ModelSpec:
     @property
     def head_rows(self) -> int:
         return self.vocab // self.vocab_parts
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a back end must be able to compute."""
+        needed = {
+            Feature.QKV_BIAS: self.qkv_bias,
+            Feature.QK_NORM: self.qk_norm,
+            Feature.TIED_EMBEDDINGS: self.tied_embeddings,
+            Feature.LINEAR_ROPE: self.rope.scaling is RopeScaling.LINEAR,
+            Feature.LLAMA3_ROPE: self.rope.scaling is RopeScaling.LLAMA3,
+        }
+        return frozenset(feature for feature, is_needed in needed.items() if is_needed)
+
+    def missing(self, supported: frozenset[Feature]) -> str | None:
+        """The features that are needed and not `supported`, for a message; None when all are."""
+        missing = self.features - supported
+        return " and ".join(sorted(missing)) or None
 
     def shape(self, weight_bytes: float, cell_bytes: int) -> ModelShape:
         """What a step's floor follows from, with these sizes of a weight and of a token's keys

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch.autograd.profiler import record_function
 
-from service.device.cache.cpu_pool import HostTier
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
 from service.device.inputs import StepInputs, build_inputs
@@ -79,13 +79,13 @@ class TorchExecutor(Generic[PagesT]):
         cache: PagesT,
         clock: Clock,
         depth: int = 1,
-        host_tier: HostTier | None = None,
+        cpu_pool: CpuKvPool | None = None,
         compiler: GrammarCompiler | None = None,
         ranks: OtherRanks | None = None,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
-        self._host_tier = host_tier
+        self._cpu_pool = cpu_pool
         self._ranks = ranks
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
@@ -105,7 +105,7 @@ class TorchExecutor(Generic[PagesT]):
     @property
     def host_slots(self) -> int:
         """Blocks that the host tier holds; 0 when there is none."""
-        return 0 if self._host_tier is None else self._host_tier.slots
+        return 0 if self._cpu_pool is None else self._cpu_pool.slots
 
     def launch(self, plan: Plan) -> None:
         """Read the plan; compute it now or hand it to the worker."""
@@ -170,9 +170,9 @@ class TorchExecutor(Generic[PagesT]):
     def _copy_blocks(self, plan: Plan) -> None:
         if not plan.copies:
             return
-        assert self._host_tier is not None, "copies without a host tier"
+        assert self._cpu_pool is not None, "copies without a host tier"
         try:
-            self._host_tier.run(plan.copies)
+            self._cpu_pool.run(plan.copies)
         except RuntimeError as error:
             raise step_failed(plan.step_id, error) from error
 

@@ -15,7 +15,7 @@ import sys
 from typing import TypeVar
 
 from service.config.settings import ConfigError, EngineConfig
-from service.device.failures import told_failure
+from service.device.failures import stated_failure
 from service.device.loader import LoadedEngine, load_executor
 from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.engine.admission import Limits
@@ -178,7 +178,7 @@ def run_engine_process(connection: socket.socket, heartbeat_fd: int | None = Non
         gateway.send_last(frames.EngineFailed(str(error), is_config=True))
         return 2
     except Exception as error:
-        said, failure = f"{type(error).__name__}: {error}", told_failure(error)
+        said, failure = f"{type(error).__name__}: {error}", stated_failure(error)
         gateway.send_last(frames.EngineFailed(said, is_config=False, failure=failure))
         raise
 

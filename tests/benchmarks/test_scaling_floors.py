@@ -15,7 +15,7 @@ from benchmarks.scaling_engine import (
     build,
 )
 from service.config.settings import ModelKind, ModelRef
-from service.device.weights.dummy import tensor_shape
+from service.device.models.tensors import tensor_shape
 from telemetry.host.roofline import layer_weights, prefill_flop, step_bytes, step_flop
 
 TINY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")

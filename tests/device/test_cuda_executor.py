@@ -138,7 +138,7 @@ def test_the_devices_own_time_is_in_each_steps_record() -> None:
     waited = {index for index, one in enumerate(times) if one is not None and one.bubble_ns is None}
     assert waited == {0, first_of_second}, "idling is no bubble"
     graphs = executor.graphs._captured.values()
-    phases = [found.written.phases for found in graphs if found.written.phases is not None]
+    phases = [found.output.phases for found in graphs if found.output.phases is not None]
     assert {len(one.marks) for one in phases} == {2 * LivelyWeights().spec.layers + 3}
     marked = [one for one in times if one is not None and one.attention_ns is not None]
     assert 0 < len(marked) < len(times) / 2
@@ -176,12 +176,12 @@ def test_a_table_is_told_only_what_is_new() -> None:
     def row(slot: int, blocks: list[int]) -> DecodeRow:
         return DecodeRow(slot, slot, 0, blocks, 0)
 
-    assert slots.learn([row(0, [4, 9]), row(1, [2])]) == 3
-    assert slots.learn([row(0, [4, 9]), row(1, [2])]) == 0
-    assert slots.learn([row(0, [4, 9, 7]), row(1, [2])]) == 1
+    assert slots.update([row(0, [4, 9]), row(1, [2])]) == 3
+    assert slots.update([row(0, [4, 9]), row(1, [2])]) == 0
+    assert slots.update([row(0, [4, 9, 7]), row(1, [2])]) == 1
     assert slots.table.tolist() == [[4, 9, 7, 0, 0], [2, 0, 0, 0, 0], [63] * 5]
-    slots.forget(1)
-    assert slots.learn([row(1, [8])]) == 1
+    slots.reset(1)
+    assert slots.update([row(1, [8])]) == 1
     assert slots.table[1, 0] == 8
 
 

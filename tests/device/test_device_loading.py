@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
 from service.device.loader import load_executor
+from service.device.models.tensors import GGUF_NAMES, tensor_shape
 from service.device.spec import DUMMY_SHAPES
-from service.device.weights.dummy import tensor_shape
-from service.device.weights.gguf import GgufWeights, gguf_name
+from service.device.weights.gguf import GgufWeights
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import Plan, PrefillChunk, SamplingParams, SlotStart
 from service.model_files.gguf_file import GgufFile
@@ -99,10 +99,10 @@ def test_an_unsupported_gguf_architecture_is_named(tmp_path: Path) -> None:
 
 def test_canonical_names_map_to_gguf_names() -> None:
     """A few of each kind."""
-    assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"
-    assert gguf_name("model.norm.weight") == "output_norm.weight"
-    assert gguf_name("lm_head.weight") == "output.weight"
-    assert gguf_name("model.layers.7.self_attn.q_proj.bias") == "blk.7.attn_q.bias"
+    assert GGUF_NAMES.stored("model.embed_tokens.weight") == "token_embd.weight"
+    assert GGUF_NAMES.stored("model.norm.weight") == "output_norm.weight"
+    assert GGUF_NAMES.stored("lm_head.weight") == "output.weight"
+    assert GGUF_NAMES.stored("model.layers.7.self_attn.q_proj.bias") == "blk.7.attn_q.bias"
 
 
 def folder_with(tmp_path: Path, **changes: object) -> Path:

@@ -153,7 +153,7 @@ def test_a_mixed_batch_attends_as_torch_does(
     inputs = build_inputs(plan, page, CPU)
     source = torch.Generator().manual_seed(seed)
     cache = make_cache(KvFormat.PLAIN, SPEC, PAGES, page, torch.float32, CPU)
-    for side in cache.sides(1):
+    for side in cache.kv_tensors(1):
         side.data.copy_(torch.randn(side.data.shape, generator=source))
     query = torch.randn(len(inputs.token_ids), SPEC.heads, SPEC.head_dim, generator=source)
     theirs, ours = TorchPagedAttention(page, CPU), FlashPagedAttention(provider, CPU)
@@ -175,15 +175,15 @@ def test_a_captured_decode_is_the_same_with_padding(name: str) -> None:
     page = provider.page_tokens
     source = torch.Generator().manual_seed(3)
     cache = make_cache(KvFormat.PLAIN, SPEC, PAGES, page, torch.float32, CPU)
-    for side in cache.sides(0):
+    for side in cache.kv_tensors(0):
         side.data.copy_(torch.randn(side.data.shape, generator=source))
     query = torch.randn(3, SPEC.heads, SPEC.head_dim, generator=source)
     table = torch.tensor([[4, 2], [9, 1], [0, 0]], dtype=torch.int32)
     lengths = torch.tensor([page + 3, 5, 0], dtype=torch.int32)
     attention = FlashPagedAttention(provider, CPU)
 
-    found = attention.run(query, 0, cache, attention.prepared_decodes(table, lengths))
-    pages = (cache.sides(0)[0].data, cache.sides(0)[1].data)
+    found = attention.run(query, 0, cache, attention.prepare_decodes(table, lengths))
+    pages = (cache.kv_tensors(0)[0].data, cache.kv_tensors(0)[1].data)
     begins = torch.arange(4, dtype=torch.int32)
     torch.testing.assert_close(found[:2], rows_of(query, pages, table, begins, lengths)[:2])
     if name == "fa3":

@@ -13,7 +13,7 @@ from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelR
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import KvFormat, Pages, make_cache
 from service.device.memory import choose_blocks
-from service.device.memory_profile import Room, largest_plan, step_bytes_of
+from service.device.memory_profile import MemoryBudget, largest_plan, step_bytes_of
 from service.device.models.model import Decoder
 from service.device.quantization.precision import Precision
 from tests.support.servers.lively import LivelyWeights
@@ -56,20 +56,20 @@ def test_what_a_step_takes_is_measured_while_it_is_computed() -> None:
 
 
 def test_the_cache_gets_what_is_left_and_the_sum_is_told() -> None:
-    room = Room(100 * GIB, 20 * GIB, 3 * GIB, graphs_bytes=GIB, share=0.9)
+    budget = MemoryBudget(100 * GIB, 20 * GIB, 3 * GIB, graphs_bytes=GIB, share=0.9)
     config = EngineConfig(model=DUMMY, max_seqs=4)
 
-    assert room.cache_bytes == 66 * GIB
-    assert str(room) == (
+    assert budget.cache_bytes == 66 * GIB
+    assert str(budget) == (
         "0.90 x 100.00 GiB - 20.00 GiB in use with the weights - 3.00 GiB for the largest step - "
         "1.00 GiB for captured decodes = 66.00 GiB for the KV cache"
     )
-    assert choose_blocks(config, 1024, 64, GIB, room.cache_bytes) == 66
+    assert choose_blocks(config, 1024, 64, GIB, budget.cache_bytes) == 66
 
 
 def test_a_gpu_that_is_full_is_refused_with_what_to_do() -> None:
-    room = Room(10 * GIB, 9 * GIB, GIB)
-    assert room.cache_bytes == 0
+    budget = MemoryBudget(10 * GIB, 9 * GIB, GIB)
+    assert budget.cache_bytes == 0
     config = EngineConfig(model=DUMMY, max_seqs=4)
     with pytest.raises(ConfigError, match="lower --max-model-len"):
-        choose_blocks(config, 1024, 64, GIB, room.cache_bytes)
+        choose_blocks(config, 1024, 64, GIB, budget.cache_bytes)

@@ -69,7 +69,7 @@ def batch(rows: list[Row], blocks: list[list[int]], seed: int) -> StepInputs:
     """One step of `rows`, each over its own blocks, every token sampled."""
     generator = torch.Generator().manual_seed(seed)
     positions: list[int] = []
-    cells: list[int] = []
+    slot_mapping: list[int] = []
     decodes: list[SequenceSpan] = []
     prefills: list[SequenceSpan] = []
     for (context, count), table in zip(rows, blocks, strict=True):
@@ -77,12 +77,14 @@ def batch(rows: list[Row], blocks: list[list[int]], seed: int) -> StepInputs:
         (decodes if count == 1 else prefills).append(span)
         for position in range(context, context + count):
             positions.append(position)
-            cells.append(table[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS)
+            slot_mapping.append(
+                table[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+            )
     ids = torch.randint(0, 512, (len(positions),), generator=generator)
     return StepInputs(
         token_ids=ids,
         positions=torch.tensor(positions),
-        cells=torch.tensor(cells),
+        slot_mapping=torch.tensor(slot_mapping),
         sampled=torch.arange(len(positions)),
         decodes=tuple(decodes),
         prefills=tuple(prefills),
@@ -183,7 +185,7 @@ def test_a_step_that_samples_nothing_gives_no_logits(exact: NativeDecoder) -> No
     silent = StepInputs(
         token_ids=step.token_ids,
         positions=step.positions,
-        cells=step.cells,
+        slot_mapping=step.slot_mapping,
         sampled=torch.empty(0, dtype=torch.int64),
         decodes=(),
         prefills=step.prefills,
@@ -194,7 +196,13 @@ def test_a_step_that_samples_nothing_gives_no_logits(exact: NativeDecoder) -> No
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("token_ids", 512), ("token_ids", -1), ("positions", 1024), ("cells", 32), ("sampled", 20)],
+    [
+        ("token_ids", 512),
+        ("token_ids", -1),
+        ("positions", 1024),
+        ("slot_mapping", 32),
+        ("sampled", 20),
+    ],
 )
 def test_a_batch_that_points_outside_is_an_error_and_not_a_crash(
     exact: NativeDecoder, field: str, value: int

@@ -15,10 +15,11 @@ import transformers
 
 from service.config.settings import ModelKind, ModelRef
 from service.device.attention.torch_paged import TorchPagedAttention
-from service.device.cache.cpu_pool import HostTier
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.models.model import Decoder
+from service.device.models.weight_source import WeightSource
 from service.device.openvino.cache import OpenVinoKvCache
 from service.device.openvino.decoder import (
     PAGE_TOKENS,
@@ -26,13 +27,13 @@ from service.device.openvino.decoder import (
     OpenVinoSettings,
     build_openvino,
 )
-from service.device.openvino.graph import Hold
+from service.device.openvino.graph import WeightStorage
+from service.device.quantization.matrix_format import Int8Format
 from service.device.quantization.precision import Precision, cpu_multiplies_bf16
-from service.device.quantization.quantize import Int8Format
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.weights.dummy import DummyWeights
-from service.device.weights.source import WeightSource, open_weights
+from service.device.weights.source import open_weights
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 from tests.models.test_parity_families import FAMILIES, chunk, some_ids
@@ -129,7 +130,8 @@ def test_int8_weights_are_the_torch_decoders_int8_weights(name: str, tmp_path: P
     """The same codes and scales, and float activations: no tolerance beyond floats'."""
     source = Pair(name, tmp_path).source
     ours = openvino_side(
-        source, OpenVinoSettings(rounding=torch.float32, hold=Hold.INT8, threads=1)
+        source,
+        OpenVinoSettings(rounding=torch.float32, weight_storage=WeightStorage.INT8, threads=1),
     )
     theirs = torch_side(source, Int8Format(torch.float32, "a test"))
     random_traffic(random.Random(7), [ours, theirs], 211, steps=12)
@@ -143,7 +145,7 @@ def test_blocks_copied_to_host_and_back_give_the_same_bits(kv_format: KvFormat) 
     """Into other blocks, in either format: the runtime reads what the tier wrote."""
     settings = OpenVinoSettings(rounding=torch.float32, kv_format=kv_format, threads=1)
     side = openvino_side(DummyWeights("tiny"), settings)
-    tier = HostTier(side.cache, 4)
+    tier = CpuKvPool(side.cache, 4)
     ids = some_ids(71, seed=3)
     side.step([], [chunk(ids, 0, 70, [3, 9, 4], samples=True)], [])
     for slot, block in enumerate((3, 9, 4)):
@@ -251,7 +253,7 @@ def test_the_default_models_quality_is_kept(
     changes = {}
     for name, settings in {
         "bf16": OpenVinoSettings(),
-        "int8 weights": OpenVinoSettings(hold=Hold.INT8),
+        "int8 weights": OpenVinoSettings(weight_storage=WeightStorage.INT8),
         "int8 cache": OpenVinoSettings(kv_format=KvFormat.INT8),
     }.items():
         changes[name] = perplexity(openvino_side(source, settings), ids) / wanted - 1

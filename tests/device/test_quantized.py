@@ -20,14 +20,14 @@ from service.device.cache.kv_cache import (
 )
 from service.device.inputs import SequenceSpan, StepInputs
 from service.device.loader import LoadedEngine, load_executor
-from service.device.quantization.codes import dequantise_rows, quantise_rows
 from service.device.quantization.linear import Linear
-from service.device.quantization.quantize import (
+from service.device.quantization.matrix_format import (
     Int8Format,
     choose_matrix_format,
     fbgemm_fault,
     split_digits,
 )
+from service.device.quantization.rows import dequantize_rows, quantize_rows
 from service.device.spec import DUMMY_SHAPES
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
@@ -59,10 +59,10 @@ def test_quantised_rows_come_back_within_half_a_scale(
 ) -> None:
     """Whatever the magnitude, zeros and denormals included."""
     values = random_rows(seed, rows, columns, largest)
-    codes, scales = quantise_rows(values)
-    back = dequantise_rows(codes, scales, torch.float32)
+    quantized, scales = quantize_rows(values)
+    back = dequantize_rows(quantized, scales, torch.float32)
 
-    assert codes.abs().max() <= 127
+    assert quantized.abs().max() <= 127
     assert ((back - values).abs() <= scales * 0.5001).all()
     assert (scales <= values.abs().amax(dim=1, keepdim=True) / 126.99 + 2e-38).all()
 
@@ -75,10 +75,10 @@ def test_quantised_weights_come_back_within_half_a_scale_of_their_output(
     """One scale an output: a large output does not spoil a small one."""
     weight = random_rows(seed, outputs, columns, largest)
     weight[0] *= 1000
-    codes, scales = quantise_rows(weight)
+    quantized, scales = quantize_rows(weight)
 
-    assert ((codes * scales - weight).abs() <= scales * 0.5001).all()
-    assert torch.equal(scales[1:], quantise_rows(weight[1:])[1])
+    assert ((quantized * scales - weight).abs() <= scales * 0.5001).all()
+    assert torch.equal(scales[1:], quantize_rows(weight[1:])[1])
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,11 +154,11 @@ def test_an_int8_cache_gathers_what_a_plain_one_gathers(seed: int, pages: list[i
         for kind in (KvFormat.PLAIN, KvFormat.INT8)
     )
     generator = torch.Generator().manual_seed(seed)
-    cells = torch.randperm(48, generator=generator)[:30]
+    slot_mapping = torch.randperm(48, generator=generator)[:30]
     shape = (2, 30, TINY.kv_heads, TINY.head_dim)
     keys, values = torch.randn(shape, generator=generator) * 10
     for cache in (plain, int8):
-        cache.write(1, keys, values, cells)
+        cache.write(1, keys, values, slot_mapping)
 
     wanted = torch.tensor(pages)
     for exact, rounded in zip(plain.gather(1, wanted), int8.gather(1, wanted), strict=True):

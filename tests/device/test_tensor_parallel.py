@@ -109,7 +109,7 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             step = threading.Thread(target=generate)
             step.start()
-            eventually(lambda: decoder._stays_due, "a step that waits", GENEROUS_S)
+            eventually(lambda: decoder._times_due, "a step that waits", GENEROUS_S)
             os.kill(pid, signal.SIGKILL)
             step.join(GENEROUS_S)
         eventually(lambda: lost, "the word of the watch", GENEROUS_S)

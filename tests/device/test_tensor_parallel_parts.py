@@ -11,13 +11,13 @@ from service.device.loader import load_executor
 from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
-    pack_stays,
     pack_step,
+    pack_times,
     unpack_order,
-    unpack_stays,
+    unpack_times,
 )
 from service.device.sharding.collectives import refuse_impossible, skew_ns
-from service.device.sharding.shard import Rank, ShardedWeights, floor_shape, part_of
+from service.device.sharding.shard import ShardedWeights, TensorParallelRank, floor_shape, part_of
 from service.device.spec import DUMMY_SHAPES
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.ranked import (
@@ -41,7 +41,7 @@ BY_COLUMNS = ("o_proj", "down_proj")
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_parts_put_together_are_the_whole(kind: str, count: int) -> None:
     whole = weights_of(kind)
-    ranks = [ShardedWeights(whole, Rank(index, count)) for index in range(count)]
+    ranks = [ShardedWeights(whole, TensorParallelRank(index, count)) for index in range(count)]
 
     for name in tensor_names(whole):
         parts = [rank.tensor(name) for rank in ranks]
@@ -56,7 +56,7 @@ def test_the_parts_put_together_are_the_whole(kind: str, count: int) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_tied_head_becomes_slices_of_the_embedding(count: int) -> None:
     whole = weights_of("tied")
-    ranks = [ShardedWeights(whole, Rank(index, count)) for index in range(count)]
+    ranks = [ShardedWeights(whole, TensorParallelRank(index, count)) for index in range(count)]
 
     assert not any(rank.spec.tied_embeddings for rank in ranks)
     heads = [rank.tensor("lm_head.weight") for rank in ranks]
@@ -65,7 +65,7 @@ def test_a_tied_head_becomes_slices_of_the_embedding(count: int) -> None:
 
 
 def test_a_part_keeps_nothing_of_the_whole_alive() -> None:
-    part = ShardedWeights(weights_of(), Rank(1, 2)).tensor("lm_head.weight")
+    part = ShardedWeights(weights_of(), TensorParallelRank(1, 2)).tensor("lm_head.weight")
 
     assert part.untyped_storage().nbytes() == part.numel() * part.itemsize
 
@@ -121,7 +121,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         assert isinstance(order, PackedStep)
         found = inputs_of(order, CPU)
 
-        for name in ("token_ids", "positions", "cells", "sampled"):
+        for name in ("token_ids", "positions", "slot_mapping", "sampled"):
             assert torch.equal(getattr(found, name), getattr(inputs, name)), name
         assert (found.decodes, found.prefills) == (inputs.decodes, inputs.prefills)
 
@@ -130,7 +130,7 @@ def test_the_skew_of_a_step_is_that_of_its_sums() -> None:
     """First one rank is late and then another: it is not forgiven by being early elsewhere."""
     assert skew_ns([[9_000, 1_000], [2_000, 4_000], [3_000, 8_000]]) == 7_000 + 7_000
     assert skew_ns([[], []]) == 0
-    assert list(unpack_stays(pack_stays([0, 1 << 40]))) == [0, 1 << 40]
+    assert list(unpack_times(pack_times([0, 1 << 40]))) == [0, 1 << 40]
 
 
 def test_skews_are_added_up_where_there_are_ranks() -> None:

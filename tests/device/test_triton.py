@@ -1,5 +1,5 @@
 """Our Triton kernels against plain torch, under Triton's interpreter: random pages, ratios of
-heads, sizes, mixed batches, codes. Outputs are poisoned first: what is not written shows."""
+heads, sizes, mixed batches, 8 bits. Outputs are poisoned first: what is not written shows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
-from service.device.cache.kv_cache import KvFormat, Side, make_cache
+from service.device.cache.kv_cache import KvFormat, KvTensor, make_cache
 from service.device.inputs import build_inputs
 from service.device.models.model import Decoder
 from service.device.models.ops import PlainOps
-from service.device.quantization.codes import quantise_rows
 from service.device.quantization.precision import Precision
+from service.device.quantization.rows import quantize_rows
 from service.device.rope import rotate
 from service.device.triton.attention import (
     Heads,
@@ -38,7 +38,7 @@ from service.device.triton.attention import (
     parts_for,
     tiles_of,
 )
-from service.device.triton.fused import gated, norm_of_sum, rotated
+from service.device.triton.fused import gated, norm_of_sum, rope_and_write_kv
 from service.device.triton.ops import FusedOps
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.support.servers.lively import LivelyWeights
@@ -67,14 +67,14 @@ class World:
         self.source = torch.Generator().manual_seed(self.seed)
         size = (PAGES, self.page, self.shape.kv_heads, self.shape.head_dim)
         self.plain = [torch.randn(size, generator=self.source) for _ in range(2)]
-        self.sides = [Side(one) for one in self.plain]
+        self.sides = [KvTensor(one) for one in self.plain]
 
     def coded(self, kind: torch.dtype) -> None:
-        """Both sides as codes; the reference reads what they stand for."""
+        """Keys and values quantized; the reference reads what they stand for."""
         for index, one in enumerate(self.plain):
-            codes, scales = quantise_rows(one, kind)
-            self.sides[index] = Side(codes, scales)
-            self.plain[index] = codes.float() * scales
+            quantized, scales = quantize_rows(one, kind)
+            self.sides[index] = KvTensor(quantized, scales)
+            self.plain[index] = quantized.float() * scales
 
     def query(self, tokens: int) -> torch.Tensor:
         size = (tokens, self.shape.heads, self.shape.head_dim)
@@ -211,16 +211,16 @@ def test_heads_are_turned_and_kept_as_torch_does(
     tokens, dim = 5, shape.head_dim
     size = (PAGES, 4, shape.kv_heads)
     sides = [
-        Side(torch.zeros(*size, dim, dtype=kind), torch.zeros(*size, 1))
+        KvTensor(torch.zeros(*size, dim, dtype=kind), torch.zeros(*size, 1))
         if kind is not None
-        else Side(torch.full((*size, dim), POISON))
+        else KvTensor(torch.full((*size, dim), POISON))
         for _ in range(2)
     ]
     qkv = torch.randn(tokens, shape.heads + 2 * shape.kv_heads, dim, generator=world.source)
     angles = torch.randn(tokens, dim // 2, generator=world.source)
     cells = torch.tensor(world.draw.sample(range(PAGES * 4), tokens))
     weights = (torch.randn(dim, generator=world.source), torch.randn(dim, generator=world.source))
-    query = rotated(
+    query = rope_and_write_kv(
         qkv, *sides, angles.cos(), angles.sin(), cells, shape, weights if norms else None, 1e-6
     )  # fmt: skip
 

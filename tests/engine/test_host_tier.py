@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.config.settings import ConfigError, EngineConfig, ModelKind, ModelRef
-from service.device.cache.cpu_pool import HostTier
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.loader import load_executor
 from service.device.spec import DUMMY_SHAPES
@@ -53,7 +53,7 @@ def test_copies_run_in_order_and_keep_every_bit(kind: KvFormat, copies: list[Blo
     cache = make_cache(kind, TINY, PAGES, 4, torch.float32, torch.device("cpu"))
     for whole in cache.storage:
         whole.copy_(torch.arange(PAGES).view(-1, *[1] * (whole.dim() - 3)).expand(whole.shape))
-    tier = HostTier(cache, SLOTS)
+    tier = CpuKvPool(cache, SLOTS)
     for slot in range(SLOTS):
         tier.save(0, slot)
     blocks, slots = list(range(PAGES)), [0] * SLOTS

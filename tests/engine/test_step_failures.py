@@ -14,7 +14,7 @@ from lab.replay.replay_exact import replay_exactly
 from lab.twins.registry import TWINS
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import KvCache, PlainKvCache
-from service.device.failures import failure_of, told_failure
+from service.device.failures import failure_of, stated_failure
 from service.device.inputs import StepInputs
 from service.device.models.model import Decoder
 from service.device.parallel.ranks import RankFailed
@@ -187,11 +187,11 @@ def test_a_constrained_request_with_such_a_token_does_not_wait_for_its_grammar()
 
 def test_only_what_an_error_says_of_itself_is_told_of_a_death() -> None:
     """An engine that ends by a mistake of its own is no fault of the device."""
-    assert told_failure(AssertionError("two sequences share a slot")) is None
-    assert told_failure(MemoryError()) is StepFailure.OUT_OF_MEMORY
-    assert told_failure(RankFailed("rank 1 of 2 was ended by signal 9")) is StepFailure.RANK_LOST
+    assert stated_failure(AssertionError("two sequences share a slot")) is None
+    assert stated_failure(MemoryError()) is StepFailure.OUT_OF_MEMORY
+    assert stated_failure(RankFailed("rank 1 of 2 was ended by signal 9")) is StepFailure.RANK_LOST
     inner = StepFailed.of(3, RuntimeError("no kernel image"), StepFailure.KERNEL_ERROR)
-    assert told_failure(inner) is StepFailure.KERNEL_ERROR
+    assert stated_failure(inner) is StepFailure.KERNEL_ERROR
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def teacher_forced_tokens(engine_path: Path, ids: list[int], dtype: str) -> list
     inputs = StepInputs(
         token_ids=torch.tensor(ids),
         positions=everything,
-        cells=everything,
+        slot_mapping=everything,
         sampled=everything,
         decodes=(),
         prefills=(SequenceSpan(0, len(ids), 0, tuple(range(-(-len(ids) // 16)))),),

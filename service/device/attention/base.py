@@ -45,7 +45,7 @@ class AttentionBackend(Protocol):
 class GraphAttention(AttentionBackend, Protocol):
     """One whose decode step can be captured."""
 
-    def prepared_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def prepare_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> Any:
         """For a batch of one query a row, from what is on the device: `table` int32 [rows, pages]
         and how many keys each sees, int32 [rows], 0 for padding. Waits for nothing."""
         ...

@@ -53,7 +53,7 @@ class FlashPagedAttention:
             _Call(self._rows(inputs.prefills), self._flat(inputs.prefills), False),
         )
 
-    def prepared_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> tuple[_Call, ...]:
+    def prepare_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> tuple[_Call, ...]:
         """For a batch of one query a row, from what is on the device: `table` int32 [rows, pages]
         and how many keys each sees, int32 [rows], 0 for padding."""
         begins = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
@@ -63,7 +63,7 @@ class FlashPagedAttention:
     def run(
         self, query: torch.Tensor, layer: int, cache: KvCache, prepared: tuple[_Call, ...]
     ) -> torch.Tensor:
-        keys, values = (side.data for side in cache.sides(layer))
+        keys, values = (side.data for side in cache.kv_tensors(layer))
         query = query.contiguous()
         if prepared[0].flat is None:
             return self._call(query, keys, values, prepared[0])

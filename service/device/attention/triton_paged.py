@@ -61,7 +61,7 @@ class TritonPagedAttention:
             self._sequences(inputs.prefills) if inputs.prefills else None,
         )
 
-    def prepared_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> _Prepared:
+    def prepare_decodes(self, table: torch.Tensor, lengths: torch.Tensor) -> _Prepared:
         """For a batch of one query a row, from what is on the device: `table` int32 [rows, pages]
         and how many keys each sees, int32 [rows], 0 for padding."""
         rows = len(lengths)
@@ -74,7 +74,7 @@ class TritonPagedAttention:
     ) -> torch.Tensor:
         query = query.contiguous()
         out = torch.empty_like(query)
-        keys, values = cache.sides(layer)
+        keys, values = cache.kv_tensors(layer)
         if prepared.singles is not None:
             attend_singles(query, out, keys, values, prepared.singles, self._shape)
         if prepared.sequences is not None:

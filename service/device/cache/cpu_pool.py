@@ -17,7 +17,7 @@ from service.device.cache.kv_cache import Pages
 from service.engine.plan import BlockCopy, CopyKind
 
 
-class HostTier:
+class CpuKvPool:
     """`slots` copies of blocks of one cache; allocated once."""
 
     def __init__(self, cache: Pages, slots: int) -> None:

@@ -1,9 +1,9 @@
-"""The paged key/value cache: memory only; who may write where is the block pool's business.
+"""The paged key/value cache: memory only; the block pool decides who may write where.
 
 Pages are NHD, [page_tokens, kv_heads, head_dim], the layout that flash-attn and our Triton
 kernels take. A cache owns its format: others write rows of the compute dtype and gather
-pages of the compute dtype, and only `storage` (for whoever copies whole blocks) and
-`page_bytes` show how they are kept.
+pages of the compute dtype, and only `storage` (for copies of whole blocks) and `page_bytes`
+show how they are stored.
 
 Int8 and fp8 keep one float32 scale a token and KV head, because a key's size differs far more
 between heads and tokens than within one: 68 bytes a head of 64 instead of 256 in float32
@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from service.device.cache.zero_pages import zeros
-from service.device.quantization.codes import FP8, SCALE, dequantise_rows, quantise_rows
+from service.device.quantization.rows import FP8, SCALE, dequantize_rows, quantize_rows
 from service.device.spec import ModelSpec
 
 
@@ -32,13 +32,13 @@ class KvFormat(StrEnum):
     FP8 = "fp8"
 
 
-CODES = {KvFormat.INT8: torch.int8, KvFormat.FP8: FP8}
+QUANTIZED_DTYPES = {KvFormat.INT8: torch.int8, KvFormat.FP8: FP8}
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """Keys or values of a layer as they are held: [pages, page_tokens, kv_heads, head_dim], with
-    float32 scales [pages, page_tokens, kv_heads, 1] where they are codes."""
+class KvTensor:
+    """Keys or values of a layer as they are stored: [pages, page_tokens, kv_heads, head_dim], with
+    float32 scales [pages, page_tokens, kv_heads, 1] where they are quantized."""
 
     data: torch.Tensor
     scales: torch.Tensor | None = None
@@ -47,7 +47,7 @@ class Side:
 class Pages(Protocol):
     """Keys and values of every layer in pages; allocated once, never grows.
 
-    `storage` are the tensors that hold it all, each [layers, sides, pages, ...]: a block is
+    `storage` are the tensors that hold it all, each [layers, 2, pages, ...]: a block is
     index `block` of the third dimension of each. What lies inside a page is between the
     cache and the decoder that reads it.
     """
@@ -69,13 +69,14 @@ class KvCache(Pages, Protocol):
     """Pages that are written and gathered as tensors."""
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        """Put [tokens, kv_heads, head_dim] at the flat cell indices `cells` [tokens] int64."""
+        """Write [tokens, kv_heads, head_dim]; token i goes to place `slot_mapping[i]` % page_tokens
+        of page `slot_mapping[i]` // page_tokens (int64 [tokens])."""
         ...
 
-    def sides(self, layer: int) -> tuple[Side, Side]:
-        """Keys and values of a layer, not copied: for kernels that find their way in pages."""
+    def kv_tensors(self, layer: int) -> tuple[KvTensor, KvTensor]:
+        """Keys and values of a layer, not copied: for kernels that read pages."""
         ...
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,19 +107,19 @@ class PlainKvCache:
         self.values = [layer[1] for layer in whole]
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        self.keys[layer].view(-1, *keys.shape[1:]).index_copy_(0, cells, keys)
-        self.values[layer].view(-1, *values.shape[1:]).index_copy_(0, cells, values)
+        self.keys[layer].view(-1, *keys.shape[1:]).index_copy_(0, slot_mapping, keys)
+        self.values[layer].view(-1, *values.shape[1:]).index_copy_(0, slot_mapping, values)
 
-    def sides(self, layer: int) -> tuple[Side, Side]:
-        return Side(self.keys[layer]), Side(self.values[layer])
+    def kv_tensors(self, layer: int) -> tuple[KvTensor, KvTensor]:
+        return KvTensor(self.keys[layer]), KvTensor(self.values[layer])
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return _select(self.keys[layer], pages), _select(self.values[layer], pages)
 
 
-class CodedKvCache:
+class QuantizedKvCache:
     """Eight bits a value with one scale a token and KV head, rounded when written. `storage` and
     what is copied are bytes: torch moves those on any device."""
 
@@ -131,40 +132,42 @@ class CodedKvCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        cells = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
-        codes = zeros((*cells, spec.head_dim), torch.int8, device)
-        scales = zeros((*cells, 1), SCALE, device)
+        shape = (spec.layers, 2, pages, page_tokens, spec.kv_heads)
+        quantized = zeros((*shape, spec.head_dim), torch.int8, device)
+        scales = zeros((*shape, 1), SCALE, device)
         self.format = kind
         self.pages = pages
         self.page_tokens = page_tokens
-        self.storage = (codes, scales)
-        self._codes = [(layer[0], layer[1]) for layer in codes]
+        self.storage = (quantized, scales)
+        self._quantized = [(layer[0], layer[1]) for layer in quantized]
         self._scales = [(layer[0], layer[1]) for layer in scales]
-        self._kind = CODES[kind]
+        self._quantized_dtype = QUANTIZED_DTYPES[kind]
         self._dtype = dtype
 
     def write(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor, cells: torch.Tensor
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        for side, rows in enumerate((keys, values)):
-            codes, scales = quantise_rows(rows, self._kind)
-            held = self._codes[layer][side].view(-1, *codes.shape[1:])
-            held.index_copy_(0, cells, codes.view(torch.int8))
-            self._scales[layer][side].view(-1, *scales.shape[1:]).index_copy_(0, cells, scales)
+        for index, rows in enumerate((keys, values)):
+            quantized, scales = quantize_rows(rows, self._quantized_dtype)
+            stored = self._quantized[layer][index].view(-1, *quantized.shape[1:])
+            stored.index_copy_(0, slot_mapping, quantized.view(torch.int8))
+            stored_scales = self._scales[layer][index].view(-1, *scales.shape[1:])
+            stored_scales.index_copy_(0, slot_mapping, scales)
 
-    def sides(self, layer: int) -> tuple[Side, Side]:
+    def kv_tensors(self, layer: int) -> tuple[KvTensor, KvTensor]:
         keys, values = (
-            Side(codes.view(self._kind), scales)
-            for codes, scales in zip(self._codes[layer], self._scales[layer], strict=True)
+            KvTensor(quantized.view(self._quantized_dtype), scales)
+            for quantized, scales in zip(self._quantized[layer], self._scales[layer], strict=True)
         )
         return keys, values
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._gather(layer, 0, pages), self._gather(layer, 1, pages)
 
-    def _gather(self, layer: int, side: int, pages: torch.Tensor) -> torch.Tensor:
-        codes = _select(self._codes[layer][side], pages).view(self._kind)
-        return dequantise_rows(codes, _select(self._scales[layer][side], pages), self._dtype)
+    def _gather(self, layer: int, index: int, pages: torch.Tensor) -> torch.Tensor:
+        """Keys (index 0) or values (1)."""
+        quantized = _select(self._quantized[layer][index], pages).view(self._quantized_dtype)
+        return dequantize_rows(quantized, _select(self._scales[layer][index], pages), self._dtype)
 
 
 def make_cache(
@@ -180,7 +183,7 @@ def make_cache(
         case KvFormat.PLAIN:
             return PlainKvCache(spec, pages, page_tokens, dtype, device)
         case KvFormat.INT8 | KvFormat.FP8:
-            return CodedKvCache(kind, spec, pages, page_tokens, dtype, device)
+            return QuantizedKvCache(kind, spec, pages, page_tokens, dtype, device)
 
 
 def page_bytes(
@@ -191,7 +194,7 @@ def page_bytes(
         case KvFormat.PLAIN:
             head_bytes = spec.head_dim * dtype.itemsize
         case KvFormat.INT8 | KvFormat.FP8:
-            head_bytes = spec.head_dim * CODES[kind].itemsize + SCALE.itemsize
+            head_bytes = spec.head_dim * QUANTIZED_DTYPES[kind].itemsize + SCALE.itemsize
     return 2 * spec.layers * page_tokens * spec.kv_heads * head_bytes
 
 

@@ -1,9 +1,9 @@
-"""Runs plans on a device that is asked and not waited for.
+"""Runs plans on a GPU without waiting for it.
 
-A plan that only decodes is one copy in, one graph, one copy out. Everything else is computed as it
-comes. Tokens stay on the device: the next step takes them from there, so it can be planned and
-asked for before anybody has read them. What has to be read of a step (its tokens, or that it
-failed) is read when it is collected.
+A plan that only decodes is one copy in, one captured graph, one copy out. Every other plan is
+computed eagerly. Tokens stay on the device: the next step reads them there, so it can be planned
+and launched before the host has them. What the host needs of a step (its tokens, or that it failed)
+is read when the step is collected.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from service.device.attention.base import GraphAttention
-from service.device.cache.cpu_pool import HostTier
+from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvCache
 from service.device.cuda.device_times import DeviceClock, PhaseMarks, Span
 from service.device.cuda.graphs import DecodeGraphs
@@ -35,9 +34,8 @@ Row = DecodeRow | PrefillChunk
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A step that was asked for. `tokens` are on their way to the host, or `samples` are known
-    already."""
+class _LaunchedStep:
+    """A step in flight. `tokens` are being copied to the host, or `samples` are known already."""
 
     span: Span
     forward_ns: int
@@ -63,15 +61,15 @@ class CudaExecutor:
         clock: Clock,
         max_rows: int,
         max_tokens: int,
-        host_tier: HostTier | None = None,
+        cpu_pool: CpuKvPool | None = None,
     ) -> None:
         self._decoder, self._attention, self._cache = decoder, attention, cache
         self._runtime, self._sampler, self._clock = runtime, sampler, clock
-        self._host_tier = host_tier
+        self._cpu_pool = cpu_pool
         pages_each = -(-max_tokens // cache.page_tokens)
         self._slots = DeviceSlots(runtime, max_rows, pages_each, cache.pages - 1)
         self.graphs = DecodeGraphs(runtime, self._slots, self._decode, cache.page_tokens, max_rows)
-        self._asked: deque[_Asked] = deque()
+        self._in_flight: deque[_LaunchedStep] = deque()
         self._device_clock = DeviceClock(runtime)
 
     @property
@@ -84,10 +82,10 @@ class CudaExecutor:
 
     @property
     def host_slots(self) -> int:
-        return 0 if self._host_tier is None else self._host_tier.slots
+        return 0 if self._cpu_pool is None else self._cpu_pool.slots
 
     def mark_steps(self, on: bool) -> None:
-        """All of a step is asked for in `launch`, which is marked by whoever calls it."""
+        """Nothing: a whole step is launched within `launch`, which the profiler marks itself."""
 
     def close(self) -> None:
         """Nothing to end: all work is the device's."""
@@ -95,51 +93,51 @@ class CudaExecutor:
     def launch(self, plan: Plan) -> None:
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
-            self._slots.forget(slot)
+            self._slots.reset(slot)
         for start in plan.started:
             self._sampler.start(start)
-            self._slots.forget(start.slot)
+            self._slots.reset(start.slot)
         span = self._device_clock.begin()
         forward_ns = self._clock.now_ns()
         try:
             with torch.inference_mode():
-                asked = self._ask(plan, span, forward_ns)
+                step = self._launch_step(plan, span, forward_ns)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 self._runtime.release_unused()
             failed, now_ns = step_failed(plan.step_id, error), self._clock.now_ns()
-            asked = _Asked(span, forward_ns, now_ns, error=failed)
-        self._asked.append(asked)
+            step = _LaunchedStep(span, forward_ns, now_ns, error=failed)
+        self._in_flight.append(step)
 
     def collect(self) -> StepOutcome:
         """The oldest step's outcome. Raises StepFailed."""
-        asked = self._asked.popleft()
-        if asked.error is not None:
+        step = self._in_flight.popleft()
+        if step.error is not None:
             self._device_clock.skip()
-            raise asked.error
-        device = self._device_clock.read(asked.span, asked.phases)
-        samples = asked.samples
-        if asked.tokens is not None:
-            samples = tuple((Sample(token),) for token in asked.tokens.tolist())
+            raise step.error
+        device = self._device_clock.read(step.span, step.phases)
+        samples = step.samples
+        if step.tokens is not None:
+            samples = tuple((Sample(token),) for token in step.tokens.tolist())
         return StepOutcome(
-            samples, asked.forward_ns, asked.sample_ns, asked.mask_ns, asked.masked_rows, device
+            samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows, device
         )
 
     # One step
 
-    def _ask(self, plan: Plan, span: Span, forward_ns: int) -> _Asked:
+    def _launch_step(self, plan: Plan, span: Span, forward_ns: int) -> _LaunchedStep:
         if plan.copies:
-            assert self._host_tier is not None, "copies without a host tier"
-            self._host_tier.run(plan.copies)
-        self._slots.learn(plan.rows)
+            assert self._cpu_pool is not None, "copies without a host tier"
+            self._cpu_pool.run(plan.copies)
+        self._slots.update(plan.rows)
         rows = plan.sampled_rows
         greedy, phases = self._sampler.all_just_argmax(rows), None
         if not plan.prefills and not any(row.drafts for row in plan.decodes):
-            found = self.graphs.run(
+            output = self.graphs.run(
                 [row.slot for row in plan.decodes], [row.start for row in plan.decodes]
             )
-            logits, phases = found.logits[: len(rows)], found.phases
-            tokens = found.tokens[: len(rows)] if greedy else self._drawn(rows, logits)
+            logits, phases = output.logits[: len(rows)], output.phases
+            tokens = output.tokens[: len(rows)] if greedy else self._drawn(rows, logits)
         else:
             logits = self._mixed(plan)
             if greedy and len(logits) == len(rows):
@@ -153,10 +151,10 @@ class CudaExecutor:
         host = self._runtime.host_tensor((len(rows),), torch.int64)
         host.copy_(tokens, non_blocking=True)
         span.done.record()
-        return _Asked(span, forward_ns, sample_ns, tokens=host, phases=phases)
+        return _LaunchedStep(span, forward_ns, sample_ns, tokens=host, phases=phases)
 
     def _drawn(self, rows: Sequence[Row], logits: torch.Tensor) -> torch.Tensor | None:
-        """Drawn by the device; None where the host has to choose."""
+        """Drawn by the device; None where the host has to sample."""
         draws = self._sampler.draws(rows) if rows and len(logits) == len(rows) else None
         if draws is None:
             return None
@@ -174,14 +172,14 @@ class CudaExecutor:
         span: Span,
         forward_ns: int,
         sample_ns: int,
-    ) -> _Asked:
-        """Rows that want more than a likely token; the host chooses, and waits for that."""
+    ) -> _LaunchedStep:
+        """With grammars, penalties, logprobs or drafts the host samples, and waits for logits."""
         sampler = self._sampler
         samples = sampler.sample(rows, logits)
         last = torch.tensor([sample[-1].token_id for sample in samples], dtype=torch.int64)
         self._remember(rows, last.to(self._runtime.device))
         span.done.record()
-        return _Asked(
+        return _LaunchedStep(
             span, forward_ns, sample_ns, None, samples,
             sampler.last_mask_ns, sampler.last_masked_rows,
         )  # fmt: skip
@@ -191,22 +189,24 @@ class CudaExecutor:
         inputs = build_inputs(plan, self._cache.page_tokens, self._runtime.device)
         if plan.decodes:
             device = self._runtime.device
-            places = torch.tensor(inputs.last_tokens, device=device)
+            last_rows = torch.tensor(inputs.last_tokens, device=device)
             slots = torch.tensor([row.slot for row in plan.decodes], device=device)
-            inputs.token_ids[places] = self._slots.last_tokens[slots]
+            inputs.token_ids[last_rows] = self._slots.last_tokens[slots]
         return self._decoder.forward(inputs, self._cache)
 
     def _decode(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
         table: torch.Tensor,
         lengths: torch.Tensor,
         mark: Callable[[], None],
     ) -> torch.Tensor:
-        prepared = self._attention.prepared_decodes(table, lengths)
-        return self._decoder.compute(tokens, positions, cells, None, prepared, self._cache, mark)
+        prepared = self._attention.prepare_decodes(table, lengths)
+        return self._decoder.compute(
+            tokens, positions, slot_mapping, None, prepared, self._cache, mark
+        )
 
     def _remember(self, rows: Sequence[Row], tokens: torch.Tensor) -> None:
         if not rows:
@@ -216,12 +216,12 @@ class CudaExecutor:
 
 
 def cuda_executor(
-    decoder: Any,
-    attention: Any,
-    cache: Any,
+    decoder: Decoder,
+    attention: GraphAttention,
+    cache: KvCache,
     sampler: Sampler,
     clock: Clock,
-    host_tier: HostTier | None,
+    cpu_pool: CpuKvPool | None,
     max_rows: int,
     max_tokens: int,
     progress: Callable[[str], None] = lambda what: None,
@@ -231,7 +231,7 @@ def cuda_executor(
     on_gpu = device.type == "cuda"
     runtime: Runtime = CudaRuntime(device) if on_gpu else StandInRuntime(clock)
     executor = CudaExecutor(
-        decoder, attention, cache, runtime, sampler, clock, max_rows, max_tokens, host_tier
+        decoder, attention, cache, runtime, sampler, clock, max_rows, max_tokens, cpu_pool
     )
     if on_gpu:
         executor.graphs.capture_all(progress)

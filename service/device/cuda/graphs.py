@@ -1,9 +1,9 @@
 """Decode steps as captured graphs: one for each batch size.
 
 Within a graph nothing depends on the host but `inputs`, int32 [2, bucket]: each row's slot and the
-position of its next token. Where that lies, what it attends to and which token it goes on from the
-device knows. Rows that pad the batch have the padding slot, see no key, and write where nobody
-reads.
+position of its next token. The device itself keeps the block table and the last token of each slot
+(`DeviceSlots`). Rows that pad the batch have the padding slot, see no key, and write to a page that
+no sequence has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.device.cuda.device_times import PhaseMarks
 from service.device.cuda.runtime import Graph, Runtime
 from service.device.cuda.slots import DeviceSlots
 
-# (tokens, positions, cells, table, lengths, mark) to float32 logits [rows, vocab]
+# (tokens, positions, slot_mapping, table, lengths, mark) to float32 logits [rows, vocab]
 Forward = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Callable[[], None]],
     torch.Tensor,
@@ -28,9 +28,9 @@ MARK_EVERY = 64
 
 
 @dataclass(slots=True)
-class Written:
-    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest. Of a graph these
-    are the same memory each time. `phases` is None where nothing within was marked."""
+class GraphOutput:
+    """`logits` float32 [bucket, vocab]; `tokens` int64 [bucket] are the likeliest. A graph writes
+    to the same memory each time. `phases` is None where the graph has no marks."""
 
     logits: torch.Tensor
     tokens: torch.Tensor
@@ -39,12 +39,12 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph with its memory: `inputs`, and what it writes."""
+    """A graph with its memory."""
 
     bucket: int
     graph: Graph
     inputs: torch.Tensor
-    written: Written
+    output: GraphOutput
 
 
 class DecodeGraphs:
@@ -74,7 +74,7 @@ class DecodeGraphs:
             for marked in (False, True):
                 self._get(bucket, marked)
 
-    def run(self, slots: list[int], positions: list[int]) -> Written:
+    def run(self, slots: list[int], positions: list[int]) -> GraphOutput:
         """Decode one token for each row, which goes on from the likeliest unless told otherwise.
         What comes out is valid until the same key runs again, for whoever reads it in the order
         of the device's work."""
@@ -87,7 +87,7 @@ class DecodeGraphs:
         host[1] = torch.tensor([*positions, *[0] * idle], dtype=torch.int32)
         found.inputs.copy_(host, non_blocking=True)
         found.graph.replay()
-        return found.written
+        return found.output
 
     def _get(self, bucket: int, marked: bool) -> Captured:
         key = (bucket, marked)
@@ -102,7 +102,7 @@ class DecodeGraphs:
         inputs[0] = known.padding
         phases = PhaseMarks(self._runtime) if marked else None
         mark = phases.mark if phases is not None else _nothing
-        written = Written(torch.empty(0), torch.empty(0), phases)
+        output = GraphOutput(torch.empty(0), torch.empty(0), phases)
 
         def run() -> None:
             if phases is not None:
@@ -110,18 +110,18 @@ class DecodeGraphs:
             slots, positions = inputs[0].long(), inputs[1].long()
             table = known.table[slots]
             pages = table.gather(1, (positions // self._page_tokens)[:, None])[:, 0].long()
-            cells = pages * self._page_tokens + positions % self._page_tokens
+            slot_mapping = pages * self._page_tokens + positions % self._page_tokens
             lengths = torch.where(slots == known.padding, 0, positions + 1).int()
             tokens = known.last_tokens[slots]
-            written.logits = self._forward(tokens, positions, cells, table, lengths, mark)
+            output.logits = self._forward(tokens, positions, slot_mapping, table, lengths, mark)
             mark()
-            written.tokens = written.logits.argmax(dim=-1)
-            known.last_tokens.index_copy_(0, slots, written.tokens)
+            output.tokens = output.logits.argmax(dim=-1)
+            known.last_tokens.index_copy_(0, slots, output.tokens)
             mark()
 
         with torch.inference_mode():
             graph = self._runtime.capture(run)
-        return Captured(bucket, graph, inputs, written)
+        return Captured(bucket, graph, inputs, output)
 
 
 def _nothing() -> None:

@@ -125,7 +125,7 @@ class StandInRuntime:
     def capture(self, run: Callable[[], None]) -> Graph:
         run()
         self.captured += 1
-        return _Again(self, run)
+        return _RerunGraph(self, run)
 
     def mark(self, in_graph: bool = False) -> Mark:
         del in_graph
@@ -138,7 +138,7 @@ class StandInRuntime:
         self.released += 1
 
 
-class _Again:
+class _RerunGraph:
     def __init__(self, runtime: StandInRuntime, run: Callable[[], None]) -> None:
         self._runtime, self._run = runtime, run
 

@@ -1,7 +1,7 @@
-"""What the device remembers of each slot, so that a decode step needs next to nothing from the
-host: the last token, and the table of the sequence's pages.
+"""What the device keeps of each slot, so that a decode step needs almost nothing from the host:
+the last token, and the block table of the sequence.
 
-One slot more than there are stands for padding: its pages are one page that nobody else has.
+One more slot is for padding: its pages are one page that no sequence has.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ class DeviceSlots:
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.table = torch.zeros((slots + 1, pages_each), dtype=torch.int32, device=device)
         self.table[slots] = spare_page
-        self._held = [0] * slots
+        self._known_pages = [0] * slots
         self._runtime = runtime
         self._width = pages_each
 
-    def forget(self, slot: int) -> None:
-        """Another sequence may take it."""
-        self._held[slot] = 0
+    def reset(self, slot: int) -> None:
+        """The slot's sequence has ended, or another one takes it."""
+        self._known_pages[slot] = 0
 
-    def learn(self, rows: Sequence[Row]) -> int:
-        """Bring the tables up to date; returns how many entries were new. Mostly none: while a
-        sequence has its slot its pages only become more, by one whenever it has filled one."""
-        places: list[int] = []
+    def update(self, rows: Sequence[Row]) -> int:
+        """Copy new pages of these rows into the tables; returns how many. Mostly none: a sequence
+        in its slot only gains pages, one whenever the last is full."""
+        indices: list[int] = []
         pages: list[int] = []
         for row in rows:
-            held, count = self._held[row.slot], len(row.blocks)
-            if count > held:
+            known, count = self._known_pages[row.slot], len(row.blocks)
+            if count > known:
                 first = row.slot * self._width
-                places.extend(range(first + held, first + count))
-                pages.extend(row.blocks[held:])
-                self._held[row.slot] = count
-        if places:
-            packed = self._packed(places, pages)
+                indices.extend(range(first + known, first + count))
+                pages.extend(row.blocks[known:])
+                self._known_pages[row.slot] = count
+        if indices:
+            packed = self._packed(indices, pages)
             self.table.view(-1).index_copy_(0, packed[0].long(), packed[1])
-        return len(places)
+        return len(indices)
 
-    def _packed(self, places: list[int], pages: list[int]) -> torch.Tensor:
+    def _packed(self, indices: list[int], pages: list[int]) -> torch.Tensor:
         """int32 [2, entries] on the device, in one copy."""
-        host = self._runtime.host_tensor((2, len(places)), torch.int32)
-        host.numpy()[:] = np.array([places, pages], dtype=np.int32)
+        host = self._runtime.host_tensor((2, len(indices)), torch.int32)
+        host.numpy()[:] = np.array([indices, pages], dtype=np.int32)
         return host.to(self._runtime.device, non_blocking=True)

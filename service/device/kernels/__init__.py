@@ -1,1 +1,1 @@
-"""Triton kernels. What launches them is beside what needs them."""
+"""Triton kernels. `service.device.triton` and `quantization.triton_products` launch them."""

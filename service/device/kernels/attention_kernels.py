@@ -6,8 +6,8 @@ context is cut into parts that are merged afterwards (Flash-Decoding, Dao et al.
 that depends on nothing but the number of rows, so that a CUDA graph can hold it. Pages are found
 through a table (PagedAttention, Kwon et al., SOSP 2023).
 
-Shapes: `query` and `out` [tokens, HEADS, HEAD_DIM]; keys and values [cells, KV_HEADS, HEAD_DIM]
-with cell = page * PAGE + place, and where SCALED float32 scales [cells, KV_HEADS]; `table` int32
+Shapes: `query` and `out` [tokens, HEADS, HEAD_DIM]; keys and values [slots, KV_HEADS, HEAD_DIM]
+with slot = page * PAGE + place, and where SCALED float32 scales [slots, KV_HEADS]; `table` int32
 [rows, table_width]. Exponents are base 2: `scale` holds the factor log2(e).
 """
 
@@ -18,19 +18,19 @@ import triton.language as tl
 
 
 @triton.jit
-def _cells_of(table, row, table_width, places, known, PAGE: tl.constexpr):
-    """int64 cells of some places of a sequence; 0 where unknown."""
+def _kv_slots_of(table, row, table_width, places, known, PAGE: tl.constexpr):
+    """int64 cache slots of some places of a sequence; 0 where unknown."""
     page = tl.load(table + row * table_width + places // PAGE, mask=known, other=0)
     return page.to(tl.int64) * PAGE + places % PAGE
 
 
 @triton.jit
 def _heads_at(
-    base, scales, cells, kv_head, dims, known,
+    base, scales, kv_slots, kv_head, dims, known,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """[cells, dims] of one key head, dequantised."""
-    heads = cells * KV_HEADS + kv_head
+    """[kv_slots, dims] of one key head, dequantised."""
+    heads = kv_slots * KV_HEADS + kv_head
     inside = known[:, None] & (dims < HEAD_DIM)[None, :]
     values = tl.load(base + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
     if SCALED:
@@ -55,8 +55,8 @@ def _stream(
     for start in range(begin, end, BLOCK_N):
         places = start + tl.arange(0, BLOCK_N)
         known = places < end
-        cells = _cells_of(table, row, table_width, places, known, PAGE)
-        k = _heads_at(keys, key_scales, cells, kv_head, dims, known, KV_HEADS, HEAD_DIM, SCALED)
+        kv_slots = _kv_slots_of(table, row, table_width, places, known, PAGE)
+        k = _heads_at(keys, key_scales, kv_slots, kv_head, dims, known, KV_HEADS, HEAD_DIM, SCALED)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
         seen = known[None, :] & (places[None, :] <= positions[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -66,7 +66,7 @@ def _stream(
         kept = tl.exp2(peak - level)
         total = total * kept + tl.sum(weights, 1)
         v = _heads_at(
-            values, value_scales, cells, kv_head, dims, known, KV_HEADS, HEAD_DIM, SCALED
+            values, value_scales, kv_slots, kv_head, dims, known, KV_HEADS, HEAD_DIM, SCALED
         ).to(q.dtype)
         mixed = mixed * kept[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
         peak = higher

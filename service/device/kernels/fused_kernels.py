@@ -54,7 +54,7 @@ def _normed(first, second, weight, lanes, inside, eps, HALF: tl.constexpr):
 
 @triton.jit
 def _put(base, scales, head, first, second, lanes, inside, HALF: tl.constexpr, MOST: tl.constexpr):
-    """A head into its cell: as it is, or, where MOST is not 0, as codes of at most that."""
+    """Write a head into the cache: as it is, or, where MOST is not 0, quantized to at most MOST."""
     at = base + head * 2 * HALF + lanes
     if MOST:
         largest = tl.maximum(tl.max(tl.abs(first), 0), tl.max(tl.abs(second), 0))
@@ -70,14 +70,14 @@ def _put(base, scales, head, first, second, lanes, inside, HALF: tl.constexpr, M
 
 
 @triton.jit
-def rotate_and_keep(
-    qkv, query, keys, values, key_scales, value_scales, cos, sin, cells, q_norm, k_norm, eps,
+def rope_and_write_kv_kernel(
+    qkv, query, keys, values, key_scales, value_scales, cos, sin, slot_mapping, q_norm, k_norm, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     NORMS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """One head of one token of `qkv` [tokens, HEADS + 2 * KV_HEADS, 2 * HALF]: queries are
-    turned into `query`, keys turned and values as they are put into their cells. `cos` and
-    `sin` are [tokens, HALF]. Grid (tokens, HEADS + 2 * KV_HEADS)."""
+    rotated into `query`, keys rotated and values as they are written to the cache at `slot_mapping`
+    (int64 [tokens]). `cos` and `sin` are [tokens, HALF]. Grid (tokens, HEADS + 2 * KV_HEADS)."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < HALF
@@ -98,10 +98,10 @@ def rotate_and_keep(
         tl.store(to, first.to(query.dtype.element_ty), mask=inside)
         tl.store(to + HALF, second.to(query.dtype.element_ty), mask=inside)
     else:
-        cell = tl.load(cells + token)
+        kv_slot = tl.load(slot_mapping + token)
         if head < HEADS + KV_HEADS:
-            place = cell * KV_HEADS + head - HEADS
+            place = kv_slot * KV_HEADS + head - HEADS
             _put(keys, key_scales, place, first, second, lanes, inside, HALF, MOST)
         else:
-            place = cell * KV_HEADS + head - HEADS - KV_HEADS
+            place = kv_slot * KV_HEADS + head - HEADS - KV_HEADS
             _put(values, value_scales, place, first, second, lanes, inside, HALF, MOST)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import WHOLE, Linear, MatrixFormat, Partition, Product
 from service.device.quantization.precision import Precision
-from service.device.weights.source import WeightSource, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,12 @@ def load_layer(
         ),
         q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
         k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        out=partition.summed(linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)])),
+        out=partition.row_parallel(
+            linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)])
+        ),
         ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
         gate_up=linear(
             [get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]
         ),
-        down=partition.summed(linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)])),
+        down=partition.row_parallel(linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)])),
     )

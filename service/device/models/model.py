@@ -1,6 +1,7 @@
-"""One lean decoder for the Llama family, over a flat batch of tokens.
+"""The decoder in torch, for all families: one forward pass over a flat batch of tokens.
 
-Flags in the ModelSpec cover what differs between Llama, Mistral, Qwen2, Qwen3 and SmolLM.
+Flags of `ModelSpec` say what differs between families. A family that needs something else adds a
+flag there with its `Feature`, and computes it here or in `layers` and `ops`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,33 @@ from typing import Any
 
 import torch
 
+from service.config.settings import ConfigError
 from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.models.layers import LayerWeights, load_layer
 from service.device.models.ops import LayerOps, PlainOps
+from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.quantization.precision import Precision
 from service.device.rope import RopeTable
-from service.device.weights.source import WeightSource, checked
+from service.device.spec import Feature, ModelSpec
+
+FEATURES = frozenset(
+    {
+        Feature.QKV_BIAS,
+        Feature.QK_NORM,
+        Feature.TIED_EMBEDDINGS,
+        Feature.LINEAR_ROPE,
+        Feature.LLAMA3_ROPE,
+    }
+)
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """Why torch's decoder cannot compute this model; None when it can."""
+    missing = spec.missing(FEATURES)
+    return None if missing is None else f"torch's decoder does not compute {missing}"
 
 
 class Decoder:
@@ -38,6 +57,9 @@ class Decoder:
     ) -> None:
         """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
         spec = source.spec
+        reason = unsupported(spec)
+        if reason is not None:
+            raise ConfigError(reason)
         self.spec = spec
         self.device = device
         self._attention = attention
@@ -60,14 +82,14 @@ class Decoder:
         else:
             head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
             self._embedding = matrices.table(embedding)
-        self._head = partition.gathered(head)
+        self._head = partition.column_parallel(head)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
         prepared = self._attention.prepare(inputs)
         return self.compute(
-            inputs.token_ids, inputs.positions, inputs.cells, inputs.sampled, prepared, cache
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared, cache
         )
 
     @torch.inference_mode()
@@ -75,7 +97,7 @@ class Decoder:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
         sampled: torch.Tensor | None,
         prepared: Any,
         cache: KvCache,
@@ -90,7 +112,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             normed = ops.norm(hidden, delta, layer.input_norm)
             qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
-            query = ops.keep(index, qkv, angles, layer.head_norms, cache, cells)
+            query = ops.rope_and_write_kv(index, qkv, angles, layer.head_norms, cache, slot_mapping)
             mark()
             mixed = attention.run(query, index, cache, prepared)
             mark()

@@ -1,4 +1,5 @@
-"""What lies between the matrix products of a layer: plain torch, or kernels of our own."""
+"""The operations between the matrix products of a layer, in plain torch; `service.device.triton`
+has them as fused kernels."""
 
 from __future__ import annotations
 
@@ -21,17 +22,19 @@ class LayerOps(Protocol):
         """The norm of `hidden`, to which `delta` is added in place before."""
         ...
 
-    def keep(
+    def rope_and_write_kv(
         self,
         layer: int,
         qkv: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         cache: KvCache,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
-        """Queries [tokens, heads, head_dim], turned; keys and values go to the cells. `angles`
-        are cosines and sines [tokens, 1, head_dim / 2], `norms` weights of queries and keys."""
+        """Rotate queries and keys, norm them before where there are `norms` (weights of queries and
+        of keys), and write keys and values to the layer's pages at `slot_mapping` int64 [tokens].
+        Gives queries [tokens, heads, head_dim]. `angles` are cosines and sines
+        [tokens, 1, head_dim / 2]."""
         ...
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -52,24 +55,24 @@ class PlainOps:
             hidden += delta
         return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._spec.norm_eps)
 
-    def keep(
+    def rope_and_write_kv(
         self,
         layer: int,
         qkv: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         cache: KvCache,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
         spec = self._spec
-        turning = spec.heads + spec.kv_heads
+        rotated_heads = spec.heads + spec.kv_heads
         if norms is None:
-            turned = rotate(qkv[:, :turning], *angles)
-            query, key = turned[:, : spec.heads], turned[:, spec.heads :]
+            rotated = rotate(qkv[:, :rotated_heads], *angles)
+            query, key = rotated[:, : spec.heads], rotated[:, spec.heads :]
         else:
             query = rotate(self.norm(qkv[:, : spec.heads], None, norms[0]), *angles)
-            key = rotate(self.norm(qkv[:, spec.heads : turning], None, norms[1]), *angles)
-        cache.write(layer, key, qkv[:, turning:], cells)
+            key = rotate(self.norm(qkv[:, spec.heads : rotated_heads], None, norms[1]), *angles)
+        cache.write(layer, key, qkv[:, rotated_heads:], slot_mapping)
         return query
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""The decoder in C++: a whole step in one call."""
+"""The decoder in C++: a whole step in one call. Compiled on this machine at first use."""

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from service.device.inputs import StepInputs
+from service.device.models.weight_source import WeightSource, checked
 from service.device.native.cache import NativeKvCache
 from service.device.native.library import (
     BatchStruct,
@@ -20,10 +21,30 @@ from service.device.native.library import (
     load_library,
 )
 from service.device.rope import RopeTable
-from service.device.spec import ModelSpec
-from service.device.weights.source import WeightSource, checked
+from service.device.spec import Feature, ModelSpec
 
 _MODEL = -1  # in the place of a layer's number
+FEATURES = frozenset(
+    {
+        Feature.QKV_BIAS,
+        Feature.QK_NORM,
+        Feature.TIED_EMBEDDINGS,
+        Feature.LINEAR_ROPE,
+        Feature.LLAMA3_ROPE,
+    }
+)
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """Why the C++ decoder cannot compute this model; None when it can."""
+    missing = spec.missing(FEATURES)
+    if missing is not None:
+        return f"the C++ decoder does not compute {missing}"
+    if spec.heads % spec.kv_heads != 0:
+        return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+    if spec.head_dim % 2 != 0:
+        return f"a head of {spec.head_dim} has no pairs to turn"
+    return None
 
 
 class NativeDecoder:
@@ -84,7 +105,7 @@ class NativeDecoder:
             cache_pages=cache.pages,
             token_ids=inputs.token_ids.data_ptr(),
             positions=inputs.positions.data_ptr(),
-            cells=inputs.cells.data_ptr(),
+            slot_mapping=inputs.slot_mapping.data_ptr(),
             sampled=inputs.sampled.data_ptr(),
             span=span_memory.data_ptr(),
             pages=page_memory.data_ptr(),
@@ -162,12 +183,3 @@ class _Loader:
     def _get(self, name: str, *shape: int) -> torch.Tensor:
         tensor = checked(self._source.tensor(name), name, shape)
         return tensor.to(self._rounding).float().contiguous()
-
-
-def native_spec_fault(spec: ModelSpec) -> str | None:
-    """Why the native decoder cannot compute this model; None when it can."""
-    if spec.heads % spec.kv_heads != 0:
-        return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
-    if spec.head_dim % 2 != 0:
-        return f"a head of {spec.head_dim} has no pairs to turn"
-    return None

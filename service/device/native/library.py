@@ -56,7 +56,7 @@ class BatchStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "spans", "samples", "cache_pages")),
-        *((name, c_void_p) for name in ("token_ids", "positions", "cells", "sampled")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "sampled")),
         *((name, c_void_p) for name in ("span", "pages", "logits")),
     ]
 

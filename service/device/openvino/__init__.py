@@ -1,1 +1,1 @@
-"""The decoder on the OpenVINO runtime."""
+"""The decoder as a graph of the OpenVINO runtime; `runtime` alone imports it."""

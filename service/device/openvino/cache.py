@@ -2,7 +2,7 @@
 
 The memory is torch's, so that the host tier copies blocks of it as of any other cache; the
 runtime is given views of it. A page is [kv_heads, tokens, head_dim]. With int8 the runtime
-stores scales and zero points beside the codes, in a layout of its own: keys by channel
+stores scales and zero points beside the int8 values, in a layout of its own: keys by channel
 within a page, values by token. So keys and values have pages of different shapes.
 """
 
@@ -33,8 +33,8 @@ class PageLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers, keys and values, scales included."""
-        cells = torch.Size(self.key_page).numel() + torch.Size(self.value_page).numel()
-        return self.layers * cells * self.dtype.itemsize
+        values = torch.Size(self.key_page).numel() + torch.Size(self.value_page).numel()
+        return self.layers * values * self.dtype.itemsize
 
 
 class OpenVinoKvCache:
@@ -60,6 +60,6 @@ def shared_tensor(memory: torch.Tensor) -> Any:
     """An `openvino.Tensor` over the same contiguous memory, which must outlive it."""
     ov = load_runtime()
     if memory.dtype is torch.bfloat16:  # numpy has no such type
-        codes = memory.view(torch.int16).numpy()
-        return ov.Tensor(codes, ov.Shape(list(memory.shape)), ov.Type.bf16)
+        quantized = memory.view(torch.int16).numpy()
+        return ov.Tensor(quantized, ov.Shape(list(memory.shape)), ov.Type.bf16)
     return ov.Tensor(memory.numpy(), shared_memory=True)

@@ -6,7 +6,7 @@ computed for the sampled rows only.
 
 On CPUs without bf16 products weights stay bf16 in memory and are widened where they are
 multiplied: half the memory, faster for the few rows of decode steps, slower for long
-prefill chunks than float32 weights (`Hold.FLOAT32`). Int8 weights are multiplied by float
+prefill chunks than float32 weights (`WeightStorage.FLOAT32`). Int8 weights are multiplied by float
 activations unless `activation_group` says otherwise.
 """
 
@@ -21,18 +21,19 @@ import torch
 from service.config.settings import ConfigError
 from service.device.cache.kv_cache import KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.models.weight_source import WeightSource
 from service.device.openvino.cache import OpenVinoKvCache, PageLayout, shared_tensor
 from service.device.openvino.graph import (
     MAX_CONTEXT,
     STEP_INPUTS,
     TABLE_INPUTS,
-    Hold,
+    WeightStorage,
     build_graph,
     cache_inputs,
+    unsupported,
 )
 from service.device.openvino.runtime import load_runtime, multiplies_bf16
 from service.device.spec import ModelSpec
-from service.device.weights.source import WeightSource
 
 PAGE_TOKENS = 32
 _TORCH_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -42,13 +43,13 @@ _TORCH_TYPES |= {"u8": torch.uint8}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVinoSettings:
     """`rounding` is what weights are rounded to; with bfloat16 the CPU's bf16 products are
-    used where it has them. `hold` None keeps weights as they were rounded. `threads` None
+    used where it has them. `weight_storage` None keeps weights as they were rounded. `threads` None
     leaves the runtime's choice, one a core; `pinned` ties them to cores. `activation_group`
     above 0 lets CPUs with VNNI round activations to int8 in groups of that many (int8
     weights)."""
 
     rounding: torch.dtype = torch.bfloat16
-    hold: Hold | None = None
+    weight_storage: WeightStorage | None = None
     kv_format: KvFormat = KvFormat.PLAIN
     threads: int | None = None
     pinned: bool = False
@@ -65,16 +66,21 @@ def build_openvino(
 
     Raises ConfigError when OpenVINO is absent, too different, or refuses the model.
     """
+    reason = unsupported(source.spec)
+    if reason is not None:
+        raise ConfigError(f"{reason}; use another executor")
     ov = load_runtime()
     core = ov.Core()
     bf16 = settings.rounding is torch.bfloat16 and multiplies_bf16(core)
-    hold = settings.hold
-    if hold is None:
-        hold = Hold.BFLOAT16 if settings.rounding is torch.bfloat16 else Hold.FLOAT32
-    if hold is Hold.BFLOAT16 and settings.rounding is not torch.bfloat16:
+    weight_storage = settings.weight_storage
+    if weight_storage is None:
+        weight_storage = (
+            WeightStorage.BFLOAT16 if settings.rounding is torch.bfloat16 else WeightStorage.FLOAT32
+        )
+    if weight_storage is WeightStorage.BFLOAT16 and settings.rounding is not torch.bfloat16:
         raise ConfigError("weights cannot be held in bfloat16 with --dtype float32")
     compute = "bf16" if bf16 else "f32"
-    model = build_graph(source, max_tokens, settings.rounding, hold, progress)
+    model = build_graph(source, max_tokens, settings.rounding, weight_storage, progress)
     progress("compiling the graph")
     properties: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": compute,
@@ -94,7 +100,9 @@ def build_openvino(
             f"OpenVINO cannot compile this model ({reason}); use another executor"
         ) from error
     layout = _layout(compiled, source.spec, settings.kv_format)
-    return OpenVinoDecoder(compiled, source.spec, layout, _label(settings.rounding, hold, bf16))
+    return OpenVinoDecoder(
+        compiled, source.spec, layout, _label(settings.rounding, weight_storage, bf16)
+    )
 
 
 class OpenVinoDecoder:
@@ -178,9 +186,9 @@ def _layout(compiled: Any, spec: ModelSpec, kv_format: KvFormat) -> PageLayout:
     return PageLayout(spec.layers, PAGE_TOKENS, kv_format, dtype, pages[0], pages[1])
 
 
-def _label(rounding: torch.dtype, hold: Hold, bf16: bool) -> str:
+def _label(rounding: torch.dtype, weight_storage: WeightStorage, bf16: bool) -> str:
     """For people and for facts: how numbers are stored and multiplied."""
     name = str(rounding).removeprefix("torch.")
     compute = "bfloat16" if bf16 else "float32"
-    held = f"held as {hold.value}, " if hold.value != name else ""
-    return f"{name}, {held}computed in {compute}"
+    stored = f"held as {weight_storage.value}, " if weight_storage.value != name else ""
+    return f"{name}, {stored}computed in {compute}"

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from service.config.settings import ConfigError
+from service.device.models.weight_source import WeightSource, checked
 from service.device.openvino.runtime import load_runtime
-from service.device.quantization.codes import quantise_rows
+from service.device.quantization.rows import quantize_rows
 from service.device.rope import rope_frequencies
-from service.device.weights.source import WeightSource, checked
+from service.device.spec import Feature, ModelSpec
 
 _DYNAMIC = -1
 # the inputs of every step, in this order before the cache; all int32
@@ -32,19 +33,36 @@ TABLE_INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indic
 MAX_CONTEXT = "max_context_len"
 
 
-class Hold(StrEnum):
-    """How the matrices lie in memory."""
+FEATURES = frozenset(
+    {
+        Feature.QKV_BIAS,
+        Feature.QK_NORM,
+        Feature.TIED_EMBEDDINGS,
+        Feature.LINEAR_ROPE,
+        Feature.LLAMA3_ROPE,
+    }
+)
+
+
+def unsupported(spec: ModelSpec) -> str | None:
+    """Why the graph cannot compute this model; None when it can."""
+    missing = spec.missing(FEATURES)
+    return None if missing is None else f"the OpenVINO graph does not compute {missing}"
+
+
+class WeightStorage(StrEnum):
+    """How matrices are stored in memory."""
 
     FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"  # widened where it is multiplied, on CPUs without bf16 products
-    INT8 = "int8"  # one scale an output, as `quantise_rows` makes them
+    BFLOAT16 = "bfloat16"  # widened when it is multiplied, on CPUs without bf16 products
+    INT8 = "int8"  # one scale an output, as `quantize_rows` makes them
 
 
 def build_graph(
     source: WeightSource,
     max_tokens: int,
     rounding: torch.dtype,
-    hold: Hold,
+    storage: WeightStorage,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Any:
     """An `openvino.Model` whose only output are float32 logits [samples, vocab].
@@ -52,7 +70,7 @@ def build_graph(
     `rounding` is the dtype that all weights are rounded to first, `max_tokens` bounds
     positions. Raises ConfigError.
     """
-    return _Builder(source, max_tokens, rounding, hold).build(progress)
+    return _Builder(source, max_tokens, rounding, storage).build(progress)
 
 
 def cache_inputs(layer: int) -> tuple[str, str]:
@@ -64,14 +82,14 @@ class _Builder:
     """Holds what all layers share while the graph grows."""
 
     def __init__(
-        self, source: WeightSource, max_tokens: int, rounding: torch.dtype, hold: Hold
+        self, source: WeightSource, max_tokens: int, rounding: torch.dtype, storage: WeightStorage
     ) -> None:
         self._ov = load_runtime()
         self._op = self._ov.opset13
         self._source = source
         self._spec = source.spec
         self._rounding = rounding
-        self._hold = hold
+        self._storage = storage
         self._parameters: list[Any] = []
         self._ids, self._positions, self._sampled = (self._vector(name) for name in STEP_INPUTS)
         self._tables = [self._vector(name) for name in TABLE_INPUTS]
@@ -198,13 +216,13 @@ class _Builder:
         return rows[0], rows[1]
 
     def _matrix(self, weight: torch.Tensor) -> Any:
-        """[out, in] as the graph's own constant, in float32 for whoever reads it."""
+        """[out, in] as the graph's own constant, widened to float32 where it is read."""
         op, ov = self._op, self._ov
-        if self._hold is Hold.INT8:
-            codes, scales = quantise_rows(weight)
-            wide = op.convert(op.constant(codes.numpy()), "f32")
+        if self._storage is WeightStorage.INT8:
+            quantized, scales = quantize_rows(weight)
+            wide = op.convert(op.constant(quantized.numpy()), "f32")
             return op.multiply(wide, op.constant(scales.numpy()))
-        if self._hold is Hold.FLOAT32:
+        if self._storage is WeightStorage.FLOAT32:
             return self._floats(weight)
         held = ov.Tensor(ov.Type.bf16, ov.Shape(list(weight.shape)))
         held.data.view(np.int16)[:] = weight.bfloat16().contiguous().view(torch.int16).numpy()

@@ -1,1 +1,1 @@
-"""Tensor parallelism: each layer's matrices are shared out to ranks, one process each."""
+"""Tensor parallelism: the processes of all ranks, and the messages between them."""

@@ -1,18 +1,19 @@
-"""A decoder whose parts are computed by several ranks at once; this process is the first of them.
+"""A decoder that is computed by several tensor-parallel ranks at once; this process is rank 0.
 
-Steps are computed eagerly: a captured graph that sums over ranks is not there yet. A failure in the
-midst of a step is the end of all ranks, because those that did not fail wait for a sum that will
-not come; so it is no `StepFailed`, which an engine outlives.
+Steps are computed eagerly: there is no captured graph with an all-reduce yet. A failure within a
+step ends all ranks, because those that did not fail wait for an all-reduce that will not come; so
+it is no `StepFailed`, which an engine survives.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from service.device.backends import Backend
-from service.device.cache.kv_cache import KvCache, Pages
+from service.device.backend import Backend
+from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.parallel.messages import MakePages, pack, pack_step
 from service.device.parallel.ranks import Ranks
@@ -23,14 +24,14 @@ from telemetry.facts.clock import Clock
 
 
 class ParallelDecoder:
-    """Implements `StepDecoder` and `OtherRanks`. `own` computes rank 0's part; all ranks have met
-    and have pages, each of its own heads."""
+    """Implements `StepDecoder` and `OtherRanks`. `own` computes rank 0's part; all ranks are in
+    the process group and have pages, each of its own heads."""
 
     def __init__(self, own: StepDecoder[KvCache], collectives: Collectives, ranks: Ranks) -> None:
         self._own = own
         self._collectives = collectives
         self._ranks = ranks
-        self._stays_due = False
+        self._times_due = False
 
     @property
     def spec(self) -> ModelSpec:
@@ -43,11 +44,11 @@ class ParallelDecoder:
 
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step with all ranks: float32 logits [samples, vocab]. Raises RankFailed."""
-        if self._stays_due:  # nobody asked: the step failed after this, or was none of a plan
+        if self._times_due:  # not read: the step failed afterwards, or was none of a plan
             self.skew_ns()
         self._ranks.send(pack_step(inputs))
-        self._stays_due = True
-        self._collectives.stays.begin()
+        self._times_due = True
+        self._collectives.timer.begin()
         try:
             return self._own.forward(inputs, cache)
         except Exception as error:
@@ -55,16 +56,18 @@ class ParallelDecoder:
 
     def skew_ns(self) -> int:
         """Of the latest step. Raises RankFailed."""
-        own_ns = self._collectives.stays.taken_ns()
-        self._stays_due = False
-        return skew_ns([own_ns, *self._ranks.receive_stays()])
+        own_ns = self._collectives.timer.times_ns()
+        self._times_due = False
+        return skew_ns([own_ns, *self._ranks.receive_times()])
 
     def close(self) -> None:
         self._ranks.close()
-        self._collectives.part()
+        self._collectives.destroy_group()
 
 
-def with_ranks(backend: Backend, ranks: Ranks, clock: Clock) -> Backend:
+def with_ranks(
+    backend: Backend[Any, KvCache], ranks: Ranks, clock: Clock
+) -> Backend[ParallelDecoder, KvCache]:
     """All ranks together, of the back end that is rank 0's: `load` ends when each has loaded its
     part and they have met, `make_pages` makes as many everywhere."""
     collectives = backend.collectives
@@ -74,10 +77,10 @@ def with_ranks(backend: Backend, ranks: Ranks, clock: Clock) -> Backend:
         ranks.start()
         own = backend.load()
         ranks.wait_loaded()
-        collectives.meet(ranks.meeting, clock)
+        collectives.init_group(ranks.rendezvous, clock)
         return ParallelDecoder(own, collectives, ranks)
 
-    def make_pages(blocks: int) -> Pages:
+    def make_pages(blocks: int) -> KvCache:
         ranks.send(pack(MakePages(blocks)))
         return backend.make_pages(blocks)
 

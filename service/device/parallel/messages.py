@@ -1,8 +1,8 @@
-"""What rank 0 and each other rank tell each other, besides what they compute together.
+"""Messages between rank 0 and each other rank, beside the collectives.
 
-Steps go to the ranks over a pipe and not as a collective: a rank may wait for the next one for days
-without a timeout, it sees the end of rank 0 as the end of the pipe, and the lists of blocks arrive
-where they are needed, which is on the host.
+Steps go to the ranks over a pipe and not as a collective: a rank may wait days for the next one
+without a timeout, it sees the end of rank 0 as the end of the pipe, and the block tables arrive
+where they are needed, on the host.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from service.device.inputs import SequenceSpan, StepInputs
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a rank: what to load, and the file where all ranks meet then."""
+    """The first message to a rank: what to load, and the file through which it finds the others."""
 
     config: EngineConfig
     rank: int
     device: str
     threads: int
     max_tokens: int
-    meeting: str
+    rendezvous: str
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +46,7 @@ class MakePages(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PackedStep(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """`numbers` are int64: ids, positions and cells of `tokens` tokens, then sampled rows."""
+    """`numbers` are int64: ids, positions, slot mapping of `tokens` tokens, then sampled rows."""
 
     numbers: bytes
     tokens: int
@@ -80,7 +80,7 @@ def unpack_order(data: bytes) -> Order:
 
 def pack_step(inputs: StepInputs) -> bytes:
     """All that a rank computes from; on a GPU this waits for the token ids."""
-    numbers = torch.cat((inputs.token_ids, inputs.positions, inputs.cells, inputs.sampled))
+    numbers = torch.cat((inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled))
     return pack(
         PackedStep(
             numbers.cpu().numpy().tobytes(), len(inputs.token_ids), inputs.decodes, inputs.prefills
@@ -93,16 +93,16 @@ def inputs_of(step: PackedStep, device: torch.device) -> StepInputs:
     numbers = torch.frombuffer(bytearray(step.numbers), dtype=torch.int64).to(device)
     tokens = step.tokens
     sizes = (tokens, tokens, tokens, len(numbers) - 3 * tokens)
-    token_ids, positions, cells, sampled = numbers.split_with_sizes(sizes)
-    return StepInputs(token_ids, positions, cells, sampled, step.decodes, step.prefills)
+    token_ids, positions, slot_mapping, sampled = numbers.split_with_sizes(sizes)
+    return StepInputs(token_ids, positions, slot_mapping, sampled, step.decodes, step.prefills)
 
 
-def pack_stays(stays_ns: Sequence[int]) -> bytes:
-    """How long the rank was in each sum of the step."""
-    return array("q", stays_ns).tobytes()
+def pack_times(times_ns: Sequence[int]) -> bytes:
+    """How long the rank was in each all-reduce of the step."""
+    return array("q", times_ns).tobytes()
 
 
-def unpack_stays(data: bytes) -> Sequence[int]:
-    stays_ns = array("q")
-    stays_ns.frombytes(data)
-    return stays_ns
+def unpack_times(data: bytes) -> Sequence[int]:
+    times_ns = array("q")
+    times_ns.frombytes(data)
+    return times_ns

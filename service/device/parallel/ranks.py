@@ -1,10 +1,9 @@
-"""The processes of all ranks but the first, which is the engine process itself.
+"""The processes of all tensor-parallel ranks but rank 0, which is the engine process itself.
 
-They are its children and end with it. None of them can be replaced alone, since the others are in
-the midst of a step with it: when one is lost the engine has to end, and starts anew with all. A
-collective cannot be trusted to notice (gloo has been seen to wait on, NCCL waits for minutes), so a
-thread watches each process, and the first end of one is the end of all: whoever waits for a sum
-over gloo then sees nothing but closed sockets.
+They are its children and end with it. None of them can be replaced alone, since the others compute
+the same step: when one is lost the engine ends, and starts again with all. A collective may not
+notice (gloo has been seen to wait on, NCCL waits for minutes), so a thread watches each process,
+and when one ends all are killed: an all-reduce over gloo then sees closed sockets.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ import torch
 
 from service.config.settings import ConfigError, EngineConfig
 from service.device.failures import failure_of
-from service.device.parallel.messages import Join, NotLoaded, pack, unpack_answer, unpack_stays
+from service.device.parallel.messages import Join, NotLoaded, pack, unpack_answer, unpack_times
 from service.engine.executor import DeviceFailure
 from telemetry.facts.reasons import StepFailure
 
 _WORKER = "service.device.parallel.worker"
 _END_GRACE_S = 5.0
-_NEWS_S = 1.0
+_END_SEEN_S = 1.0
 
 
 class RankFailed(DeviceFailure):
@@ -77,13 +76,13 @@ class Ranks:
         self._members: list[_Member] = []
         self._lock = threading.Lock()
         self._first_end: str | None = None
-        self._news = threading.Event()
+        self._end_seen = threading.Event()
         self._are_loaded = self._are_closing = False
 
     @property
-    def meeting(self) -> str:
-        """The file where all ranks meet."""
-        return str(Path(self._folder.name) / "meeting")
+    def rendezvous(self) -> str:
+        """The file through which all ranks find each other."""
+        return str(Path(self._folder.name) / "rendezvous")
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -104,7 +103,7 @@ class Ranks:
                 device=f"cuda:{index}" if self._on_gpus else "cpu",
                 threads=self._threads,
                 max_tokens=self._max_tokens,
-                meeting=self.meeting,
+                rendezvous=self.rendezvous,
             )
             self._send(member, pack(join))
 
@@ -126,13 +125,13 @@ class Ranks:
         for member in self._members:
             self._send(member, message)
 
-    def receive_stays(self) -> list[Sequence[int]]:
-        """Of each its stays in the sums of the step, in ns. Raises RankFailed."""
-        return [unpack_stays(self._receive(member)) for member in self._members]
+    def receive_times(self) -> list[Sequence[int]]:
+        """How long each was in each all-reduce of the step, in ns. Raises RankFailed."""
+        return [unpack_times(self._receive(member)) for member in self._members]
 
     def failure(self, error: Exception) -> RankFailed:
         """What to say of an error that another process may have caused by its end."""
-        self._news.wait(_NEWS_S)
+        self._end_seen.wait(_END_SEEN_S)
         if self._first_end is not None:
             return RankFailed(self._first_end)
         kind = StepFailure.RANK_LOST if isinstance(error, OSError | EOFError) else failure_of(error)
@@ -167,7 +166,7 @@ class Ranks:
                 return
             self._first_end = said
             is_end_of_all = self._are_loaded
-        self._news.set()
+        self._end_seen.set()
         if is_end_of_all:
             for other in self._members:
                 other.process.kill()

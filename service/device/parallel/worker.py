@@ -10,13 +10,13 @@ import faulthandler
 import signal
 import sys
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
 from service.config.settings import ConfigError
-from service.device.backends import Backend, torch_backend
-from service.device.cache.kv_cache import Pages
+from service.device.backend import Backend
+from service.device.cache.kv_cache import KvCache
+from service.device.models.model import Decoder
 from service.device.parallel.messages import (
     Join,
     Loaded,
@@ -25,11 +25,11 @@ from service.device.parallel.messages import (
     PackedStep,
     inputs_of,
     pack,
-    pack_stays,
+    pack_times,
     unpack_join,
     unpack_order,
 )
-from service.device.torch_executor import StepDecoder
+from service.device.torch_backend import torch_backend
 from service.device.weights.source import open_weights
 from telemetry.facts.clock import MonotonicClock
 from telemetry.host.gc_watch import settle_collector
@@ -66,15 +66,15 @@ def _run(connection: Connection) -> None:
     connection.send_bytes(pack(Loaded()))
     collectives = backend.collectives
     assert collectives is not None, "a single rank has no others"
-    collectives.meet(join.meeting, MonotonicClock())
+    collectives.init_group(join.rendezvous, MonotonicClock())
     settle_collector()
     try:
         _serve(connection, backend, decoder, device)
     finally:
-        collectives.part()
+        collectives.destroy_group()
 
 
-def _load(join: Join, device: torch.device) -> tuple[Backend, StepDecoder[Any]]:
+def _load(join: Join, device: torch.device) -> tuple[Backend[Decoder, KvCache], Decoder]:
     """With one thread, as the engine process does it. Raises ConfigError."""
     torch.set_num_threads(1)
     backend = torch_backend(
@@ -91,12 +91,15 @@ def _load(join: Join, device: torch.device) -> tuple[Backend, StepDecoder[Any]]:
 
 
 def _serve(
-    connection: Connection, backend: Backend, decoder: StepDecoder[Any], device: torch.device
+    connection: Connection,
+    backend: Backend[Decoder, KvCache],
+    decoder: Decoder,
+    device: torch.device,
 ) -> None:
     """Until the pipe is closed, which raises EOFError or ConnectionError."""
     collectives = backend.collectives
     assert collectives is not None
-    pages: Pages | None = None
+    pages: KvCache | None = None
     while True:
         order = unpack_order(connection.recv_bytes())
         match order:
@@ -104,9 +107,10 @@ def _serve(
                 pages = None  # there may be no room for both
                 pages = backend.make_pages(order.blocks)
             case PackedStep():
-                collectives.stays.begin()
+                collectives.timer.begin()
+                assert pages is not None, "a step before any pages"
                 decoder.forward(inputs_of(order, device), pages)
-                connection.send_bytes(pack_stays(collectives.stays.taken_ns()))
+                connection.send_bytes(pack_times(collectives.timer.times_ns()))
 
 
 def _end_with_parent() -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.quantization.coded_matrix import CodedMatrix
-from service.device.quantization.codes import FP8, quantise_rows
 from service.device.quantization.linear import Linear
+from service.device.quantization.quantized_matrix import QuantizedMatrix
+from service.device.quantization.rows import FP8, quantize_rows
 
 _ALIGNED = 16  # both sides of a matrix that the kernel takes
 _LEAST_CAPABILITY = (8, 9)
@@ -47,35 +47,35 @@ class Fp8Format:
         aligned = all(size % _ALIGNED == 0 for size in weight.shape)
         return Fp8Linear(self.table(weight), bias, self.fallback_reason is None and aligned)
 
-    def table(self, weight: torch.Tensor) -> CodedMatrix:
-        return CodedMatrix.of(weight, FP8, self.compute)
+    def table(self, weight: torch.Tensor) -> QuantizedMatrix:
+        return QuantizedMatrix.of(weight, FP8, self.compute)
 
 
 class Fp8Linear:
     """One weight; `scaled` is whether the device multiplies fp8."""
 
-    def __init__(self, matrix: CodedMatrix, bias: torch.Tensor | None, scaled: bool) -> None:
+    def __init__(self, matrix: QuantizedMatrix, bias: torch.Tensor | None, scaled: bool) -> None:
         self._matrix = matrix
         self._bias = bias
         self._scaled = scaled
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not len(x):
-            return x.new_empty((0, len(self._matrix.codes)))
-        codes, scales = tokens_to_fp8(x)
-        out = self._product(codes, scales).to(x.dtype)
+            return x.new_empty((0, len(self._matrix.quantized)))
+        quantized, scales = tokens_to_fp8(x)
+        out = self._product(quantized, scales).to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return self._matrix.rows(ids)
 
-    def _product(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def _product(self, quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         weight = self._matrix
         if not self._scaled:
-            return (codes.float() @ weight.codes.float().t()) * scales * weight.scales.t()
+            return (quantized.float() @ weight.quantized.float().t()) * scales * weight.scales.t()
         return torch._scaled_mm(
-            codes,
-            weight.codes.t(),
+            quantized,
+            weight.quantized.t(),
             scale_a=scales,
             scale_b=weight.scales.t(),
             out_dtype=torch.bfloat16,
@@ -84,10 +84,10 @@ class Fp8Linear:
 
 
 def tokens_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes float8_e4m3fn [tokens, n] and scales float32 [tokens, 1] of [tokens, n]; on a GPU by
+    """Values float8_e4m3fn [tokens, n] and scales float32 [tokens, 1] of [tokens, n]; on a GPU by
     one kernel."""
     if x.is_cuda:
-        from service.device.quantization.triton_products import coded_tokens
+        from service.device.quantization.triton_products import quantize_tokens
 
-        return coded_tokens(x)
-    return quantise_rows(x, FP8)
+        return quantize_tokens(x)
+    return quantize_rows(x, FP8)

@@ -1,4 +1,4 @@
-"""Matrix products behind one call, so that the decoder need not know how weights are held."""
+"""Matrix products behind one call, so that the decoder need not know how weights are stored."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Product(Protocol):
 
 
 class Linear(Table, Product, Protocol):
-    """A matrix of which both is wanted."""
+    """A matrix that is multiplied and looked up in (a tied embedding)."""
 
 
 class MatrixFormat(Protocol):
-    """How matrices are held and which kernel multiplies them."""
+    """How matrices are stored and which kernel multiplies them."""
 
     @property
     def label(self) -> str | None:
@@ -70,24 +70,25 @@ class FloatFormat:
 
 
 class Partition(Protocol):
-    """What a decoder that has a part of each matrix adds to its products for the whole's."""
+    """How the products of a rank, which has a part of each matrix, become those of the whole
+    (Megatron-LM's names)."""
 
-    def summed(self, product: Product) -> Product:
-        """For one of which the decoder has some of the inputs."""
+    def row_parallel(self, product: Product) -> Product:
+        """Of a matrix of which the rank has some of the inputs: followed by an all-reduce."""
         ...
 
-    def gathered(self, product: Product) -> Product:
-        """For one of which the decoder has some of the outputs."""
+    def column_parallel(self, product: Product) -> Product:
+        """Of a matrix of which the rank has some of the outputs: followed by a gather on rank 0."""
         ...
 
 
 class Whole:
-    """Implements `Partition` where nothing is shared out."""
+    """Implements `Partition` without tensor parallelism."""
 
-    def summed(self, product: Product) -> Product:
+    def row_parallel(self, product: Product) -> Product:
         return product
 
-    def gathered(self, product: Product) -> Product:
+    def column_parallel(self, product: Product) -> Product:
         return product
 
 

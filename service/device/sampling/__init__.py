@@ -1,1 +1,2 @@
-"""From logits to tokens: filters, draws, grammars."""
+"""From logits to tokens: grammar masks, penalties, filters, the draw. Nothing here depends on the
+batch that a row is in."""

@@ -18,41 +18,41 @@ import torch
 
 from service.engine.plan import SamplingParams
 
-_FIRST_LOOK = 128
-_MORE = 8
+_FIRST_CANDIDATES = 128
+_GROWTH = 8
 # the sum of a prefix and its running sum may differ in the last digits
 _MARGIN = 1e-9
 
 
-def draw(logits: torch.Tensor, params: SamplingParams, chance: float) -> int:
-    """The token at `chance` of the filtered distribution over logits [vocab]."""
-    return draw_rows(logits[None], (params,), (chance,))[0]
+def draw(logits: torch.Tensor, params: SamplingParams, uniform: float) -> int:
+    """The token where the filtered distribution over logits [vocab] passes `uniform` of [0, 1)."""
+    return draw_rows(logits[None], (params,), (uniform,))[0]
 
 
 def draw_rows(
-    logits: torch.Tensor, params: Sequence[SamplingParams], chances: Sequence[float]
+    logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> list[int]:
     """One token for each row of logits [rows, vocab]."""
-    heat = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
-    rows = torch.softmax(logits.double() / heat.to(logits.device), dim=-1)
-    look = min(_FIRST_LOOK, rows.shape[-1])
-    leading = rows.topk(look) if any(_is_nucleus(p) for p in params) else None
+    temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
+    rows = torch.softmax(logits.double() / temperature.to(logits.device), dim=-1)
+    candidates = min(_FIRST_CANDIDATES, rows.shape[-1])
+    leading = rows.topk(candidates) if any(_is_nucleus(p) for p in params) else None
     tokens: list[int] = []
-    for index, (one, chance) in enumerate(zip(params, chances, strict=True)):
+    for index, (one, uniform) in enumerate(zip(params, uniforms, strict=True)):
         first = None if leading is None else (leading.values[index], leading.indices[index])
-        tokens.append(_draw_one(rows[index], one, chance, first))
+        tokens.append(_draw_one(rows[index], one, uniform, first))
     return tokens
 
 
 def _is_nucleus(params: SamplingParams) -> bool:
-    """Whether only the nucleus bounds how many tokens are looked at."""
+    """Whether only the nucleus bounds how many tokens are read."""
     return params.top_p < 1.0 and params.top_k == 0
 
 
 def _draw_one(
     probabilities: torch.Tensor,
     params: SamplingParams,
-    chance: float,
+    uniform: float,
     first: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> int:
     if params.top_k:
@@ -64,7 +64,7 @@ def _draw_one(
         ids = (probabilities >= params.min_p * probabilities.max()).nonzero().squeeze(1)
         kept = probabilities[ids]
     else:
-        return _at(probabilities, chance)
+        return _at(probabilities, uniform)
     kept, ids = _in_order(kept, ids)
     if params.min_p > 0.0:
         kept = kept[kept >= params.min_p * kept[0]]
@@ -73,7 +73,7 @@ def _draw_one(
             kept = kept / kept.sum()
         before = kept.cumsum(dim=-1) - kept
         kept = kept[before < params.top_p]
-    return int(ids[_at(kept, chance)])
+    return int(ids[_at(kept, uniform)])
 
 
 def _nucleus_and_more(
@@ -84,7 +84,7 @@ def _nucleus_and_more(
     values, ids = first
     vocab = len(probabilities)
     while len(values) < vocab and not _suffices(values, params):
-        values, ids = probabilities.topk(min(_MORE * len(values), vocab))
+        values, ids = probabilities.topk(min(_GROWTH * len(values), vocab))
     return values, ids
 
 
@@ -98,13 +98,13 @@ def _suffices(values: torch.Tensor, params: SamplingParams) -> bool:
 
 def _in_order(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Likeliest first, equals in order of their ids."""
-    ids, places = ids.sort()
-    values, order = values[places].sort(descending=True, stable=True)
+    ids, by_id = ids.sort()
+    values, order = values[by_id].sort(descending=True, stable=True)
     return values, ids[order]
 
 
-def _at(probabilities: torch.Tensor, chance: float) -> int:
-    """Index at which the cumulative distribution passes `chance` of its total."""
+def _at(probabilities: torch.Tensor, uniform: float) -> int:
+    """Index at which the cumulative distribution passes `uniform` of its total."""
     cumulative = probabilities.cumsum(dim=-1)
-    index = int(torch.searchsorted(cumulative, chance * cumulative[-1], right=True))
+    index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
     return min(index, len(probabilities) - 1)

@@ -133,11 +133,17 @@ class Sampler:
         """What a device needs to choose a token for each row by itself; None where a row wants
         more than that."""
         slots = [self._slots[row.slot] for row in rows]
-        places = [row.output_index for row in rows]
-        if not all(s.is_just_drawn(place) for s, place in zip(slots, places, strict=True)):
+        output_indices = [row.output_index for row in rows]
+        if not all(
+            s.is_just_drawn(output_index)
+            for s, output_index in zip(slots, output_indices, strict=True)
+        ):
             return None
-        chances = [uniform(s.params.seed, place) for s, place in zip(slots, places, strict=True)]
-        return draws_of([s.params for s in slots], chances, [s.is_greedy for s in slots])
+        uniforms = [
+            uniform(s.params.seed, output_index)
+            for s, output_index in zip(slots, output_indices, strict=True)
+        ]
+        return draws_of([s.params for s in slots], uniforms, [s.is_greedy for s in slots])
 
     @torch.inference_mode()
     def sample(
@@ -160,29 +166,37 @@ class Sampler:
         active, depth = list(range(len(rows))), 0
         while active:
             slots = [self._slots[rows[index].slot] for index in active]
-            places = [rows[index].output_index + depth for index in active]
+            output_indices = [rows[index].output_index + depth for index in active]
             positions = [first[index] + depth for index in active]
             whole = len(positions) == len(logits)
             picked = logits if whole else logits[torch.tensor(positions, device=logits.device)]
-            for index, sample in zip(active, self._round(slots, places, picked), strict=True):
+            for index, sample in zip(
+                active, self._round(slots, output_indices, picked), strict=True
+            ):
                 samples[index].append(sample)
             active = [i for i in active if _was_right(samples[i], drafts[i], depth)]
             depth += 1
         return tuple(tuple(row) for row in samples)
 
     def _round(
-        self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
+        self, slots: Sequence[_Slot], output_indices: Sequence[int], logits: torch.Tensor
     ) -> tuple[Sample, ...]:
-        """One token a row; `places` are the rows' output indices."""
-        if all(slot.is_just_argmax(place) for slot, place in zip(slots, places, strict=True)):
+        """One token a row; `output_indices` say which output of its sequence each token is."""
+        if all(
+            slot.is_just_argmax(output_index)
+            for slot, output_index in zip(slots, output_indices, strict=True)
+        ):
             return tuple(map(Sample, _likeliest(logits)))
         raw = logits
         logits = self._mask(slots, logits)
-        if any(s.alters_logits(place) for s, place in zip(slots, places, strict=True)):
+        if any(
+            s.alters_logits(output_index)
+            for s, output_index in zip(slots, output_indices, strict=True)
+        ):
             logits = logits.clone() if logits is raw else logits
-            for index, (slot, place) in enumerate(zip(slots, places, strict=True)):
-                self._alter(logits[index], slot, place)
-        tokens = self._choose(slots, places, logits)
+            for index, (slot, output_index) in enumerate(zip(slots, output_indices, strict=True)):
+                self._alter(logits[index], slot, output_index)
+        tokens = self._choose(slots, output_indices, logits)
         for index, slot in enumerate(slots):
             if slot.counts_tokens:
                 slot.output_counts[tokens[index]] += 1
@@ -193,7 +207,7 @@ class Sampler:
         )
 
     def _choose(
-        self, slots: Sequence[_Slot], places: Sequence[int], logits: torch.Tensor
+        self, slots: Sequence[_Slot], output_indices: Sequence[int], logits: torch.Tensor
     ) -> list[int]:
         """The likeliest token of greedy rows, a drawn one of all others."""
         drawn = [index for index, slot in enumerate(slots) if not slot.is_greedy]
@@ -205,8 +219,8 @@ class Sampler:
                 return tokens
             picked = logits[torch.tensor(drawn, device=logits.device)]
         params = [slots[index].params for index in drawn]
-        chances = [uniform(slots[index].params.seed, places[index]) for index in drawn]
-        found = draw_rows(picked, params, chances)
+        uniforms = [uniform(slots[index].params.seed, output_indices[index]) for index in drawn]
+        found = draw_rows(picked, params, uniforms)
         if len(drawn) == len(slots):
             return found
         for index, token in zip(drawn, found, strict=True):

@@ -1,1 +1,1 @@
-"""One rank's part of a model, and what ranks exchange within a step."""
+"""One tensor-parallel rank's part of a model (`shard`), and the collectives of a step."""

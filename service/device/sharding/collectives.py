@@ -1,9 +1,9 @@
-"""What ranks exchange within a step, and how long each of them was held up by the others there.
+"""The collectives of tensor parallelism, and how long each rank was in them.
 
-All ranks leave a sum together, so the longest stay in it is of the rank that came first and the
-shortest of the one that came last: their difference is the skew, with no clock in common. It is
-added up over all sums of a step, because each of them brings the ranks together again: at the end
-of a step one cannot see any more who was late in its first layer.
+All ranks leave an all-reduce together, so the rank that came first was in it longest and the one
+that came last shortest: their difference is the skew, without a clock in common. It is added up
+over all all-reduces of a step, because each of them lines the ranks up again: at the end of a step
+nothing shows any more which rank was late in its first layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from service.config.settings import ConfigError, EngineConfig
 from service.device.cuda.runtime import CudaRuntime, Mark, Runtime, StandInRuntime
 from service.device.quantization.linear import Product
-from service.device.sharding.shard import Rank
+from service.device.sharding.shard import TensorParallelRank
 from telemetry.facts.clock import Clock
 
 
@@ -38,8 +38,8 @@ def refuse_impossible(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-class Stays:
-    """How long this rank was in each sum of the present step."""
+class CollectiveTimer:
+    """How long this rank was in each all-reduce of the present step."""
 
     def __init__(self, new_mark: Callable[[], Mark]) -> None:
         self._new_mark = new_mark
@@ -49,78 +49,78 @@ class Stays:
     def begin(self) -> None:
         self._used = 0
 
-    def enter(self) -> None:
+    def start(self) -> None:
         if self._used == len(self._marks):
             self._marks.append((self._new_mark(), self._new_mark()))
         self._marks[self._used][0].record()
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         self._marks[self._used][1].record()
         self._used += 1
 
-    def taken_ns(self) -> list[int]:
-        """In the order of the sums; waits for the last of them."""
+    def times_ns(self) -> list[int]:
+        """One for each all-reduce, in their order; waits for the last of them."""
         used = self._marks[: self._used]
         if used:
             used[-1][1].wait()
-        return [left.after_ns(entered) for entered, left in used]
+        return [stopped.after_ns(started) for started, stopped in used]
 
 
-def skew_ns(stays_ns: Sequence[Sequence[int]]) -> int:
-    """By how much the first ranks were before the last ones, over all sums of a step; of each
-    rank its stays."""
-    return sum(max(stays) - min(stays) for stays in zip(*stays_ns, strict=True))
+def skew_ns(times_ns: Sequence[Sequence[int]]) -> int:
+    """By how much the first ranks were before the last ones, over all all-reduces of a step;
+    `times_ns` are `CollectiveTimer.times_ns` of each rank."""
+    return sum(max(times) - min(times) for times in zip(*times_ns, strict=True))
 
 
 class Collectives:
-    """Implements `Partition` over torch's process group, as soon as all ranks have met there."""
+    """Implements `Partition` over torch's process group, from `init_group` to `destroy_group`."""
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
+    def __init__(self, rank: TensorParallelRank, device: torch.device) -> None:
         self.rank = rank
         self.device = device
-        self._stays: Stays | None = None
+        self._timer: CollectiveTimer | None = None
 
-    def meet(self, meeting: str, clock: Clock) -> None:
-        """Wait for the other ranks; `meeting` is a file that does not exist, the same for all."""
+    def init_group(self, rendezvous: str, clock: Clock) -> None:
+        """Wait for the other ranks; `rendezvous` is the path of a file that does not exist yet."""
         on_gpu = self.device.type == "cuda"
         # all ranks are on this machine
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            init_method=f"file://{meeting}",
+            init_method=f"file://{rendezvous}",
             rank=self.rank.index,
             world_size=self.rank.count,
             device_id=torch.device("cuda", self.rank.index) if on_gpu else None,
         )
         runtime: Runtime = CudaRuntime(self.device) if on_gpu else StandInRuntime(clock)
-        self._stays = Stays(runtime.mark)
+        self._timer = CollectiveTimer(runtime.mark)
 
-    def part(self) -> None:
-        """Let go of the group; nothing happens without one."""
-        if self._stays is not None:
-            self._stays = None
+    def destroy_group(self) -> None:
+        """Nothing happens without one."""
+        if self._timer is not None:
+            self._timer = None
             dist.destroy_process_group()
 
     @property
-    def stays(self) -> Stays:
-        assert self._stays is not None, "the ranks have not met"
-        return self._stays
+    def timer(self) -> CollectiveTimer:
+        assert self._timer is not None, "there is no process group"
+        return self._timer
 
-    def summed(self, product: Product) -> Product:
-        return _Summed(product, self)
+    def row_parallel(self, product: Product) -> Product:
+        return _RowParallel(product, self)
 
-    def gathered(self, product: Product) -> Product:
-        return _Gathered(product, self)
+    def column_parallel(self, product: Product) -> Product:
+        return _ColumnParallel(product, self)
 
-    def add(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' tensors, in place and on every rank the same."""
-        stays = self.stays
-        stays.enter()
+        timer = self.timer
+        timer.start()
         dist.all_reduce(part)
-        stays.leave()
+        timer.stop()
         return part
 
-    def join(self, part: torch.Tensor) -> torch.Tensor:
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
         """Rank 0 gets [rows, all columns] of all ranks' [rows, columns]; the others, who have no
         use for it, get back their own. Nothing is exchanged where there are no rows."""
         rows, columns = part.shape
@@ -135,22 +135,22 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True)
-class _Summed:
-    """A product whose inputs are shared out to the ranks."""
+class _RowParallel:
+    """A product whose inputs are split over the ranks."""
 
     product: Product
     collectives: Collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.collectives.add(self.product(x))
+        return self.collectives.all_reduce(self.product(x))
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
-    """A product whose outputs are shared out to the ranks."""
+class _ColumnParallel:
+    """A product whose outputs are split over the ranks."""
 
     product: Product
     collectives: Collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.collectives.join(self.product(x))
+        return self.collectives.gather(self.product(x))

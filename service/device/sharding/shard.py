@@ -1,7 +1,7 @@
-"""One rank's part of a model.
+"""One tensor-parallel rank's part of a model.
 
 The cut is Megatron-LM's: whole heads and equal slices of the feed-forward network, so that a layer
-needs two sums over the ranks and exchanges nothing else.
+needs two all-reduces and nothing else is exchanged.
 
     q, k, v, gate, up, lm_head    rows, and their biases    a rank has some of the outputs
     o_proj, down_proj             columns                   a rank has a part of each sum
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from service.config.settings import ConfigError
+from service.device.models.tensors import tensor_shape
+from service.device.models.weight_source import WeightSource, checked
 from service.device.spec import ModelSpec
-from service.device.weights.dummy import tensor_shape
-from service.device.weights.source import WeightSource, checked
 from telemetry.facts.engine_records import ModelShape
 
 _BY_ROWS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
@@ -29,7 +29,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class TensorParallelRank:
     """Number `index` of `count`."""
 
     index: int
@@ -37,7 +37,7 @@ class Rank:
 
 
 def part_of(spec: ModelSpec, count: int) -> ModelSpec:
-    """What each of `count` ranks has. Raises ConfigError when equal parts there are none."""
+    """What each of `count` ranks has. Raises ConfigError where there are no equal parts."""
     sizes = {
         "attention heads": spec.heads,
         "key/value heads": spec.kv_heads,
@@ -76,7 +76,7 @@ class ShardedWeights:
     """Implements `WeightSource`: one rank's part of another source. Each rank reads what it
     needs and keeps its part, so tensors of files that are decoded are decoded by every rank."""
 
-    def __init__(self, whole: WeightSource, rank: Rank) -> None:
+    def __init__(self, whole: WeightSource, rank: TensorParallelRank) -> None:
         """Raises ConfigError."""
         self._whole = whole
         self._rank = rank

@@ -1,1 +1,1 @@
-"""Kernels in Triton, and the functions that launch them. Imported only where Triton is."""
+"""Launches the kernels over tensors. Imported only where Triton is installed."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.cache.kv_cache import Side
+from service.device.cache.kv_cache import KvTensor
 from service.device.kernels.attention_kernels import attend, attend_part, merge_parts
 from service.device.kernels.sizes import power_of_2
 
@@ -85,8 +85,8 @@ def parts_for(rows: int, kv_heads: int, processors: int, most: int = 32) -> int:
 def attend_sequences(
     query: torch.Tensor,
     out: torch.Tensor,
-    keys: Side,
-    values: Side,
+    keys: KvTensor,
+    values: KvTensor,
     rows: Sequences,
     shape: Heads,
     block_keys: int = 64,
@@ -109,8 +109,8 @@ def attend_sequences(
 def attend_singles(
     query: torch.Tensor,
     out: torch.Tensor,
-    keys: Side,
-    values: Side,
+    keys: KvTensor,
+    values: KvTensor,
     rows: Singles,
     shape: Heads,
     block_keys: int = 64,

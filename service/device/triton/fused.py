@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from service.device.cache.kv_cache import Side
-from service.device.kernels.fused_kernels import add_norm, gate, rotate_and_keep
+from service.device.cache.kv_cache import KvTensor
+from service.device.kernels.fused_kernels import add_norm, gate, rope_and_write_kv_kernel
 from service.device.kernels.sizes import power_of_2
-from service.device.quantization.codes import LARGEST
+from service.device.quantization.rows import LARGEST_VALUE
 from service.device.triton.attention import Heads
 
 _GATE_BLOCK = 1024
@@ -37,26 +37,27 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def rotated(
+def rope_and_write_kv(
     qkv: torch.Tensor,
-    keys: Side,
-    values: Side,
+    keys: KvTensor,
+    values: KvTensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    cells: torch.Tensor,
+    slot_mapping: torch.Tensor,
     shape: Heads,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """Queries [tokens, heads, head_dim] of qkv [tokens, heads + 2 * kv_heads, head_dim], turned
-    by cos and sin [tokens, head_dim / 2]; keys and values go to `cells` int64 [tokens].
+    """Queries [tokens, heads, head_dim] of qkv [tokens, heads + 2 * kv_heads, head_dim], rotated
+    by cos and sin [tokens, head_dim / 2]; keys and values are written at `slot_mapping` int64
+    [tokens].
     `norms` are weights [head_dim] of queries and keys."""
     tokens, half = qkv.shape[0], shape.head_dim // 2
     query = qkv.new_empty((tokens, shape.heads, shape.head_dim))
     q_norm, k_norm = norms or (None, None)
-    most = LARGEST[keys.data.dtype] if keys.scales is not None else 0.0
-    rotate_and_keep[(tokens, shape.heads + 2 * shape.kv_heads)](
-        qkv, query, keys.data, values.data, keys.scales, values.scales, cos, sin, cells,
+    most = LARGEST_VALUE[keys.data.dtype] if keys.scales is not None else 0.0
+    rope_and_write_kv_kernel[(tokens, shape.heads + 2 * shape.kv_heads)](
+        qkv, query, keys.data, values.data, keys.scales, values.scales, cos, sin, slot_mapping,
         q_norm, k_norm, eps,
         HEADS=shape.heads, KV_HEADS=shape.kv_heads, HALF=half,
         BLOCK=power_of_2(half), NORMS=norms is not None, MOST=most,

@@ -7,7 +7,7 @@ import torch
 from service.device.cache.kv_cache import KvCache
 from service.device.spec import ModelSpec
 from service.device.triton.attention import Heads
-from service.device.triton.fused import gated, norm_of_sum, rotated
+from service.device.triton.fused import gated, norm_of_sum, rope_and_write_kv
 
 
 class FusedOps:
@@ -22,18 +22,20 @@ class FusedOps:
     ) -> torch.Tensor:
         return norm_of_sum(hidden, delta, weight, self._eps)
 
-    def keep(
+    def rope_and_write_kv(
         self,
         layer: int,
         qkv: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         cache: KvCache,
-        cells: torch.Tensor,
+        slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
-        keys, values = cache.sides(layer)
+        keys, values = cache.kv_tensors(layer)
         cos, sin = angles
-        return rotated(qkv, keys, values, cos, sin, cells, self._shape, norms, self._eps)
+        return rope_and_write_kv(
+            qkv, keys, values, cos, sin, slot_mapping, self._shape, norms, self._eps
+        )
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         return gated(gate_up)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from service.config.settings import ConfigError
+from service.device.models.tensors import tensor_shape
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 
 _STD = 0.02
@@ -47,25 +48,3 @@ def _seed(name: str) -> int:
     for byte in name.encode():
         value = ((value ^ byte) * 0x100000001B3) & 0x7FFFFFFFFFFFFFFF
     return value
-
-
-def tensor_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
-    """Shape of a canonical tensor under `spec`."""
-    part = name.removesuffix(".weight").removesuffix(".bias").rsplit(".", 1)[-1]
-    rows = {
-        "q_proj": (spec.q_size, spec.hidden),
-        "k_proj": (spec.kv_size, spec.hidden),
-        "v_proj": (spec.kv_size, spec.hidden),
-        "o_proj": (spec.hidden, spec.q_size),
-        "gate_proj": (spec.ffn, spec.hidden),
-        "up_proj": (spec.ffn, spec.hidden),
-        "down_proj": (spec.hidden, spec.ffn),
-        "embed_tokens": (spec.vocab, spec.hidden),
-        "lm_head": (spec.vocab, spec.hidden),
-        "q_norm": (spec.head_dim,),
-        "k_norm": (spec.head_dim,),
-        "input_layernorm": (spec.hidden,),
-        "post_attention_layernorm": (spec.hidden,),
-        "norm": (spec.hidden,),
-    }[part]
-    return rows[:1] if name.endswith(".bias") else rows

@@ -1,26 +1,9 @@
-"""One question to every kind of weights: give me this tensor by its canonical name.
-
-Canonical names are those of Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`),
-and so are the layouts: linear weights [out, in], rotary halves not interleaved.
-"""
+"""Opens the weights of a model, whatever kind of file they are in."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import torch
-
-from service.config.settings import ConfigError, ModelKind, ModelRef
-from service.device.spec import ModelSpec
-
-
-class WeightSource(Protocol):
-    """Where tensors come from. `tensor` raises ConfigError for a name it lacks."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    def tensor(self, name: str) -> torch.Tensor: ...
+from service.config.settings import ModelKind, ModelRef
+from service.device.models.weight_source import WeightSource
 
 
 def open_weights(model: ModelRef) -> WeightSource:
@@ -36,10 +19,3 @@ def open_weights(model: ModelRef) -> WeightSource:
             return SafetensorsWeights(model.path)
         case ModelKind.DUMMY:
             return DummyWeights(model.path)
-
-
-def checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor, if it has the shape that the model's configuration implies."""
-    if tuple(tensor.shape) != shape:
-        raise ConfigError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-    return tensor

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from service.device.models.tensors import GGUF_NAMES, tensor_shape
 from service.device.spec import DUMMY_SHAPES, ModelSpec
-from service.device.weights.dummy import tensor_shape
-from service.device.weights.gguf import gguf_name
 
 TINY = DUMMY_SHAPES["tiny"]
 
@@ -147,7 +146,7 @@ def tiny_gguf(
                 writer.add_float32(key, value)
             case _:
                 writer.add_string(key, value)
-    stored = {gguf_name(name): tensor for name, tensor in tiny_tensors().items()}
+    stored = {GGUF_NAMES.stored(name): tensor for name, tensor in tiny_tensors().items()}
     for name, tensor in {**stored, **(tensors or {})}.items():
         writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()

@@ -13,10 +13,10 @@ from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import KvFormat, PlainKvCache
 from service.device.inputs import build_inputs
 from service.device.models.model import Decoder
+from service.device.models.weight_source import WeightSource
 from service.device.quantization.linear import FLOATS
 from service.device.quantization.precision import Precision
 from service.device.weights.safetensors import SafetensorsWeights
-from service.device.weights.source import WeightSource
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.models.test_parity_families import FAMILIES
 

@@ -10,7 +10,7 @@ both digits of all rows go through one integer product, and the two halves of it
 are added: 14 bits, the quality of weight-only int8. Digits have 7 bits because without
 VNNI the instruction adds pairs of products in 16 bits, and 127 * 127 * 2 is the most that
 fits. Price: twice the rows, so that beyond `_DIGIT_ROWS` rows a float product with the
-weight dequantised on the fly is faster; the codes are therefore kept beside the packed
+weight dequantised on the fly is faster; the int8 values are therefore kept beside the packed
 weight, 2 bytes a weight in all. Results differ between the two ways by rounding (1e-4).
 
 On a GPU int8 weights are read as they are by a kernel of our own for few tokens, where reading
@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from service.device.quantization.coded_matrix import CodedMatrix, DequantisedLinear
 from service.device.quantization.fp8 import Fp8Format, fp8_fault
 from service.device.quantization.linear import FLOATS, Linear, MatrixFormat
+from service.device.quantization.quantized_matrix import DequantizedLinear, QuantizedMatrix
 
 _DIGIT_MAX = 63.0
 _LOW_STEPS = 2 * _DIGIT_MAX
@@ -54,7 +54,7 @@ def choose_matrix_format(
 
 @dataclass(frozen=True, slots=True)
 class Int8Format:
-    """Implements `MatrixFormat`. `fallback_reason` None means that a kernel multiplies codes:
+    """Implements `MatrixFormat`. `fallback_reason` None means that a kernel multiplies int8:
     FBGEMM, or ours where it is `on_gpu`."""
 
     compute: torch.dtype
@@ -75,22 +75,22 @@ class Int8Format:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         matrix = self.table(weight)
         if self.on_gpu:
-            from service.device.quantization.triton_products import CodedLinear
+            from service.device.quantization.triton_products import QuantizedLinear
 
-            return CodedLinear(matrix, bias)
+            return QuantizedLinear(matrix, bias)
         if self.fallback_reason is None:
             return FbgemmLinear(matrix, bias)
-        return DequantisedLinear(matrix, bias)
+        return DequantizedLinear(matrix, bias)
 
-    def table(self, weight: torch.Tensor) -> CodedMatrix:
-        return CodedMatrix.of(weight, torch.int8, self.compute)
+    def table(self, weight: torch.Tensor) -> QuantizedMatrix:
+        return QuantizedMatrix.of(weight, torch.int8, self.compute)
 
 
 class FbgemmLinear:
     """Integer products for few tokens, a dequantised one for many."""
 
-    def __init__(self, matrix: CodedMatrix, bias: torch.Tensor | None) -> None:
-        self._many = DequantisedLinear(matrix, bias)
+    def __init__(self, matrix: QuantizedMatrix, bias: torch.Tensor | None) -> None:
+        self._many = DequantizedLinear(matrix, bias)
         self._packed = _pack(matrix)
         self._bias = bias
         self._product = _product()
@@ -143,7 +143,7 @@ def _product() -> Any:
     return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
 
-def _pack(matrix: CodedMatrix) -> Any:
+def _pack(matrix: QuantizedMatrix) -> Any:
     """The weight in FBGEMM's order. The engine is a global of torch: it is put back."""
     scales = matrix.scales.flatten().double()
     zeros = torch.zeros(len(scales), dtype=torch.int64)
@@ -153,7 +153,7 @@ def _pack(matrix: CodedMatrix) -> Any:
         with warnings.catch_warnings():
             # torch says that its quantised tensors will go one day: `fbgemm_fault` will see it
             warnings.simplefilter("ignore", UserWarning)
-            codes = torch._make_per_channel_quantized_tensor(matrix.codes, scales, zeros, 0)
-            return torch.ops.quantized.linear_prepack(codes, None)
+            quantized = torch._make_per_channel_quantized_tensor(matrix.quantized, scales, zeros, 0)
+            return torch.ops.quantized.linear_prepack(quantized, None)
     finally:
         torch.backends.quantized.engine = before

@@ -1,7 +1,8 @@
 """Keys of GGUF metadata that need not be obeyed, and why.
 
-Those that are obeyed are taken in `service.device.weights.gguf`; what is in neither place is
-refused by name. Keys of the tokenizer are in `service.text.known_keys`.
+Those that are obeyed are taken by `gguf_reader` and by the file of each architecture, which may
+name more that are harmless; what is in none of these places is refused by name. Keys of the
+tokenizer are in `service.text.known_keys`.
 """
 
 from __future__ import annotations

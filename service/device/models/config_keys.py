@@ -1,7 +1,7 @@
 """Keys of config.json and generation_config.json that need not be obeyed, and why.
 
-Those that are obeyed are taken in `service.device.weights.safetensors`; what is in neither
-place is refused by name.
+Those that are obeyed are taken by `config_reader` and by the file of each architecture, which may
+name more that are harmless; what is in none of these places is refused by name.
 """
 
 from __future__ import annotations

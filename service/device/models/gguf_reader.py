@@ -1,0 +1,123 @@
+"""Reads what the metadata of a GGUF file says in the words that llama.cpp uses for all families:
+`llama.block_count`, `qwen3.block_count`.
+
+What the metadata leaves out the tensors tell: the vocabulary, biases, norms, a tied embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from service.config.settings import ConfigError
+from service.device.models.tensors import EMBEDDING, HEAD, TensorNames
+from service.device.rope import rope_frequencies
+from service.device.spec import ModelSpec, Rope, RopeScaling
+from service.model_files.gguf_file import GgufFile
+from service.model_files.strict_keys import StrictKeys
+
+_ROPE_FREQUENCIES = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufConfig:
+    """One file's metadata. Keys are given without the name of the architecture, `prefix`."""
+
+    file: GgufFile
+    stated: StrictKeys
+    prefix: str
+    names: TensorNames
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        return self.stated.integer(f"{self.prefix}.{key}", default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return self.stated.number(f"{self.prefix}.{key}", default)
+
+    def take(self, key: str, default: object = None) -> object:
+        return self.stated.take(f"{self.prefix}.{key}", default)
+
+    def refused(self, key: str, value: object, why: str) -> ConfigError:
+        return self.stated.refused(f"{self.prefix}.{key}", value, why)
+
+    def has_tensor(self, canonical: str) -> bool:
+        return self.names.stored(canonical) in self.file.tensors
+
+
+def read_gguf_spec(config: GgufConfig, family: str) -> ModelSpec:
+    """The whole spec. Raises ConfigError."""
+    file = config.file
+    if config.integer("expert_count", 0) > 0:
+        raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
+    heads = config.integer("attention.head_count")
+    hidden = config.integer("embedding_length")
+    embedding = file.tensors.get(config.names.stored(EMBEDDING))
+    if embedding is None:
+        raise ConfigError(f"{file.path} has no tensor {config.names.stored(EMBEDDING)}")
+    eos = file.metadata.get("tokenizer.ggml.eos_token_id")
+    return ModelSpec(
+        family=family,
+        layers=config.integer("block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.integer("attention.head_count_kv", heads),
+        head_dim=_head_dim(config, hidden // max(1, heads)),
+        ffn=config.integer("feed_forward_length"),
+        vocab=embedding.shape[0],
+        context_tokens=config.integer("context_length"),
+        norm_eps=config.number("attention.layer_norm_rms_epsilon"),
+        rope=_read_rope(config),
+        qkv_bias=config.has_tensor("model.layers.0.self_attn.q_proj.bias"),
+        qk_norm=config.has_tensor("model.layers.0.self_attn.q_norm.weight"),
+        tied_embeddings=not config.has_tensor(HEAD),
+        sliding_window_tokens=config.stated.take(f"{config.prefix}.attention.sliding_window"),
+        eos_token_ids=() if eos is None else (int(eos),),
+    )
+
+
+def _head_dim(config: GgufConfig, usual: int) -> int:
+    """Queries, keys and values have heads of one size, which is rotated whole. Raises
+    ConfigError."""
+    size = config.integer("attention.key_length", usual)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        stated = config.integer(key, size)
+        if stated != size:
+            raise config.refused(key, stated, f"heads are of {size} values and rotated whole")
+    return size
+
+
+def _read_rope(config: GgufConfig) -> Rope:
+    theta = config.number("rope.freq_base", 10_000.0)
+    kind = config.take("rope.scaling.type", "none")
+    factor = config.number("rope.scaling.factor", 1.0)
+    original = config.integer("rope.scaling.original_context_length", 8192)
+    if _ROPE_FREQUENCIES in config.file.tensors:
+        return _llama3_rope(config.file, theta, original)
+    if kind == "none":
+        if factor != 1.0:
+            raise config.refused("rope.scaling.factor", factor, "rope.scaling.type is not stated")
+        return Rope(theta=theta)
+    if kind == "linear":
+        return Rope(theta=theta, scaling=RopeScaling.LINEAR, factor=factor)
+    raise ConfigError(f"{config.file.path}: rope scaling {kind!r} is not supported")
+
+
+def _llama3_rope(file: GgufFile, theta: float, original: int) -> Rope:
+    """llama.cpp stores Llama 3's stretched frequencies as divisors; the factor is their
+    maximum, and the other three numbers are the same in every published Llama 3 model."""
+    divisors = torch.from_numpy(file.load(_ROPE_FREQUENCIES))
+    rope = Rope(
+        theta=theta,
+        scaling=RopeScaling.LLAMA3,
+        factor=float(divisors.max()),
+        original_context_tokens=original,
+    )
+    head_dim = 2 * len(divisors)
+    meant = rope_frequencies(Rope(theta=theta), head_dim) / rope_frequencies(rope, head_dim)
+    if divisors.dim() != 1 or not torch.allclose(divisors, meant, rtol=1e-3):
+        raise ConfigError(
+            f"{file.path}: tensor {_ROPE_FREQUENCIES} does not hold Llama 3's divisors; other ways "
+            "to stretch the context are not supported"
+        )
+    return rope
