@@ -7,6 +7,7 @@ import sys
 
 from service.cli import (
     bench,
+    config,
     diagnose,
     drill,
     engine,
@@ -19,9 +20,9 @@ from service.cli import (
     timeline,
     top,
 )
+from service.cli.settings_flags import EXIT_CONFIG
 from service.config.settings import ConfigError
 
-EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (
         serve,
+        config,
         pull,
         bench,
         top,
