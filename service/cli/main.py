@@ -20,9 +20,9 @@ from service.cli import (
     timeline,
     top,
 )
-from service.cli.settings_flags import EXIT_CONFIG
 from service.config.settings import ConfigError
 
+EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -53,8 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     words = bench.spelled_out(sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(words)
     try:
+        args = build_parser().parse_args(words)
         code: int = args.run(args)
     except ConfigError as error:
         print(f"phasescope: {error}", file=sys.stderr)

@@ -13,7 +13,6 @@ from service.config.setting import ConfigError, Group, Setting
 from service.config.settings import ModelKind, ModelRef, ServeConfig
 from service.config.tree import all_settings
 
-EXIT_CONFIG = 2
 NAMES = (
     "Each flag is also an environment variable and a key of a config file: --max-num-seqs is "
     "PHASESCOPE_MAX_NUM_SEQS and max_num_seqs. A flag wins over a variable, a variable over the "
@@ -39,7 +38,8 @@ class ShownDefault:
 
 
 class SettingAction(argparse.Action):
-    """Checks a value where it is parsed, and keeps it in `given`, by the setting's key."""
+    """Checks a value where it is parsed, and keeps it in `given`, by the setting's key. Raises
+    ConfigError out of the parser."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, setting: Setting) -> None:
         self.setting = setting
@@ -60,13 +60,10 @@ class SettingAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         one, where = self.setting, option_string or self.option_strings[0]
-        try:
-            if one.is_switch:
-                value: Any = where == one.flags[0]
-            else:
-                value = one.check(values, where) if one.is_list else one.parse(values, where)
-        except ConfigError as error:
-            parser.exit(EXIT_CONFIG, f"phasescope: {error}\n")
+        if one.is_switch:
+            value: Any = where == one.flags[0]
+        else:
+            value = one.check(values, where) if one.is_list else one.parse(values, where)
         namespace.given = {**namespace.given, one.key: value}
 
 
