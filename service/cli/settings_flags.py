@@ -30,8 +30,8 @@ class ShownDefault:
         self.text = setting.format(setting.default) if self.is_value else details.unset or ""
         if details.gpu is not None:
             self.text += f"; on a GPU {details.gpu}"
-        if details.large_gpu not in (None, details.gpu):
-            self.text += f", with 70 GiB {details.large_gpu}"
+        if details.large_gpu is not None:
+            self.text += f", with 70 GiB or more {details.large_gpu}"
 
     def __str__(self) -> str:
         return self.text or "none"

@@ -78,8 +78,8 @@ def first_gpu(visible: str | None) -> Hardware | None:
             devices = [Device(wanted, handle, handle)]
         if not devices:
             return None
-        memory = pynvml.nvmlDeviceGetMemoryInfo(devices[0].handle)
-        return Hardware(name_of(devices[0]) or "GPU", int(memory.total))
+        memory = pynvml.nvmlDeviceGetMemoryInfo(devices[0].handle, version=pynvml.nvmlMemory_v2)
+        return Hardware(gpu=name_of(devices[0]) or "GPU", memory_bytes=int(memory.total))
     except pynvml.NVMLError:
         return None
     finally:

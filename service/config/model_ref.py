@@ -44,8 +44,7 @@ class ModelKind(StrEnum):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling of a request that does not state its own; a model's authors may recommend other
-    values."""
+    """Sampling where a request states none; a model's authors may recommend other values."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -122,7 +122,9 @@ def _with_hardware(
         return found
     for key in open_keys:
         one = found[key].setting
-        value = one.details.large_gpu if hardware.is_large else one.details.gpu
+        large, value = one.details.large_gpu, one.details.gpu
+        if hardware.is_large and large is not None:
+            value = large
         found[key] = InForce(one, value, Source.HARDWARE, hardware.gpu)
     return found
 

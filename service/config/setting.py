@@ -100,9 +100,9 @@ class Details:
     """What a definition says beside the type.
 
     `unset` says what applies while the value is None. `gpu` and `large_gpu` are the defaults where
-    a GPU computes. `hint` ends the line that refuses a value. A `secret` is never shown. `lower`
-    folds text to lower case. A bool with `word` takes `on` or `off` after its flag; any other is
-    a pair of flags, `--x` and `--no-x`.
+    a GPU computes, and where it has 70 GiB or more. `hint` ends the line that refuses a value. A
+    `secret` is never shown. `lower` folds text to lower case. A bool with `word` takes `on` or
+    `off` after its flag; any other is a pair of flags, `--x` and `--no-x`.
     """
 
     flag: str
@@ -253,7 +253,7 @@ class Setting:
             shown = self.format(value) if self.kind is int else f"{value:g}"
             return f"{where} must be {self._bounds}, not {shown}{hint}"
         if self.choices or self.kind is bool:
-            words = ", ".join(map(str, self.choices)) or "on, off"
+            words = ", ".join(map(str, self.choices)) or ("on, off" if text else "true, false")
             return f"{where} {shown}: choose one of {words}{hint}"
         return f"{where} {shown}: give {self._wanted}{hint}"
 
