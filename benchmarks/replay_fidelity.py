@@ -39,11 +39,11 @@ from benchmarks.machine import machine
 from dashboards.source import download
 from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
 from diagnosis.root_cause.whatif import identities_of
+from lab.replay.iteration_cost import fit_iterations
 from lab.replay.noise import Disturbance
 from lab.replay.recorded import read_runs
 from lab.replay.replay_modelled import Change, replay_modelled
 from lab.replay.stolen import StolenNoise, stolen_from
-from lab.replay.turn_cost import fit_turns
 from telemetry.journal.journal_reader import open_journal
 
 RESULTS = Path(__file__).parent / "results" / "replay_fidelity.json"
@@ -160,7 +160,7 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
     journal = open_journal(found.path)
     identities = identities_of(journal)
     (run,) = read_runs(journal.facts())
-    cost = fit_turns([run], found.is_learning)
+    cost = fit_iterations([run], found.is_learning)
     was = outcomes_of(journal.facts())
     stolen = stolen_from([run])
     gc.disable()  # as `phasescope replay` does
@@ -187,7 +187,7 @@ def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
             }
     return {
         "requests": was.classes[TESTED].requests,
-        "learnt_turns": cost.turns,
+        "learnt_turns": cost.iterations,
         "fit_mean_error": cost.mean_error,
         "stolen": stolen.mean_share,
         "slowed_by_stolen": noise.slowed,

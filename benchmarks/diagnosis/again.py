@@ -31,18 +31,18 @@ from benchmarks.diagnosis.records import (
 from diagnosis.detection.reference import BaselineError, Reference
 from diagnosis.verdicts.classifier import Diagnoser
 from diagnosis.verdicts.offline import baseline_of
-from lab.drills.outcome.result import EpisodeResult, first_harmed_ns, limits_of, usual_of
-from lab.drills.watch import EVERY_S, Look, Turn, timeline
+from lab.drills.outcome.result import EpisodeResult, first_harmed_ns, limits_of, reference_requests
+from lab.drills.watch import EVERY_S, PollSample, VerdictChange, timeline
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import open_journal
 
 _LATER_NS = int(EVERY_S / 2 * 1e9)
 
 
-def turns_of(folder: Path, begin_ns: int) -> list[Turn]:
+def turns_of(folder: Path, begin_ns: int) -> list[VerdictChange]:
     """Every change of opinion over the journal in `folder`."""
     diagnoser = Diagnoser(_baseline(folder))
-    looks: list[Look] = []
+    looks: list[PollSample] = []
     before = None
     for fact in open_journal(folder / "journal").facts():
         diagnoser.on_facts([fact])
@@ -50,7 +50,7 @@ def turns_of(folder: Path, begin_ns: int) -> list[Turn]:
         if said is not before:
             before, at_ns = said, fact_ns(fact) + _LATER_NS
             answer = msgspec.Raw(msgspec.json.encode(said))
-            looks.append(Look(at_ns=at_ns, until_ns=at_ns, looks=1, answer=answer))
+            looks.append(PollSample(at_ns=at_ns, until_ns=at_ns, polls=1, answer=answer))
     return timeline(looks, begin_ns)
 
 
@@ -83,7 +83,7 @@ def harmed_s(episode: EpisodeResult, folder: Path) -> float | None:
         return None
     on_ns = episode.begin_ns + int(episode.on_s * 1e9)
     log = read_clients(folder)
-    limits = limits_of(usual_of(log, on_ns, episode.phases.reference_s))
+    limits = limits_of(reference_requests(log, on_ns, episode.phases.reference_s))
     if limits is None:
         return None
     harmed_ns = first_harmed_ns(log, limits, on_ns)

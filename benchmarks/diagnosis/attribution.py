@@ -33,8 +33,8 @@ from benchmarks.machine import machine
 from diagnosis.detection.reference import read_baseline
 from diagnosis.root_cause.counterfactual import Values, symptoms, timelines_of
 from diagnosis.root_cause.question import Question, Span
+from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
-from lab.replay.turn_cost import fit_turns
 from telemetry.journal.journal_reader import open_journal
 from telemetry.requests.phases import RequestTimeline
 
@@ -67,9 +67,9 @@ def question_of(kept: Kept, folder: Path) -> Question:
     run = read_runs(open_journal(folder / "journal").facts())[-1]
     if episode.has_baseline:
         usual = read_baseline(folder / "baseline.json").started
-        return Question(run, fit_turns([run]), None, window, usual)
+        return Question(run, fit_iterations([run]), None, window, usual)
     before = phase_span(kept, episode.phases.reference_at_s, episode.on_s)
-    return Question(run, fit_turns([run]), before, window)
+    return Question(run, fit_iterations([run]), before, window)
 
 
 def compare(faulty: Kept, clean: Kept, folder: Path | None, twin_folder: Path | None) -> Pair:

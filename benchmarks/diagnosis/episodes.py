@@ -36,7 +36,7 @@ from lab.drills.outcome.result import EpisodeResult
 from lab.drills.registry import find, mechanisms_of, of_split
 from lab.drills.servers import DidNotStart
 from lab.drills.spec import Capacity, EpisodeSpec, Phases
-from lab.drills.watch import Turn
+from lab.drills.watch import VerdictChange
 from service.config.settings import ConfigError
 
 RESULTS = results_beside(RECORDS)
@@ -57,7 +57,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     episode: EpisodeResult
     gauges: Gauges | None = None
     usual_gauges: Gauges | None = None
-    again: list[Turn] | None = None
+    again: list[VerdictChange] | None = None
 
 
 @dataclass(frozen=True, slots=True)

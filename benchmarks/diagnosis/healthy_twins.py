@@ -23,9 +23,9 @@ import msgspec
 from benchmarks.diagnosis.episodes import HEALTHY_LOADS, RESULTS
 from benchmarks.machine import machine
 from diagnosis.verdicts.classifier import Diagnoser
-from lab.twins.life import START_NS, Life, Span
+from lab.twins.simulate import simulate
+from lab.twins.simulated_run import START_NS, SimulatedRun, Span
 from lab.twins.traffic import Setting
-from lab.twins.world import live
 from telemetry.facts.records import fact_ns
 
 OUT = RESULTS.parent / "healthy_twins.json"
@@ -58,10 +58,10 @@ def alarms_of(task: tuple[float, int]) -> list[Alarm]:
     key = f"healthy/{load}/{seed}"
     setting = Setting.drawn(Random(key))
     setting.load = load
-    life = Life.usual(setting, key, Span.of_seconds(0, LIFE_S))
-    life.settle()
+    run = SimulatedRun.baseline(setting, key, Span.of_seconds(0, LIFE_S))
+    run.renumber()
     diagnoser, named = Diagnoser(), list[tuple[float, str]]()
-    for fact in live(life):
+    for fact in simulate(run):
         diagnoser.on_facts([fact])
         findings = diagnoser.diagnosis().findings
         top = findings[0].symptom.value if findings else ""

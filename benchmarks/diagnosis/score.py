@@ -28,7 +28,7 @@ from benchmarks.diagnosis.gauges import GAUGES
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
 from lab.drills.outcome.result import EpisodeResult
 from lab.drills.spec import Phase
-from lab.drills.watch import Turn
+from lab.drills.watch import VerdictChange
 from telemetry.numbers.quantiles import rank
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 
@@ -128,14 +128,14 @@ def judge(episode: EpisodeResult, slow: Collection[int] = ()) -> Judged:
     )
 
 
-def said(turn: Turn) -> str:
+def said(turn: VerdictChange) -> str:
     """A fault by its first finding, and so a record that is too thin; else the verdict."""
     if turn.verdict == "fault" or turn.top == THIN:
         return turn.top or UNSURE
     return turn.verdict
 
 
-def spans(turns: Sequence[Turn], begin_s: float, end_s: float) -> list[tuple[float, str]]:
+def spans(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> list[tuple[float, str]]:
     """For how long each answer stood in a span."""
     found: list[tuple[float, str]] = []
     ends_s = [turn.at_s for turn in turns[1:]] + [end_s]
@@ -147,7 +147,7 @@ def spans(turns: Sequence[Turn], begin_s: float, end_s: float) -> list[tuple[flo
     return found
 
 
-def named_most(turns: Sequence[Turn], begin_s: float, end_s: float) -> str:
+def named_most(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> str:
     """What stood longest."""
     times: dict[str, float] = defaultdict(float)
     for length_s, answer in spans(turns, begin_s, end_s):
@@ -163,7 +163,7 @@ def breaks_slo(episode: EpisodeResult) -> bool:
 
 
 def alarms(
-    turns: Sequence[Turn],
+    turns: Sequence[VerdictChange],
     begin_s: float,
     end_s: float,
     slow: Collection[int] = (),
@@ -186,20 +186,20 @@ def alarms(
     return false, of_machine, of_slo
 
 
-def _ends_after(turns: Sequence[Turn], alarm: Turn, begin_s: float) -> bool:
+def _ends_after(turns: Sequence[VerdictChange], alarm: VerdictChange, begin_s: float) -> bool:
     """Whether the alarm still stood at `begin_s`."""
     later = (turn for turn in turns if turn.at_s > alarm.at_s)
     calm = next((turn.at_s for turn in later if said(turn) in (HEALTHY, UNSURE)), None)
     return calm is None or calm > begin_s
 
 
-def _was_slow(alarm: Turn, slow: Collection[int]) -> bool:
+def _was_slow(alarm: VerdictChange, slow: Collection[int]) -> bool:
     onset_s = alarm.at_s if alarm.onset_s is None else alarm.onset_s
     seconds = range(int(onset_s), int(alarm.at_s) + 1)
     return sum(second in slow for second in seconds) > len(seconds) / 2
 
 
-def cleared_s(turns: Sequence[Turn], off_s: float) -> float | None:
+def cleared_s(turns: Sequence[VerdictChange], off_s: float) -> float | None:
     """From the end of the fault to the first word that all is well, which stood to the end."""
     last: float | None = None
     for turn in turns:

@@ -17,7 +17,7 @@ from benchmarks.diagnosis.baselines import HEALTHY, Namer, Row, features_of, row
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.score import Judged, by_class, judge_kept, quantiles, score, truth_of
 from lab.drills.spec import Phase
-from lab.drills.watch import Turn
+from lab.drills.watch import VerdictChange
 
 WINDOW_S = 10
 _LEAST_S = 3  # of a server that has only begun
@@ -49,17 +49,17 @@ def windows(kept: Kept) -> Iterator[tuple[float, list[Row]]]:
             yield at_s, rows
 
 
-def turns_of(kept: Kept, name: Namer) -> list[Turn]:
+def turns_of(kept: Kept, name: Namer) -> list[VerdictChange]:
     """Every change of its mind."""
     usual = usual_rows(kept)
-    found: list[Turn] = []
+    found: list[VerdictChange] = []
     for at_s, rows in windows(kept):
         answer = name(usual, rows)
         if found and (found[-1].top or HEALTHY) == answer:
             continue
         named = () if answer == HEALTHY else ((answer, 1.0),)
         verdict = "fault" if named else HEALTHY
-        found.append(Turn(at_s=float(at_s), verdict=verdict, named=named))
+        found.append(VerdictChange(at_s=float(at_s), verdict=verdict, named=named))
     return found
 
 

@@ -23,10 +23,10 @@ from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, w
 from diagnosis.root_cause.counterfactual import symptoms, timelines_of
 from diagnosis.root_cause.question import Question, Span
 from diagnosis.root_cause.root import ACTIONS
+from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
-from lab.replay.turn_cost import fit_turns
-from lab.twins.life import REFERENCE
 from lab.twins.registry import TWINS, build_clean, build_twin
+from lab.twins.simulated_run import REFERENCE
 from lab.twins.twin import Twin
 from telemetry.facts.records import fact_ns
 
@@ -40,9 +40,9 @@ def question_of(twin: Twin) -> Question:
     window = Span(twin.onset_ns, twin.end_ns or fact_ns(twin.facts[-1]))
     if twin.before is not None:
         usual = read_runs(twin.before)[-1].started
-        return Question(run, fit_turns([run]), None, window, usual)
+        return Question(run, fit_iterations([run]), None, window, usual)
     before = Span(REFERENCE.begin_ns, twin.onset_ns)
-    return Question(run, fit_turns([run]), before, window)
+    return Question(run, fit_iterations([run]), before, window)
 
 
 def compared(task: tuple[str, str, int]) -> Pair:

@@ -9,8 +9,8 @@ import msgspec
 
 from diagnosis.root_cause.outcomes import ClassOutcome, outcomes_of
 from lab.replay.closed_loop import Users, closed_loop
+from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
-from lab.replay.turn_cost import TurnCost, fit_turns
 from service.engine.admission import Limits
 from telemetry.facts.engine_records import ModelShape
 from telemetry.host.roofline import step_bytes
@@ -95,7 +95,7 @@ def plan_capacity(
     shape = run.started.shape
     if shape is None:
         raise NotReplayable("the journal does not say what shape the model has")
-    cost = fit_turns(runs)
+    cost = fit_iterations(runs)
     memory = memory_of(run.limits, shape, workload, memory_bytes)
     limits = _with_cache(run, memory)
     points: list[Point] = []
@@ -173,7 +173,7 @@ def _steps_to(users: int) -> Sequence[int]:
 
 
 def _point(
-    limits: Limits, cost: TurnCost, workload: Workload, users: int, policy: SloPolicy
+    limits: Limits, cost: IterationCost, workload: Workload, users: int, policy: SloPolicy
 ) -> Point:
     asked = Users(
         count=users,

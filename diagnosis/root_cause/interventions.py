@@ -333,6 +333,6 @@ def _pauses(question: Question) -> Edit | None:
 
 def _commands(run: RecordedRun, begin_ns: int, end_ns: int) -> Iterator[Command]:
     """What came from outside in [begin, end)."""
-    for turn in run.turns:
+    for turn in run.iterations:
         if begin_ns <= turn.at_ns < end_ns:
             yield from turn.commands

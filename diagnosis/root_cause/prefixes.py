@@ -80,7 +80,7 @@ def _most_found(
     """By tenant, the blocks that were found most often."""
     by_tenant: dict[str, Counter[Names]] = {}
     for one in before:
-        names = tuple(one.block_names[: hits[one.seq_id] // size])
+        names = tuple(one.block_aliases[: hits[one.seq_id] // size])
         if names:
             by_tenant.setdefault(one.entry.tenant, Counter())[names] += 1
     return {tenant: found.most_common(1)[0][0] for tenant, found in by_tenant.items()}

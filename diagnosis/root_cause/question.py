@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.recorded import RecordedRun, RecordedSequence
-from lab.replay.turn_cost import TurnCost
 from telemetry.facts.engine_records import EngineStarted
 
 
@@ -30,7 +30,7 @@ class Question:
     the configuration of `usual`."""
 
     run: RecordedRun
-    cost: TurnCost
+    cost: IterationCost
     reference: Span | None
     window: Span
     usual: EngineStarted | None = None

@@ -13,8 +13,8 @@ from diagnosis.root_cause.interventions import Cause
 from diagnosis.root_cause.question import Question, Span
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
-from lab.replay.turn_cost import fit_turns
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import Journal
@@ -116,7 +116,7 @@ def root_cause(
     usual = None if baseline is None else baseline.started
     now, before = spans
     _check_known(journal, run, before, end_ns)
-    question = Question(run, fit_turns([run]), before, now, usual if before is None else None)
+    question = Question(run, fit_iterations([run]), before, now, usual if before is None else None)
     explanation = explain(question, lambda what: progress(f"without {what}"))
     return RootCause(
         window=Ago.of(now, end_ns),

@@ -8,12 +8,12 @@ from enum import StrEnum
 import msgspec
 
 from diagnosis.root_cause.outcomes import Outcomes, outcomes_of
+from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.noise import Noise, NoNoise, RecordedNoise
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from lab.replay.replay_exact import Identity, replay_exactly
 from lab.replay.replay_modelled import Change, replay_modelled
 from lab.replay.stolen import StolenNoise, stolen_from
-from lab.replay.turn_cost import TurnCost, fit_turns
 from lab.simulation.settings import changed_limits
 from service.config.settings import ConfigError
 from telemetry.facts.clock import Clock
@@ -90,7 +90,7 @@ def replay_journal(
     runs = read_runs(journal.facts())
     compared, why = _compare(journal, progress)
     learnt = runs if cost_from is None else read_runs(cost_from.facts())
-    cost = fit_turns(learnt)
+    cost = fit_iterations(learnt)
     stolen = stolen_from(learnt), stolen_from(runs)
     makers: dict[NoiseKind, Callable[[], Noise]] = {
         NoiseKind.NONE: NoNoise,
@@ -114,7 +114,7 @@ def replay_journal(
         identities=compared,
         not_compared=why,
         cost=CostReport(
-            turns=cost.turns,
+            turns=cost.iterations,
             mean_error=cost.mean_error,
             gap_ms=cost.gap_ns / 1e6,
             wake_ms=cost.wake_ns / 1e6,
@@ -141,7 +141,7 @@ def _compare(
 
 def _modelled(
     runs: Sequence[RecordedRun],
-    cost: TurnCost,
+    cost: IterationCost,
     changes: Sequence[str],
     make_noise: Callable[[], Noise],
 ) -> list[Fact]:

@@ -1,1 +1,10 @@
-"""Real faults in a running server, from outside: drills, their traffic and their sealed labels."""
+"""Drills: real faults in a running server, injected from outside, with sealed labels.
+
+A drill knows its own fault and asks the server for its verdict; it imports no diagnosis.
+
+spec, registry, mechanism, mechanisms/     what a drill does
+episode, stage, servers, traffic, client   an episode: servers, traffic and its clients
+injection, outside, helpers, hooks/        how a fault reaches processes
+watch, pace, commands, collector, capacity     measurements beside it
+outcome/                                   labels, conditions of the machine, results
+"""

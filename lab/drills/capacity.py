@@ -13,7 +13,7 @@ import numpy as np
 from lab.drills.client import Clients
 from lab.drills.servers import Cores, DrillServer, Say, pinned_here
 from lab.drills.spec import Capacity
-from lab.drills.traffic import TENANTS, Ask, Mix
+from lab.drills.traffic import TENANTS, Mix, PlannedRequest
 from telemetry.facts.clock import Clock
 
 USERS = 8
@@ -55,8 +55,8 @@ async def measure(port: int, mix: Mix, seconds: float, clock: Clock) -> Capacity
     async def user(number: int) -> None:
         tenant = TENANTS[number % len(TENANTS)]
         while clock.now_ns() < end_ns:
-            ask = Ask(at_s=0, body=mix.body(draw), tenant=tenant)
-            await clients.send(ask, clock.now_ns())
+            request = PlannedRequest(at_s=0, body=mix.body(draw), tenant=tenant)
+            await clients.send(request, clock.now_ns())
 
     await asyncio.gather(*(user(number) for number in range(USERS)))
     done = [one for one in clients.log if one.is_good and settled_ns < (one.end_ns or 0) < end_ns]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import httptools
 import msgspec
 
-from lab.drills.traffic import Ask, Reader
+from lab.drills.traffic import PlannedRequest, Reader
 from lab.load.result import ErrorKind
 from lab.load.stream import Reply
 from telemetry.facts.clock import Clock
@@ -31,11 +31,11 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Sent(msgspec.Struct, kw_only=True):
-    """One request as its client saw it. Stamps None: it did not come to that.
+    """One request as its client saw it; a stamp is None if it was not reached.
 
     `due_ns` is when it was to be sent and `sent_ns` when it was; `first_ns` and `last_ns` are of
     its content, `end_ns` of the end of its reply. `gaps_us` lie between pieces of content.
-    `left` says that the client closed the connection, as it meant to.
+    `left` says that the client closed the connection on purpose.
     """
 
     request_id: str
@@ -105,10 +105,10 @@ class _Parser:
 
 
 class Clients:
-    """Sends every request at its moment, whatever became of the earlier ones."""
+    """Sends every request at its time, whether earlier ones are done or not."""
 
     def __init__(self, port: int, clock: Clock, name: str) -> None:
-        """`name` begins the ids of the requests; it must tell nothing of what is done."""
+        """`name` begins the ids of the requests; it must not name the fault."""
         self.log: list[Sent] = []
         self._port = port
         self._clock = clock
@@ -119,28 +119,28 @@ class Clients:
     def unfinished(self) -> int:
         return len(self._running)
 
-    async def send_all(self, asks: Sequence[Ask], begin_ns: int) -> None:
+    async def send_all(self, requests: Sequence[PlannedRequest], begin_ns: int) -> None:
         """Returns when the last one has been sent."""
-        for ask in sorted(asks, key=lambda ask: ask.at_s):
-            due_ns = begin_ns + round(ask.at_s * 1e9)
+        for request in sorted(requests, key=lambda request: request.at_s):
+            due_ns = begin_ns + round(request.at_s * 1e9)
             await asyncio.sleep(max(0.0, (due_ns - self._clock.now_ns()) / 1e9))
-            task = asyncio.create_task(self.send(ask, due_ns))
+            task = asyncio.create_task(self.send(request, due_ns))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def send(self, ask: Ask, due_ns: int) -> None:
+    async def send(self, request: PlannedRequest, due_ns: int) -> None:
         """One request to its end, or until its client leaves."""
         sent = Sent(
             request_id=f"{self._name}-{len(self.log):04d}",
-            tenant=ask.tenant,
-            is_culprit=ask.is_culprit,
+            tenant=request.tenant,
+            is_culprit=request.is_culprit,
             due_ns=due_ns,
         )
         self.log.append(sent)
         sent.sent_ns = self._clock.now_ns()
         reply = Reply(due_ns, sent.sent_ns)
         try:
-            await self._exchange(ask, sent, reply)
+            await self._exchange(request, sent, reply)
         except asyncio.CancelledError:
             reply.fail(ErrorKind.UNFINISHED, "unfinished when the episode ended")
             raise
@@ -160,12 +160,12 @@ class Clients:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _exchange(self, ask: Ask, sent: Sent, reply: Reply) -> None:
+    async def _exchange(self, request: PlannedRequest, sent: Sent, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
-        reader = ask.reader
+        reader = request.reader
         with _connectable(reader) as raw:
             await loop.sock_connect(raw, (HOST, self._port))
-            await loop.sock_sendall(raw, _head(ask, sent.request_id) + ask.body)
+            await loop.sock_sendall(raw, _head(request, sent.request_id) + request.body)
             parser, pace = _Parser(reply), _Pace(reader, self._clock)
             read_bytes = _SMALL_READ_BYTES if reader.keeps_little else _READ_BYTES
             while not parser.is_complete:
@@ -224,14 +224,14 @@ def _connectable(reader: Reader) -> socket.socket:
     return raw
 
 
-def _head(ask: Ask, request_id: str) -> bytes:
+def _head(request: PlannedRequest, request_id: str) -> bytes:
     lines = (
-        f"POST {ask.path} HTTP/1.1",
+        f"POST {request.path} HTTP/1.1",
         f"host: {HOST}",
         "connection: close",
         f"x-request-id: {request_id}",
-        f"x-tenant: {ask.tenant}",
+        f"x-tenant: {request.tenant}",
         "content-type: application/json",
-        f"content-length: {len(ask.body)}",
+        f"content-length: {len(request.body)}",
     )
     return "\r\n".join([*lines, "", ""]).encode()

@@ -1,4 +1,4 @@
-"""A receiver of spans that behaves until it is told not to: OTLP over HTTP, as a drill needs it."""
+"""An OTLP/HTTP receiver of spans that can be made to hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINE_LIMIT_BYTES = 1 << 20
 
 
 class Collector:
-    """`async with Collector() as collector:`; while `hangs` is set nobody is answered."""
+    """`async with Collector() as collector:`; while `hangs` is set it does not answer."""
 
     def __init__(self) -> None:
         self.hangs = False

@@ -1,4 +1,4 @@
-"""Other commands of ours that an episode runs, as an operator would."""
+"""Commands of `phasescope` that an episode runs, as an operator would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WITHIN_S = 60.0
 
 
 async def save_baseline(url: str, path: Path) -> bool:
-    """What is usual on that server, into a file; False where that cannot be had."""
+    """Save the baseline of a server into a file; False where that is not possible."""
     if not await asyncio.to_thread(_knows, "diagnose", "--save-baseline"):
         return False
     done = await asyncio.to_thread(_phasescope, "diagnose", url, "--save-baseline", str(path))
@@ -20,13 +20,13 @@ async def save_baseline(url: str, path: Path) -> bool:
 
 
 async def baseline_flags(path: Path) -> tuple[str, ...]:
-    """Flags that have a server go by it; none where servers cannot."""
+    """Flags that give a server this baseline; empty where it is missing or not supported."""
     known = await asyncio.to_thread(_knows, "serve", "--baseline")
     return ("--baseline", str(path)) if known and path.exists() else ()
 
 
 async def diagnosis_of(journal: Path) -> bytes | None:
-    """What is said of a journal when its server has gone, as JSON; None when nothing is."""
+    """The diagnosis of a journal after its server has ended, as JSON; None without one."""
     if not journal.exists():
         return None
     done = await asyncio.to_thread(_phasescope, "diagnose", str(journal), "--json")

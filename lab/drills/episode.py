@@ -27,7 +27,7 @@ from lab.drills.injection import Live
 from lab.drills.mechanism import Mechanism, Need
 from lab.drills.outcome.labels import FOLDER, seal
 from lab.drills.outcome.result import EpisodeResult
-from lab.drills.outcome.truth import Taken, label_of, result_of
+from lab.drills.outcome.truth import EpisodeRecord, label_of, result_of
 from lab.drills.outside import Hooks
 from lab.drills.pace import Pacer
 from lab.drills.registry import find
@@ -40,8 +40,8 @@ from lab.drills.servers import (
 )
 from lab.drills.spec import Capacity, EpisodeSpec, Phase
 from lab.drills.stage import Act, Stage
-from lab.drills.traffic import Ask, Scene
-from lab.drills.watch import Watch, root_of
+from lab.drills.traffic import PlannedRequest, Scene
+from lab.drills.watch import DiagnosisPoller, root_of
 from service.config.settings import ConfigError, ModelKind
 from service.model_files.model_store import resolve_model
 from telemetry.facts.clock import Clock, MonotonicClock
@@ -92,7 +92,7 @@ class _Episode:
         self.name = f"{mechanism.symptom}-{mechanism.name}-{spec.seed}"
         self._kept = spec.out / self.name
         self._hooks = Hooks(folder, clock)
-        self._taken = Taken()
+        self._record = EpisodeRecord()
         self._flags = (*spec.base_flags(), *mechanism.flags)
 
     async def run(self) -> EpisodeResult:
@@ -112,28 +112,28 @@ class _Episode:
             mix=mechanism.mix,
         )
         self._say(f"{self.name}: {mechanism.about} ({scene.intensity:g} {mechanism.unit})")
-        asks = [] if mechanism.broken_model else mechanism.traffic(scene)
+        requests = [] if mechanism.broken_model else mechanism.traffic(scene)
         pacer = Pacer(self._kept / "pace", min(self._cores.engine, default=-1))
         pacer.start()
         try:
-            await self._play(scene, asks)
+            await self._play(scene, requests)
         finally:
-            self._taken.beats = await pacer.end()
+            self._record.beats = await pacer.end()
         return self._finish(scene)
 
-    async def _play(self, scene: Scene, asks: list[Ask]) -> None:
+    async def _play(self, scene: Scene, requests: list[PlannedRequest]) -> None:
         mechanism = self._mechanism
         if mechanism.broken_model is not None:
             await self._with_broken_model(scene)
         elif mechanism.bad_flags is not None:
-            await self._with_bad_server(scene, asks)
+            await self._with_bad_server(scene, requests)
         else:
-            await self._with_one_server(scene, asks)
+            await self._with_one_server(scene, requests)
 
     # The three kinds of an episode
 
-    async def _with_one_server(self, scene: Scene, asks: list[Ask]) -> None:
-        phases, taken = scene.phases, self._taken
+    async def _with_one_server(self, scene: Scene, requests: list[PlannedRequest]) -> None:
+        phases, record = scene.phases, self._record
         injection = self._mechanism.injection(scene)
         async with AsyncExitStack() as stack:
             collector = None
@@ -148,13 +148,13 @@ class _Episode:
 
             async def begin() -> None:
                 await stage.take_reading(Phase.FAULT)
-                taken.on_ns = self._clock.now_ns()
+                record.on_ns = self._clock.now_ns()
                 await injection.begin(live)
 
             async def end() -> None:
-                taken.root = await root_of(server.port)
+                record.root = await root_of(server.port)
                 await injection.end(live)
-                taken.off_ns = self._clock.now_ns()
+                record.off_ns = self._clock.now_ns()
                 await stage.take_reading(Phase.RECOVERY)
 
             acts: list[tuple[float, Act]] = [
@@ -162,13 +162,13 @@ class _Episode:
                 (phases.fault_at_s, begin),
                 (phases.recovery_at_s, end),
             ]
-            await stage.play(asks, 0.0, phases.end_s, acts)
+            await stage.play(requests, 0.0, phases.end_s, acts)
             await stage.take_reading(Phase.RECOVERY)
             await self._close(stage, "journal")
-        taken.conditions |= stage.conditions()
+        record.conditions |= stage.conditions()
 
-    async def _with_bad_server(self, scene: Scene, asks: list[Ask]) -> None:
-        phases, taken = scene.phases, self._taken
+    async def _with_bad_server(self, scene: Scene, requests: list[PlannedRequest]) -> None:
+        phases, record = scene.phases, self._record
         baseline = self._server_folder / "baseline.json"
         async with self._server(self._flags) as good:
             stage = self._stage(good, "a")
@@ -176,14 +176,14 @@ class _Episode:
                 (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
                 (phases.fault_at_s, partial(stage.take_reading, Phase.FAULT)),
             ]
-            await stage.play(asks, 0.0, phases.fault_at_s, acts)
-            taken.has_baseline = await save_baseline(good.url, baseline)
-            if taken.has_baseline:
+            await stage.play(requests, 0.0, phases.fault_at_s, acts)
+            record.has_baseline = await save_baseline(good.url, baseline)
+            if record.has_baseline:
                 shutil.copyfile(baseline, self._kept / "baseline.json")
             need = Need(blocks_total=int((await good.snapshot())["blocks_total"]))
             await self._close(stage, "reference.journal")
-        taken.conditions |= stage.conditions()
-        taken.looks.clear()  # of a server that nothing was wrong with
+        record.conditions |= stage.conditions()
+        record.samples.clear()  # of a server that nothing was wrong with
         assert self._mechanism.bad_flags is not None
         bad = self._mechanism.bad_flags(need, scene.intensity)
         flags = (*self._flags, *bad, *await baseline_flags(baseline))
@@ -191,16 +191,16 @@ class _Episode:
         async with self._server(flags) as server:
             stage = self._stage(server, "b")
             acts = [(phases.fault_at_s, partial(stage.take_reading, Phase.FAULT))]
-            await stage.play(asks, phases.fault_at_s, phases.recovery_at_s, acts)
+            await stage.play(requests, phases.fault_at_s, phases.recovery_at_s, acts)
             await stage.take_reading(Phase.RECOVERY)
-            taken.root = await root_of(server.port)
-            taken.conditions |= stage.conditions()
-            taken.on_ns = stage.at_ns(phases.fault_at_s)
-            taken.off_ns = stage.at_ns(phases.recovery_at_s)
+            record.root = await root_of(server.port)
+            record.conditions |= stage.conditions()
+            record.on_ns = stage.at_ns(phases.fault_at_s)
+            record.off_ns = stage.at_ns(phases.recovery_at_s)
             await self._close(stage, "journal")
 
     async def _with_broken_model(self, scene: Scene) -> None:
-        taken, break_model = self._taken, self._mechanism.broken_model
+        record, break_model = self._record, self._mechanism.broken_model
         assert break_model is not None
         model = resolve_model(self._spec.model, self._say)
         if model.kind is not ModelKind.GGUF:
@@ -210,21 +210,21 @@ class _Episode:
         spec = msgspec.structs.replace(self._spec, model=str(broken))
         written, kept = self._server_folder / "journal", self._kept / "journal"
         server = self._server((*spec.base_flags(), "--journal-dir", str(written)))
-        watch = Watch(server.port, self._clock)
-        watching = asyncio.create_task(watch.run())
-        taken.on_ns = self._clock.now_ns()
+        poller = DiagnosisPoller(server.port, self._clock)
+        polling = asyncio.create_task(poller.run())
+        record.on_ns = self._clock.now_ns()
         try:
             async with server:
                 self._say("the server started, which it should not have")
         except DidNotStart:
-            taken.exit_code, taken.exit_line = server.exit_code, server.last_line()
+            record.exit_code, record.exit_line = server.exit_code, server.last_line()
         finally:
-            watching.cancel()
+            polling.cancel()
         said = await diagnosis_of(written)
         if said is not None:
-            watch.take(said)
-        taken.off_ns = self._clock.now_ns()
-        taken.looks += watch.looks
+            poller.take(said)
+        record.off_ns = self._clock.now_ns()
+        record.samples += poller.samples
         if written.exists():
             await asyncio.to_thread(shutil.copytree, written, kept, dirs_exist_ok=True)
 
@@ -258,27 +258,27 @@ class _Episode:
 
     async def _close(self, stage: Stage, journal: str) -> None:
         """Keep what the server recorded, with what is still open, and let go of it."""
-        taken = self._taken
+        record = self._record
         if not await stage.server.save_journal(self._kept / journal):
             self._say("the server's journal could not be had")
         await stage.leave()
-        taken.logs.append((stage.begin_ns, stage.log))
-        taken.looks += stage.watch.looks
-        stage.watch.save(self._kept / "verdicts.jsonl")
-        taken.exit_code = stage.server.exit_code
+        record.logs.append((stage.begin_ns, stage.log))
+        record.samples += stage.poller.samples
+        stage.poller.save(self._kept / "verdicts.jsonl")
+        record.exit_code = stage.server.exit_code
 
     def _finish(self, scene: Scene) -> EpisodeResult:
         """Verdicts and log are stored; only now the truth is written down."""
-        taken, name = self._taken, self.name
-        lines = [msgspec.json.encode(one) + b"\n" for _, log in taken.logs for one in log]
+        record, name = self._record, self.name
+        lines = [msgspec.json.encode(one) + b"\n" for _, log in record.logs for one in log]
         (self._kept / "clients.jsonl").write_bytes(b"".join(lines))
         said = self._server_folder / "server.log"
         if said.exists():
             shutil.copyfile(said, self._kept / "server.log")
-        label = label_of(taken, scene, self._mechanism)
+        label = label_of(record, scene, self._mechanism)
         sealed = seal(label, self._spec.out, name)
         self._say(f"label sealed: {sealed.path} sha256 {sealed.sha256}")
-        result = result_of(taken, scene, self._mechanism, label, sealed.sha256, name, self._flags)
+        result = result_of(record, scene, self._mechanism, label, sealed.sha256, name, self._flags)
         data = msgspec.json.format(msgspec.json.encode(result), indent=1)
         (self._spec.out / FOLDER / f"{name}.result.json").write_bytes(data)
         return result

@@ -83,17 +83,17 @@ class ByHook(Injection):
 
     async def arm(self, live: Live) -> None:
         if self._first is not None:
-            await live.hooks.tell(self._pid(live), **self._first)
+            await live.hooks.send(self._pid(live), **self._first)
 
     async def begin(self, live: Live) -> None:
-        await live.hooks.tell(self._pid(live), self._what, **self._more)
+        await live.hooks.send(self._pid(live), self._what, **self._more)
         self._is_on = True
 
     async def end(self, live: Live) -> None:
         if self._is_on:
             self._is_on = False
             with contextlib.suppress(ProcessLookupError, TimeoutError):
-                await live.hooks.tell(self._pid(live), self._what, off=True)
+                await live.hooks.send(self._pid(live), self._what, off=True)
 
 
 class Flushing(Injection):

@@ -1,4 +1,4 @@
-"""A mechanism: one way to bring about one class of trouble."""
+"""A mechanism: one way to bring about one symptom."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lab.drills.injection import Injection
-from lab.drills.traffic import CHAT_MIX, Ask, Mix, Scene
+from lab.drills.traffic import CHAT_MIX, Mix, PlannedRequest, Scene
 
 DEV, TEST = "dev", "test"
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the good server had, for servers that are to have too little."""
+    """Resources of the good server, for bad flags that give less."""
 
     blocks_total: int
 
@@ -29,12 +29,12 @@ def _no_flags(need: Need, level: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """One way to bring about `symptom`, told in one sentence by `about`.
+    """One way to bring about `symptom`; `about` describes it in one sentence.
 
     `levels` of intensity are in `unit`s, weak to strong. `split` says what it is for: a second
     mechanism of a class is held out for the test. `harms` names measures of the clients that
-    rise, empty where nobody is made late. `flags` are the server's beside the usual ones, `load`
-    the usual utilisation of what that server can do with `mix`.
+    rise, empty where no request is delayed. `flags` are added to the server's base flags, `load`
+    is the baseline utilisation of its capacity with `mix`.
 
     `clean` is the traffic of its twin without the fault, where that is not `traffic`.
 
@@ -53,8 +53,8 @@ class Mechanism:
     flags: tuple[str, ...] = ()
     mix: Mix = CHAT_MIX
     load: float = 0.5
-    traffic: Callable[[Scene], list[Ask]] = field(default=lambda scene: scene.usual())
-    clean: Callable[[Scene], list[Ask]] | None = None
+    traffic: Callable[[Scene], list[PlannedRequest]] = field(default=lambda scene: scene.baseline())
+    clean: Callable[[Scene], list[PlannedRequest]] | None = None
     injection: Callable[[Scene], Injection] = _nothing
     bad_flags: Callable[[Need, float], tuple[str, ...]] | None = None
     broken_model: Callable[[Path, Path, float], None] | None = None
@@ -66,7 +66,7 @@ class Mechanism:
         return not self.symptom.startswith("healthy")
 
     def without_fault(self) -> Mechanism:
-        """Its twin: the same server under the same usual requests, and nothing is done to it."""
+        """Its healthy twin: the same server under the same baseline requests, without the fault."""
         bad = None if self.bad_flags is None else _no_flags
         return replace(
             self,

@@ -38,14 +38,14 @@ class Helper:
             )
 
     def go(self) -> None:
-        """Have it do what it is for, from now on."""
+        """Begin its work."""
         assert self._process is not None, "the helper was not started"
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
         self._process.stdin.flush()
 
     async def end(self) -> None:
-        """As often as one likes."""
+        """End the process; may be called again."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -60,10 +60,9 @@ class Helper:
 
 
 class Hooks:
-    """Orders to processes that were started with `env`; `folder` must be there.
+    """Sends orders to processes that were started with `env`; `folder` must exist.
 
-    Every server of a drill has the hooks, also where they are not used, so that their presence
-    tells nothing.
+    Every server of a drill has the hooks, used or not, so that their presence gives nothing away.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -73,7 +72,7 @@ class Hooks:
         path = os.pathsep.join([str(HOOKS), os.environ.get("PYTHONPATH", "")])
         self.env = {"PHASESCOPE_DRILL": str(folder), "PYTHONPATH": path.strip(os.pathsep)}
 
-    async def tell(self, pid: int, what: str, **more: Any) -> None:
+    async def send(self, pid: int, what: str, **more: Any) -> None:
         """Returns when it has been carried out. Raises TimeoutError, ProcessLookupError."""
         self._orders += 1
         order = {"do": what, "number": self._orders, **more}

@@ -1,8 +1,8 @@
-"""How fast the engine's core is by itself, told by somebody else than the server.
+"""Speed of the engine's core, measured by a process other than the server.
 
-A helper on that core does the same small piece of computing and the same of reading memory four
-times a second and writes down the CPU time of each. Neighbours on the same hardware slow it down
-as they do the engine. Where the diagnosis says that the machine is slow, this tells whether it was.
+A helper on that core computes the same small piece and reads the same memory four times a second,
+and writes the CPU time of each. Neighbours on the same hardware slow it down as they do the engine,
+so it shows whether the machine was slow when the diagnosis says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from telemetry.numbers.quantiles import median
 
 
 class Beat(NamedTuple):
-    """When it was done, and the CPU time that each piece took, in ns."""
+    """One measurement: its time, and the CPU ns of computing and of reading memory."""
 
     at_ns: int
     compute_ns: int
@@ -49,20 +49,20 @@ def read_beats(path: Path) -> list[Beat]:
 
 
 def paces(
-    beats: Iterable[Beat], begin_ns: int, usual_s: tuple[float, float], end_s: float
+    beats: Iterable[Beat], begin_ns: int, baseline_s: tuple[float, float], end_s: float
 ) -> tuple[tuple[float, float], ...]:
-    """Of each second from `begin_ns` on, how many times longer than usual computing and reading
-    memory took. Usual is the median of the seconds in `usual_s`, or of all if none is among them;
-    a second without a beat took the usual time."""
+    """For each second from `begin_ns` on, by what factor computing and reading memory took longer
+    than their baseline: the median of the seconds in `baseline_s`, or of all if there is none.
+    1 for a second without a beat."""
     seconds: dict[int, list[Beat]] = defaultdict(list)
     for beat in beats:
         seconds[(beat.at_ns - begin_ns) // 1_000_000_000].append(beat)
-    numbers = [second for second in seconds if usual_s[0] <= second < usual_s[1]]
-    usual = [beat for second in numbers or seconds for beat in seconds[second]]
-    if not usual:
+    numbers = [second for second in seconds if baseline_s[0] <= second < baseline_s[1]]
+    baseline = [beat for second in numbers or seconds for beat in seconds[second]]
+    if not baseline:
         return ()
-    compute_ns = median(beat.compute_ns for beat in usual) or 1
-    memory_ns = median(beat.memory_ns for beat in usual) or 1
+    compute_ns = median(beat.compute_ns for beat in baseline) or 1
+    memory_ns = median(beat.memory_ns for beat in baseline) or 1
 
     def pace(mine: Sequence[Beat]) -> tuple[float, float]:
         if not mine:

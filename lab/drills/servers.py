@@ -1,4 +1,4 @@
-"""The server under a drill: its processes, their cores, and short questions to it."""
+"""The server under a drill: its processes, their cores, and short requests to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cores:
 
 
 def split_cores() -> Cores:
-    """The first core for the engine. One core alone is nobody's."""
+    """The first core is the engine's. Nothing is pinned on a machine with one core."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         return Cores()
@@ -60,8 +60,9 @@ def pin(pid: int, cores: frozenset[int]) -> None:
 
 @contextlib.contextmanager
 def pinned_here(cores: frozenset[int]) -> Iterator[None]:
-    """This process, which plays the clients, on the cores that are not the engine's; ahead of
-    the gateway where that is permitted, or its lag would be the gateway's."""
+    """Pin this process, which runs the clients, to the cores that are not the engine's. With a
+    higher priority than the gateway's where permitted, so that the clients' lag is not counted as
+    the gateway's."""
     if not cores:
         yield
         return
@@ -200,7 +201,7 @@ class DrillServer:
         return found
 
     async def save_journal(self, path: Path) -> bool:
-        """What the flight recorder holds now, into a file; False when nobody answers."""
+        """Save the flight recorder's journal into a file; False when the server does not answer."""
         try:
             status, body = await call(self.port, "GET", "/debug/journal")
         except OSError:
@@ -211,7 +212,7 @@ class DrillServer:
         return True
 
     def last_line(self) -> str:
-        """Of what it said."""
+        """The last line of the server's log."""
         try:
             lines = (self.folder / "server.log").read_text(errors="replace").strip().splitlines()
         except OSError:

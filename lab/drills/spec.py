@@ -33,7 +33,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     recovery_s: float = 15.0
 
     def validate(self) -> None:
-        """Raise ConfigError for a phase that cannot be."""
+        """Raise ConfigError for an impossible length."""
         lengths = (self.warm_up_s, self.reference_s, self.fault_s, self.recovery_s)
         if min(lengths) < 0 or not self.reference_s or not self.fault_s:
             raise ConfigError(
@@ -72,7 +72,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server was measured to do at most with one mix of requests."""
+    """Measured maximum throughput of a server with one mix of requests."""
 
     requests_per_s: float
     tokens_per_s: float
@@ -81,8 +81,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `mechanism` None is the first one of the class, `intensity` None the middle
     of its levels, `model` None the default model; `capacity` None has it measured, or taken from
-    an earlier episode below `out`. `clean` runs its twin: the same requests as far as they are
-    the usual ones, and no fault."""
+    an earlier episode below `out`. `clean` runs its healthy twin: the same baseline requests and no
+    fault."""
 
     symptom: str
     mechanism: str | None = None

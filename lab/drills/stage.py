@@ -1,4 +1,4 @@
-"""A server under its part of the traffic, watched, while things are done to it at their moments."""
+"""A server under traffic: sends requests, polls the diagnosis, and acts at given times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lab.drills.client import Clients, Sent
 from lab.drills.outcome.conditions import Conditions, Reading, between, read
 from lab.drills.servers import Cores, DrillServer, Say, pinned_here
 from lab.drills.spec import Phase, Phases
-from lab.drills.traffic import Ask
-from lab.drills.watch import Watch
+from lab.drills.traffic import PlannedRequest
+from lab.drills.watch import DiagnosisPoller
 from telemetry.facts.clock import Clock
 
 _FINISH_WITHIN_S = 5.0
-_TELL_EVERY_S = 5.0
+_PROGRESS_EVERY_S = 5.0
 _LEAD_S = 0.3
 
 Act = Callable[[], Awaitable[None]]
@@ -36,27 +36,31 @@ class Stage:
     name: str
     begin_ns: int = 0
     clients: Clients = field(init=False)
-    watch: Watch = field(init=False)
+    poller: DiagnosisPoller = field(init=False)
     _readings: list[tuple[Phase, Reading]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clients = Clients(self.server.port, self.clock, self.name)
-        self.watch = Watch(self.server.port, self.clock)
+        self.poller = DiagnosisPoller(self.server.port, self.clock)
 
     @property
     def log(self) -> list[Sent]:
         return self.clients.log
 
     async def play(
-        self, asks: Sequence[Ask], from_s: float, until_s: float, acts: Sequence[tuple[float, Act]]
+        self,
+        requests: Sequence[PlannedRequest],
+        from_s: float,
+        until_s: float,
+        acts: Sequence[tuple[float, Act]],
     ) -> None:
         """Send what is due in [from_s, until_s), do each act at its moment, and wait a little
         for what still runs. What does not end stays open until `leave`."""
-        mine = [ask for ask in asks if from_s <= ask.at_s < until_s]
+        mine = [request for request in requests if from_s <= request.at_s < until_s]
         self.begin_ns = self.clock.now_ns() + int((_LEAD_S - from_s) * 1e9)
         tasks = [
-            asyncio.create_task(self.watch.run()),
-            asyncio.create_task(self._tell(len(mine))),
+            asyncio.create_task(self.poller.run()),
+            asyncio.create_task(self._report_progress(len(mine))),
             asyncio.create_task(self.clients.send_all(mine, self.begin_ns)),
         ]
         try:
@@ -70,14 +74,14 @@ class Stage:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self.watch.look()
+        await self.poller.poll()
 
     async def leave(self) -> None:
         """Close what still runs."""
         await self.clients.hang_up()
 
     async def take_reading(self, phase: Phase) -> None:
-        """Note how the machine is when a phase begins."""
+        """Read the machine's counters when a phase begins."""
         pids = (self.server.pid, self.server.engine_pid)
         cores = self.cores.engine | self.cores.rest
         self._readings.append((phase, read(self.clock, pids, cores)))
@@ -98,7 +102,7 @@ class Stage:
     async def _until(self, at_s: float) -> None:
         await asyncio.sleep(max(0.0, (self.at_ns(at_s) - self.clock.now_ns()) / 1e9))
 
-    async def _tell(self, count: int) -> None:
+    async def _report_progress(self, count: int) -> None:
         while True:
             at_s = (self.clock.now_ns() - self.begin_ns) / 1e9
             phase = self.phases.of(at_s) if at_s < self.phases.end_s else Phase.RECOVERY
@@ -106,12 +110,12 @@ class Stage:
                 f"{max(0.0, at_s):3.0f} s {phase.value}: {len(self.log)} of {count} requests sent, "
                 f"{self.clients.unfinished} open"
             )
-            await asyncio.sleep(_TELL_EVERY_S)
+            await asyncio.sleep(_PROGRESS_EVERY_S)
 
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """A collection here would look like a stall of the server."""
+    """No garbage collection in this process: clients would see it as a stall of the server."""
     gc.collect()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Requests and their moments: a function of seed, phases and capacity, fixed before anything runs.
+"""Requests and their times: a function of seed, phases and capacity, fixed before anything runs.
 
 Arrivals are an open loop: independent moments at a rate relative to what the server was measured
 to do. Each kind of traffic has a generator of its own, so that what a mechanism adds changes
-nothing of the usual requests: an episode and its healthy twin serve the very same ones.
+nothing of the baseline requests: an episode and its healthy twin serve the same ones.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lab.drills.spec import Capacity, Phase, Phases
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TENANTS = ("red", "green", "blue")
 PROMPT_IDS = (10, 250)  # every vocabulary has them
-DECODE_SHARE = 0.5  # of a usual request's cost, roughly; the rest is its prompt
+DECODE_SHARE = 0.5  # of a baseline request's cost, roughly; the rest is its prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """How a client reads its stream. None of all: as fast as it comes.
+    """How a client reads its stream; by default as fast as it comes.
 
     `tokens_per_s` reads no faster; `stop_after_tokens` reads nothing for `stop_s` from there on;
     `leave_after_tokens` closes the connection.
@@ -46,7 +46,7 @@ STEADY = Reader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class PlannedRequest:
     """One request that is going to be sent, `at_s` after the start of the traffic."""
 
     at_s: float
@@ -103,7 +103,7 @@ def completion_body(prompt: list[int] | str, max_tokens: int, **more: Any) -> by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Everything that the traffic of an episode follows from. `load` is the usual utilisation."""
+    """What the traffic of an episode is computed from. `load` is the baseline utilisation."""
 
     seed: int
     phases: Phases
@@ -114,7 +114,7 @@ class Scene:
 
     @property
     def rate_per_s(self) -> float:
-        """Usual requests a second."""
+        """Baseline requests a second."""
         return self.load * self.capacity.requests_per_s
 
     def rng(self, kind: str) -> np.random.Generator:
@@ -152,11 +152,11 @@ class Scene:
         regular: bool = False,
         reader: Reader = STEADY,
         is_culprit: bool = False,
-    ) -> list[Ask]:
+    ) -> list[PlannedRequest]:
         """Open-loop requests of one mix; a tenant each at random unless one is named."""
         draw, of_mix = self.rng(f"requests of {kind}"), mix or self.mix
         return [
-            Ask(
+            PlannedRequest(
                 at_s=at_s,
                 body=of_mix.body(draw),
                 tenant=tenant or TENANTS[int(draw.integers(len(TENANTS)))],
@@ -166,8 +166,10 @@ class Scene:
             for at_s in self.moments(kind, rate_per_s, *span_s, burst=burst, regular=regular)
         ]
 
-    def usual(self, span_s: tuple[float, float] | None = None, burst: int = 1) -> list[Ask]:
-        """The usual traffic, by default from beginning to end."""
+    def baseline(
+        self, span_s: tuple[float, float] | None = None, burst: int = 1
+    ) -> list[PlannedRequest]:
+        """Baseline traffic, by default from beginning to end."""
         return self.requests(
             "usual", self.rate_per_s, span_s or (0.0, self.phases.end_s), burst=burst
         )
@@ -181,6 +183,6 @@ class Scene:
         return 0.0, self.phases.end_s
 
 
-def without(asks: list[Ask], span_s: tuple[float, float]) -> list[Ask]:
-    """What is left when nothing is sent in a span."""
-    return [ask for ask in asks if not span_s[0] <= ask.at_s < span_s[1]]
+def without(requests: list[PlannedRequest], span_s: tuple[float, float]) -> list[PlannedRequest]:
+    """Requests without those in a span."""
+    return [request for request in requests if not span_s[0] <= request.at_s < span_s[1]]

@@ -1,4 +1,4 @@
-"""What the server said of itself, asked twice a second, kept as it was said."""
+"""Polls `/debug/diagnosis` twice a second and keeps the answers, and when the verdict changed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ EVERY_S = 0.5
 _NAMED = 3
 
 
-class Look(msgspec.Struct, kw_only=True):
-    """One answer, and until when it stayed the same."""
+class PollSample(msgspec.Struct, kw_only=True):
+    """One answer; the same one came `polls` times from `at_ns` to `until_ns`."""
 
     at_ns: int
     until_ns: int
-    looks: int
+    polls: int = msgspec.field(name="looks")
     answer: msgspec.Raw
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """From `at_s` of the traffic on the verdict was this; `named` has the first findings with
-    their confidence."""
+class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict from `at_s` of the traffic on; `named` has its first three findings with their
+    confidence."""
 
     at_s: float
     verdict: str
@@ -42,7 +42,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Root(msgspec.Struct, frozen=True, kw_only=True):
-    """What `/debug/root` promised: `gains` are of interventions, `promises` of findings."""
+    """Predictions of `/debug/root`: `gains` of interventions, `promises` of findings."""
 
     requests: int
     moved: dict[str, tuple[float, float]]
@@ -50,22 +50,22 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
     promises: dict[str, str]
 
 
-class Watch:
-    """Asks until it is cancelled. An answer that does not come is no answer."""
+class DiagnosisPoller:
+    """Polls until it is cancelled; failed polls are left out."""
 
     def __init__(self, port: int, clock: Clock) -> None:
-        self.looks: list[Look] = []
+        self.samples: list[PollSample] = []
         self._port = port
         self._clock = clock
 
     async def run(self) -> None:
         while True:
             begin_ns = self._clock.now_ns()
-            await self.look()
+            await self.poll()
             await asyncio.sleep(max(0.05, EVERY_S - (self._clock.now_ns() - begin_ns) / 1e9))
 
-    async def look(self) -> None:
-        """Ask once."""
+    async def poll(self) -> None:
+        """Poll once."""
         try:
             status, body = await call(self._port, "GET", "/debug/diagnosis")
         except OSError:
@@ -74,21 +74,21 @@ class Watch:
             self.take(body)
 
     def take(self, body: bytes) -> None:
-        """An answer that came now."""
+        """Keep an answer that arrives now."""
         now_ns, answer = self._clock.now_ns(), msgspec.Raw(body)
-        if self.looks and bytes(self.looks[-1].answer) == body:
-            self.looks[-1].until_ns = now_ns
-            self.looks[-1].looks += 1
+        if self.samples and bytes(self.samples[-1].answer) == body:
+            self.samples[-1].until_ns = now_ns
+            self.samples[-1].polls += 1
             return
-        self.looks.append(Look(at_ns=now_ns, until_ns=now_ns, looks=1, answer=answer))
+        self.samples.append(PollSample(at_ns=now_ns, until_ns=now_ns, polls=1, answer=answer))
 
     def save(self, path: Path) -> None:
         """A line each."""
-        path.write_bytes(b"".join(msgspec.json.encode(look) + b"\n" for look in self.looks))
+        path.write_bytes(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self.samples))
 
 
 async def root_of(port: int) -> Root | None:
-    """Ask once; None while nothing was found."""
+    """The answer of `/debug/root`, None while it has no explanation."""
     with contextlib.suppress(OSError):
         status, body = await call(port, "GET", "/debug/root")
         said: dict[str, Any] = msgspec.json.decode(body) if status == 200 else {}
@@ -103,23 +103,23 @@ async def root_of(port: int) -> Root | None:
     return None
 
 
-def timeline(looks: Sequence[Look], begin_ns: int) -> list[Turn]:
-    """Only what changed: the verdict, or the class that is named first."""
-    found: list[Turn] = []
-    for look in looks:
-        turn = _turn(look, begin_ns)
-        if not found or (turn.verdict, turn.top) != (found[-1].verdict, found[-1].top):
-            found.append(turn)
+def timeline(samples: Sequence[PollSample], begin_ns: int) -> list[VerdictChange]:
+    """Changes of the verdict, or of the class that is named first."""
+    found: list[VerdictChange] = []
+    for sample in samples:
+        change = _verdict_change(sample, begin_ns)
+        if not found or (change.verdict, change.top) != (found[-1].verdict, found[-1].top):
+            found.append(change)
     return found
 
 
-def _turn(look: Look, begin_ns: int) -> Turn:
-    said: dict[str, Any] = msgspec.json.decode(look.answer)
+def _verdict_change(sample: PollSample, begin_ns: int) -> VerdictChange:
+    said: dict[str, Any] = msgspec.json.decode(sample.answer)
     findings = said.get("findings") or []
     named = tuple((str(one["symptom"]), round(one["confidence"], 3)) for one in findings[:_NAMED])
     onset_ns = said.get("onset_ns")
-    return Turn(
-        at_s=round((look.at_ns - begin_ns) / 1e9, 2),
+    return VerdictChange(
+        at_s=round((sample.at_ns - begin_ns) / 1e9, 2),
         verdict=said.get("verdict") or ("fault" if named else "healthy"),
         named=named,
         onset_s=None if onset_ns is None else round((onset_ns - begin_ns) / 1e9, 2),

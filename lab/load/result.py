@@ -1,4 +1,4 @@
-"""What a bench found out: frozen, written as JSON, and the only thing that tables are made from.
+"""The result of a bench: frozen, written as JSON; tables are made from it alone.
 
 Two bases, so that no rate can flatter:
 
@@ -170,7 +170,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_failed(self) -> bool:
-        """Not one counted request has a whole reply."""
+        """Whether no counted request has a whole reply."""
         return self.total.ok == 0
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lab.load.book import Book
+from lab.load.accounting import Accounting
 from lab.load.http import Pool, parse_url
 from lab.load.machine import this_machine
 from lab.load.result import BenchResult, Progress
@@ -54,58 +54,66 @@ async def _bench(spec: BenchSpec, on_progress: OnProgress | None, clock: Clock) 
     began_unix_s = unix_seconds()
     try:
         ready = await prepare(spec, pool, clock)
-        book = Book(spec)
-        sender = Sender(spec, ready, pool, clock, book)
-        await _load(spec, sender, book, clock, on_progress)
-        return _result(spec, ready, book, sender, pool, began_unix_s)
+        accounting = Accounting(spec)
+        sender = Sender(spec, ready, pool, clock, accounting)
+        await _load(spec, sender, accounting, clock, on_progress)
+        return _result(spec, ready, accounting, sender, pool, began_unix_s)
     finally:
         pool.close()
 
 
 async def _load(
-    spec: BenchSpec, sender: Sender, book: Book, clock: Clock, on_progress: OnProgress | None
+    spec: BenchSpec,
+    sender: Sender,
+    accounting: Accounting,
+    clock: Clock,
+    on_progress: OnProgress | None,
 ) -> None:
     """Send everything, wait for the replies, close the window."""
-    with _interrupts(book):
+    with _interrupts(accounting):
         helpers: list[asyncio.Task[None]] = []
         try:
             await sender.prime()
             loops = sender.start()
             helpers += loops
             if on_progress is not None:
-                helpers.append(asyncio.create_task(_tell(sender, book, clock, on_progress)))
-            await _until_sent(loops, sender, book, clock)
-            await _drain(spec, loops, sender, book, clock)
+                helpers.append(asyncio.create_task(_tell(sender, accounting, clock, on_progress)))
+            await _until_sent(loops, sender, accounting, clock)
+            await _drain(spec, loops, sender, accounting, clock)
         finally:
             for task in helpers:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             await sender.cancel()
-    book.close(clock.now_ns())
+    accounting.close(clock.now_ns())
 
 
 async def _until_sent(
-    loops: list[asyncio.Task[None]], sender: Sender, book: Book, clock: Clock
+    loops: list[asyncio.Task[None]], sender: Sender, accounting: Accounting, clock: Clock
 ) -> None:
     """Until all is sent, and the window of a run bounded by time is over."""
     waiting = set(loops)
-    while waiting and not book.interrupted:
-        end_ns = book.window.end_ns
+    while waiting and not accounting.interrupted:
+        end_ns = accounting.window.end_ns
         if end_ns is not None and clock.now_ns() >= end_ns:
             return
         done, waiting = await asyncio.wait(waiting, timeout=_LOOK_S)
         for task in done:
             task.result()  # an error of our own ends the run
-    if book.window.end_ns is not None:
-        await sender.reaches(book.window.end_ns - 1)
+    if accounting.window.end_ns is not None:
+        await sender.reaches(accounting.window.end_ns - 1)
 
 
 async def _drain(
-    spec: BenchSpec, loops: list[asyncio.Task[None]], sender: Sender, book: Book, clock: Clock
+    spec: BenchSpec,
+    loops: list[asyncio.Task[None]],
+    sender: Sender,
+    accounting: Accounting,
+    clock: Clock,
 ) -> None:
     """Wait for the replies that are under way, for as long as the spec says."""
     give_up_ns = clock.now_ns() + round(spec.drain_s * 1e9)
-    while not book.interrupted and clock.now_ns() < give_up_ns:
+    while not accounting.interrupted and clock.now_ns() < give_up_ns:
         left: set[asyncio.Task[Any]] = {t for t in (*loops, *sender.sends) if not t.done()}
         if not left:
             break
@@ -115,36 +123,43 @@ async def _drain(
             task.result()
 
 
-async def _tell(sender: Sender, book: Book, clock: Clock, on_progress: OnProgress) -> None:
+async def _tell(
+    sender: Sender, accounting: Accounting, clock: Clock, on_progress: OnProgress
+) -> None:
     while True:
         await asyncio.sleep(_PROGRESS_S)
-        now_ns, start_ns = clock.now_ns(), book.window.start_ns
+        now_ns, start_ns = clock.now_ns(), accounting.window.start_ns
         on_progress(
             Progress(
                 elapsed_s=(now_ns - sender.begun_ns) / 1e9,
-                sent=book.sent,
-                ok=book.ok,
-                failed=book.failed,
+                sent=accounting.sent,
+                ok=accounting.ok,
+                failed=accounting.failed,
                 in_flight=len(sender.live),
-                chunks=book.chunks + sum(len(reply.chunk_ns) for reply in sender.live),
+                chunks=accounting.chunks + sum(len(reply.chunk_ns) for reply in sender.live),
                 warming_up=start_ns is None or now_ns < start_ns,
             )
         )
 
 
 def _result(
-    spec: BenchSpec, ready: Ready, book: Book, sender: Sender, pool: Pool, began_unix_s: int
+    spec: BenchSpec,
+    ready: Ready,
+    accounting: Accounting,
+    sender: Sender,
+    pool: Pool,
+    began_unix_s: int,
 ) -> BenchResult:
     shown = msgspec.structs.replace(
         spec, api_key=None, headers=dict.fromkeys(spec.headers, "(not shown)")
     )
-    total, classes = book.results(ready.cache_off)
+    total, classes = accounting.results(ready.cache_off)
     return BenchResult(
-        partial=book.interrupted,
+        partial=accounting.interrupted,
         began_unix_s=began_unix_s,
-        window_s=book.window.seconds,
-        warmup_requests=book.warmup_requests,
-        warmup_errors=book.warmup_errors,
+        window_s=accounting.window.seconds,
+        warmup_requests=accounting.warmup_requests,
+        warmup_errors=accounting.warmup_errors,
         clipped=sender.clipped,
         connections=pool.opened,
         salt=ready.salt,
@@ -158,7 +173,7 @@ def _result(
 
 
 @contextlib.contextmanager
-def _interrupts(book: Book) -> Iterator[None]:
+def _interrupts(accounting: Accounting) -> Iterator[None]:
     """The first Ctrl-C ends the run in good order; the next ends the program."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -166,7 +181,7 @@ def _interrupts(book: Book) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def on_interrupt() -> None:
-        book.interrupted = True
+        accounting.interrupted = True
         loop.remove_signal_handler(signal.SIGINT)
 
     loop.add_signal_handler(signal.SIGINT, on_interrupt)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from lab.load.book import Book
+from lab.load.accounting import Accounting
+from lab.load.aggregator import Ended
 from lab.load.http import Broken, Pool
 from lab.load.result import ErrorKind
 from lab.load.server import Ready, clip, generation_request
 from lab.load.spec import BenchSpec, Users
 from lab.load.stream import Reply
-from lab.load.tally import Ended
 from lab.load.workload.arrivals import Due, Stream, due_times, stream_rng, streams_of
 from lab.load.workload.lengths import draw, lengths_rng
 from lab.load.workload.prompts import request_body
@@ -47,9 +47,11 @@ Jobs = asyncio.Queue[tuple[Due, Job] | None]
 class Sender:
     """All that is sent in one run; everything happens on one event loop."""
 
-    def __init__(self, spec: BenchSpec, ready: Ready, pool: Pool, clock: Clock, book: Book) -> None:
+    def __init__(
+        self, spec: BenchSpec, ready: Ready, pool: Pool, clock: Clock, accounting: Accounting
+    ) -> None:
         self._spec, self._ready, self._pool, self._clock = spec, ready, pool, clock
-        self._book = book
+        self._accounting = accounting
         self._lengths_rngs = [lengths_rng(spec.seed, i) for i in range(len(spec.classes))]
         self._made = [0] * len(spec.classes)
         self._streams = streams_of(spec)
@@ -80,7 +82,7 @@ class Sender:
     def start(self) -> list[asyncio.Task[None]]:
         """The moments count from now on; the tasks end when all is sent."""
         self.begun_ns = self._clock.now_ns()
-        self._book.begin(self.begun_ns)
+        self._accounting.begin(self.begun_ns)
         return [
             asyncio.create_task(loop) for stream in self._streams for loop in self._loops(stream)
         ]
@@ -94,8 +96,8 @@ class Sender:
 
     async def reaches(self, due_ns: int) -> bool:
         """Wait for a moment; False if the run is over before it."""
-        while not self._book.interrupted:
-            end_ns = self._book.window.end_ns
+        while not self._accounting.interrupted:
+            end_ns = self._accounting.window.end_ns
             if end_ns is not None and due_ns >= end_ns:
                 return False
             left_s = (due_ns - self._clock.now_ns()) / 1e9
@@ -107,9 +109,9 @@ class Sender:
     async def _produce(self, stream: Stream, jobs: Jobs) -> None:
         """Build requests ahead of their moments, so that building makes none of them late."""
         for due in due_times(stream, self._spec):
-            if not self._book.class_over(due.class_index):
+            if not self._accounting.class_over(due.class_index):
                 await jobs.put((due, await self._build(due.class_index, due.lengths)))
-            elif self._book.all_sent(stream.classes):
+            elif self._accounting.all_sent(stream.classes):
                 break
         await jobs.put(None)
 
@@ -122,16 +124,16 @@ class Sender:
             yield self._open_loop(stream, self._jobs[stream.number])
 
     async def _open_loop(self, stream: Stream, jobs: Jobs) -> None:
-        """Each request at its moment, whatever became of the earlier ones. One that was
+        """Send each request at its time, whether earlier ones are done or not. One that was
         intended in the window is sent even if the window closed while the client was late."""
         while (item := await jobs.get()) is not None:
             due, job = item
             intended_ns = self.begun_ns + due.offset_ns
-            if not await self.reaches(intended_ns) or self._book.all_sent(stream.classes):
+            if not await self.reaches(intended_ns) or self._accounting.all_sent(stream.classes):
                 return
-            if self._book.class_over(job.class_index):
+            if self._accounting.class_over(job.class_index):
                 continue
-            counted = self._book.count(job.class_index, intended_ns)
+            counted = self._accounting.count(job.class_index, intended_ns)
             send = asyncio.create_task(self._send(job, intended_ns, counted, closed_loop=False))
             self.sends.add(send)
             send.add_done_callback(self.sends.discard)
@@ -139,16 +141,16 @@ class Sender:
     async def _user(self, stream: Stream, rng: np.random.Generator) -> None:
         """One client: the next request when the last reply is complete, after a failure a
         little later, so that a server which refuses is not asked a thousand times a second."""
-        book = self._book
-        while not book.over(stream.classes, self._clock.now_ns()):
+        accounting = self._accounting
+        while not accounting.over(stream.classes, self._clock.now_ns()):
             class_index = stream.pick(rng)
-            if book.class_over(class_index):
+            if accounting.class_over(class_index):
                 continue
             job = await self._build(class_index, None)
             now_ns = self._clock.now_ns()
-            if book.over(stream.classes, now_ns) or book.class_over(class_index):
+            if accounting.over(stream.classes, now_ns) or accounting.class_over(class_index):
                 continue
-            counted = book.count(class_index, now_ns)
+            counted = accounting.count(class_index, now_ns)
             reply = await self._send(job, now_ns, counted, closed_loop=True)
             if reply.error_kind is not None:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
@@ -190,7 +192,7 @@ class Sender:
         finally:
             self.live.discard(reply)
             reply.end_ns = reply.end_ns or self._clock.now_ns()
-            counted = counted and not self._book.is_nobodys_fault(reply)
+            counted = counted and not self._accounting.is_interrupted(reply)
             ended = Ended(reply, job.prompt_tokens, job.output_tokens, counted, closed_loop)
-            self._book.account(job.class_index, ended)
+            self._accounting.account(job.class_index, ended)
         return reply

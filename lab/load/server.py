@@ -1,5 +1,5 @@
-"""What is learnt of a server before the run: its model, its context, whether it takes our
-requests, and whether it reuses prompts."""
+"""Probes of a server before the run: its model and context, whether it accepts our requests, and
+whether it reuses prompts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def _probe(
 
 
 def _judge(spec: BenchSpec, reply: Reply, model: str | None, served: list[str]) -> None:
-    """Raise what the first probe shows to be hopeless."""
+    """Raise the error that the first probe shows."""
     status, said = reply.status, error_message(reply.body())
     if status in (401, 403):
         raise _key_refused(spec, status)

@@ -225,7 +225,7 @@ def _validate_arrivals(where: str, arrivals: Arrivals) -> None:
 
 
 def _validate_sharing(spec: BenchSpec) -> None:
-    """Someone must use the common arrivals, and whoever has none needs them."""
+    """Common arrivals must be used by a class, and a class without arrivals needs them."""
     sharing = [one.name for one in spec.classes if one.arrivals is None]
     if sharing and spec.arrivals is None:
         raise ConfigError(

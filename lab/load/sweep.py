@@ -1,4 +1,4 @@
-"""Where a server stops keeping its promises: the same bench at rate after rate.
+"""A sweep: the same bench at rate after rate, to find the highest that keeps the SLO.
 
 The rate (or the number of users) doubles until some class keeps its SLO for less than the
 target share of its requests, then the gap is bisected. The knee is the highest value found at
@@ -46,7 +46,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One value and what came of it. `kept` is whether every class reached the target."""
+    """One value and its result. `kept` is whether every class reached the target."""
 
     value: float
     kept: bool
@@ -76,7 +76,7 @@ def run_sweep(
     on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> SweepResult:
-    """Raises ConfigError and BenchError as `run_bench` does. An interrupt keeps what there is."""
+    """Raises ConfigError and BenchError as `run_bench` does. An interrupt keeps results."""
     validate_sweep(spec)
     cells: list[Cell] = []
 

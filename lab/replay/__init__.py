@@ -1,1 +1,10 @@
-"""A recorded run, run again: exactly, or with changed limits on a modelled device."""
+"""Replay: the production scheduler over recorded arrivals.
+
+It reads facts and writes facts; who is to blame is the business of diagnosis.
+
+recorded, recorded_drafts       a recorded run as the input of a replay
+replay_exact                    with recorded durations: decisions must come out the same
+replay_modelled, retimed        with fitted durations and changed settings (what-if)
+modelled_device, iteration_cost, noise, stolen      the fitted device and the machine's noise
+closed_loop                     a closed loop of users on the fitted device
+"""

@@ -1,13 +1,13 @@
-"""So many users, each of whom asks again as soon as he is answered, by a fitted cost of steps."""
+"""A closed loop of users on the modelled device: each sends again when its reply is complete."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.modelled_device import ModelledDevice
 from lab.replay.noise import NoNoise
-from lab.replay.turn_cost import TurnCost
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
@@ -30,7 +30,7 @@ _TRACE = "0" * 31 + "1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """What they ask for: fresh prompts of one length, outputs of another."""
+    """Number of users, and the lengths of their prompts, which share nothing, and outputs."""
 
     count: int
     prompt_tokens: int
@@ -38,40 +38,40 @@ class Users:
     slo_class: str = ""
 
 
-def closed_loop(limits: Limits, cost: TurnCost, users: Users, rounds: int = 6) -> list[Fact]:
-    """Facts of `rounds` requests a user, in the order of time; the first of each, when all
-    come at once, is left out."""
+def closed_loop(limits: Limits, cost: IterationCost, users: Users, rounds: int = 6) -> list[Fact]:
+    """Facts of `rounds` requests a user, in the order of time, without the gateway's facts of the
+    first round, in which all arrive at once."""
     return _ClosedLoop(limits, cost, users, rounds).run()
 
 
 class _ClosedLoop:
-    def __init__(self, limits: Limits, cost: TurnCost, users: Users, rounds: int) -> None:
+    def __init__(self, limits: Limits, cost: IterationCost, users: Users, rounds: int) -> None:
         self._users, self._cost = users, cost
         self._clock = ManualClock()
         device = ModelledDevice(limits, cost, NoNoise(), self._clock, lambda seq, index: 0)
         self._engine = VirtualEngine(Scheduler(limits), device, self._clock, lambda: device.gap_ns)
-        self._asked, self._left = 0, users.count * rounds
+        self._sent, self._left = 0, users.count * rounds
         self._gateway: list[Fact] = []
 
     def run(self) -> list[Fact]:
         for number in range(min(self._left, self._users.count)):
-            self._ask_at(number)
-        engine = self._engine.run(self._answer)
+            self._send_at(number)
+        engine = self._engine.run(self._on_emissions)
         return sorted([*self._gateway, *engine], key=fact_ns)
 
-    def _answer(self, emissions: list[Emission]) -> None:
-        """Who has his answer asks again."""
+    def _on_emissions(self, emissions: list[Emission]) -> None:
+        """A user whose request has ended sends the next one."""
         for emission in emissions:
             if emission.end is not None:
-                self._answered(emission.seq_id, emission.end)
-                if self._asked < self._left:
-                    self._ask_at(self._clock.now_ns() + self._cost.wake_ns)
+                self._record_end(emission.seq_id, emission.end)
+                if self._sent < self._left:
+                    self._send_at(self._clock.now_ns() + self._cost.wake_ns)
 
-    def _ask_at(self, at_ns: int) -> None:
-        self._engine.at(at_ns, partial(self._ask, self._asked))
-        self._asked += 1
+    def _send_at(self, at_ns: int) -> None:
+        self._engine.at(at_ns, partial(self._send, self._sent))
+        self._sent += 1
 
-    def _ask(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         users, now_ns = self._users, self._clock.now_ns()
         name = f"user-{number}"
         if number >= users.count:
@@ -96,7 +96,7 @@ class _ClosedLoop:
             )
         )
 
-    def _answered(self, number: int, reason: EndReason) -> None:
+    def _record_end(self, number: int, reason: EndReason) -> None:
         if number < self._users.count:
             return
         now_ns = self._clock.now_ns()

@@ -1,12 +1,12 @@
-"""An executor whose steps take what a fitted cost says; tokens come from whoever knows them."""
+"""An executor in virtual time: durations from a fitted cost, tokens from the caller."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import Noise
-from lab.replay.turn_cost import TurnCost
 from lab.simulation.plan_load import load_of_plan
 from service.engine.admission import Limits
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
@@ -16,23 +16,23 @@ from telemetry.facts.clock import ManualClock
 class ModelledDevice:
     """Implements `service.engine.executor.Executor` in virtual time.
 
-    `token(seq_id, index)` is output `index` of a sequence. `held` says, by sequence and position,
-    how many tokens a row with drafts gives; 1 where it does not say. `gap_ns` is what passes
-    behind the turn that launched last, until the next can begin.
+    `token(seq_id, index)` is output `index` of a sequence. `accepted` has, by sequence and
+    position, how many tokens a row with drafts gives, 1 by default. `gap_ns` is the gap after
+    the iteration that launched last.
     """
 
     def __init__(
         self,
         limits: Limits,
-        cost: TurnCost,
+        cost: IterationCost,
         noise: Noise,
         clock: ManualClock,
         token: Callable[[int, int], int],
-        held: dict[int, dict[int, int]] | None = None,
+        accepted: dict[int, dict[int, int]] | None = None,
     ) -> None:
         self._cost, self._noise, self._clock = cost, noise, clock
         self._token = token
-        self._held = held or {}
+        self._accepted = accepted or {}
         self._launched: deque[tuple[Plan, int, int]] = deque()
         self._free_ns = 0
         self._tokens = 0  # of the step before
@@ -61,7 +61,7 @@ class ModelledDevice:
     def _samples(self, row: DecodeRow | PrefillChunk) -> tuple[Sample, ...]:
         if not isinstance(row, DecodeRow) or not row.drafts:
             return (Sample(self._token(row.seq_id, row.output_index)),)
-        held = self._held.get(row.seq_id, {}).get(row.start, 1)
-        count = min(held, 1 + len(row.drafts))
+        accepted = self._accepted.get(row.seq_id, {}).get(row.start, 1)
+        count = min(accepted, 1 + len(row.drafts))
         outputs = range(row.output_index, row.output_index + count)
         return tuple(Sample(self._token(row.seq_id, index)) for index in outputs)

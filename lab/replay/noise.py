@@ -1,7 +1,7 @@
-"""What turns of the loop take beyond their cost: the machine's noise, stalls and all.
+"""Noise: what iterations of the engine loop take beyond their fitted cost, stalls included.
 
-It comes in spells, and short turns have more of it, relative to what they cost, than long ones.
-So it is drawn neither turn by turn nor from turns of any length.
+Noise is correlated in time, and short iterations have more of it, relative to their cost, than
+long ones. So it is drawn in intervals of iterations, and by bins of cost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 from telemetry.numbers.quantiles import quantile_sorted
 
-_SPELL_TURNS = 20
-_BINS = 12  # by turns, and as many by time
-# times its cost; a turn that takes longer is no slow one
+_INTERVAL_ITERATIONS = 20
+_BINS = 12  # by count, and as many by time
+# times its cost; an iteration that takes longer has a stall in it
 STALL = 2.0
 
 
 class Disturbance(NamedTuple):
-    """Of the turn that began at `begin_ns`: its cost as foretold, its span over that, and the
-    gap behind it."""
+    """Of the iteration that began at `begin_ns`: its predicted cost, its span over that cost, and
+    the gap after it."""
 
     begin_ns: int
     cost_ns: int
@@ -32,30 +32,30 @@ class Disturbance(NamedTuple):
     gap_ns: int
 
     def span_ns(self, cost_ns: int) -> int:
-        """Of a turn of another cost under it. A slow machine slows all in proportion; what takes
-        more than that was a stall, which is as long whatever it interrupts."""
+        """Span of an iteration with another cost under the same noise. Up to `STALL` noise is in
+        proportion to the cost; the rest is a stall, as long as it was."""
         slow = min(self.ratio, STALL)
         return int(slow * cost_ns + (self.ratio - slow) * self.cost_ns)
 
 
 class Noise(Protocol):
-    """What disturbs a turn."""
+    """A source of noise for iterations."""
 
     def at(self, now_ns: int, cost_ns: int) -> Disturbance | None:
-        """The turn that begins then and should take so long; None: it does."""
+        """Noise of an iteration that begins at `now_ns` and costs `cost_ns`; None: no noise."""
         ...
 
 
 class NoNoise:
-    """Nothing ever happens."""
+    """No noise: every iteration takes its fitted cost."""
 
     def at(self, now_ns: int, cost_ns: int) -> Disturbance | None:
         return None
 
 
 class RecordedNoise:
-    """At each moment what it was then: a turn is disturbed as the recorded one was that began
-    nearest to it. Stalls come when they came."""
+    """Recorded noise: an iteration has that of the recorded one that began nearest to it, so stalls
+    come when they came."""
 
     def __init__(self, disturbances: Sequence[Disturbance]) -> None:
         self._disturbances = disturbances
@@ -71,9 +71,9 @@ class RecordedNoise:
 
 
 class DrawnNoise:
-    """Of the same kind, drawn in spells, so that what lasted lasts. Within a spell each turn is
-    disturbed as the next recorded one of about its own cost; were the recorded turns replayed, they
-    would take as long in all as they took."""
+    """Noise drawn from the recorded one, in intervals of 20 iterations from a random place of the
+    record. In an interval each iteration has the noise of the next recorded one with about its
+    cost. A replay of the recorded iterations takes as long in total as they took."""
 
     def __init__(self, disturbances: Sequence[Disturbance], seed: int) -> None:
         self._random = Random(seed)
@@ -85,7 +85,7 @@ class DrawnNoise:
         self._bins = bins
         self._disturbances = list(disturbances)
         for alike in bins.values():
-            _keep_total(self._disturbances, alike)
+            _scale_to_total(self._disturbances, alike)
         places = range(len(self._tops_ns) + 1)
         self._nearest = [min(bins, key=lambda known: abs(known - one)) for one in places if bins]
         self._next = dict.fromkeys(bins, 0)
@@ -94,7 +94,7 @@ class DrawnNoise:
         if not self._disturbances:
             return None
         if not self._left:
-            self._begin_spell()
+            self._begin_interval()
         self._left -= 1
         number = self._nearest[bisect_left(self._tops_ns, cost_ns)]
         alike = self._bins[number]
@@ -102,40 +102,41 @@ class DrawnNoise:
         self._next[number] += 1
         return self._disturbances[place]
 
-    def _begin_spell(self) -> None:
-        """Go on, in every bin, from one moment of the record."""
-        self._left = _SPELL_TURNS
+    def _begin_interval(self) -> None:
+        """Continue, in every bin, from one place of the record."""
+        self._left = _INTERVAL_ITERATIONS
         since = self._random.randrange(len(self._disturbances))
         self._next = {n: bisect_left(alike, since) for n, alike in self._bins.items()}
 
 
 def _tops_ns(disturbances: Sequence[Disturbance]) -> list[int]:
-    """Where bins of cost end, so that none has more than its part of the turns, nor of their time:
-    most turns decode, and most time goes to prompts."""
+    """Upper ends of the bins of cost, by quantiles of count and of time: most iterations only
+    decode, and most time goes to prompts."""
     ordered = sorted(one.cost_ns for one in disturbances) or [0]
     sums_ns = list(accumulate(ordered))
     parts = range(1, _BINS)
-    by_turns = {quantile_sorted(ordered, part / _BINS) or 0 for part in parts}
+    by_count = {quantile_sorted(ordered, part / _BINS) or 0 for part in parts}
     by_time = {ordered[bisect_left(sums_ns, sums_ns[-1] * part // _BINS)] for part in parts}
-    return sorted(by_turns | by_time)
+    return sorted(by_count | by_time)
 
 
-def _keep_total(disturbances: list[Disturbance], alike: Sequence[int]) -> None:
-    """Scale these, which are drawn for each other, so that what is drawn adds up to what they took.
+def _scale_to_total(disturbances: list[Disturbance], alike: Sequence[int]) -> None:
+    """Scale the noise of one bin, so that what is drawn from it adds up to what was recorded.
 
-    It would not by itself: spells begin anywhere, so a turn is drawn more often the longer none of
-    its kind came before it, and the first of a burst are not like those that follow; and a turn
-    counts for what it costs where it was recorded, but not where it is drawn. Stalls are left.
+    It would not by itself: intervals begin anywhere, so an iteration is drawn more often the longer
+    none of its bin came before it, and the first of a burst differ from those that follow; and an
+    iteration has the cost of its own load where it was recorded, not where it is drawn. Stalls are
+    not scaled.
     """
     places = np.array(alike)
     slow = np.array([min(disturbances[place].ratio, STALL) for place in alike])
     costs_ns = np.array([disturbances[place].cost_ns for place in alike], dtype=np.float64)
     begins = np.diff(places, prepend=places[-1] - len(disturbances))  # after which it comes first
-    _, ranks = np.unique(places // _SPELL_TURNS, return_counts=True)
-    often = np.zeros(len(alike))
+    _, ranks = np.unique(places // _INTERVAL_ITERATIONS, return_counts=True)
+    weight = np.zeros(len(alike))
     for rank in range(int(ranks.max())):
-        often += (ranks > rank).sum() * np.roll(begins, rank)
-    scale = float((slow @ costs_ns / costs_ns.sum()) / (slow @ often / often.sum()))
+        weight += (ranks > rank).sum() * np.roll(begins, rank)
+    scale = float((slow @ costs_ns / costs_ns.sum()) / (slow @ weight / weight.sum()))
     for place in alike:
         one = disturbances[place]
         if one.ratio < STALL:

@@ -1,9 +1,9 @@
-"""A recorded run of one engine, as its own scheduler needs it to run again.
+"""A recorded run of one engine process, as the input of a replay.
 
-What came from outside is in the record: who was submitted with what limits, cancelled, paused,
-when grammars were ready, which costs were set. Texts are not. In their place stand made-up
-tokens, equal wherever the record says that blocks of text were equal, so that the prefix cache
-finds exactly what it found; and a made-up end token after as many outputs as there were.
+The record has what came from outside: submissions and their limits, cancels, pauses, when grammars
+were ready, which costs were set. It has no texts. Block aliases stand for tokens, equal wherever
+blocks of text were equal, so that the prefix cache has exactly the same hits; and a made-up end
+token stands after as many outputs as were recorded.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from telemetry.facts.records import EngineDied, Fact, SequenceSubmitted, fact_ns
 
 END_TOKEN = 1 << 50
 _BY_END_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN})
-_NO_TOKEN = -1  # what every engine refuses
+_NO_TOKEN = -1  # every engine refuses it
 _STOPS: dict[EndReason | None, tuple[int, ...]] = {
     EndReason.STOP_TOKEN: (END_TOKEN,),
     EndReason.INVALID_TOKEN: (_NO_TOKEN,),
 }
-# what the engine decided, step by step: a replay has to come to the same
+# decisions of the engine; an exact replay has to make the same
 _DECISIONS = (
     SequenceQueued,
     SequenceRefused,
@@ -63,8 +63,8 @@ _DECISIONS = (
     StepCostSet,
     StepRecorded,
 )
-# ends that the scheduler comes to by itself; all others were commands
-_BY_ITSELF = _BY_END_TOKEN | {
+# ends that the scheduler decides; all others were commands
+_ENGINE_ENDS = _BY_END_TOKEN | {
     EndReason.MAX_TOKENS,
     EndReason.CONTEXT,
     EndReason.DEADLINE,
@@ -79,12 +79,12 @@ class NotReplayable(Exception):
 
 @dataclass(slots=True)
 class RecordedSequence:
-    """One submission and what became of it. `end` is None while it went on at the end of the
-    record; `block_names` are of all its full blocks that are known; `submitted_ns` is when the
-    gateway handed it over."""
+    """One submission and its end. `end` is None if it was live at the end of the record;
+    `block_aliases` are of its full blocks, as far as recorded; `submitted_ns` is when the
+    gateway submitted it, None where that is not recorded."""
 
     entry: SequenceQueued | SequenceRefused
-    block_names: list[int] = field(default_factory=list)
+    block_aliases: list[int] = field(default_factory=list)
     end: SequenceEnded | None = None
     submitted_ns: int | None = None
 
@@ -97,14 +97,14 @@ class RecordedSequence:
         return isinstance(self.entry, SequenceQueued) and self.entry.blocks is not None
 
     def token(self, position: int, block_tokens: int) -> int:
-        """What stands at a position of its text."""
+        """The token id that stands for a position of its text."""
         block = position // block_tokens
-        if block < len(self.block_names):
-            return self.block_names[block]
+        if block < len(self.block_aliases):
+            return self.block_aliases[block]
         return -1 - self.seq_id
 
     def submit(self, block_tokens: int) -> Submit:
-        """The command that brings it in."""
+        """The command that submits it in a replay."""
         entry = self.entry
         reason = self.end.reason if self.end is not None else None
         return Submit(
@@ -123,8 +123,8 @@ class RecordedSequence:
 
 
 @dataclass(slots=True)
-class Turn:
-    """One turn of the engine's loop: commands, and a plan if `plans`."""
+class Iteration:
+    """One iteration of the engine loop: commands, and a plan if `plans`."""
 
     at_ns: int
     commands: list[Command] = field(default_factory=list)
@@ -133,8 +133,8 @@ class Turn:
 
 @dataclass(slots=True)
 class RecordedRun:
-    """All that is known of one engine's life; `facts` are its decisions, in their order, and
-    `others` what was recorded beside them."""
+    """The record of one engine process; `facts` are its decisions, in their order, and `others`
+    all other facts."""
 
     started: EngineStarted
     limits: Limits
@@ -143,7 +143,7 @@ class RecordedRun:
     sequences: dict[int, RecordedSequence] = field(default_factory=dict)
     steps: dict[int, StepRecorded] = field(default_factory=dict)
     failed: dict[int, StepAborted | None] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
+    iterations: list[Iteration] = field(default_factory=list)
     last_step_id: int = -1
     died_ns: int | None = None
     steps_missing: bool = False
@@ -154,18 +154,18 @@ class RecordedRun:
 
     @property
     def owners(self) -> dict[int, str]:
-        """Requests by sequence, of those that the gateway told of."""
+        """Request ids by sequence, as recorded by the gateway."""
         return {f.seq_id: f.request_id for f in self.others if isinstance(f, SequenceSubmitted)}
 
     def is_beyond(self, fact: Fact) -> bool:
-        """It is of the planning of a step of which there is no record any more."""
+        """Whether the fact is of planning a step whose record is missing at the end."""
         return isinstance(fact, SequenceAdmitted) and fact.step_id > self.last_step_id
 
 
 def read_runs(facts: Iterable[Fact]) -> list[RecordedRun]:
-    """Each engine's life in a journal, in their order.
+    """The run of each engine process in a journal, in order.
 
-    Raises NotReplayable when no engine's start is there.
+    Raises NotReplayable when no engine's start is recorded.
     """
     readers: list[_Reader] = []
     early: list[Fact] = []
@@ -199,7 +199,7 @@ class _Reader:
             case StepRecorded():
                 run.steps[fact.step_id] = self._last_step = fact
                 for filled in fact.filled:
-                    self._filled(filled.seq_id, filled.first_block, filled.blocks)
+                    self._add_aliases(filled.seq_id, filled.first_block, filled.blocks)
             case SequenceQueued():
                 run.sequences[fact.seq_id] = RecordedSequence(fact, list(fact.blocks or ()))
                 self._commands.append((fact.at_ns, fact))
@@ -208,7 +208,7 @@ class _Reader:
                 self._commands.append((fact.at_ns, fact))
             case SequenceEnded():
                 self._ended(fact)
-            case CacheFlushed() if self._is_of_failure(fact):
+            case CacheFlushed() if self._is_from_failure(fact):
                 assert self._last_step is not None
                 run.failed.setdefault(self._last_step.step_id)
             case StepAborted():
@@ -225,50 +225,50 @@ class _Reader:
                     self._commands.append((fact_ns(fact), command))
 
     def finish(self) -> RecordedRun:
-        """Turns, in order of time. The last step's plan may be told and its record not: its
-        engine died, or the journal ends."""
-        run, turns = self._run, dict[int, Turn]()
+        """The run, its iterations in order of time. Facts of planning the last step may be there
+        without the step's record: its engine died, or the journal ends."""
+        run, iterations = self._run, dict[int, Iteration]()
         run.last_step_id = max(run.steps, default=-1)
         run.facts = [fact for fact in run.facts if not run.is_beyond(fact)]
         for seq_id, sequence in run.sequences.items():
             sequence.submitted_ns = self._submitted_ns.get(seq_id)
         for step in run.steps.values():
-            turns[step.begin_ns] = Turn(step.begin_ns, plans=True)
+            iterations[step.begin_ns] = Iteration(step.begin_ns, plans=True)
         for at_ns in self._expired_between_steps():
-            turns.setdefault(at_ns, Turn(at_ns)).plans = True
+            iterations.setdefault(at_ns, Iteration(at_ns)).plans = True
         size = run.limits.block_tokens
         for at_ns, what in self._commands:
             if isinstance(what, SequenceQueued | SequenceRefused):
                 command: Command = run.sequences[what.seq_id].submit(size)
             else:
                 command = what
-            turns.setdefault(at_ns, Turn(at_ns)).commands.append(command)
-        run.turns = sorted(turns.values(), key=lambda turn: turn.at_ns)
+            iterations.setdefault(at_ns, Iteration(at_ns)).commands.append(command)
+        run.iterations = sorted(iterations.values(), key=lambda iteration: iteration.at_ns)
         return run
 
-    def _filled(self, seq_id: int, first: int, names: tuple[int, ...]) -> None:
-        """Blocks that are computed again after a preemption are told again; those of which
-        the beginning was dropped have no place."""
+    def _add_aliases(self, seq_id: int, first: int, names: tuple[int, ...]) -> None:
+        """Blocks that are computed again after a preemption are recorded again; a gap before them
+        means that facts were lost, and then they are left out."""
         sequence = self._run.sequences.get(seq_id)
-        if sequence is not None and first <= len(sequence.block_names):
-            sequence.block_names[first : first + len(names)] = names
+        if sequence is not None and first <= len(sequence.block_aliases):
+            sequence.block_aliases[first : first + len(names)] = names
 
     def _ended(self, fact: SequenceEnded) -> None:
         sequence = self._run.sequences.get(fact.seq_id)
         if sequence is None:
             return
         sequence.end = fact
-        self._filled(fact.seq_id, len(sequence.block_names), fact.blocks)
+        self._add_aliases(fact.seq_id, len(sequence.block_aliases), fact.blocks)
         refused = isinstance(sequence.entry, SequenceRefused)
-        if not refused and fact.reason not in _BY_ITSELF:
+        if not refused and fact.reason not in _ENGINE_ENDS:
             self._commands.append((fact.at_ns, Cancel(fact.seq_id, fact.reason)))
 
-    def _is_of_failure(self, fact: CacheFlushed) -> bool:
-        """A step that fails flushes the cache when it is booked; nobody asked for it."""
+    def _is_from_failure(self, fact: CacheFlushed) -> bool:
+        """Whether a failed step flushed the cache, at its commit, and no command did."""
         return self._last_step is not None and fact.at_ns == self._last_step.committed_ns
 
     def _expired_between_steps(self) -> list[int]:
-        """When deadlines ended sequences in turns that launched nothing."""
+        """When deadlines ended sequences in iterations that launched nothing."""
         run = self._run
         planned = sorted((step.begin_ns, step.planned_ns) for step in run.steps.values())
         ends = (sequence.end for sequence in run.sequences.values())
@@ -282,7 +282,7 @@ class _Reader:
 
 
 def _command_of(fact: Fact) -> Command | None:
-    """What made the scheduler write the fact; None for facts that no command makes."""
+    """The command that caused a fact; None where none did."""
     match fact:
         case SequencePaused():
             return Pause(fact.seq_id)

@@ -1,4 +1,4 @@
-"""Guesses of a recorded run: texts are not recorded, but how much was guessed, and held, is."""
+"""Drafts of a recorded run: how many tokens were drafted and accepted, without the tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from lab.replay.recorded import RecordedRun
 
 
 class RecordedDrafts:
-    """Guesses as many tokens as were guessed at the same place of the same text."""
+    """A draft proposer that proposes as many tokens as were drafted at the same position."""
 
     def __init__(self, drafts: dict[int, int], prompt_tokens: int) -> None:
-        """`drafts` counts guesses by the position of the token before them."""
+        """`drafts` counts draft tokens by the position of the token before them."""
         self._drafts = drafts
         self._known = prompt_tokens
 
@@ -23,7 +23,7 @@ class RecordedDrafts:
 
 
 def drafts_of(run: RecordedRun) -> dict[int, dict[int, int]]:
-    """By sequence: how many tokens were guessed after which position."""
+    """By sequence and position: the number of draft tokens after it."""
     found: dict[int, dict[int, int]] = {}
     for step in run.steps.values():
         for row in step.rows:
@@ -33,7 +33,7 @@ def drafts_of(run: RecordedRun) -> dict[int, dict[int, int]]:
 
 
 def accepted_of(run: RecordedRun) -> dict[int, dict[int, int]]:
-    """By sequence: how many tokens a step gave after which position, where it had guesses."""
+    """By sequence and position: how many tokens a step with drafts gave after it."""
     found: dict[int, dict[int, int]] = {}
     for step in run.steps.values():
         for row in step.rows:

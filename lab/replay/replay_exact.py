@@ -1,8 +1,8 @@
-"""Mode A: the production loop once more over a recorded run, every step as long as it was.
+"""Exact replay: the production loop over a recorded run, with the recorded durations.
 
 If each plan, admission, preemption and end comes out as recorded, then the record is complete
-and the scheduler a function of it: what a replay with something changed says can be trusted as
-far as its durations can. Whatever differs first is told; after that nothing is comparable.
+and the scheduler is a function of it; a replay with changes is then as good as its durations.
+Only the first difference is reported, because nothing after it is comparable.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
-# what is no decision: when, how long a device or a rank took, and names of texts
-_ASIDE = frozenset(
+# fields that are no decisions: stamps, device times, block aliases
+_NOT_COMPARED = frozenset(
     {
         "device",
         "rank_skew_ns",
@@ -50,7 +50,7 @@ _ASIDE = frozenset(
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first decision that came out otherwise. `step_id` is None before any step."""
+    """The first decision that differs. `step_id` is None before any step."""
 
     step_id: int | None
     what: str
@@ -65,8 +65,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a run was decided again, the same way. `decisions` counts facts compared;
-    the others are those of them that anybody asks for."""
+    """How many decisions came out the same. `decisions` counts the facts compared; the others
+    count kinds of them."""
 
     steps: int
     decisions: int
@@ -81,9 +81,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return self.difference is None
 
 
-class _SameNames:
-    """Names of blocks are given out as they are needed, so a replay may number them otherwise:
-    what was one has to be one, and what were two two."""
+class _AliasMapping:
+    """A one-to-one map between recorded and replayed block aliases, which may have other numbers:
+    equal ones must stay equal and different ones different."""
 
     def __init__(self) -> None:
         self._replayed: dict[int, int] = {}
@@ -100,7 +100,7 @@ class _SameNames:
 
 
 class ReplayClock:
-    """Shows what it was set to."""
+    """A clock that shows `time_ns`, which the replay sets."""
 
     def __init__(self) -> None:
         self.time_ns = 0
@@ -110,11 +110,11 @@ class ReplayClock:
 
 
 class _Diverged(Exception):
-    """A plan is not the recorded one; the rest cannot be computed."""
+    """A plan differs from the recorded one; the rest cannot be computed."""
 
 
 class _RecordedDevice:
-    """An executor whose steps took as long, failed and gave as many tokens as recorded."""
+    """An executor with recorded durations, failures and numbers of tokens."""
 
     def __init__(self, run: RecordedRun, clock: ReplayClock) -> None:
         self._run = run
@@ -125,7 +125,7 @@ class _RecordedDevice:
 
     @property
     def due_ns(self) -> int | None:
-        """When the oldest launched step was collected; None for one that never was."""
+        """When the oldest launched step was collected; None for one that was not."""
         step = self._launched[0][1] if self._launched else None
         return None if step is None else step.collected_ns
 
@@ -154,13 +154,14 @@ class _RecordedDevice:
 
 
 def _failed(step_id: int, aborted: StepAborted | None) -> StepFailed:
-    """Older records do not say why."""
+    """A recorded failure; older records have no kind."""
     said = f"step {step_id} failed when it was recorded"
     return StepFailed(said) if aborted is None else StepFailed(said, aborted.failure)
 
 
 def output_token(run: RecordedRun, seq_id: int, index: int) -> int:
-    """What stands for output `index` of a sequence; its last is an end token if one was."""
+    """The token id that stands for output `index` of a sequence: an end token for its last one, if
+    it ended by one."""
     sequence = run.sequences[seq_id]
     end = sequence.end
     by_token = end is not None and end.reason in (EndReason.EOS, EndReason.STOP_TOKEN)
@@ -170,14 +171,14 @@ def output_token(run: RecordedRun, seq_id: int, index: int) -> int:
 
 
 def replay_exactly(run: RecordedRun) -> Identity:
-    """Decide it all again and compare. Raises NotReplayable for a record with holes."""
+    """Replay a run and compare all decisions. Raises NotReplayable if steps are missing."""
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     return _Exact(run).identity()
 
 
 class _Exact:
-    """Drives one run, turn by turn."""
+    """Replays one run, iteration by iteration."""
 
     def __init__(self, run: RecordedRun) -> None:
         self._run = run
@@ -185,13 +186,13 @@ class _Exact:
         self._device = _RecordedDevice(run, self._clock)
         self._inbox, self._lane = Inbox(), Lane(1 << 62)
         self._drafts = drafts_of(run)
-        scheduler = Scheduler(run.limits, self._lookup)
+        scheduler = Scheduler(run.limits, self._proposer)
         self._loop = EngineLoop(
             scheduler, self._device, self._inbox, self._lane, self._clock, run.depth
         )
         self._step_id: int | None = None
         self._counts: Counter[str] = Counter()
-        self._names = _SameNames()
+        self._names = _AliasMapping()
 
     def identity(self) -> Identity:
         difference = self._difference()
@@ -206,22 +207,22 @@ class _Exact:
             difference=difference,
         )
 
-    def _lookup(self, submit: Submit) -> RecordedDrafts:
+    def _proposer(self, submit: Submit) -> RecordedDrafts:
         return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
 
     def _difference(self) -> Difference | None:
         recorded = iter(self._run.facts)
-        turns = iter(self._run.turns)
+        iterations = iter(self._run.iterations)
         while True:
-            turn = next(turns, None)
+            iteration = next(iterations, None)
             try:
-                while self._overlapping(None if turn is None else turn.at_ns):
+                while self._overlapping(None if iteration is None else iteration.at_ns):
                     self._loop.step()
-                if turn is not None:
-                    self._clock.time_ns = max(self._clock.time_ns, turn.at_ns)
-                    for command in turn.commands:
+                if iteration is not None:
+                    self._clock.time_ns = max(self._clock.time_ns, iteration.at_ns)
+                    for command in iteration.commands:
                         self._inbox.put(command)
-                    (self._loop.step if turn.plans else self._loop.apply_commands)()
+                    (self._loop.step if iteration.plans else self._loop.apply_commands)()
             except (_Diverged, AssertionError) as error:
                 return Difference(self._step_id, "the plan", "another", str(error))
             for fact in self._lane.drain():
@@ -231,12 +232,12 @@ class _Exact:
                     found = self._compare(recorded, fact)
                     if found is not None:
                         return found
-            if turn is None:
+            if iteration is None:
                 return self._rest(recorded)
 
     def _overlapping(self, until_ns: int | None) -> bool:
-        """Whether a step that is in flight was collected before that, by a turn that launched
-        nothing and so left no stamp of its own."""
+        """Whether a step in flight was collected before `until_ns`, by an iteration that launched
+        nothing and so is not recorded."""
         due_ns = self._device.due_ns
         return due_ns is not None and (until_ns is None or due_ns <= until_ns)
 
@@ -249,7 +250,7 @@ class _Exact:
         if type(known) is not type(replayed):
             return Difference(self._step_id, "what happened", str(known), str(replayed))
         for name in known.__struct_fields__:
-            if name in _ASIDE:
+            if name in _NOT_COMPARED:
                 continue
             was, is_now = getattr(known, name), getattr(replayed, name)
             if not self._agree(known, name, was, is_now):
@@ -259,7 +260,7 @@ class _Exact:
         return None
 
     def _agree(self, known: Fact, field: str, was: Any, is_now: Any) -> bool:
-        """Older records tell the names of outputs with a sequence's end."""
+        """Whether a field agrees; only older records have block aliases in SequenceEnded."""
         if field == "blocks" and isinstance(known, SequenceQueued):
             return self._names.are(was, is_now)
         return was == is_now or (field == "blocks" and isinstance(known, SequenceEnded))
@@ -280,7 +281,7 @@ class _Exact:
                 pass
 
     def _rest(self, recorded: Any) -> Difference | None:
-        """What was recorded and did not happen again."""
+        """The first recorded decision that was not replayed."""
         known = next(recorded, None)
         if known is None:
             return None

@@ -1,11 +1,9 @@
-"""Modes B and C: the production loop over recorded arrivals, with steps as long as the fitted
-cost says, and with something changed if that is asked for.
+"""What-if replay: the production loop over recorded arrivals with fitted durations, and changes.
 
-Arrivals are taken as they came, at the gateway's stamps, however late they are served (open
-loop); outputs are as long as they were. Cancellations, pauses and grammars keep their times,
-but a stop string ends its sequence after as many tokens as it did. What comes out are facts,
-the gateway's shifted with the tokens they follow, so that every fold and every view of a live
-run works on a run that never was.
+Arrivals come at the gateway's recorded stamps, however late they are served (open loop); outputs
+have their recorded lengths. Cancels, pauses and grammars keep their times, but a stop string ends
+its sequence after the recorded number of tokens. The result is facts, with the gateway's shifted
+to the tokens that they follow, so that every fold and view works on it as on a recorded run.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.modelled_device import ModelledDevice
 from lab.replay.noise import Noise, NoNoise
 from lab.replay.recorded import END_TOKEN, RecordedRun, RecordedSequence
 from lab.replay.recorded_drafts import RecordedDrafts, accepted_of, drafts_of
 from lab.replay.retimed import retimed
-from lab.replay.turn_cost import TurnCost
 from lab.simulation.virtual_engine import VirtualEngine
 from service.engine.admission import Limits
 from service.engine.inbox import (
@@ -56,13 +54,13 @@ _DECIDED = _BY_TOKEN | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is different from the record; nothing by default.
+    """What a replay changes; nothing by default.
 
-    `limits` replace the engine's. `without` are sequences that never come. `pauses` false lets
-    no slow reader hold its sequence, `flushes` false keeps the prefix cache when it was to be
-    emptied. `prompts` and `outputs` are the most tokens of those sequences, `prefixes` names of
-    the blocks with which their prompts begin instead. `cancels` end sequences at a time. `noise`
-    is what steps take over their cost.
+    `limits` replace the engine's. `without` are sequences that do not arrive. `pauses` false drops
+    pauses of slow readers, `flushes` false drops flushes of the prefix cache. `prompts` and
+    `outputs` cap the tokens of sequences, `prefixes` are aliases of the blocks with which their
+    prompts begin instead. `cancels` are pairs of time and sequence. `noise` is added to the cost
+    of steps.
     """
 
     limits: Limits | None = None
@@ -76,8 +74,10 @@ class Change:
     noise: Noise = field(default_factory=NoNoise)
 
 
-def replay_modelled(run: RecordedRun, cost: TurnCost, change: Change | None = None) -> list[Fact]:
-    """The facts of the run as it would have been, in order of time.
+def replay_modelled(
+    run: RecordedRun, cost: IterationCost, change: Change | None = None
+) -> list[Fact]:
+    """Facts of the replayed run, in order of time.
 
     Raises AssertionError when limits cannot hold the longest request.
     """
@@ -87,25 +87,25 @@ def replay_modelled(run: RecordedRun, cost: TurnCost, change: Change | None = No
 
 
 class _Modelled:
-    """Runs the loop in virtual time."""
+    """Runs the engine in virtual time."""
 
-    def __init__(self, run: RecordedRun, cost: TurnCost, change: Change) -> None:
+    def __init__(self, run: RecordedRun, cost: IterationCost, change: Change) -> None:
         self._run_recorded = run
         self._limits = limits = change.limits or run.limits
         self._drafts = drafts_of(run)
         clock = ManualClock(run.started.at_ns)
         device = ModelledDevice(limits, cost, change.noise, clock, self._token, accepted_of(run))
-        scheduler = Scheduler(limits, self._lookup)
+        scheduler = Scheduler(limits, self._proposer)
         self._engine = VirtualEngine(scheduler, device, clock, lambda: device.gap_ns, run.depth)
         for at_ns, command in _commands(run, cost, change):
             self._engine.send_at(at_ns, command)
 
     def run(self) -> list[Fact]:
-        """Until nobody is left, or the engine's recorded death."""
+        """Facts until no work is left, or the engine's recorded death."""
         run = self._run_recorded
         return [_started(run, self._limits), *self._engine.run(until_ns=run.died_ns)]
 
-    def _lookup(self, submit: Submit) -> RecordedDrafts:
+    def _proposer(self, submit: Submit) -> RecordedDrafts:
         return RecordedDrafts(self._drafts.get(submit.seq_id, {}), len(submit.prompt))
 
     def _token(self, seq_id: int, index: int) -> int:
@@ -117,8 +117,10 @@ class _Modelled:
         return sequence.token(sequence.entry.prompt_tokens + index, run.limits.block_tokens)
 
 
-def _commands(run: RecordedRun, cost: TurnCost, change: Change) -> Iterable[tuple[int, Command]]:
-    """What comes from outside, and when."""
+def _commands(
+    run: RecordedRun, cost: IterationCost, change: Change
+) -> Iterable[tuple[int, Command]]:
+    """Commands of the replay, with their times."""
     for sequence in run.sequences.values():
         if sequence.seq_id in change.without:
             continue
@@ -132,19 +134,19 @@ def _commands(run: RecordedRun, cost: TurnCost, change: Change) -> Iterable[tupl
             yield end.at_ns, Cancel(sequence.seq_id, end.reason)
     for at_ns, seq_id in change.cancels:
         yield at_ns, Cancel(seq_id, EndReason.DISCONNECT)
-    for turn in run.turns:
-        for command in turn.commands:
+    for iteration in run.iterations:
+        for command in iteration.commands:
             match command:
                 case Pause() | Resume():
                     if change.pauses and command.seq_id not in change.without:
-                        yield turn.at_ns, command
+                        yield iteration.at_ns, command
                 case GrammarReady():
                     if command.seq_id not in change.without:
-                        yield turn.at_ns, command
+                        yield iteration.at_ns, command
                 case FlushCache() if not change.flushes:
                     pass
                 case FlushCache() | SetStepCost():
-                    yield turn.at_ns, command
+                    yield iteration.at_ns, command
                 case _:
                     pass
 

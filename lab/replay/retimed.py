@@ -1,9 +1,8 @@
-"""The gateway's facts of a run that never was: each stands where it stood behind the engine's
-fact that it followed.
+"""Gateway facts of a what-if replay: recorded ones, shifted with the engine's facts they follow.
 
-What happens before the engine stays as it was. The first byte goes out as long after the first
-token as it did, text and end as long after the last one. A request that somebody ended from
-outside ends when it ended, or, where it now comes to its end before, with its last token.
+Ingest stays as recorded. The first byte is sent as long after the first token as recorded, text
+and end as long after the last token. A request that a client or a timeout ended ends when it was
+recorded to, or with its last token where that is earlier now.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ _BEFORE = (RequestAccepted, RequestParsed, RequestTokenized, SequenceSubmitted)
 
 
 @dataclass(slots=True)
-class _Life:
-    """What the engine did for one sequence, or for all of a request: first and last token, and
-    its end."""
+class _EngineTimes:
+    """First and last token and end of one sequence, or of all sequences of a request."""
 
     first_ns: int | None = None
     last_ns: int | None = None
@@ -42,11 +40,11 @@ class _Life:
 
 
 def retimed(run: RecordedRun, facts: list[Fact], without: frozenset[int]) -> list[Fact]:
-    """`facts` of the engine with the gateway's beside them, in the order of time. Requests with
-    a sequence in `without` never came."""
+    """`facts` of the engine merged with shifted gateway facts, in the order of time. Requests with
+    a sequence in `without` have none."""
     owners = run.owners
     gone = {owners[seq_id] for seq_id in without if seq_id in owners}
-    were, are = _lives(run.facts), _lives(facts)
+    were, are = _times_by_sequence(run.facts), _times_by_sequence(facts)
     of_request: dict[str, list[int]] = {}
     for seq_id, request_id in owners.items():
         of_request.setdefault(request_id, []).append(seq_id)
@@ -58,50 +56,50 @@ def retimed(run: RecordedRun, facts: list[Fact], without: frozenset[int]) -> lis
             ranked.append((fact.at_ns, 1, fact))
         elif isinstance(fact, RequestEnded) and fact.request_id not in gone:
             mine = of_request.get(fact.request_id, [])
-            ended = _ended(fact, _whole(mine, were), _whole(mine, are)) if mine else fact
+            ended = _ended(fact, _of_request(mine, were), _of_request(mine, are)) if mine else fact
             if ended is not None:
                 ranked.append((ended.at_ns, 2, ended))
     ranked.sort(key=lambda entry: entry[:2])
     return [fact for _, _, fact in ranked]
 
 
-def _lives(facts: Iterable[Fact]) -> dict[int, _Life]:
-    lives: dict[int, _Life] = {}
+def _times_by_sequence(facts: Iterable[Fact]) -> dict[int, _EngineTimes]:
+    times: dict[int, _EngineTimes] = {}
     for fact in facts:
         match fact:
             case StepRecorded():
                 for row in fact.rows:
                     if row.sampled and not row.wasted:
-                        life = lives.setdefault(row.seq_id, _Life())
-                        life.first_ns = life.first_ns or fact.committed_ns
-                        life.last_ns = fact.committed_ns
+                        one = times.setdefault(row.seq_id, _EngineTimes())
+                        one.first_ns = one.first_ns or fact.committed_ns
+                        one.last_ns = fact.committed_ns
             case SequenceEnded():
-                life = lives.setdefault(fact.seq_id, _Life())
-                life.ended, life.output_tokens = fact, fact.output_tokens
+                one = times.setdefault(fact.seq_id, _EngineTimes())
+                one.ended, one.output_tokens = fact, fact.output_tokens
             case _:
                 pass
-    return lives
+    return times
 
 
-def _whole(seq_ids: list[int], lives: dict[int, _Life]) -> _Life:
-    """Of all choices of a request: the first token, the last one, and the last end, None while
-    one has not ended."""
-    mine = [lives.get(seq_id, _Life()) for seq_id in seq_ids]
-    firsts = [life.first_ns for life in mine if life.first_ns is not None]
-    lasts = [life.last_ns for life in mine if life.last_ns is not None]
-    ends = [life.ended for life in mine if life.ended is not None]
+def _of_request(seq_ids: list[int], times: dict[int, _EngineTimes]) -> _EngineTimes:
+    """Times of a request over its choices: first token, last token, and last end, None while one
+    choice is live."""
+    mine = [times.get(seq_id, _EngineTimes()) for seq_id in seq_ids]
+    firsts = [one.first_ns for one in mine if one.first_ns is not None]
+    lasts = [one.last_ns for one in mine if one.last_ns is not None]
+    ends = [one.ended for one in mine if one.ended is not None]
     all_ended = len(ends) == len(mine)
-    return _Life(
+    return _EngineTimes(
         first_ns=min(firsts, default=None),
         last_ns=max(lasts, default=None),
         ended=max(ends, key=lambda end: end.at_ns) if all_ended and ends else None,
-        output_tokens=sum(life.output_tokens for life in mine),
+        output_tokens=sum(one.output_tokens for one in mine),
     )
 
 
-def _ended(fact: RequestEnded, was: _Life, now: _Life) -> RequestEnded | None:
-    """The request's end as it would have been; None if it would not have ended yet. Who was
-    there when the engine died ends with it."""
+def _ended(fact: RequestEnded, was: _EngineTimes, now: _EngineTimes) -> RequestEnded | None:
+    """The request's end in the replay; None if it has not ended. A request that ended with the
+    engine's death does so again."""
     if now.ended is None:
         return fact if fact.reason is EndReason.ENGINE_DIED else None
     reason = now.ended.reason
@@ -125,7 +123,7 @@ def _ended(fact: RequestEnded, was: _Life, now: _Life) -> RequestEnded | None:
 
 
 def _shifted(stamp_ns: int | None, was_ns: int | None, now_ns: int | None) -> int | None:
-    """As long after `now_ns` as it was after `was_ns`."""
+    """`stamp_ns` shifted so that it is as long after `now_ns` as it was after `was_ns`."""
     if now_ns is None:
         return None
     if stamp_ns is None or was_ns is None:

@@ -1,14 +1,14 @@
-"""What other guests of the hypervisor took while turns ran, and what that did to them.
+"""Steal time: CPU time that other guests of the hypervisor took, and how it slowed iterations.
 
-Stolen time is counted second by second (`HostSampled`), and on a shared machine most by which its
-speed drifts goes with that. Like arrivals it came from outside and is known: a replay that draws
-its noise anew need not draw this part of it. So it is taken out of what was recorded before that is
-drawn from, and put back as it was at the moment that is replayed.
+Steal time is counted second by second (`HostSampled`), and on a shared machine most drift of its
+speed goes with it. Like arrivals it came from outside and is recorded, so a replay need not draw
+this part of the noise: it is taken out of the recorded noise before that is drawn from, and added
+again as it was at the replayed moment.
 
-Turns are slowed long before much is stolen: neighbours who leave a guest its CPU still share its
-core, its caches and its memory. So the slowing is taken to go with the root of the share, and that
-of some seconds around, since a second of it is counted in few ticks. How much of a machine's drift
-is explained so is in what `benchmarks.replay_fidelity` prints.
+Iterations are slowed before much is stolen, because neighbours share cores, caches and memory. So
+the slowdown is modelled as proportional to the square root of the stolen share, averaged over some
+seconds, since a second is counted in few ticks. `benchmarks.replay_fidelity` prints how much of a
+machine's drift this explains.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lab.replay.recorded import RecordedRun
 from telemetry.facts.host_records import HostSampled
 
 _WINDOWS = 5
-# so many times longer, at most, while a whole CPU is stolen
+# at most so many times longer while a whole CPU is stolen
 _MOST_SLOWED = 4.0
 
 
 class StolenTime:
-    """The root of the share of a CPU that was stolen, of all CPUs together, around each sampled
+    """Square roots of the share of a CPU that was stolen, over all CPUs, around each sampled
     window."""
 
     def __init__(self, samples: Sequence[HostSampled]) -> None:
@@ -40,11 +40,11 @@ class StolenTime:
         self._ends_ns = [end_ns for end_ns, _, _ in known]
         self._begin_ns = known[0][0] - known[0][2] if known else 0
         shares = np.array([steal_ns / window_ns for _, steal_ns, window_ns in known])
-        self.roots: list[float] = np.sqrt(_around(shares)).tolist()
+        self.roots: list[float] = np.sqrt(_moving_mean(shares)).tolist()
         self.mean_share = float(shares.mean()) if known else 0.0
 
     def window(self, at_ns: int) -> int | None:
-        """Of a moment, or None outside of what was sampled."""
+        """Index of the sampled window of a moment, None outside."""
         if at_ns < self._begin_ns:
             return None
         found = bisect_left(self._ends_ns, at_ns)
@@ -52,18 +52,18 @@ class StolenTime:
 
 
 def stolen_from(runs: Sequence[RecordedRun]) -> StolenTime:
-    """Of the machine, while they ran; nothing where it was not sampled."""
+    """Steal time recorded during these runs; empty where it was not sampled."""
     others = (fact for run in runs for fact in run.others)
     return StolenTime([fact for fact in others if isinstance(fact, HostSampled)])
 
 
 class StolenNoise:
-    """Drawn noise but for what was stolen, and that as it was.
+    """Drawn noise, with the recorded steal time of the replayed moments.
 
-    `disturbances` were recorded while time was stolen as `learnt` says; the turns that are
-    replayed meet `replayed`. `slowed` is by how much of itself a turn gets longer while a CPU is
-    stolen, by least squares over what it costs; half of that while a quarter of one is. `rest` is
-    what it leaves of the disturbances. At moments that were not sampled as much is stolen as usual.
+    `disturbances` were recorded under the steal time `learnt`; replayed iterations are under
+    `replayed`. `slowed` is the relative slowdown while a whole CPU is stolen, by least squares
+    weighted with the cost; half of it applies while a quarter of a CPU is stolen. `rest` is the
+    noise without it. Moments that were not sampled count with the mean.
     """
 
     def __init__(
@@ -79,46 +79,48 @@ class StolenNoise:
             for one, window in zip(disturbances, windows, strict=True)
             if window is not None
         ]
-        self.slowed, usual = _slowed_by(sampled)
-        self._level = 1 + self.slowed * usual
+        self.slowed, mean_root = _slowed_by(sampled)
+        self._level = 1 + self.slowed * mean_root
         self.rest = [
-            one if window is None else one._replace(ratio=one.ratio / self._by(learnt, window))
+            one
+            if window is None
+            else one._replace(ratio=one.ratio / self._slowdown(learnt, window))
             for one, window in zip(disturbances, windows, strict=True)
         ]
         self._drawn: Noise = DrawnNoise(self.rest, seed)
         self._replayed = replayed
 
     def at(self, now_ns: int, cost_ns: int) -> Disturbance | None:
-        """What was drawn, slowed by what is stolen then."""
+        """Drawn noise, times the slowdown by steal time at that moment."""
         drawn = self._drawn.at(now_ns, cost_ns)
         window = self._replayed.window(now_ns + cost_ns // 2)
         if drawn is None or window is None:
             return drawn
-        return drawn._replace(ratio=drawn.ratio * self._by(self._replayed, window))
+        return drawn._replace(ratio=drawn.ratio * self._slowdown(self._replayed, window))
 
-    def _by(self, stolen: StolenTime, window: int) -> float:
-        """Beside what is usual: the fit of the cost has that in it."""
+    def _slowdown(self, stolen: StolenTime, window: int) -> float:
+        """Slowdown relative to the mean, which the fitted cost includes."""
         return (1 + self.slowed * stolen.roots[window]) / self._level
 
 
 def _slowed_by(sampled: Sequence[tuple[Disturbance, float]]) -> tuple[float, float]:
-    """By how much while a CPU is stolen, and the mean root by cost. Turns that were stalled tell
-    nothing."""
-    told = [(one, root) for one, root in sampled if one.ratio < STALL]
-    if not any(root for _, root in told):
+    """The relative slowdown while a whole CPU is stolen, and the mean root weighted with the cost.
+    Iterations with a stall are left out."""
+    not_stalled = [(one, root) for one, root in sampled if one.ratio < STALL]
+    if not any(root for _, root in not_stalled):
         return 0.0, 0.0
-    roots = np.array([root for _, root in told])
-    costs = np.array([one.cost_ns for one, _ in told], dtype=np.float64)
+    roots = np.array([root for _, root in not_stalled])
+    costs = np.array([one.cost_ns for one, _ in not_stalled], dtype=np.float64)
     weights = np.sqrt(costs)
     columns = np.stack([weights, weights * roots], axis=1)
-    ratios = np.array([one.ratio for one, _ in told])
+    ratios = np.array([one.ratio for one, _ in not_stalled])
     (level, slope), *_ = np.linalg.lstsq(columns, weights * ratios, rcond=None)
     slowed = float(np.clip(slope / max(level, 1e-9), 0.0, _MOST_SLOWED))
     return slowed, float((roots * costs).sum() / costs.sum())
 
 
-def _around(shares: np.ndarray) -> np.ndarray:
-    """The mean of some windows around each."""
+def _moving_mean(shares: np.ndarray) -> np.ndarray:
+    """Moving mean over five windows around each."""
     sums = np.concatenate([[0.0], np.cumsum(shares)])
     places = np.arange(len(shares))
     first = np.maximum(places - _WINDOWS // 2, 0)

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated world, all of it drawn from the scenario's seed."""
+"""Faults of a simulated world, drawn from the scenario's seed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _MS = 1_000_000
 class Faults:
     """The faults of one run.
 
-    Steps are slow or fail by chance, or are all slow by a factor for a while (`slow_spells`:
-    begin ns, end ns, factor). The loop stands still at times (`stalls`: begin ns, length ns).
+    Steps are slow or fail by chance, or are all slow by a factor for a while (`slow_intervals`:
+    begin ns, end ns, factor). The loop stalls (`stalls`: begin ns, length ns).
     `restarts_ns` are when the engine process dies and a new one takes its place; at `wall_jumps`
     (monotonic ns, jump ns) the wall clock steps, which nothing in the engine may notice.
     """
 
     slow_chance: float = 0.0
     slow_factor: int = 20
-    slow_spells: tuple[tuple[int, int, float], ...] = ()
+    slow_intervals: tuple[tuple[int, int, float], ...] = ()
     stalls: tuple[tuple[int, int], ...] = ()
     failure_chance: float = 0.0
     out_of_memory_tokens: int | None = None
@@ -46,7 +46,7 @@ class FaultyDevice:
     def step_ns(self, plan: Plan) -> int:
         span_ns = self._cost.step_ns(plan)
         now_ns = self._clock.now_ns()
-        for begin_ns, end_ns, factor in self._faults.slow_spells:
+        for begin_ns, end_ns, factor in self._faults.slow_intervals:
             if begin_ns <= now_ns < end_ns:
                 span_ns = int(span_ns * factor)
         if self._random.random() < self._faults.slow_chance:

@@ -1,23 +1,23 @@
 """What must hold after every simulated step, numbered; each is checked on its own evidence.
 
  1  conservation      every submitted sequence is live or has ended, never both or neither
- 2  one end           one terminal fact and one end told, of one reason, and nothing after it
+ 2  one end           one terminal fact and one emitted end, with one reason, nothing after it
  3  blocks            used + free + cached = total; references equal the live block tables
  4  contents          a row attends to its own text only, wherever that was computed
  5  budget            tokens of a step <= its budget <= the limit; rows <= sequences allowed
  6  context           prompt and outputs fit the context, outputs fit max_tokens
  7  time              stamps of a step are in order, and steps are committed in order
- 8  fairness          nobody is passed by a later request of his rank; under fair shares the
-                      counters of tenants that both wait stay within the bound
- 9  live rows         a plan names live, unheld sequences, each once
+ 8  fairness          no request is passed by a later one of its class and tenant; under fair
+                      shares the counters of waiting tenants stay within the bound
+ 9  live rows         a plan names live sequences that are not blocked, each once
 10  isolation         cached blocks are read only within the tenant and salt that wrote them
 11  tokens            outputs are the sequence's true tokens, in order, without a gap
 12  deadlines         nothing is planned for a sequence whose deadline has passed
 13  queue bound       no submission is queued beyond the limits on requests and tenants
-14  the end           when nothing is left to do nobody is live and no block is used
+14  the end           when no work is left no sequence is live and no block is used
 15  tenant limit      no tenant has more sequences running than it may
-16  completeness      who ended by max_tokens got that many, who ended by an end token got it
-                      last, and the terminal fact counts the tokens that were told
+16  completeness      a sequence that ended by max_tokens got that many, one that ended by an end
+                      token got it last, and the terminal fact counts the emitted tokens
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Seen:
     arrival: Arrival
     submitted_ns: int
     tokens: list[int] = field(default_factory=list)
-    end_told: EndReason | None = None
+    end_emitted: EndReason | None = None
     end_fact: EndReason | None = None
     tokens_in_fact: int | None = None
 
@@ -77,11 +77,11 @@ class Invariants:
         return sum(seen.end_fact is not None for seen in self._seen.values())
 
     def restarted(self, scheduler: Scheduler) -> None:
-        """A new engine: what was live in the old one has been told that it died."""
+        """A new engine: sequences that were live in the old one ended with its death."""
         self._scheduler = scheduler
         for seen in self._seen.values():
             if seen.end_fact is None:
-                seen.end_fact = seen.end_told = EndReason.ENGINE_DIED
+                seen.end_fact = seen.end_emitted = EndReason.ENGINE_DIED
 
     def submitted(self, seq_id: int, arrival: Arrival, now_ns: int) -> None:
         self._seen[seq_id] = Seen(arrival, now_ns)
@@ -94,14 +94,14 @@ class Invariants:
         require(10, same and open_to_sharing, f"sequence {reader} read a block of {writer}")
 
     def planned(self, plan: Plan, now_ns: int) -> None:
-        live = self._scheduler.residents.live
+        live = self._scheduler.table.live
         ids = [row.seq_id for row in plan.rows]
         require(9, len(set(ids)) == len(ids), f"step {plan.step_id} has a sequence twice: {ids}")
         for seq_id in ids:
             request = live.get(seq_id)
             require(9, request is not None, f"step {plan.step_id} plans for {seq_id}, not live")
             assert request is not None
-            require(9, not request.held, f"step {plan.step_id} plans for {seq_id}, which is held")
+            require(9, not request.blocked, f"step {plan.step_id} plans for {seq_id}, blocked")
             deadline_ns = request.submit.deadline_ns
             overdue = deadline_ns is not None and deadline_ns <= now_ns
             require(12, not overdue, f"step {plan.step_id} plans for {seq_id}, overdue")
@@ -110,14 +110,14 @@ class Invariants:
         assert callable(true_token)
         for emission in emissions:
             seen = self._seen[emission.seq_id]
-            require(2, seen.end_told is None, f"news of {emission.seq_id} after its end")
+            require(2, seen.end_emitted is None, f"an emission of {emission.seq_id} after its end")
             if emission.sample is not None:
                 wanted = true_token(emission.seq_id, len(seen.tokens))
                 given = emission.sample.token_id
                 require(11, given == wanted, f"{emission.seq_id} got {given}, not {wanted}")
                 seen.tokens.append(given)
                 self._within_bounds(emission.seq_id, seen)
-            seen.end_told = emission.end
+            seen.end_emitted = emission.end
 
     def after_step(self, facts: list[Fact]) -> None:
         """All facts of one turn of the loop, and the engine as it is now."""
@@ -142,11 +142,11 @@ class Invariants:
 
     def at_end(self) -> None:
         scheduler = self._scheduler
-        require(14, not scheduler.has_live, f"live at the end: {sorted(scheduler.residents.live)}")
+        require(14, not scheduler.has_live, f"live at the end: {sorted(scheduler.table.live)}")
         require(14, scheduler.pool.used == 0, f"{scheduler.pool.used} blocks used at the end")
         for seq_id, seen in self._seen.items():
             require(2, seen.end_fact is not None, f"{seq_id} has no terminal fact")
-            require(2, seen.end_told is seen.end_fact, f"{seq_id}: told {seen.end_told}")
+            require(2, seen.end_emitted is seen.end_fact, f"{seq_id}: emitted {seen.end_emitted}")
             self._complete(seq_id, seen)
 
     def _within_bounds(self, seq_id: int, seen: Seen) -> None:
@@ -159,7 +159,7 @@ class Invariants:
         arrival, tokens = seen.arrival, seen.tokens
         if seen.tokens_in_fact is not None:
             same = seen.tokens_in_fact == len(tokens)
-            require(16, same, f"{seq_id}: {len(tokens)} told, {seen.tokens_in_fact} in the fact")
+            require(16, same, f"{seq_id}: {len(tokens)} emitted, {seen.tokens_in_fact} in the fact")
         if seen.end_fact is EndReason.MAX_TOKENS:
             require(16, len(tokens) == arrival.max_tokens, f"{seq_id}: {len(tokens)} tokens")
         if seen.end_fact is EndReason.EOS:
@@ -182,29 +182,29 @@ class Invariants:
         self._last_committed_ns = step.committed_ns
 
     def _queued(self, fact: SequenceQueued) -> None:
-        limits, queue = self._scheduler.limits, self._scheduler.residents.queue
+        limits, queue = self._scheduler.limits, self._scheduler.table.queue
         excess = len(queue) - limits.queue_limit_requests - limits.max_seqs
         require(13, excess <= 0, f"{len(queue)} wait, {limits.queue_limit_requests} may")
         if limits.tenant_queue_limit is not None:
             bound = limits.tenant_queue_limit + limits.max_seqs
-            waiting = queue.of_tenant(fact.tenant)
+            waiting = queue.waiting_of(fact.tenant)
             require(13, waiting <= bound, f"{waiting} of tenant {fact.tenant!r} wait")
 
     def _admitted(self, fact: SequenceAdmitted) -> None:
-        """Nobody of the same tenant and class who came earlier is still in the queue."""
-        request = self._scheduler.residents.live.get(fact.seq_id)
+        """No earlier request of the same tenant and class is still in the queue."""
+        request = self._scheduler.table.live.get(fact.seq_id)
         if request is None or request.preemptions:
             return
-        for other in self._scheduler.residents.queue:
-            rank = (other.submit.tenant, other.submit.priority)
+        for other in self._scheduler.table.queue:
+            own_queue = (other.submit.tenant, other.submit.priority)
             disturbed = self._seen[other.seq_id].arrival
             if (
                 other.preemptions
                 or disturbed.grammar_ns is not None
                 or disturbed.pause_ns is not None
             ):
-                continue  # it may have lost its place on the way
-            if rank == (request.submit.tenant, request.submit.priority):
+                continue  # it may have lost its place in the queue
+            if own_queue == (request.submit.tenant, request.submit.priority):
                 passed = other.arrival < request.arrival
                 require(8, not passed, f"{fact.seq_id} passed {other.seq_id}")
 
@@ -215,23 +215,23 @@ class Invariants:
             raise InvariantViolated(3, str(error)) from error
 
     def _requests(self) -> None:
-        live, limits = self._scheduler.residents.live, self._scheduler.limits
+        live, limits = self._scheduler.table.live, self._scheduler.limits
         for seq_id, seen in self._seen.items():
             ended = seen.end_fact is not None
             require(1, ended != (seq_id in live), f"{seq_id}: ended {ended}, live {seq_id in live}")
         if limits.tenant_max_seqs is not None:
-            running = Counter(r.submit.tenant for r in self._scheduler.residents.running)
+            running = Counter(r.submit.tenant for r in self._scheduler.table.running)
             for tenant, count in running.items():
                 holds = count <= limits.tenant_max_seqs
                 require(15, holds, f"{count} of tenant {tenant!r} run")
 
     def _fairness(self) -> None:
-        limits, residents = self._scheduler.limits, self._scheduler.residents
+        limits, table = self._scheduler.limits, self._scheduler.table
         if limits.policy is not Policy.VTC or limits.tenant_max_seqs is not None:
             return
         if len({seen.arrival.priority for seen in self._seen.values()}) > 1:
             return  # a better class is served first, whatever its tenant has had
-        service = [residents.ledger.service_of(tenant) for tenant in residents.queue.tenants]
+        service = [table.counters.service_of(tenant) for tenant in table.queue.tenants]
         if len(service) > 1:
             gap = max(service) - min(service)
             bound = service_bound(limits.max_model_tokens, limits.max_seqs)

@@ -1,4 +1,4 @@
-"""What a plan asks a step to compute."""
+"""The load of a step, from its plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from telemetry.costs.step_load import Load, attention_pairs
 
 
 def load_of_plan(plan: Plan) -> Load:
-    """As `load_of_step` would say of the step that the plan becomes."""
+    """The load that `load_of_step` gives for the recorded step of this plan."""
     decode_rows = len(plan.decodes)
     prompt_tokens, pairs, sampled_rows = 0, 0.0, decode_rows
     for chunk in plan.prefills:

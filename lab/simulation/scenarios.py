@@ -30,7 +30,7 @@ _SECOND = 1_000_000_000
 
 
 def small_limits(**changes: object) -> Limits:
-    """An engine small enough that everything in it runs out soon."""
+    """Limits so small that slots, blocks and budget run out soon."""
     limits = Limits(
         block_tokens=4,
         blocks_total=64,
@@ -74,7 +74,7 @@ def _shared_prefix(random: Random, seed: int) -> Scenario:
 
 
 def _tenants(random: Random, seed: int) -> Scenario:
-    """One tenant floods, one asks now and then, under fair shares."""
+    """One tenant floods, one sends few requests, under fair shares."""
     flood = poisson(Mix(random, 64, tenants=("flood",)), 30, 20.0)
     calm = poisson(Mix(random, 64, tenants=("calm",)), 10, 3.0)
     limits = small_limits(policy=Policy.VTC, max_seqs=4)
@@ -88,7 +88,7 @@ def _overload(random: Random, seed: int) -> Scenario:
 
 
 def chaos(random: Random, seed: int) -> Scenario:
-    """Everything at once: any limits, any workload, clients that misbehave, faults."""
+    """Random limits and workload, misbehaving clients, and faults."""
     tenants = random.choice((("",), ("a", "b"), ("a", "b", "c")))
     mix = Mix(random, 64, tenants=tenants)
     mix.lengths = random.choice((mix.lengths, sharegpt, long_tail))

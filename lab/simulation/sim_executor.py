@@ -25,11 +25,11 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 class WrongContents(Exception):
-    """A row would attend to keys and values that are not its own text's."""
+    """A row attends to keys and values of another text."""
 
 
 class Cost(Protocol):
-    """How long a step takes, in nanoseconds."""
+    """A cost model: how long a step takes, in nanoseconds."""
 
     def step_ns(self, plan: Plan) -> int: ...
 
@@ -62,7 +62,7 @@ def sim_token(seq_id: int, output_index: int, vocab: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one position of a block holds: a token, and the sequence that computed it."""
+    """One position of a block: a token, and the sequence that computed it."""
 
     token: int
     writer: int
@@ -71,9 +71,9 @@ class Cell:
 class SimExecutor:
     """Implements `service.engine.executor.Executor` in virtual time.
 
-    `fails` says which plans end in StepFailed. `on_read(reader, writer)` is told which
-    sequence attends to a position that another one computed. Outputs repeat after `period`
-    tokens, so that prompt lookup has something to find.
+    `fails` says which plans end in StepFailed. `on_read(reader, writer)` is called when a sequence
+    attends to a position that another one computed. Outputs repeat after `period` tokens, so that
+    the n-gram proposer finds something.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SimExecutor:
         self._launched.append((plan, outcome, end_ns))
 
     def collect(self) -> StepOutcome:
-        """Let time pass until the oldest launched step is done."""
+        """Advance the clock to the end of the oldest launched step."""
         plan, outcome, end_ns = self._launched.popleft()
         self._clock.advance(max(0, end_ns - self._clock.now_ns()))
         if outcome is None:
@@ -159,7 +159,7 @@ class SimExecutor:
         return (Sample(token),)
 
     def _decode(self, row: DecodeRow) -> tuple[Sample, ...]:
-        """The input and the drafts are computed; drafts hold as long as they are right."""
+        """Compute the input and the drafts; sample up to the first draft that is not accepted."""
         text = self._text(row.seq_id, row.slot)
         if row.seq_id in self._lost:
             return (Sample(0),)
@@ -193,8 +193,8 @@ class SimExecutor:
             self._cells[blocks[position // size]][position % size] = Cell(token, seq_id)
 
     def _spoil(self, plan: Plan) -> None:
-        """What a step that fails was to compute is not there, whoever looks for it; its
-        sequences end, so rows of theirs that are in flight may hold anything."""
+        """Clear what a failed step was to compute. Its sequences end, so their rows in flight may
+        have any contents."""
         size = self._block_tokens
         for row in plan.rows:
             self._lost.add(row.seq_id)
@@ -203,7 +203,7 @@ class SimExecutor:
                 self._cells[row.blocks[position // size]][position % size] = None
 
     def _copy(self, copy: BlockCopy, fails: bool) -> None:
-        """A failing step may fail before it copies: then the target holds nothing."""
+        """Copy a block; a failing step leaves the target empty."""
         nothing: list[Cell | None] = [None] * self._block_tokens
         if fails and copy.kind is CopyKind.LOAD:
             self._cells[copy.block] = nothing

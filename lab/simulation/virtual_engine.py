@@ -1,5 +1,4 @@
-"""One engine in virtual time: production scheduler and loop, and what comes from outside when
-it is due, between two turns, as it does for real."""
+"""One engine in virtual time: production scheduler and loop, with events between iterations."""
 
 from __future__ import annotations
 
@@ -22,10 +21,9 @@ def _ignore(emissions: list[Emission]) -> None:
 
 
 class VirtualEngine:
-    """Turns as long as there is work, and goes to the next event when there is none.
+    """Iterates while there is work, and advances the clock to the next event when there is none.
 
-    `rest_ns` tells what passes behind a turn until the next can begin; the executor is expected
-    to advance `clock` by what a step takes.
+    `rest_ns` gives the gap after an iteration; the executor advances `clock` by what a step takes.
     """
 
     def __init__(
@@ -44,13 +42,13 @@ class VirtualEngine:
         self._orders = 0
 
     def at(self, at_ns: int, event: Callable[[], None]) -> None:
-        """Have `event` happen then, or at the end of the turn that runs then. Of those that are
-        due at the same time, the first to be asked for is first."""
+        """Call `event` at `at_ns`, or after the iteration that runs then. Events of one time
+        are called in the order in which they were scheduled."""
         self._orders += 1
         heapq.heappush(self._events, (at_ns, self._orders, event))
 
     def send(self, command: Command) -> None:
-        """The next turn takes it."""
+        """Put a command into the inbox; the next iteration applies it."""
         self._inbox.put(command)
 
     def send_at(self, at_ns: int, command: Command) -> None:
@@ -61,9 +59,10 @@ class VirtualEngine:
         on_emissions: Callable[[list[Emission]], None] = _ignore,
         until_ns: int | None = None,
     ) -> list[Fact]:
-        """The engine's facts until nothing is left to happen, or the first turn after `until_ns`.
+        """The engine's facts until no work and no event is left, or the first iteration after
+        `until_ns`.
 
-        `on_emissions` is called when a turn's step is committed, before the rest behind it.
+        `on_emissions` is called after each iteration, before the gap.
         """
         facts: list[Fact] = []
         clock = self.clock
@@ -81,7 +80,7 @@ class VirtualEngine:
         return facts
 
     def _deliver(self) -> None:
-        """An event may take time itself; what comes due meanwhile happens as well."""
+        """Run due events; one may take time, then those that become due meanwhile run too."""
         while self._events and self._events[0][0] <= self.clock.now_ns():
             heapq.heappop(self._events)[2]()
 

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: seeded arrivals for the simulated world.
+"""Seeded arrivals for the simulated world.
 
 Lengths are token counts, times are nanoseconds from the start. The ShareGPT-like lengths
 are drawn between published quantiles of that data set (prompt median about 40 tokens with
@@ -46,7 +46,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Mix:
-    """What the arrivals of a workload look like; every choice comes from `random`."""
+    """Lengths, tenants and shared prefixes of arrivals; every choice comes from `random`."""
 
     random: Random
     max_model_tokens: int
@@ -117,7 +117,7 @@ def prefixes(random: Random, count: int, tokens: int) -> tuple[tuple[int, ...], 
 
 
 def read_trace(path: Path, random: Random, max_model_tokens: int) -> list[Arrival]:
-    """Arrivals from JSON lines with `at_ms`, `prompt_tokens`, `max_tokens` and, if they like,
+    """Arrivals from JSON lines with `at_ms`, `prompt_tokens`, `max_tokens` and optionally
     `tenant` and `priority`. Raises ConfigError with the line that is wrong."""
     arrivals: list[Arrival] = []
     try:

@@ -1,5 +1,5 @@
 """A whole engine in virtual time: the production loop and scheduler, a simulated device,
-clients that arrive, stall and hang up, and a checker that watches every step.
+clients that arrive, pause and disconnect, and a check of all invariants after each step.
 
 A run is a function of its scenario: same scenario, same journal, byte for byte.
 """
@@ -59,7 +59,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run. `journal` is every fact, framed, in the order of the lane."""
+    """The result of a run. `journal` is every fact, encoded, in the order of the lane."""
 
     steps: int
     sequences: int
@@ -94,7 +94,7 @@ _Event = Command | Arrival | _Restart | _WallJump | _Stall
 
 
 class _Watched:
-    """The device as the loop sees it, with an eye on every plan."""
+    """An executor that calls `on_launch` with every plan."""
 
     def __init__(self, inner: SimExecutor, on_launch: Callable[[Plan], None]) -> None:
         self._inner = inner
@@ -130,12 +130,12 @@ class World:
         self._schedule_all()
 
     def run(self, limit_steps: int = 200_000) -> Report:
-        """Until nothing is left to happen. Raises InvariantViolated."""
+        """Run until no work and no event is left. Raises InvariantViolated."""
         steps = 0
         while True:
             self._deliver()
             if self._has_something():
-                self._turn()
+                self._iterate()
                 steps += 1
                 if steps > limit_steps:
                     raise InvariantViolated(1, f"still busy after {limit_steps} steps")
@@ -147,7 +147,7 @@ class World:
         self.invariants.at_end()
         return self._report(steps)
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         try:
             emissions = self.loop.step()
         except WrongContents as error:
@@ -207,7 +207,7 @@ class World:
         heapq.heappush(self._events, (at_ns, self._orders, event))
 
     def _deliver(self) -> None:
-        """Everything that is due by now happens between two steps, as it does for real."""
+        """Apply all due events, between two steps, as in production."""
         while self._events and self._events[0][0] <= self.clock.now_ns():
             _, _, event = heapq.heappop(self._events)
             match event:
@@ -262,7 +262,7 @@ class World:
         return () if arrival.eos_at is None else (self.executor.token(seq_id, arrival.eos_at),)
 
     def _restart(self) -> None:
-        """What the supervisor and the bridge do: everybody in flight is told, a new one boots."""
+        """The engine dies: all live sequences end, and a new engine starts."""
         now_ns = self.clock.now_ns()
         self._facts.append(EngineDied(now_ns, -9, "ended by signal 9", 0))
         self._boot()

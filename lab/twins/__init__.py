@@ -1,1 +1,12 @@
-"""Virtual-time twins: whole lives of a server with one thing wrong for a while, as facts only."""
+"""Virtual twins: simulated runs of a whole server with a known fault, as the facts it would record.
+
+The scheduler is the production one; gateway, device, machine and clients are models in virtual
+time. A twin writes facts only and knows nothing of diagnosis.
+
+    registry, compounds     twins by name, with one fault and with two
+    fault, faults/, healthy     what goes wrong, and servers with nothing wrong
+    traffic, simulated_run  requests and server settings, before they run
+    twin, simulate          from faults to a twin; from a run to its facts
+    gateway, clients, delivery, device, physics, losses, host     models of the parts
+    shared_steps            which requests shared a step
+"""

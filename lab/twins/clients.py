@@ -1,4 +1,4 @@
-"""Who waits for the engine's answers: what they send, when they hang up, how fast they read."""
+"""Clients and the gateway's streams: what is submitted, disconnects, and slow readers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from lab.simulation.virtual_engine import VirtualEngine
 from lab.twins.device import END_TOKEN, Needs
-from lab.twins.gateway import EventLoop, Exchange
+from lab.twins.gateway import EventLoop, SimulatedRequest
 from lab.twins.physics import MS
 from service.engine.inbox import Cancel, GrammarReady, Pause, Resume, Submit
 from service.engine.plan import Emission, Grammar, GrammarKind, SamplingParams
@@ -18,13 +18,13 @@ _GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, "{}")
 
 
 class Clients:
-    """The requests that one engine's life, which ends at `until_ns`, has to do with. They put into
-    `needs` what their sequences want beyond the usual, for the device."""
+    """The requests that one engine process serves, until `until_ns`. Writes the sampling needs of
+    their sequences into `needs`, for the device."""
 
     def __init__(
         self,
         engine: VirtualEngine,
-        exchanges: Iterable[Exchange],
+        requests: Iterable[SimulatedRequest],
         loop: EventLoop,
         buffer_tokens: int,
         needs: dict[int, Needs],
@@ -34,121 +34,121 @@ class Clients:
         self._buffer_tokens = buffer_tokens
         self._needs = needs
         self._until_ns = until_ns
-        self._of: dict[int, Exchange] = {}
+        self._of: dict[int, SimulatedRequest] = {}
         self._compiler_ns = 0
-        for exchange in exchanges:
-            self._expect(exchange)
+        for request in requests:
+            self._expect(request)
 
     def take(self, emissions: list[Emission]) -> None:
-        """What a step gave, at the moment of its commit."""
+        """Deliver the emissions of a step, at the moment of its commit."""
         now_ns = self._engine.clock.now_ns()
         if self._until_ns is not None and now_ns > self._until_ns:
-            return  # it died in this step
+            return  # the engine died in this step
         for emission in emissions:
-            exchange = self._of[emission.seq_id]
-            if exchange.is_over:
-                continue  # nobody listens any more
+            request = self._of[emission.seq_id]
+            if request.is_over:
+                continue  # the client has disconnected
             if emission.sample is not None:
-                self._token(exchange, now_ns)
+                self._token(request, now_ns)
             if emission.end is not None:
-                self._ended(exchange, emission.seq_id, emission.end, now_ns)
+                self._ended(request, emission.seq_id, emission.end, now_ns)
 
     def close(self) -> None:
-        """The engine is gone, and with it everybody's rest."""
-        for exchange in self._of.values():
-            if not exchange.is_over:
-                assert self._until_ns is not None, f"{exchange.request_id} was forgotten"
-                exchange.finish(EndReason.ENGINE_DIED, self._until_ns)
+        """The engine has ended: requests that are not over end with ENGINE_DIED."""
+        for request in self._of.values():
+            if not request.is_over:
+                assert self._until_ns is not None, f"{request.request_id} was forgotten"
+                request.finish(EndReason.ENGINE_DIED, self._until_ns)
 
-    def _expect(self, exchange: Exchange) -> None:
-        ask = exchange.ask
-        assert exchange.submitted_ns is not None
-        at_ns = exchange.submitted_ns + _WIRE_NS
-        prompt = ask.prompt()
-        exchange.open = set(exchange.seq_ids)
-        for seq_id in exchange.seq_ids:
-            self._of[seq_id] = exchange
-            needs = self._needs_of(exchange)
-            if not needs.is_usual:
+    def _expect(self, request: SimulatedRequest) -> None:
+        spec = request.spec
+        assert request.submitted_ns is not None
+        at_ns = request.submitted_ns + _WIRE_NS
+        prompt = spec.prompt()
+        request.open = set(request.seq_ids)
+        for seq_id in request.seq_ids:
+            self._of[seq_id] = request
+            needs = self._needs_of(request)
+            if not needs.is_default:
                 self._needs[seq_id] = needs
-            self._engine.send_at(at_ns, _submit(exchange, seq_id, prompt))
-            if ask.constraint is not None:
-                self._compile(seq_id, at_ns, exchange)
-        if ask.hang_up_ns is not None:
-            gone_ns = max(ask.at_ns + ask.hang_up_ns, exchange.submitted_ns + MS)
-            self._engine.at(self._loop.free_ns(gone_ns), partial(self._hang_up, exchange))
+            self._engine.send_at(at_ns, _submit(request, seq_id, prompt))
+            if spec.constraint is not None:
+                self._compile(seq_id, at_ns, request)
+        if spec.hang_up_ns is not None:
+            gone_ns = max(spec.at_ns + spec.hang_up_ns, request.submitted_ns + MS)
+            self._engine.at(self._loop.free_ns(gone_ns), partial(self._hang_up, request))
 
-    def _needs_of(self, exchange: Exchange) -> Needs:
-        ask = exchange.ask
+    def _needs_of(self, request: SimulatedRequest) -> Needs:
+        spec = request.spec
         return Needs(
-            ends_at=ask.outputs - 1 if ask.outputs < ask.max_tokens else None,
-            sample_ns=ask.sample_ns,
-            mask_ns=0 if ask.constraint is None else ask.constraint.mask_ns,
+            ends_at=spec.outputs - 1 if spec.outputs < spec.max_tokens else None,
+            sample_ns=spec.sample_ns,
+            mask_ns=0 if spec.constraint is None else spec.constraint.mask_ns,
         )
 
-    def _compile(self, seq_id: int, at_ns: int, exchange: Exchange) -> None:
+    def _compile(self, seq_id: int, at_ns: int, request: SimulatedRequest) -> None:
         """One worker, in the order in which grammars come; those of one request are compiled
         once."""
-        constraint = exchange.ask.constraint
+        constraint = request.spec.constraint
         assert constraint is not None
-        cached = constraint.cached or seq_id != exchange.seq_ids[0]
+        cached = constraint.cached or seq_id != request.seq_ids[0]
         took_ns = 0 if cached else constraint.compile_ns
         self._compiler_ns = max(self._compiler_ns, at_ns) + took_ns
         ready_ns = at_ns if constraint.cached else self._compiler_ns
         self._engine.send_at(ready_ns, GrammarReady(seq_id, took_ns, cached, None))
 
-    def _token(self, exchange: Exchange, now_ns: int) -> None:
-        exchange.first_ns = exchange.first_ns or now_ns
-        exchange.last_ns = now_ns
-        exchange.tokens += 1
-        reader = exchange.ask.reader
+    def _token(self, request: SimulatedRequest, now_ns: int) -> None:
+        request.first_ns = request.first_ns or now_ns
+        request.last_ns = now_ns
+        request.tokens += 1
+        reader = request.spec.reader
         if reader is None:
             return
-        taken_ns = exchange.taken_ns
+        taken_ns = request.taken_ns
         after_ns = taken_ns[-1] + reader.interval_ns if taken_ns else now_ns
         taken_ns.append(max(now_ns, after_ns))
         behind = self._buffer_tokens + 1
-        if not exchange.paused and len(taken_ns) > behind and taken_ns[-behind] > now_ns:
-            exchange.paused = True
-            self._engine.send(Pause(exchange.seq_ids[0]))
+        if not request.paused and len(taken_ns) > behind and taken_ns[-behind] > now_ns:
+            request.paused = True
+            self._engine.send(Pause(request.seq_ids[0]))
             resumes_ns = taken_ns[-1 - self._buffer_tokens // 2]
-            self._engine.at(self._loop.free_ns(resumes_ns), partial(self._resume, exchange))
+            self._engine.at(self._loop.free_ns(resumes_ns), partial(self._resume, request))
 
-    def _resume(self, exchange: Exchange) -> None:
-        if exchange.paused and not exchange.is_over:
-            exchange.paused = False
-            self._engine.send(Resume(exchange.seq_ids[0]))
+    def _resume(self, request: SimulatedRequest) -> None:
+        if request.paused and not request.is_over:
+            request.paused = False
+            self._engine.send(Resume(request.seq_ids[0]))
 
-    def _ended(self, exchange: Exchange, seq_id: int, end: EndReason, now_ns: int) -> None:
-        exchange.open.discard(seq_id)
+    def _ended(self, request: SimulatedRequest, seq_id: int, end: EndReason, now_ns: int) -> None:
+        request.open.discard(seq_id)
         if end.outcome is not Outcome.FINISHED:
-            exchange.finish(end, now_ns)
-            for rest in exchange.open:
+            request.finish(end, now_ns)
+            for rest in request.open:
                 self._engine.send(Cancel(rest, EndReason.DISCONNECT))
-        elif not exchange.open:
-            exchange.finish(end, now_ns)
+        elif not request.open:
+            request.finish(end, now_ns)
 
-    def _hang_up(self, exchange: Exchange) -> None:
-        """The gateway notices, and cancels whatever it can."""
-        if exchange.is_over:
+    def _hang_up(self, request: SimulatedRequest) -> None:
+        """The gateway notices a disconnect, and cancels the sequences that are not leaked."""
+        if request.is_over:
             return
         now_ns = self._engine.clock.now_ns()
-        exchange.finish(EndReason.DISCONNECT, now_ns, now_ns)
-        known = exchange.seq_ids[: len(exchange.seq_ids) - exchange.ask.orphans]
+        request.finish(EndReason.DISCONNECT, now_ns, now_ns)
+        known = request.seq_ids[: len(request.seq_ids) - request.spec.leaked_sequences]
         for seq_id in known:
-            if seq_id in exchange.open:
+            if seq_id in request.open:
                 self._engine.send(Cancel(seq_id, EndReason.DISCONNECT))
 
 
-def _submit(exchange: Exchange, seq_id: int, prompt: list[int]) -> Submit:
-    ask = exchange.ask
+def _submit(request: SimulatedRequest, seq_id: int, prompt: list[int]) -> Submit:
+    spec = request.spec
     return Submit(
         seq_id=seq_id,
         prompt=prompt,
-        max_tokens=ask.max_tokens,
-        sampling=SamplingParams(temperature=ask.temperature, top_p=ask.top_p, seed=seq_id),
+        max_tokens=spec.max_tokens,
+        sampling=SamplingParams(temperature=spec.temperature, top_p=spec.top_p, seed=seq_id),
         end_token_ids=(END_TOKEN,),
-        tenant=ask.tenant,
-        cache_salt=ask.salt,
-        grammar=None if ask.constraint is None else _GRAMMAR,
+        tenant=spec.tenant,
+        cache_salt=spec.salt,
+        grammar=None if spec.constraint is None else _GRAMMAR,
     )

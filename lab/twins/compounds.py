@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.twins.faults.load_faults import MILD_OVERLOAD
 from lab.twins.registry import FAULTS, TWINS
-from lab.twins.twin import Twin, lived
+from lab.twins.twin import Twin, simulate_twin
 
 COMPOUNDS: tuple[tuple[str, str], ...] = (
     ("queue_overload", "host_stall"),
@@ -27,10 +27,10 @@ beside unfairness are no pair: a few of them cost next to nothing where a flood 
 
 
 def build_compound(names: tuple[str, str], seed: int) -> Twin:
-    """Both faults in one life. Raises KeyError."""
+    """Both faults in one run. Raises KeyError."""
     mechanisms = [TWINS[name][0] for name in names]
     faults = [
         MILD_OVERLOAD if name == "queue_overload" else FAULTS[name][mechanism]
         for name, mechanism in zip(names, mechanisms, strict=True)
     ]
-    return lived("+".join(names), "+".join(mechanisms), seed, faults)
+    return simulate_twin("+".join(names), "+".join(mechanisms), seed, faults)

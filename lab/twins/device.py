@@ -1,5 +1,5 @@
-"""An executor that computes nothing: its steps cost what the physics say, stamped where a real
-one stamps them; and a scheduler that takes its time."""
+"""An executor that computes nothing: steps take the time that the physics give, with the stamps of
+a real one; and a scheduler that takes CPU time."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _DETAILS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a sequence asks of the sampler beyond the usual. Its output number `ends_at` is an
-    end token, None is never; `sample_ns` and `mask_ns` are CPU time of each of its tokens."""
+    """Sampling needs of a sequence. Its output number `ends_at` is an end token, None: never;
+    `sample_ns` and `mask_ns` are CPU time of each of its tokens."""
 
     ends_at: int | None = None
     sample_ns: int = 0
     mask_ns: int = 0
 
     @property
-    def is_usual(self) -> bool:
+    def is_default(self) -> bool:
         return self.ends_at is None and not self.sample_ns and not self.mask_ns
 
 
 class PacedScheduler(Scheduler):
-    """The production scheduler on a machine on which deciding and keeping books take time."""
+    """The production scheduler, whose planning and committing take CPU time."""
 
     def __init__(self, limits: Limits, machine: Machine, physics: Physics) -> None:
         super().__init__(limits)
@@ -59,11 +59,11 @@ class PacedScheduler(Scheduler):
 
 
 class TwinDevice:
-    """Implements `service.engine.executor.Executor` in virtual time; like a real one of depth 1
-    it computes when it is told to, and collecting takes no time.
+    """Implements `service.engine.executor.Executor` in virtual time, for a pipeline of depth 1:
+    a step is computed at launch, and collecting takes no time.
 
-    `needs` are of sequences that want something special. `fails` says which plans end in
-    StepFailed, and of what.
+    `needs` has the sampling needs of sequences that differ from the default. `fails` gives the
+    failure of a plan that is launched at a time, None where it does not fail.
     """
 
     def __init__(

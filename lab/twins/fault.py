@@ -1,4 +1,4 @@
-"""What a fault is: something that edits a life before it is lived."""
+"""A fault: functions that edit a server setting or a run before it is simulated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from lab.twins.life import Life, Span
+from lab.twins.simulated_run import SimulatedRun, Span
 from lab.twins.traffic import Setting
 from telemetry.facts.records import Fact
 
@@ -19,17 +19,17 @@ def _no_preparation(setting: Setting, draw: Random) -> None:
 class Fault:
     """One mechanism of one class.
 
-    `prepare` makes a server of the kind that can suffer from it, healthy still; `strike` is the
-    fault itself, in a span of the life. A fault of the configuration has `worsen` instead: it
-    makes a bad setting of a good one, given the facts of a life under the good one, and is there
-    from the start. `victims` tells whom the culprits hurt, where that is known only afterwards.
+    `prepare` edits a healthy server's setting so that the fault can matter; `inject` is the fault
+    itself, in a span of the run. A fault of the configuration has `misconfigure` instead: it
+    makes a bad setting of a good one, given the facts of a run with the good one, and is there
+    from the start. `victims` gives the affected requests where only the facts tell them.
     """
 
     prepare: Callable[[Setting, Random], None] = _no_preparation
-    strike: Callable[[Life, Span, Random], None] | None = None
-    worsen: Callable[[Setting, Sequence[Fact], Random], None] | None = None
+    inject: Callable[[SimulatedRun, Span, Random], None] | None = None
+    misconfigure: Callable[[Setting, Sequence[Fact], Random], None] | None = None
     victims: Callable[[Sequence[Fact], Collection[str]], frozenset[str]] | None = None
 
 
 Mechanisms = dict[str, Fault]
-"""Ways in which one thing goes wrong, the usual one first."""
+"""Mechanisms of one class by name, the most common one first."""

@@ -1,6 +1,6 @@
-"""The twin's gateway on the way in: one event loop reads, parses, encodes and hands over.
+"""Ingest of a twin's gateway: one event loop reads, parses, tokenizes and submits requests.
 
-What it does does not hang on the engine, so all of it is known before the engine runs.
+Ingest does not depend on the engine, so all of it is computed before the engine runs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from random import Random
 
-from lab.twins.life import Life
 from lab.twins.physics import MS
-from lab.twins.traffic import Ask
+from lab.twins.simulated_run import SimulatedRun
+from lab.twins.traffic import RequestSpec
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     Fact,
@@ -24,50 +24,50 @@ from telemetry.facts.records import (
 _TOKEN_NS = 5_000
 _PARSE_NS = 300_000
 _READ_NS = 100_000
-_HELD_NS = 5 * MS
+_LEAST_BLOCKED_NS = 5 * MS
 _ENCODING = "service.text.tokenizer.Tokenizer.encode_chat"
 _FOREVER_NS = 1 << 62
 OFF_CPU = "main thread"
 
 
 class EventLoop:
-    """One thread: what is asked of it while it is held happens afterwards. `held` are the
-    stretches long enough to be noticed, in the order of time, and what held it: a function, or
-    nothing of its own (`OFF_CPU`)."""
+    """One thread: what comes while it is blocked is done afterwards. `blocked` has begin and end of
+    the intervals of 5 ms and more, in the order of time, and what blocked it: a function, or
+    time off the CPU (`OFF_CPU`)."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[int, int, str]] = []
+        self.blocked: list[tuple[int, int, str]] = []
         self._busy_until_ns = 0
 
-    def take_away(self, begin_ns: int, end_ns: int) -> None:
-        """Its process does not run in [begin, end)."""
-        insort(self.held, (begin_ns, end_ns, OFF_CPU))
+    def add_off_cpu(self, begin_ns: int, end_ns: int) -> None:
+        """The process does not run in [begin, end)."""
+        insort(self.blocked, (begin_ns, end_ns, OFF_CPU))
 
     def free_ns(self, at_ns: int) -> int:
-        """The first moment from `at_ns` on in which it can do something small."""
-        place = bisect_right(self.held, (at_ns, _FOREVER_NS, ""))
-        for _, end_ns, _ in self.held[max(0, place - 2) : place]:
+        """The first moment from `at_ns` on at which the loop is not blocked."""
+        place = bisect_right(self.blocked, (at_ns, _FOREVER_NS, ""))
+        for _, end_ns, _ in self.blocked[max(0, place - 2) : place]:
             if end_ns > at_ns:
                 return self.free_ns(end_ns)
         return at_ns
 
-    def turn(self, at_ns: int, takes_ns: int, detail: str = "") -> int:
-        """Do the next thing, which is asked for then; returns when it is done. To be called in
-        the order in which things happen."""
+    def run_task(self, at_ns: int, takes_ns: int, detail: str = "") -> int:
+        """Run a task that is due at `at_ns`; returns when it is done. Calls come in the order of
+        time."""
         begin_ns = self.free_ns(max(at_ns, self._busy_until_ns))
         self._busy_until_ns = begin_ns + takes_ns
-        if takes_ns >= _HELD_NS:
-            insort(self.held, (begin_ns, begin_ns + takes_ns, detail))
+        if takes_ns >= _LEAST_BLOCKED_NS:
+            insort(self.blocked, (begin_ns, begin_ns + takes_ns, detail))
         return self._busy_until_ns
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
-    """One request and what became of it. Of the tokens of all choices, `first_ns` and `last_ns`
-    are when they were committed, `last_token_ns` by sequence; `taken_ns` are when a slow reader
-    takes each. It is over with `reason` at `over_ns`, when `detected_ns` if by the client."""
+class SimulatedRequest:
+    """State of one request. `first_ns` and `last_ns` are when the first and last token of all
+    choices were committed; `taken_ns` is when a slow reader reads each token. It ended with
+    `reason` at `over_ns`; `detected_ns` is when the gateway noticed a disconnect."""
 
-    ask: Ask
+    spec: RequestSpec
     read_ns: int
     parsed_ns: int
     tokenized_ns: int | None = None
@@ -85,7 +85,7 @@ class Exchange:
 
     @property
     def request_id(self) -> str:
-        return name_of(self.ask.number)
+        return request_id_of(self.spec.number)
 
     @property
     def is_over(self) -> bool:
@@ -95,74 +95,74 @@ class Exchange:
         self.reason, self.over_ns, self.detected_ns = reason, at_ns, detected_ns
 
 
-def name_of(number: int) -> str:
+def request_id_of(number: int) -> str:
     """The id of a request."""
     return f"req-{number:05d}"
 
 
-def take_in(life: Life, loop: EventLoop) -> list[Exchange]:
-    """Every request as far as the gateway brings it, in the order in which they came."""
-    draw = Random(f"{life.seed}/gateway")
-    found: list[Exchange] = []
+def ingest_requests(run: SimulatedRun, loop: EventLoop) -> list[SimulatedRequest]:
+    """Every request with its ingest stamps, in the order of arrival."""
+    draw = Random(f"{run.seed}/gateway")
+    found: list[SimulatedRequest] = []
     worker_ns, next_seq_id = 0, 1
-    for ask in sorted(life.asks, key=lambda ask: ask.at_ns):
-        read_ns = loop.turn(ask.at_ns + draw.randrange(50_000, 200_000), _READ_NS)
-        text_tokens = ask.prompt_tokens if ask.body_tokens is None else ask.body_tokens
+    for spec in sorted(run.specs, key=lambda spec: spec.at_ns):
+        read_ns = loop.run_task(spec.at_ns + draw.randrange(50_000, 200_000), _READ_NS)
+        text_tokens = spec.prompt_tokens if spec.body_tokens is None else spec.body_tokens
         parsing_ns = int(_PARSE_NS * draw.uniform(0.8, 1.3)) + 20 * text_tokens
-        parsed_ns = loop.turn(read_ns, parsing_ns)
-        exchange = Exchange(ask, read_ns, parsed_ns)
-        found.append(exchange)
+        parsed_ns = loop.run_task(read_ns, parsing_ns)
+        request = SimulatedRequest(spec, read_ns, parsed_ns)
+        found.append(request)
         encoding_ns = int((40_000 + _TOKEN_NS * text_tokens) * draw.uniform(0.9, 1.2))
-        if life.setting.one_tokenizer:
+        if run.setting.one_tokenizer:
             worker_ns = max(worker_ns, parsed_ns) + encoding_ns
             tokenized_ns = loop.free_ns(worker_ns)
         else:
-            tokenized_ns = loop.turn(parsed_ns, encoding_ns, _ENCODING)
-        if ask.body_tokens is not None:
-            exchange.finish(EndReason.INVALID, tokenized_ns + 100_000)
+            tokenized_ns = loop.run_task(parsed_ns, encoding_ns, _ENCODING)
+        if spec.body_tokens is not None:
+            request.finish(EndReason.INVALID, tokenized_ns + 100_000)
             continue
-        exchange.tokenized_ns = tokenized_ns
-        exchange.submitted_ns = tokenized_ns + draw.randrange(30_000, 60_000)
-        exchange.seq_ids = list(range(next_seq_id, next_seq_id + ask.choices))
-        next_seq_id += ask.choices
+        request.tokenized_ns = tokenized_ns
+        request.submitted_ns = tokenized_ns + draw.randrange(30_000, 60_000)
+        request.seq_ids = list(range(next_seq_id, next_seq_id + spec.choices))
+        next_seq_id += spec.choices
     return found
 
 
-def facts_on_the_way_in(exchange: Exchange) -> list[Fact]:
-    """What was recorded of a request before the engine had it."""
-    ask, name = exchange.ask, exchange.request_id
+def ingest_facts(request: SimulatedRequest) -> list[Fact]:
+    """Facts of a request up to its submission."""
+    spec, name = request.spec, request.request_id
     facts: list[Fact] = [
         RequestAccepted(
             request_id=name,
-            at_ns=ask.at_ns,
-            trace_id=f"{0x51A0 + ask.number:032x}",
+            at_ns=spec.at_ns,
+            trace_id=f"{0x51A0 + spec.number:032x}",
             parent_span_id=None,
             trace_sampled=None,
             trace_state=None,
             route="/v1/chat/completions",
             operation="chat",
-            tenant=ask.tenant,
+            tenant=spec.tenant,
             slo_class="",
-            read_ns=exchange.read_ns,
+            read_ns=request.read_ns,
         ),
         RequestParsed(
             request_id=name,
-            at_ns=exchange.parsed_ns,
+            at_ns=request.parsed_ns,
             model="virtual",
-            stream=ask.stream,
-            choices=ask.choices,
-            max_tokens=ask.max_tokens,
-            temperature=ask.temperature,
-            top_p=ask.top_p,
+            stream=spec.stream,
+            choices=spec.choices,
+            max_tokens=spec.max_tokens,
+            temperature=spec.temperature,
+            top_p=spec.top_p,
             top_k=0,
             seed=None,
-            output_type="text" if ask.constraint is None else "json",
+            output_type="text" if spec.constraint is None else "json",
         ),
     ]
-    if exchange.tokenized_ns is not None:
-        facts.append(RequestTokenized(name, exchange.tokenized_ns, ask.prompt_tokens))
-    if exchange.submitted_ns is not None and exchange.seq_ids:
-        at_ns = exchange.submitted_ns
-        for choice, seq_id in enumerate(exchange.seq_ids):
+    if request.tokenized_ns is not None:
+        facts.append(RequestTokenized(name, request.tokenized_ns, spec.prompt_tokens))
+    if request.submitted_ns is not None and request.seq_ids:
+        at_ns = request.submitted_ns
+        for choice, seq_id in enumerate(request.seq_ids):
             facts.append(SequenceSubmitted(name, at_ns + 5_000 * choice, seq_id, choice))
     return facts

@@ -1,4 +1,4 @@
-"""Servers with nothing wrong: one with time to spare, one that is busy and copes."""
+"""Servers without a fault: one with a light load, one with a high load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the twin's probes would have written of the machine: samples, and pauses that show."""
+"""Host facts of a twin: samples once a second, and pauses long enough to be recorded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.twins.gateway import OFF_CPU, EventLoop
-from lab.twins.life import START_NS, Life
-from lab.twins.losses import Loss, Lost
+from lab.twins.losses import Loss, LostInterval
 from lab.twins.physics import MS, SECOND
+from lab.twins.simulated_run import START_NS, SimulatedRun
 from telemetry.facts.host_records import HostPaused, HostSampled
 from telemetry.facts.reasons import HostProcess, PauseCause
 from telemetry.facts.records import Fact, RequestEnded
@@ -27,7 +27,7 @@ _NO_GROUP = "/sys/fs/cgroup/cpu.stat: No such file or directory"
 
 
 class _Bins:
-    """Nanoseconds by equal parts of the time since the start."""
+    """Nanoseconds by equal bins of the time since the start."""
 
     def __init__(self, width_ns: int, end_ns: int) -> None:
         self._width_ns = width_ns
@@ -44,15 +44,15 @@ class _Bins:
 
 
 def host_facts(
-    life: Life, ran_ns: Counter[int], ended: Sequence[RequestEnded], loop: EventLoop
+    run: SimulatedRun, ran_ns: Counter[int], ended: Sequence[RequestEnded], loop: EventLoop
 ) -> list[Fact]:
     """Samples once a second, and pauses: of collectors, of the gateway's loop, of waits. The
     engine's main thread ran for `ran_ns` in each second."""
-    draw = Random(f"{life.seed}/host")
-    losses = [loss for thief in life.thieves for loss in thief.losses]
-    last_ns = max(life.span.end_ns, *(fact.at_ns for fact in ended))
+    draw = Random(f"{run.seed}/host")
+    losses = [loss for source in run.cpu_contention for loss in source.losses]
+    last_ns = max(run.span.end_ns, *(fact.at_ns for fact in ended))
     return [
-        *_samples(life, ran_ns, _seconds(ended, loop, losses, last_ns), loop, draw),
+        *_samples(run, ran_ns, _seconds(ended, loop, losses, last_ns), loop, draw),
         *_collections(losses, draw, last_ns),
         *_blocked(loop, draw),
         *_waits(losses, last_ns),
@@ -61,20 +61,20 @@ def host_facts(
 
 @dataclass(slots=True)
 class _Seconds:
-    """What each second had, in ns, and `work` of the gateway: tokens and requests."""
+    """ns of each second by kind, and `work` of the gateway: tokens and requests."""
 
     waited: _Bins
     throttled: _Bins
     collected: _Bins
-    held: _Bins
+    blocked: _Bins
     work: list[int]
 
 
 def _seconds(
-    ended: Sequence[RequestEnded], loop: EventLoop, losses: Sequence[Lost], last_ns: int
+    ended: Sequence[RequestEnded], loop: EventLoop, losses: Sequence[LostInterval], last_ns: int
 ) -> _Seconds:
-    waited, throttled, collected, held = (_Bins(SECOND, last_ns) for _ in range(4))
-    found = _Seconds(waited, throttled, collected, held, [0] * len(held.values))
+    waited, throttled, collected, blocked = (_Bins(SECOND, last_ns) for _ in range(4))
+    found = _Seconds(waited, throttled, collected, blocked, [0] * len(blocked.values))
     for loss in losses:
         if loss.kind in _WAITS:
             found.waited.add(loss.begin_ns, loss.end_ns)
@@ -82,9 +82,9 @@ def _seconds(
             found.throttled.add(loss.begin_ns, loss.end_ns)
         if loss.kind is Loss.COLLECTED:
             found.collected.add(loss.begin_ns, loss.end_ns)
-    for begin_ns, end_ns, detail in loop.held:
+    for begin_ns, end_ns, detail in loop.blocked:
         if detail != OFF_CPU:
-            found.held.add(begin_ns, end_ns)
+            found.blocked.add(begin_ns, end_ns)
     for fact in ended:
         place = min((fact.at_ns - START_NS) // SECOND, len(found.work) - 1)
         found.work[place] += fact.output_tokens + _REQUEST_TOKENS
@@ -92,27 +92,27 @@ def _seconds(
 
 
 def _samples(
-    life: Life, ran_ns: Counter[int], seconds: _Seconds, loop: EventLoop, draw: Random
+    run: SimulatedRun, ran_ns: Counter[int], seconds: _Seconds, loop: EventLoop, draw: Random
 ) -> Iterable[Fact]:
-    """One of each second; what an engine has is not measured where none serves."""
+    """One sample a second; values of the engine are None while none serves."""
     has_group = any(seconds.throttled.values) or draw.random() < 0.5
     missing: dict[str, str] = {}
     for place in range(len(seconds.work) - 2):
         at_ns = START_NS + (place + 1) * SECOND
-        serves = _serves(life, at_ns)
+        serves = _serves(run, at_ns)
         before, missing = missing, {} if has_group else {"throttled_ns": _NO_GROUP}
         if not serves:
             missing |= dict.fromkeys(_OF_ENGINE, _NO_ENGINE)
         ran = ran_ns[START_NS // SECOND + place] + seconds.collected.values[place]
         waits_ns = seconds.waited.values[place]
         own_ns = waits_ns + int(draw.expovariate(1 / (3 * MS)))
-        gateway_ns = seconds.held.values[place] + _TOKEN_NS * seconds.work[place]
+        gateway_ns = seconds.blocked.values[place] + _TOKEN_NS * seconds.work[place]
         yield HostSampled(
             at_ns=at_ns + draw.randrange(TICK_NS),
             window_ns=SECOND + draw.randrange(-5 * MS, 5 * MS),
             engine_run_ns=int(ran * draw.uniform(0.98, 1.0)) + 2 * MS if serves else None,
             engine_wait_ns=own_ns if serves else None,
-            engine_resident_bytes=life.resident(at_ns) if serves else None,
+            engine_resident_bytes=run.resident_bytes(at_ns) if serves else None,
             gateway_run_ns=gateway_ns + int(draw.uniform(30, 60) * MS),
             gateway_wait_ns=waits_ns // 20 + int(draw.expovariate(1 / (2 * MS))),
             gateway_resident_bytes=210 << 20,
@@ -126,24 +126,24 @@ def _samples(
         )
 
 
-def _serves(life: Life, at_ns: int) -> bool:
-    outage = life.outage
+def _serves(run: SimulatedRun, at_ns: int) -> bool:
+    outage = run.outage
     if outage is None or at_ns < outage.begin_ns:
         return True
     return outage.end_ns is not None and at_ns >= outage.end_ns
 
 
 def _lag_ns(loop: EventLoop, begin_ns: int, end_ns: int, draw: Random) -> int:
-    """A beat was due at any time of the last 50 ms before the loop was held, or of the hold."""
+    """The longest lag of the loop probe, which is due every 50 ms."""
     lag_ns = int(draw.uniform(0.1, 2.5) * MS)
-    for since_ns, until_ns, _ in loop.held:
+    for since_ns, until_ns, _ in loop.blocked:
         if begin_ns <= until_ns < end_ns:
             lag_ns = max(lag_ns, until_ns - since_ns - draw.randrange(TICK_NS))
     return lag_ns
 
 
-def _collections(losses: Sequence[Lost], draw: Random, last_ns: int) -> Iterable[Fact]:
-    """Those of the engine that were made to be long, and the gateway's usual ones."""
+def _collections(losses: Sequence[LostInterval], draw: Random, last_ns: int) -> Iterable[Fact]:
+    """Garbage collections: the engine's long ones, injected, and the gateway's short ones."""
     for loss in losses:
         if loss.kind is Loss.COLLECTED:
             detail = f"generation 2, {draw.randrange(40)} collected"
@@ -156,9 +156,9 @@ def _collections(losses: Sequence[Lost], draw: Random, last_ns: int) -> Iterable
 
 
 def _blocked(loop: EventLoop, draw: Random) -> Iterable[Fact]:
-    """Two that follow each other at once are one to the probe."""
+    """Pauses of the gateway's loop; two less than 1 ms apart are one to the probe."""
     merged: list[tuple[int, int, str]] = []
-    for begin_ns, end_ns, detail in loop.held:
+    for begin_ns, end_ns, detail in loop.blocked:
         if merged and begin_ns - merged[-1][1] < MS:
             merged[-1] = (merged[-1][0], end_ns, detail)
         else:
@@ -170,8 +170,8 @@ def _blocked(loop: EventLoop, draw: Random) -> Iterable[Fact]:
             yield _paused(begin_ns, end_ns, HostProcess.GATEWAY, cause, detail)
 
 
-def _waits(losses: Sequence[Lost], last_ns: int) -> Iterable[Fact]:
-    """Counted from tick to tick: nobody knows when in it a process waited."""
+def _waits(losses: Sequence[LostInterval], last_ns: int) -> Iterable[Fact]:
+    """Waits for a CPU, counted per tick of 50 ms."""
     waited, throttled = _Bins(TICK_NS, last_ns), _Bins(TICK_NS, last_ns)
     for loss in losses:
         if loss.kind in _WAITS:

@@ -1,5 +1,4 @@
-"""What takes the CPU from the engine while it has something to do, and what the kernel knows
-of it afterwards."""
+"""CPU contention: what keeps the engine from running while it has work, and where that shows."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from typing import Protocol
 
 
 class Loss(StrEnum):
-    """Where lost time shows: in the waits of the process, in its control group's throttling as
-    well, in what its collector notes, or nowhere."""
+    """Kinds of lost time. Waits show in the process, throttling in its control group as well,
+    collections in the garbage collector's callback; the others show nowhere."""
 
     WAITED = "waited"  # runnable, another process ran
     THROTTLED = "throttled"  # the control group had no time left
@@ -23,7 +22,7 @@ class Loss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostInterval:
     """[begin, end) in which the engine's main thread would have run and did not."""
 
     begin_ns: int
@@ -31,22 +30,23 @@ class Lost:
     kind: Loss
 
 
-class Thief(Protocol):
-    """`losses` are those so far, in the order of time."""
+class CpuContention(Protocol):
+    """Something that takes CPU time from the engine. `losses` are those so far, in the order of
+    time."""
 
-    losses: list[Lost]
+    losses: list[LostInterval]
 
     def stretch(self, begin_ns: int, wall_ns: int) -> int:
-        """How long it takes, by the clock, what would take `wall_ns` from `begin_ns` on."""
+        """Elapsed ns of work that would take `wall_ns` from `begin_ns` on without contention."""
         ...
 
 
-class Starvation:
+class CpuStarvation:
     """Other processes on the engine's core: it runs for about `run_ns`, then waits for about
     `wait_ns`, both drawn anew each time."""
 
     def __init__(self, begin_ns: int, end_ns: int, run_ns: int, wait_ns: int, draw: Random) -> None:
-        self.losses: list[Lost] = []
+        self.losses: list[LostInterval] = []
         self._begin_ns, self._end_ns = begin_ns, end_ns
         self._run_ns, self._wait_ns = run_ns, wait_ns
         self._draw = draw
@@ -60,18 +60,18 @@ class Starvation:
             at_ns += self._left_ns
             todo_ns -= self._left_ns
             wait_ns = int(self._wait_ns * self._draw.uniform(0.5, 1.5))
-            self.losses.append(Lost(at_ns, at_ns + wait_ns, Loss.WAITED))
+            self.losses.append(LostInterval(at_ns, at_ns + wait_ns, Loss.WAITED))
             at_ns += wait_ns
             self._left_ns = int(self._run_ns * self._draw.uniform(0.5, 1.5))
         self._left_ns -= todo_ns
         return at_ns + todo_ns - begin_ns
 
 
-class Quota:
-    """A control group that may run for `run_ns` of each `period_ns`, then stands until the next."""
+class CpuQuota:
+    """A control group that may run for `run_ns` of each `period_ns`, and is then throttled."""
 
     def __init__(self, begin_ns: int, end_ns: int, period_ns: int, run_ns: int) -> None:
-        self.losses: list[Lost] = []
+        self.losses: list[LostInterval] = []
         self._begin_ns, self._end_ns = begin_ns, end_ns
         self._period_ns, self._run_ns = period_ns, run_ns
         self._period = -1
@@ -89,23 +89,23 @@ class Quota:
             at_ns += runs_ns
             todo_ns -= runs_ns
             if todo_ns and self._used_ns >= self._run_ns and at_ns < next_ns:
-                self.losses.append(Lost(at_ns, next_ns, Loss.THROTTLED))
+                self.losses.append(LostInterval(at_ns, next_ns, Loss.THROTTLED))
                 at_ns = next_ns
         return at_ns + todo_ns - begin_ns
 
 
-class Stops:
-    """The process stands still at these times, for so long: wherever it is, or, with `between`,
-    when its loop comes to the end of a turn."""
+class ProcessStops:
+    """The process is stopped at given times for given lengths: at once, or, with `between`, at the
+    end of the iteration."""
 
     def __init__(self, stops: Iterable[tuple[int, int]], kind: Loss, between: bool = False) -> None:
-        self.losses: list[Lost] = []
+        self.losses: list[LostInterval] = []
         self._kind, self._between = kind, between
         self._due = deque(sorted(stops))
 
     @property
     def due_ns(self) -> list[int]:
-        """When those begin that have not been yet."""
+        """When the stops begin that have not happened yet."""
         return [at_ns for at_ns, _ in self._due]
 
     def stretch(self, begin_ns: int, wall_ns: int) -> int:
@@ -114,19 +114,19 @@ class Stops:
         end_ns = begin_ns + wall_ns
         while self._due and self._due[0][0] <= end_ns:
             at_ns, length_ns = self._due.popleft()
-            end_ns += self._hold(max(at_ns, begin_ns), at_ns + length_ns - max(at_ns, begin_ns))
+            end_ns += self._stop(max(at_ns, begin_ns), at_ns + length_ns - max(at_ns, begin_ns))
         return end_ns - begin_ns
 
-    def hold_ns(self, now_ns: int) -> int:
-        """How long a process stands still that is between two turns, or idle."""
+    def stopped_ns(self, now_ns: int) -> int:
+        """How long the process is stopped, if it is between two iterations or idle at `now_ns`."""
         end_ns = now_ns
         while self._due and self._due[0][0] <= end_ns:
             at_ns, length_ns = self._due.popleft()
             left_ns = length_ns if self._between else at_ns + length_ns - end_ns
-            end_ns += self._hold(end_ns, left_ns)
+            end_ns += self._stop(end_ns, left_ns)
         return end_ns - now_ns
 
-    def _hold(self, begin_ns: int, length_ns: int) -> int:
+    def _stop(self, begin_ns: int, length_ns: int) -> int:
         if length_ns > 0:
-            self.losses.append(Lost(begin_ns, begin_ns + length_ns, self._kind))
+            self.losses.append(LostInterval(begin_ns, begin_ns + length_ns, self._kind))
         return max(0, length_ns)

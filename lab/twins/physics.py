@@ -1,7 +1,7 @@
-"""What work costs the virtual engine, and what the machine under it makes of that.
+"""The cost of work in CPU time, and the machine that turns it into elapsed time.
 
-A stretch of work is CPU time. How long it takes by the clock is the machine's business: a spell
-in which its parts are slower, and thieves (`lab.twins.losses`) that take the CPU away.
+Elapsed time is longer than CPU time in intervals with a slowdown, and where CPU contention
+(`lab.twins.losses`) keeps the engine from running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.simulation.plan_load import load_of_plan
-from lab.twins.losses import Stops, Thief
+from lab.twins.losses import CpuContention, ProcessStops
 from service.engine.plan import Plan
 from telemetry.facts.clock import ManualClock
 
@@ -21,12 +21,12 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Physics:
-    """CPU nanoseconds of the parts of a turn.
+    """CPU nanoseconds of the parts of an iteration of the engine loop.
 
     The forward pass costs base + prompt tokens + pairs + decode rows + context, and varies by
     `noise` (the sigma of a lognormal factor). A pair is a prompt token and one that it attends
-    to. Beside it there are planning, preparing, sampling (by row), keeping books, and `gap_ns`
-    between two turns.
+    to. Beside it there are planning, preparing, sampling (by row), committing, and `gap_ns`
+    between two iterations.
     """
 
     base_ns: int = 10 * MS
@@ -42,15 +42,15 @@ class Physics:
     noise: float = 0.04
 
     @property
-    def turn_ns(self) -> int:
-        """What a turn costs, whatever it computes."""
+    def iteration_ns(self) -> int:
+        """What an iteration costs, independent of its batch."""
         return self.base_ns + self.plan_ns + self.prepare_ns + self.commit_ns + self.gap_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """In [begin, end) the parts of a forward pass, and the `rest` of a turn, cost so many times
-    as much CPU time, or wall time on a CPU that is theirs."""
+    """In [begin, end) the parts of a forward pass, and the `rest` of an iteration, cost this many
+    times as much CPU time."""
 
     begin_ns: int
     end_ns: int
@@ -67,13 +67,13 @@ class Machine:
     def __init__(
         self,
         clock: ManualClock,
-        thieves: Sequence[Thief],
+        cpu_contention: Sequence[CpuContention],
         slowdowns: Sequence[Slowdown],
         ran_ns: Counter[int],
     ) -> None:
         self.clock = clock
         self._ran_ns = ran_ns
-        self._thieves = thieves
+        self._thieves = cpu_contention
         self._slowdowns = slowdowns
 
     def work(self, cpu_ns: int) -> None:
@@ -100,10 +100,10 @@ class Machine:
         self._run(int(cost_ns * factor))
 
     def stand_still(self) -> None:
-        """As long as something holds a process that is between two turns."""
-        for thief in self._thieves:
-            if isinstance(thief, Stops):
-                self.clock.advance(thief.hold_ns(self.clock.now_ns()))
+        """Advance the clock while the process is stopped between two iterations."""
+        for source in self._thieves:
+            if isinstance(source, ProcessStops):
+                self.clock.advance(source.stopped_ns(self.clock.now_ns()))
 
     def _active(self) -> list[Slowdown]:
         if not self._slowdowns:
@@ -114,6 +114,6 @@ class Machine:
     def _run(self, cpu_ns: int) -> None:
         begin_ns, wall_ns = self.clock.now_ns(), cpu_ns
         self._ran_ns[begin_ns // SECOND] += cpu_ns
-        for thief in self._thieves:
-            wall_ns = thief.stretch(begin_ns, wall_ns)
+        for source in self._thieves:
+            wall_ns = source.stretch(begin_ns, wall_ns)
         self.clock.advance(wall_ns)

@@ -1,4 +1,4 @@
-"""Every twin by name: one life of a server for each class, mechanism and seed."""
+"""Every twin by name: one simulated run for each class, mechanism and seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.twins.faults.load_faults import (
 from lab.twins.faults.output_faults import GRAMMAR, INVALID, SAMPLING
 from lab.twins.faults.slow_faults import BANDWIDTH, STALLED, STARVED, THROTTLED
 from lab.twins.healthy import BUSY, LIGHT
-from lab.twins.twin import Twin, lived, lived_well
+from lab.twins.twin import Twin, simulate_twin, simulate_without_faults
 from telemetry.facts.records import Fact
 
 FAULTS: dict[str, Mechanisms] = {
@@ -54,16 +54,16 @@ FAULTS: dict[str, Mechanisms] = {
     "telemetry_degraded": DEGRADED,
 }
 TWINS: dict[str, tuple[str, ...]] = {name: tuple(known) for name, known in FAULTS.items()}
-"""Names and their mechanisms, the first to develop on, the others to be surprised by."""
+"""Mechanisms by name: the first for development, the others for the test."""
 
 
 def build_twin(name: str, seed: int, mechanism: str | None = None) -> Twin:
     """The twin of that name, by its first mechanism if none is given. Raises KeyError."""
     mechanism = mechanism or TWINS[name][0]
-    return lived(name, mechanism, seed, [FAULTS[name][mechanism]])
+    return simulate_twin(name, mechanism, seed, [FAULTS[name][mechanism]])
 
 
 def build_clean(name: str, seed: int, mechanism: str | None = None) -> list[Fact]:
-    """The life that the twin of that name would have had if nothing had gone wrong."""
+    """Facts of the twin's server and traffic without the fault. Raises KeyError."""
     mechanism = mechanism or TWINS[name][0]
-    return lived_well(name, mechanism, seed, [FAULTS[name][mechanism]])
+    return simulate_without_faults(name, mechanism, seed, [FAULTS[name][mechanism]])

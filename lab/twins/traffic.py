@@ -1,4 +1,4 @@
-"""Who asks for what in a twin, and what its engine can do: open-loop traffic of one character."""
+"""Requests of a twin, an open loop, and the settings of its server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.engine.admission import Limits
 _SLICE_NS = 2 * SECOND
 
 
-def usual_limits() -> Limits:
+def default_limits() -> Limits:
     """A small server on a CPU."""
     return Limits(
         block_tokens=16,
@@ -40,20 +40,20 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A client that takes a token every `interval_ns` and no faster."""
+    """A client that reads a token every `interval_ns` and no faster."""
 
     interval_ns: int
 
 
 @dataclass(slots=True, kw_only=True)
-class Ask:
-    """One request, before it comes.
+class RequestSpec:
+    """One request of the traffic.
 
-    Its prompt is a system prompt, of `system_tokens` tokens and shared with others of the same
-    tenant and `system`, and `own_tokens` that nobody else has. It gives `outputs` tokens for
-    each choice, of at most `max_tokens`. The client hangs up `hang_up_ns` after it came;
-    `orphans` are then the choices, from the last on, that nobody cancels. `body_tokens` is how
-    long the text is that has to be encoded, where that is not the prompt: one that is too long.
+    Its prompt is a system prompt of `system_tokens` tokens, shared with others of the same
+    tenant and `system`, and `own_tokens` that are its own. It gives `outputs` tokens for
+    each choice, of at most `max_tokens`. The client disconnects `hang_up_ns` after it arrived;
+    `leaked_sequences` is then the number of choices, from the last on, that are not cancelled.
+    `body_tokens` is the length of a text that is encoded and then refused as too long.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Ask:
     constraint: Constraint | None = None
     reader: Reader | None = None
     hang_up_ns: int | None = None
-    orphans: int = 0
+    leaked_sequences: int = 0
     body_tokens: int | None = None
 
     @property
@@ -81,23 +81,24 @@ class Ask:
         return self.system_tokens + self.own_tokens
 
     def prompt(self) -> list[int]:
-        """Made-up token ids."""
+        """Token ids that are equal where prompts share a prefix."""
         return [-1 - self.system] * self.system_tokens + [self.number] * self.own_tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class Setting:
-    """A server and its usual traffic. Ranges are drawn from evenly, shares are of all requests.
+    """A server and its baseline traffic. Ranges are drawn from evenly, shares are of all requests.
 
     `load` is demand over what the engine can do. Requests come one by one, with clusters by
-    chance, or, with `burst_requests`, so many within a second; a `steady` demand is the same in
-    any few seconds. Some clients hang up early (`quitters`); they may want long answers
-    (`quitter_outputs`). With `one_tokenizer` all prompts are encoded by one thread beside the
-    event loop; with `tells_cost` the gateway tells the engine what steps cost.
+    chance, or, with `burst_requests`, that many within a second; a `steady` demand is the same in
+    any two seconds. Some clients disconnect early (`disconnects`); they may want long answers
+    (`disconnect_outputs`). `two_choices` is the share with n = 2. With `one_tokenizer` all prompts
+    are encoded by one thread beside the event loop; with `sends_step_cost` the gateway sends the
+    fitted cost of a step to the engine.
     """
 
     load: float
-    limits: Limits = field(default_factory=usual_limits)
+    limits: Limits = field(default_factory=default_limits)
     physics: Physics = field(default_factory=Physics)
     prompt: tuple[int, int] = (16, 112)
     outputs: tuple[int, int] = (8, 40)
@@ -106,15 +107,15 @@ class Setting:
     system_tokens: int = 48
     system_share: float = 0.4
     constrained: float = 0.06
-    quitters: float = 0.02
-    quitter_outputs: tuple[int, int] | None = None
-    twos: float = 0.02
+    disconnects: float = 0.02
+    disconnect_outputs: tuple[int, int] | None = None
+    two_choices: float = 0.02
     cluster_chance: float = 0.0
     steady: bool = False
     burst_requests: int | None = None
     stream_buffer_tokens: int = 256
     one_tokenizer: bool = False
-    tells_cost: bool = False
+    sends_step_cost: bool = False
 
     @classmethod
     def drawn(cls, draw: Random) -> Setting:
@@ -131,7 +132,7 @@ class Setting:
         own, outputs = _middle(self.prompt), _middle(self.outputs)
         context = own + self.system_share * self.system_tokens + outputs / 2
         decode_ns = physics.decode_row_ns + physics.sample_row_ns
-        step_ns = physics.turn_ns / self.limits.max_seqs + decode_ns
+        step_ns = physics.iteration_ns / self.limits.max_seqs + decode_ns
         step_ns += physics.context_token_ns * context
         return SECOND / (outputs * step_ns + own * physics.prompt_token_ns)
 
@@ -139,10 +140,10 @@ class Setting:
     def rate_per_s(self) -> float:
         return self.load * self.capacity_per_s
 
-    def asks(
+    def specs(
         self, draw: Random, begin_ns: int, end_ns: int, rate: float | None = None
-    ) -> list[Ask]:
-        """What comes in [begin, end), `rate` a second if not as usual."""
+    ) -> list[RequestSpec]:
+        """Requests that arrive in [begin, end), `rate` a second, or `rate_per_s`."""
         rate = self.rate_per_s if rate is None else rate
         if self.burst_requests is not None:
             times = _bursts(draw, begin_ns, end_ns, rate, self.burst_requests)
@@ -151,20 +152,20 @@ class Setting:
                 draw, begin_ns, end_ns, rate / (1 + 2 * self.cluster_chance)
             )
             times = _clustered(draw, singles, self.cluster_chance)
-        return [self.ask(draw, number, at_ns) for number, at_ns in enumerate(times)]
+        return [self.spec(draw, number, at_ns) for number, at_ns in enumerate(times)]
 
-    def ask(self, draw: Random, number: int, at_ns: int) -> Ask:
+    def spec(self, draw: Random, number: int, at_ns: int) -> RequestSpec:
         outputs = draw.randint(*self.outputs)
         shares = draw.random() < self.system_share
         hang_up_ns = None
-        if draw.random() < self.quitters:
+        if draw.random() < self.disconnects:
             hang_up_ns = int(draw.uniform(0.15, 0.7) * SECOND)
-            outputs = draw.randint(*(self.quitter_outputs or self.outputs))
+            outputs = draw.randint(*(self.disconnect_outputs or self.outputs))
         constraint = None
         if hang_up_ns is None and draw.random() < self.constrained:
             constraint = Constraint(cached=draw.random() < 0.9)
         ends = constraint is not None or draw.random() < 0.6
-        return Ask(
+        return RequestSpec(
             number=number,
             at_ns=at_ns,
             tenant=draw.choices(list(self.tenants), list(self.tenants.values()))[0],
@@ -174,7 +175,7 @@ class Setting:
             outputs=outputs,
             max_tokens=max(outputs + 8, 64) if ends else outputs,
             stream=hang_up_ns is not None or draw.random() < 0.85,
-            choices=2 if draw.random() < self.twos else 1,
+            choices=2 if draw.random() < self.two_choices else 1,
             constraint=constraint,
             hang_up_ns=hang_up_ns,
         )
@@ -187,7 +188,7 @@ def _poisson(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[
 
 
 def _evenly(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
-    """As many in each slice of a few seconds, at any time of it."""
+    """The same number in each slice of two seconds, at random times of it."""
     due = 0.0
     for since_ns in range(begin_ns, end_ns, _SLICE_NS):
         due += rate * _SLICE_NS / SECOND
@@ -197,7 +198,7 @@ def _evenly(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[i
 
 
 def _bursts(draw: Random, begin_ns: int, end_ns: int, rate: float, size: int) -> Iterator[int]:
-    """`size` within a second, then nobody for so long that it comes to the rate."""
+    """`size` within a second, then a pause, so that the mean rate is `rate`."""
     at_ns = begin_ns + int(draw.random() * size / rate * SECOND)
     while at_ns < end_ns:
         yield from sorted(at_ns + draw.randrange(SECOND) for _ in range(size))
@@ -205,7 +206,7 @@ def _bursts(draw: Random, begin_ns: int, end_ns: int, rate: float, size: int) ->
 
 
 def _clustered(draw: Random, times: Iterable[int], chance: float) -> Iterator[int]:
-    """Now and then one to three more at once."""
+    """By `chance` one to three more at nearly the same time."""
     for at_ns in times:
         yield at_ns
         if chance and draw.random() < chance:

@@ -1,4 +1,4 @@
-"""From faults to a twin: a server that can suffer from them is made, struck, and lived."""
+"""From faults to a twin: prepare a server, inject the faults, simulate the run."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.twins.fault import Fault
-from lab.twins.gateway import name_of
-from lab.twins.life import START_NS, WHOLE, Life, Span, fault_span
+from lab.twins.gateway import request_id_of
 from lab.twins.physics import SECOND
+from lab.twins.simulate import simulate
+from lab.twins.simulated_run import START_NS, WHOLE_RUN, SimulatedRun, Span, fault_span
 from lab.twins.traffic import Setting
-from lab.twins.world import live
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.facts.records import Fact, RequestEnded
 
-# lives that differ in nothing but their configuration need no time before and after
+# runs that differ only in their configuration need no time before and after a fault
 _SHORT = Span(START_NS, START_NS + 34 * SECOND)
 _STAGGER_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
-    """A life of a server, and what was wrong with it.
+    """Facts of a simulated run, and its true fault.
 
-    `facts` are in the order of time, and so are those of `before`: a life of the same kind under
-    a good configuration, where a fault is one of configuration. The fault was there in
-    [onset, end), None without one, or to the last. `victims` and `culprits` are ids of requests,
-    or tenants, as far as the class has them. With two faults `together_ns` is the time in which
-    both were there.
+    `facts` and `before` are in the order of time; `before` is a run of the same kind with a good
+    configuration, where the fault is one of configuration. The fault was there in
+    [onset, end); onset None: no fault, end None: to the end. `victims` and `culprits` are ids
+    of requests, or tenants, where the class has them. With two faults `together_ns` is the time
+    in which both were there.
     """
 
     name: str
@@ -43,29 +43,29 @@ class Twin:
     together_ns: tuple[int, int] | None = None
 
 
-def lived(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin:
-    """A life with all of these faults, the second up to five seconds after the first; healthy if
-    none strikes and none makes the configuration worse."""
+def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin:
+    """A run with all of these faults, the second up to five seconds after the first; healthy if
+    none injects and none misconfigures."""
     key = f"{name}/{mechanism}/{seed}"
     setting, draw = _prepared(key, faults)
-    striking = [fault for fault in faults if fault.strike is not None]
+    injecting = [fault for fault in faults if fault.inject is not None]
     before: list[Fact] | None = None
     for fault in faults:
-        if fault.worsen is not None:
-            before = before or live(Life.usual(setting, f"{key}/before", _SHORT))
-            fault.worsen(setting, before, draw)
-    life = Life.usual(setting, key, WHOLE if striking or before is None else _SHORT)
-    spans = _strike(life, striking, draw)
+        if fault.misconfigure is not None:
+            before = before or simulate(SimulatedRun.baseline(setting, f"{key}/before", _SHORT))
+            fault.misconfigure(setting, before, draw)
+    run = SimulatedRun.baseline(setting, key, WHOLE_RUN if injecting or before is None else _SHORT)
+    spans = _inject(run, injecting, draw)
     onsets = [] if before is None else [START_NS]
     onsets += [span.begin_ns for span in spans]
-    life.settle()
-    facts = live(life)
-    culprits = _names(life.culprits)
-    victims = _names(life.victims) | _failed(facts)
+    run.renumber()
+    facts = simulate(run)
+    culprits = _names(run.culprits)
+    victims = _names(run.victims) | _failed(facts)
     for fault in faults:
         if fault.victims is not None:
             victims |= fault.victims(facts, culprits)
-    lasts = before is not None or (life.outage is not None and life.outage.end_ns is None)
+    lasts = before is not None or (run.outage is not None and run.outage.end_ns is None)
     return Twin(
         name=name,
         mechanism=mechanism,
@@ -80,19 +80,21 @@ def lived(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin
     )
 
 
-def lived_well(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> list[Fact]:
-    """The facts of the same server under the same traffic, had none of these faults happened."""
+def simulate_without_faults(
+    name: str, mechanism: str, seed: int, faults: Sequence[Fault]
+) -> list[Fact]:
+    """Facts of the same server under the same traffic without these faults."""
     key = f"{name}/{mechanism}/{seed}"
     setting, _ = _prepared(key, faults)
-    worsened = any(fault.worsen is not None for fault in faults)
-    struck = any(fault.strike is not None for fault in faults)
-    life = Life.usual(setting, key, _SHORT if worsened and not struck else WHOLE)
-    life.settle()
-    return live(life)
+    worsened = any(fault.misconfigure is not None for fault in faults)
+    injected = any(fault.inject is not None for fault in faults)
+    run = SimulatedRun.baseline(setting, key, _SHORT if worsened and not injected else WHOLE_RUN)
+    run.renumber()
+    return simulate(run)
 
 
 def _prepared(key: str, faults: Iterable[Fault]) -> tuple[Setting, Random]:
-    """A server that can suffer from all of them, healthy still."""
+    """A healthy server, prepared for all of these faults."""
     draw = Random(key)
     setting = Setting.drawn(draw)
     for fault in faults:
@@ -100,16 +102,16 @@ def _prepared(key: str, faults: Iterable[Fault]) -> tuple[Setting, Random]:
     return setting, draw
 
 
-def _strike(life: Life, faults: Iterable[Fault], draw: Random) -> list[Span]:
-    """Let each of them happen; returns when it did."""
+def _inject(run: SimulatedRun, faults: Iterable[Fault], draw: Random) -> list[Span]:
+    """Inject each fault; returns when each is there."""
     spans: list[Span] = []
     whole = fault_span(draw)
     for number, fault in enumerate(faults):
-        assert fault.strike is not None
+        assert fault.inject is not None
         late_ns = int(draw.uniform(0, _STAGGER_S) * SECOND) if number else 0
         span = Span(whole.begin_ns + late_ns, whole.end_ns)
-        fault.strike(life, span, draw)
-        spans.append(life.struck or span)
+        fault.inject(run, span, draw)
+        spans.append(run.injected or span)
     return spans
 
 
@@ -120,11 +122,11 @@ def _together(onsets_ns: Sequence[int], spans: Sequence[Span]) -> tuple[int, int
 
 
 def _names(found: set[int | str]) -> frozenset[str]:
-    return frozenset(one if isinstance(one, str) else name_of(one) for one in found)
+    return frozenset(one if isinstance(one, str) else request_id_of(one) for one in found)
 
 
 def _failed(facts: Sequence[Fact]) -> frozenset[str]:
-    """Requests that the server could not do."""
+    """Requests that failed, or found no engine ready."""
     return frozenset(
         fact.request_id
         for fact in facts

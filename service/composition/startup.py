@@ -15,6 +15,7 @@ from service.config.settings import ConfigError, ServeConfig
 from service.gateway.engine_client.engine_process import start_engine
 from service.gateway.http.acceptor import raise_descriptor_limit
 from service.gateway.http.listener import bind, release
+from service.process.allocator import limit_arenas
 from telemetry.facts.clock import MonotonicClock, process_start_ns
 from telemetry.facts.reasons import StartStage
 from telemetry.facts.stages import Stages
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def run_service(config: ServeConfig, say: Say) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError."""
     gc.disable()  # until the service is ready: nothing that imports create is garbage
+    limit_arenas()
     faulthandler.enable(2)  # a crash of the interpreter leaves all stacks on stderr
     clock = MonotonicClock()
     stages = Stages(clock, process_start_ns())

@@ -1,1 +1,14 @@
-"""The pure core: scheduler, block pool, admission, loop; no I/O, no torch, no own clock."""
+"""The pure core of the engine: scheduling, KV block accounting, and the engine loop.
+
+Commands and step outcomes go in; plans, emissions and facts come out. No torch, asyncio, I/O,
+logging or OpenTelemetry, and no clock of its own: callers pass the time in. The same code runs in
+production, in the simulator and in replay.
+
+    inbox, plan, executor         what goes in and out: commands, plans and outcomes, the executor
+    loop, scheduler               one iteration of the loop; one step from plan to commit
+    planner, plan_builder, budget, draft_proposer     what the next step computes
+    admission, fairness, limits_record     limits, the order between tenants, limits as a fact
+    token_ids, vocabulary, warm_up         checks of token ids, tokens as bytes, first steps
+    sequences/                    live sequences: queue, running set, slots, pending facts
+    kv/                           the KV cache: blocks, prefix cache, CPU offload
+"""

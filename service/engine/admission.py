@@ -1,9 +1,9 @@
-"""Who may enter: into the waiting queue, and from there into the running set.
+"""Admission: into the waiting queue, and from there into the running set.
 
 The queue is bounded by requests and by tokens, because a queue bounded by count alone
-lets a few huge prompts hide minutes of work. Into the running set a request comes only
-when its whole prompt fits into free blocks, with a few kept back so that sequences that
-already decode can grow without preempting somebody at once.
+lets a few huge prompts hide minutes of work. A request is admitted to the running set when
+its whole prompt fits into available blocks, less a watermark, so that sequences that decode can
+grow without an immediate preemption.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Limits:
     def step_tokens(self) -> int:
         """Tokens that one step may compute.
 
-        Without chunking a prompt runs in one piece, so a step must have room for the
-        longest prompt beside a token of everybody else.
+        Without chunking a prompt is computed in one piece, so a step must have room for the
+        longest prompt beside one token of each other sequence.
         """
         if self.chunked_prefill:
             return self.budget_tokens
@@ -57,12 +57,13 @@ class Limits:
 
     @property
     def watermark_blocks(self) -> int:
+        """Blocks that an admission leaves available: 1 %, at least one."""
         return max(1, self.blocks_total // 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLoad:
-    """The queue as a new request finds it."""
+    """The queue's length when a new request arrives: all, and of its tenant."""
 
     requests: int
     tokens: int
@@ -83,6 +84,6 @@ def refusal(limits: Limits, prompt_tokens: int, load: QueueLoad) -> EndReason | 
 
 
 def fits(limits: Limits, needed_blocks: int, available_blocks: int, running: int) -> bool:
-    """Whether a request may take its blocks; alone it need not respect the watermark."""
+    """Whether a request may take its blocks; the watermark counts only while others run."""
     reserve = limits.watermark_blocks if running else 0
     return needed_blocks + reserve <= available_blocks

@@ -1,8 +1,8 @@
-"""How many prompt tokens a step may carry beside its decodes.
+"""How many prompt tokens a step may compute beside its decodes.
 
-With a fixed budget that is a constant. With a target for the inter-token latency (ITL) it
+Without a target for the inter-token latency (ITL) the budget is fixed. With one it
 follows from the fitted cost of a step: the largest chunk whose predicted step still meets
-the target, never less than one block, so that prefill always goes on. This is the dynamic
+the target, at least one block, so that prefill always progresses. This is the dynamic
 chunk sizing of TensorRT-LLM, with a cost that is measured on this machine and refitted as
 it runs.
 """
@@ -16,7 +16,7 @@ from service.engine.inbox import SetStepCost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """What a step's decodes amount to."""
+    """Decode rows of a step, and the tokens that they attend to."""
 
     decodes: int = 0
     context_tokens: int = 0
@@ -31,8 +31,8 @@ def prefill_allowance(
 ) -> int:
     """Prompt tokens for this step, at most what `budget_tokens` leaves beside the decodes.
 
-    Without decodes nobody's ITL is at stake, without a fitted cost or a target nothing can
-    be adapted: then the fixed budget holds.
+    The fixed budget holds where no decode waits for the step, and without a fitted cost or a
+    target.
     """
     left = budget_tokens - load.decodes
     if target_ns is None or cost is None or load.decodes == 0:

@@ -1,4 +1,4 @@
-"""The seam between the pure core and whatever computes.
+"""The interface between the pure core and what computes a plan.
 
 `launch` and `collect` are two calls so that the next step can be planned while this one
 runs. Implementations: `service.device.torch_executor` on hardware; the simulator's on a
@@ -17,7 +17,7 @@ _DETAIL_CHARACTERS = 160
 
 
 class DeviceFailure(Exception):
-    """Something was not computed, and `kind` says why."""
+    """A step or a start failed on the device; `kind` says why."""
 
     kind = StepFailure.KERNEL_ERROR
 
@@ -25,8 +25,8 @@ class DeviceFailure(Exception):
 class StepFailed(DeviceFailure):
     """The step could not be computed (out of memory, a kernel fault that was survived).
 
-    The sequences in the step fail; the engine goes on. `detail` is one line for people, without a
-    number in it, because a number may be a token.
+    The sequences in the step fail; the engine goes on. `detail` is one line for a log, without
+    digits, because a number may be a token id.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StepFailed(DeviceFailure):
 
     @classmethod
     def of(cls, step_id: int, error: Exception, kind: StepFailure) -> StepFailed:
-        """In one line."""
+        """From an exception: the first line of its message, with digits replaced in `detail`."""
         line = next(iter(str(error).splitlines()), "")
         detail = re.sub(r"\d+", "#", f"{type(error).__name__}: {line}")[:_DETAIL_CHARACTERS]
         return cls(f"step {step_id}: {line or type(error).__name__}", kind, detail)
@@ -62,6 +62,10 @@ class Executor(Protocol):
         """Blocks that the cache holds."""
         ...
 
-    def launch(self, plan: Plan) -> None: ...
+    def launch(self, plan: Plan) -> None:
+        """Start a step; need not wait for it."""
+        ...
 
-    def collect(self) -> StepOutcome: ...
+    def collect(self) -> StepOutcome:
+        """Wait for the oldest launched step. Raises StepFailed."""
+        ...

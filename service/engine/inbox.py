@@ -21,7 +21,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `max_tokens` bounds the output; the gateway has checked that the prompt fits the
     context. `end_token_ids` end the text (the model's EOS tokens, unless the client asked
     to ignore them), `stop_token_ids` are the client's own. A smaller `priority` is served
-    earlier. At `deadline_ns` (monotonic) the sequence is dropped, wherever it is.
+    earlier. At `deadline_ns` (monotonic) the sequence ends, waiting or running.
     `cache_salt` keeps its cached prefix apart from the tenant's others; `cache_prefix`
     false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
     GrammarReady comes for it.
@@ -51,13 +51,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """The sequence's reader is too slow: generate nothing for it until Resume."""
+    """The sequence's client reads too slowly: generate nothing for it until Resume."""
 
     seq_id: int
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """The reader has caught up."""
+    """The client has caught up."""
 
     seq_id: int
 
@@ -72,7 +72,7 @@ class GrammarReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetStepCost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The fitted cost of a step, in nanoseconds; what the adaptive budget goes by."""
+    """The fitted cost of a step, in nanoseconds; the adaptive budget uses it."""
 
     base_ns: int
     prefill_token_ns: int
@@ -80,7 +80,7 @@ class SetStepCost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     context_token_ns: int = 0
 
     def decode_step_ns(self, decodes: int, context_tokens: int) -> int:
-        """A step without prefill."""
+        """Predicted duration of a step without prefill."""
         return self.base_ns + self.decode_row_ns * decodes + self.context_token_ns * context_tokens
 
 
@@ -89,7 +89,7 @@ class FlushCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
-    """Record steps, or do not: what recording costs is measured by that."""
+    """Switch the record of steps on or off, to measure what it costs."""
 
     enabled: bool
 
@@ -98,7 +98,7 @@ Command = Submit | Cancel | Pause | Resume | GrammarReady | SetStepCost | FlushC
 
 
 class Inbox:
-    """Commands on their way in; any thread may put, the engine loop drains."""
+    """Commands that are not applied yet; any thread may put, the engine loop drains."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()

@@ -1,4 +1,4 @@
-"""Limits as the fact that records them, and back."""
+"""Limits to and from the fact that records them, EngineStarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAME = (
 
 
 def record_of(limits: Limits) -> dict[str, Any]:
-    """What `EngineStarted` says of limits, by the names of its fields."""
+    """Fields of `EngineStarted` that hold limits."""
     return {
         **{name: getattr(limits, name) for name in _SAME},
         "policy": limits.policy.value,
@@ -40,7 +40,7 @@ def record_of(limits: Limits) -> dict[str, Any]:
 
 
 def limits_of(started: EngineStarted) -> Limits:
-    """The limits of an engine that has recorded its start."""
+    """The limits in a recorded start."""
     retention = Retention(tenant_share=started.host_tenant_share, ttl_ns=started.host_ttl_ns)
     return Limits(
         **{name: getattr(started, name) for name in _SAME},

@@ -84,11 +84,11 @@ class EngineLoop:
 
     @property
     def wake_ns(self) -> int | None:
-        """When `step` has something to do although no command came: the next deadline."""
+        """The next deadline: when `step` has something to do although no command came."""
         return self.scheduler.next_deadline_ns
 
     def step(self) -> list[Emission]:
-        """One turn: launches at most one plan, commits at most one outcome."""
+        """One iteration: launches at most one plan, commits at most one outcome."""
         begin_ns = self._clock.now_ns()
         commands = self._inbox.drain()
         self._apply(commands, begin_ns)
@@ -105,12 +105,12 @@ class EngineLoop:
         return self.scheduler.take_emissions()
 
     def apply_commands(self) -> None:
-        """What has arrived takes effect and leaves its facts; no step follows."""
+        """Apply the commands in the inbox and record their facts, without a step."""
         self._apply(self._inbox.drain(), self._clock.now_ns())
 
     def check_idle(self) -> None:
-        """Walk all bookkeeping once the loop has gone idle. It takes milliseconds on a large pool,
-        so the last token is to be on its way before."""
+        """Check all state once after the loop has gone idle. Call it when the last token has been
+        sent: it takes milliseconds on a large pool. Raises AssertionError."""
         if self._unchecked:
             self._unchecked = False
             self.scheduler.check()
@@ -171,8 +171,8 @@ class EngineLoop:
         if not self._recording:
             self._record_facts(committed_ns)
             return
-        pool, residents = scheduler.pool, scheduler.residents
-        queue = residents.queue
+        pool, table = scheduler.pool, scheduler.table
+        queue = table.queue
         self._lane.append(
             StepRecorded(  # by position, which takes a quarter of the time that names take
                 plan.step_id,
@@ -187,7 +187,7 @@ class EngineLoop:
                 plan.skips,
                 plan.preempted,
                 plan.budget_tokens,
-                len(residents.running),
+                len(table.running),
                 len(queue),
                 queue.tokens,
                 pool.used,
@@ -196,7 +196,7 @@ class EngineLoop:
                 outcome.mask_ns,
                 outcome.masked_rows,
                 len(plan.copies),
-                committed.filled,
+                committed.sealed,
                 _device_of(flight, outcome),
                 outcome.rank_skew_ns,
             )
@@ -223,7 +223,7 @@ class EngineLoop:
 
 
 def _device_of(flight: _InFlight, outcome: StepOutcome) -> DeviceTimes | None:
-    """Idling is no bubble."""
+    """Device times of a step; what passed while the engine was idle is no bubble."""
     device = outcome.device
     if device is None or not flight.after_idling:
         return device
@@ -231,8 +231,8 @@ def _device_of(flight: _InFlight, outcome: StepOutcome) -> DeviceTimes | None:
 
 
 def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
-    """The rows of a plan as facts, decodes first. One is made for each token: by position, and
-    with one loop for each kind."""
+    """The rows of a plan as facts, decodes first. Arguments go by position, and each kind has its
+    own loop, because one row is made for each token."""
     tokens, wasted = committed.tokens, committed.wasted
     rows = [
         Row(

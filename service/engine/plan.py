@@ -1,6 +1,6 @@
-"""What crosses the border between scheduler and executor.
+"""What scheduler and executor exchange.
 
-A `Plan` is the whole instruction for one step; a `StepOutcome` is what came of it. Rows
+A `Plan` is the whole instruction for one step; a `StepOutcome` is its result. Rows
 are ordered: decodes first, then prefill chunks. The sampled rows of a plan, in that
 order (`Plan.sampled_rows`), line up with `StepOutcome.samples`.
 
@@ -44,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrammarKind(StrEnum):
-    """What language a constraint is written in."""
+    """The language of a grammar."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -103,10 +103,10 @@ class PrefillChunk:
 class DecodeRow(msgspec.Struct, frozen=True, gc=False):
     """Compute the slot's last sampled token at position `start`; sample output `output_index`.
 
-    `drafts` are guesses of the tokens after it, computed in the same pass at the positions
-    that follow. The executor samples position by position and stops after the first sample
-    that is not the draft's token, so the outputs are those of an engine that never guesses.
-    One is made for each token, hence a struct: a frozen dataclass takes five times as long.
+    `drafts` are draft tokens after it, computed in the same pass at the positions that follow.
+    The executor samples position by position and stops after the first sample that is not the
+    draft token, so the outputs are those of an engine without drafts. A struct, because one is
+    made for each token and a frozen dataclass takes five times as long.
     """
 
     seq_id: int
@@ -118,7 +118,7 @@ class DecodeRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class CopyKind(StrEnum):
-    """Which way a block's contents travel."""
+    """The direction of a copy."""
 
     SAVE = "save"  # device block -> host slot
     LOAD = "load"  # host slot -> device block
@@ -126,7 +126,7 @@ class CopyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy one block between the device cache and the host tier, all layers."""
+    """Copy one block between the KV cache and CPU memory, all layers."""
 
     kind: CopyKind
     block: int
@@ -185,12 +185,12 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """`samples[i]` belong to `plan.sampled_rows[i]`: one, or more when drafts were right.
+    """`samples[i]` belong to `plan.sampled_rows[i]`: one, or more when draft tokens were accepted.
 
     Stamps are monotonic nanoseconds. `forward_ns`: the model began to run; `sample_ns`:
     logits were ready, sampling began. `mask_ns` of the sampling went into the masks of
     `masked_rows` constrained rows. `device` is None where the device has no clock of its own.
-    `rank_skew_ns` is None where no ranks compute together.
+    `rank_skew_ns` is None without tensor parallelism.
     """
 
     samples: tuple[tuple[Sample, ...], ...]
@@ -203,9 +203,9 @@ class StepOutcome:
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):
-    """News of one sequence: a new token, its end, or both. Nothing follows an end.
+    """A new token of one sequence, its end, or both. Nothing follows an end.
 
-    `detail` says more about an end that is an error, for the client.
+    `detail` explains an end that is an error to the client.
     """
 
     seq_id: int

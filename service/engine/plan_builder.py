@@ -1,4 +1,4 @@
-"""A plan in the making: rows are added while the budget lasts."""
+"""A plan under construction: rows are added while the token budget lasts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
-from service.engine.request import Request
+from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
 
 
-class Draft:
-    """What the next step will do, as far as it is decided.
+class PlanBuilder:
+    """Rows, skips and the budget of the next step.
 
-    `pressed` says that somebody lost his blocks to a sequence that had to grow, so that
-    this is not the step to let new ones in.
+    `preempted_for_memory` says that a sequence that generates was preempted so that another could
+    grow: this step admits no new ones.
     """
 
     def __init__(self, budget_tokens: int) -> None:
         self.budget_tokens = budget_tokens
         self.budget_left = budget_tokens
-        self.pressed = False
+        self.preempted_for_memory = False
         self.preempted: list[int] = []
         self.decodes: list[DecodeRow] = []
         self._prefills: list[PrefillChunk] = []
@@ -31,27 +31,29 @@ class Draft:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that the decodes attend to."""
+        """Tokens that the decode rows attend to."""
         return sum(row.start for row in self.decodes)
 
     @property
     def is_empty(self) -> bool:
         return not self.decodes and not self._prefills
 
-    def narrow(self, prefill_tokens: int) -> None:
-        """Leave no more than `prefill_tokens` of the budget to prompts."""
+    def limit_prefill(self, prefill_tokens: int) -> None:
+        """Leave at most `prefill_tokens` of the budget to prompts."""
         surplus = self.budget_left - prefill_tokens
         if surplus > 0:
             self.budget_left -= surplus
             self.budget_tokens -= surplus
 
     def skip(self, request: Request, reason: WaitReason) -> None:
+        """Note why a live request gets no row."""
         self._skips.append(Skip(request.seq_id, reason, None))
 
     def start(self, start: SlotStart) -> None:
+        """A sequence takes its slot in this step."""
         self._started.append(start)
 
-    def decode(self, request: Request) -> None:
+    def add_decode(self, request: Request) -> None:
         """One more token of a running sequence."""
         assert request.slot is not None
         self.decodes.append(
@@ -67,13 +69,13 @@ class Draft:
         request.in_flight_samples += 1
         self.budget_left -= 1
 
-    def guess(self, place: int, drafts: Sequence[int]) -> None:
-        """Let the decode row at `place` carry guesses of the tokens after its own."""
+    def add_draft_tokens(self, index: int, drafts: Sequence[int]) -> None:
+        """Give decode row `index` draft tokens that are verified in the same step."""
         if drafts:
-            self.decodes[place] = replace(self.decodes[place], drafts=drafts)
+            self.decodes[index] = replace(self.decodes[index], drafts=drafts)
             self.budget_left -= len(drafts)
 
-    def prefill(self, request: Request, count: int) -> None:
+    def add_prefill(self, request: Request, count: int) -> None:
         """The next `count` tokens of a sequence's prompt."""
         assert request.slot is not None
         samples = count == request.prefill_tokens - request.computed_tokens
@@ -93,9 +95,10 @@ class Draft:
         request.in_flight_samples += samples
         self.budget_left -= count
 
-    def finish(
+    def build(
         self, step_id: int, stopped_slots: tuple[int, ...], copies: tuple[BlockCopy, ...]
     ) -> Plan:
+        """The finished plan; the builder is not used again."""
         plan = Plan(
             step_id=step_id,
             decodes=tuple(self.decodes),

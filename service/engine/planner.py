@@ -1,4 +1,4 @@
-"""Decides one step: decodes, then chunks of prompts, then who may come in."""
+"""Decides one step: decode rows, then prefill chunks and admissions in the order of service."""
 
 from __future__ import annotations
 
@@ -9,220 +9,229 @@ from service.engine.admission import Limits, fits
 from service.engine.budget import StepLoad, prefill_allowance
 from service.engine.inbox import SetStepCost
 from service.engine.kv.blocks import blocks_for
-from service.engine.kv.prefix import Match
+from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.plan import Plan
-from service.engine.plan_builder import Draft
-from service.engine.queue import Rank
-from service.engine.request import Request, Status
-from service.engine.sequence_table import Residents
-from service.engine.stopping import may_grow
+from service.engine.plan_builder import PlanBuilder
+from service.engine.sequences.fact_log import FactLog
+from service.engine.sequences.queue import SortKey
+from service.engine.sequences.request import Request, Status
+from service.engine.sequences.sequence_table import SequenceTable
+from service.engine.sequences.stopping import may_grow
 from telemetry.facts.reasons import WaitReason
 
 
 class Planner:
-    """Holds every `if` about who runs; the moves themselves are the residents'."""
+    """Holds every `if` about which sequence runs; the sequence table makes the moves."""
 
-    def __init__(self, limits: Limits, residents: Residents) -> None:
+    def __init__(
+        self, limits: Limits, table: SequenceTable, prefix: PrefixCache, log: FactLog
+    ) -> None:
         self.limits = limits
-        self.residents = residents
-        self.pool = residents.pool
         self.cost: SetStepCost | None = None
-        self._untold: list[int] = []
+        self._table = table
+        self._prefix = prefix
+        self._pool = prefix.pool
+        self._log = log
+        self._unrecorded_preemptions: list[int] = []
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched."""
-        draft = Draft(self.limits.step_tokens)
-        draft.preempted, self._untold = self._untold, []
-        self._plan_decodes(draft, now_ns)
-        self._add_guesses(draft, now_ns)
-        draft.narrow(self._prefill_allowance(draft))
-        self._plan_prefills(draft, now_ns)
-        residents = self.residents
-        if draft.is_empty:
-            self._untold = draft.preempted  # the next step's record will name them
-            return draft.finish(residents.next_step_id, (), ())
-        stopped, copies = residents.take_stopped_slots(), residents.prefix.take_copies()
-        plan = draft.finish(residents.next_step_id, stopped, copies)
-        residents.next_step_id += 1
+        builder = PlanBuilder(self.limits.step_tokens)
+        builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
+        self._plan_decodes(builder, now_ns)
+        self._add_draft_tokens(builder, now_ns)
+        builder.limit_prefill(self._prefill_allowance(builder))
+        self._plan_prefills(builder, now_ns)
+        step_id = self._log.next_step_id
+        if builder.is_empty:
+            self._unrecorded_preemptions = builder.preempted  # the next step's record names them
+            return builder.build(step_id, (), ())
+        stopped, copies = self._table.slots.take_stopped(), self._prefix.take_copies()
+        plan = builder.build(step_id, stopped, copies)
+        self._log.next_step_id += 1
         return plan
 
-    def _plan_decodes(self, draft: Draft, now_ns: int) -> None:
-        """Best first, so that whoever must give up his blocks has no row yet."""
+    def _plan_decodes(self, builder: PlanBuilder, now_ns: int) -> None:
+        """In the order of service, so that a sequence that is preempted has no row yet."""
         order = self._service_order(now_ns)
         for request in order:
             if request.status is not Status.RUNNING:
                 continue
             if request.paused:
-                draft.skip(request, WaitReason.CLIENT_PAUSE)
+                builder.skip(request, WaitReason.CLIENT_PAUSE)
                 continue
             if request.in_prefill or not may_grow(request, self.limits.max_model_tokens):
                 continue  # its chunk comes later, or its last token is in flight
-            if not self._grow(request, order, draft, now_ns):
+            if not self._grow(request, order, builder, now_ns):
                 continue
-            draft.decode(request)
+            builder.add_decode(request)
 
     def _service_order(self, now_ns: int) -> list[Request]:
-        """Running sequences, the first to be served and the last to be preempted in front."""
-        running = self.residents.running
+        """Running sequences; the last one is preempted first."""
+        running = self._table.running
         if len(running) < 2:
             return list(running)
-        rank = self._rank(now_ns)
+        sort_key = self._sort_key(now_ns)
 
         def key(request: Request) -> tuple[bool, int, int]:
-            priority, service, _, _ = rank(request)
+            priority, service, _, _ = sort_key(request)
             return (request.paused, priority, service)
 
         return sorted(running, key=key)
 
-    def _rank(self, now_ns: int) -> Callable[[Request], Rank]:
-        batch = Counter(request.submit.tenant for request in self.residents.running)
-        return self.residents.queue.rank(now_ns, batch)
+    def _sort_key(self, now_ns: int) -> Callable[[Request], SortKey]:
+        batch = Counter(request.submit.tenant for request in self._table.running)
+        return self._table.queue.sort_key(now_ns, batch)
 
-    def _grow(self, request: Request, order: list[Request], draft: Draft, now_ns: int) -> bool:
-        """Room for one more token; may preempt the last in order, in the end the request itself."""
+    def _grow(
+        self, request: Request, order: list[Request], builder: PlanBuilder, now_ns: int
+    ) -> bool:
+        """A block for one more token where one is needed; may preempt the last in `order`, in the
+        end the request itself. False: it was preempted."""
         needed = blocks_for(request.computed_tokens + 1, self.limits.block_tokens)
         missing = needed - len(request.blocks)
         if missing <= 0:
-            return True  # as for fifteen tokens of sixteen
-        while missing > self.pool.available:
+            return True  # its last block has room
+        while missing > self._pool.available:
             victim = next(r for r in reversed(order) if r.status is Status.RUNNING)
-            draft.pressed = draft.pressed or not victim.paused
-            self._preempt(victim, draft, now_ns)
+            builder.preempted_for_memory = builder.preempted_for_memory or not victim.paused
+            self._preempt(victim, builder, now_ns)
             if victim is request:
                 return False
-        self.residents.grow(request, max(0, missing), now_ns)
+        self._table.grow(request, max(0, missing), now_ns)
         return True
 
-    def _add_guesses(self, draft: Draft, now_ns: int) -> None:
-        """Drafts take only what is left when every sequence has its one token, and leave
-        prompts their due."""
+    def _add_draft_tokens(self, builder: PlanBuilder, now_ns: int) -> None:
+        """Draft tokens take what is left of the budget after one token for each sequence, and
+        after what is reserved for prompts."""
         if not self.limits.draft_tokens:
             return
-        spare = draft.budget_left - self._due_to_prompts()
-        for place, row in enumerate(draft.decodes):
-            drafts = self._guess(self.residents.live[row.seq_id], spare, now_ns)
+        spare = builder.budget_left - self._reserved_for_prefill()
+        for index, row in enumerate(builder.decodes):
+            drafts = self._propose(self._table.live[row.seq_id], spare, now_ns)
             spare -= len(drafts)
-            draft.guess(place, drafts)
+            builder.add_draft_tokens(index, drafts)
 
-    def _due_to_prompts(self) -> int:
-        """Tokens that drafts must leave: a block while anybody has a prompt to compute, all
-        of the step if prompts are computed in one piece."""
-        residents = self.residents
-        if not residents.queue.has_candidates and not any(r.in_prefill for r in residents.running):
+    def _reserved_for_prefill(self) -> int:
+        """Tokens that drafts must leave: none without a prompt to compute, one block with one, and
+        the whole step where prompts are not chunked."""
+        table = self._table
+        if not table.queue.has_candidates and not any(r.in_prefill for r in table.running):
             return 0
         return self.limits.block_tokens if self.limits.chunked_prefill else self.limits.step_tokens
 
-    def _guess(self, request: Request, spare: int, now_ns: int) -> list[int]:
-        """Draft tokens, as far as budget, limits and free blocks allow without any pressure."""
-        if request.lookup is None:
+    def _propose(self, request: Request, spare: int, now_ns: int) -> list[int]:
+        """Draft tokens, as many as budget, limits and free blocks allow without preemption."""
+        if request.proposer is None:
             return []
         outputs_left = request.submit.max_tokens - len(request.outputs) - 1
         context_left = self.limits.max_model_tokens - request.known_tokens - 1
         count = min(self.limits.draft_tokens, spare, outputs_left, context_left)
         if count <= 0:
             return []
-        drafts = request.lookup.propose(count)
+        drafts = request.proposer.propose(count)
         needed = blocks_for(request.computed_tokens + len(drafts), self.limits.block_tokens)
         missing = needed - len(request.blocks)
-        if missing > self.pool.available - self.limits.watermark_blocks:
+        if missing > self._pool.available - self.limits.watermark_blocks:
             return []
-        self.residents.grow(request, max(0, missing), now_ns)
+        self._table.grow(request, max(0, missing), now_ns)
         return drafts
 
-    def _prefill_allowance(self, draft: Draft) -> int:
-        load = StepLoad(decodes=len(draft.decodes), context_tokens=draft.context_tokens)
-        drafted = draft.budget_tokens - draft.budget_left - load.decodes
+    def _prefill_allowance(self, builder: PlanBuilder) -> int:
+        """Prompt tokens that this step may compute."""
+        load = StepLoad(decodes=len(builder.decodes), context_tokens=builder.context_tokens)
+        drafted = builder.budget_tokens - builder.budget_left - load.decodes
         budget = self.limits.step_tokens - drafted
         if not self.limits.chunked_prefill:
             return budget - load.decodes
         size = self.limits.block_tokens
         return prefill_allowance(self.cost, self.limits.itl_target_ns, load, budget, size)
 
-    def _plan_prefills(self, draft: Draft, now_ns: int) -> None:
+    def _plan_prefills(self, builder: PlanBuilder, now_ns: int) -> None:
         """Chunks of running prompts and new admissions, in one order of service."""
-        started = [r for r in self.residents.running if r.in_prefill and not r.paused]
-        if not started and not self.residents.queue.has_candidates:
-            return  # nearly always
-        rank = self._rank(now_ns)
-        pending = deque(sorted(started, key=rank))
+        started = [r for r in self._table.running if r.in_prefill and not r.paused]
+        if not started and not self._table.queue.has_candidates:
+            return  # the common case: only decodes
+        key = self._sort_key(now_ns)
+        pending = deque(sorted(started, key=key))
         capped: set[str] = set()
-        head = self._head(draft, capped, now_ns)
+        head = self._next_to_admit(builder, capped, now_ns)
         while pending or head is not None:
-            if pending and (head is None or rank(pending[0]) <= rank(head)):
+            if pending and (head is None or key(pending[0]) <= key(head)):
                 request = pending.popleft()
-                if not self._add_chunk(request, draft):
-                    draft.skip(request, WaitReason.BUDGET)
+                if not self._add_chunk(request, builder):
+                    builder.skip(request, WaitReason.BUDGET)
                 continue
             assert head is not None
-            admitted = self._admit(head, rank(head)[0], draft, now_ns)
-            head = self._head(draft, capped, now_ns) if admitted else None
+            admitted = self._admit(head, key(head)[0], builder, now_ns)
+            head = self._next_to_admit(builder, capped, now_ns) if admitted else None
 
-    def _head(self, draft: Draft, capped: set[str], now_ns: int) -> Request | None:
+    def _next_to_admit(self, builder: PlanBuilder, capped: set[str], now_ns: int) -> Request | None:
         """The request to admit next; those of tenants at their limit are passed over."""
         limit = self.limits.tenant_max_seqs
-        for request in self.residents.queue.heads(self._rank(now_ns)):
+        for request in self._table.queue.heads(self._sort_key(now_ns)):
             tenant = request.submit.tenant
-            if limit is None or self.residents.of_tenant(tenant) < limit:
+            if limit is None or self._table.running_of(tenant) < limit:
                 return request
             if tenant not in capped:
                 capped.add(tenant)
-                draft.skip(request, WaitReason.POLICY)
+                builder.skip(request, WaitReason.POLICY)
         return None
 
-    def _admit(self, request: Request, priority: int, draft: Draft, now_ns: int) -> bool:
-        match = self.residents.match(request, now_ns)
-        reason = self._obstacle(request, match, draft, now_ns)
+    def _admit(self, request: Request, priority: int, builder: PlanBuilder, now_ns: int) -> bool:
+        match = self._table.blocks.match(request, now_ns)
+        reason = self._binding_reason(request, match, builder, now_ns)
         if reason is not None:
-            draft.skip(request, reason)
+            builder.skip(request, reason)
             return False
-        draft.start(self.residents.start(request, match, priority, now_ns))
-        added = self._add_chunk(request, draft)
+        builder.start(self._table.start(request, match, priority, now_ns))
+        added = self._add_chunk(request, builder)
         assert added, f"{request.seq_id} was admitted without budget"
         return True
 
-    def _obstacle(
-        self, request: Request, match: Match, draft: Draft, now_ns: int
+    def _binding_reason(
+        self, request: Request, match: Match, builder: PlanBuilder, now_ns: int
     ) -> WaitReason | None:
-        """The constraint that keeps the head of the queue waiting.
+        """The constraint that keeps the head of the queue waiting; None: it starts now.
 
-        Sequences whose reader is too slow give way to it, if that helps. Budget is named
-        last: it is there again in the next step, slots and blocks are not.
+        Paused sequences are preempted for it if that makes room. Budget is named last: it is
+        there again in the next step, slots and blocks are not.
         """
-        squeezed = WaitReason.PREEMPTED if request.preemptions else WaitReason.KV
-        if draft.pressed:
-            return squeezed
+        no_blocks = WaitReason.PREEMPTED if request.preemptions else WaitReason.KV
+        if builder.preempted_for_memory:
+            return no_blocks
         hits = (len(match.blocks) + len(match.host_digests)) * self.limits.block_tokens
-        has_budget = self._chunk_tokens(request.known_tokens - hits, draft) > 0
+        has_budget = self._chunk_tokens(request.known_tokens - hits, builder) > 0
         total = blocks_for(request.known_tokens, self.limits.block_tokens)
-        paused = [r for r in self.residents.running if r.paused] if has_budget else []
-        if len(self.residents.running) - len(paused) >= self.limits.max_seqs:
+        paused = [r for r in self._table.running if r.paused] if has_budget else []
+        if len(self._table.running) - len(paused) >= self.limits.max_seqs:
             return WaitReason.SEQS
         if not self._fits(match, total, sum(len(r.blocks) for r in paused)):
-            return squeezed
-        while len(self.residents.running) >= self.limits.max_seqs or not self._fits(match, total):
+            return no_blocks
+        while len(self._table.running) >= self.limits.max_seqs or not self._fits(match, total):
             if not paused:
-                return squeezed  # what they held is shared with others
-            self._preempt(paused.pop(), draft, now_ns)
+                return no_blocks  # blocks of the paused ones are shared with others
+            self._preempt(paused.pop(), builder, now_ns)
         return None if has_budget else WaitReason.BUDGET
 
     def _fits(self, match: Match, blocks: int, reclaimable: int = 0) -> bool:
-        """Whether a table of so many blocks can be had, were `reclaimable` blocks given up."""
-        needed = self.residents.prefix.cost(match, blocks)
-        running = len(self.residents.running)
-        return fits(self.limits, needed, self.pool.available + reclaimable, running)
+        """Whether a table of `blocks` blocks is available, if `reclaimable` more were free."""
+        needed = self._prefix.cost(match, blocks)
+        running = len(self._table.running)
+        return fits(self.limits, needed, self._pool.available + reclaimable, running)
 
-    def _preempt(self, victim: Request, draft: Draft, now_ns: int) -> None:
-        self.residents.preempt(victim, now_ns)
-        draft.preempted.append(victim.seq_id)
+    def _preempt(self, victim: Request, builder: PlanBuilder, now_ns: int) -> None:
+        self._table.preempt(victim, now_ns)
+        builder.preempted.append(victim.seq_id)
 
-    def _chunk_tokens(self, remaining: int, draft: Draft) -> int:
-        """How much of a prompt's remainder the step can take."""
-        if not self.limits.chunked_prefill and remaining > draft.budget_left:
+    def _chunk_tokens(self, remaining: int, builder: PlanBuilder) -> int:
+        """Tokens of a prompt's remainder that the step can take."""
+        if not self.limits.chunked_prefill and remaining > builder.budget_left:
             return 0
-        return min(remaining, draft.budget_left)
+        return min(remaining, builder.budget_left)
 
-    def _add_chunk(self, request: Request, draft: Draft) -> bool:
-        count = self._chunk_tokens(request.prefill_tokens - request.computed_tokens, draft)
+    def _add_chunk(self, request: Request, builder: PlanBuilder) -> bool:
+        count = self._chunk_tokens(request.prefill_tokens - request.computed_tokens, builder)
         if count:
-            draft.prefill(request, count)
+            builder.add_prefill(request, count)
         return count > 0

@@ -4,12 +4,12 @@ Pure: commands and outcomes go in; plans, emissions and facts come out. Decodes 
 first, so a prompt can never stop them; prefill chunks of running sequences and new
 admissions share what is left of the token budget (the stall-free batching of
 Sarathi-Serve, Agrawal et al., OSDI 2024), in order of arrival or of fair shares
-(`service.engine.fairness`). When blocks run out, sequences whose reader is too slow are
-preempted first, then the last in the order of service; what is preempted is recomputed, as
-far as the prefix cache has lost it, when it gets its turn again.
+(`service.engine.fairness`). When blocks run out, paused sequences are preempted first, then
+the last in the order of service. A preempted sequence is admitted again later, and computes
+again what the prefix cache no longer has of it.
 
 Steps may overlap: `plan` can be called before the last plan's outcome is committed.
-Then counts such as `in_flight_samples` speak of what has been launched, and a row whose
+Then counts such as `in_flight_samples` include steps that are launched, and a row whose
 request ended meanwhile is dropped at commit. Freed blocks and slots may be reused at
 once, because the executor runs steps in order.
 """
@@ -22,18 +22,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from service.engine.admission import Limits, QueueLoad, refusal
-from service.engine.draft_proposer import Lookup, lookup_of_prompt
+from service.engine.draft_proposer import DraftProposer, ngram_proposer
 from service.engine.executor import StepFailed
 from service.engine.inbox import GrammarReady, SetStepCost, Submit
+from service.engine.kv.cpu_offload import CpuOffloadIndex
+from service.engine.kv.prefix import PrefixCache
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
-from service.engine.request import Request, Status
-from service.engine.sequence_table import Residents
-from service.engine.stopping import end_after
+from service.engine.sequences.fact_log import FactLog
+from service.engine.sequences.request import Request, Status
+from service.engine.sequences.sequence_table import SequenceTable
+from service.engine.sequences.stopping import end_after
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
+    BlocksSealed,
     CacheFlushed,
-    Filled,
     GrammarCompiled,
     SequencePaused,
     SequenceResumed,
@@ -46,52 +49,57 @@ from telemetry.facts.records import Fact
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a step gave: tokens by sequence, whose tokens were wasted, and blocks made full."""
+    """What a step gave: number of tokens by sequence, sequences whose tokens were dropped, and
+    aliases of blocks that became full."""
 
     tokens: dict[int, int]
     wasted: frozenset[int]
-    filled: tuple[Filled, ...] = ()
+    sealed: tuple[BlocksSealed, ...] = ()
 
 
 class Scheduler:
-    """Takes commands and outcomes; `Planner` decides, `Residents` keeps the books."""
+    """Takes commands and outcomes. `Planner` decides; `SequenceTable` has the sequences, `prefix`
+    and its `pool` the KV blocks, `log` the facts that are not taken yet."""
 
     def __init__(
         self,
         limits: Limits,
-        make_lookup: Callable[[Submit], Lookup] = lookup_of_prompt,
+        make_proposer: Callable[[Submit], DraftProposer] = ngram_proposer,
         vocab_tokens: int | None = None,
     ) -> None:
-        """`make_lookup` gives what guesses a sequence's next tokens, where drafts are on. Of a
-        model with `vocab_tokens` tokens no other ones are let in."""
+        """`make_proposer` makes the draft proposer of a sequence, where `limits.draft_tokens` is
+        not 0. Token ids from `vocab_tokens` on are refused; None: the size is not known."""
         self.limits = limits
         self._vocab_tokens = vocab_tokens
-        self._make_lookup = make_lookup
-        self.residents = Residents(limits)
-        self.pool = self.residents.pool
-        self._planner = Planner(limits, self.residents)
+        self._make_proposer = make_proposer
+        self.log = FactLog()
+        self.prefix = _prefix_cache(limits)
+        self.pool = self.prefix.pool
+        self.table = SequenceTable(limits, self.prefix, self.log)
+        self._blocks, self._counters = self.table.blocks, self.table.counters
+        self._planner = Planner(limits, self.table, self.prefix, self.log)
         self._deadlines: list[tuple[int, int]] = []
 
     @property
     def running(self) -> int:
-        return len(self.residents.running)
+        return len(self.table.running)
 
     @property
     def waiting(self) -> int:
-        return len(self.residents.queue)
+        return len(self.table.queue)
 
     @property
     def waiting_tokens(self) -> int:
-        return self.residents.queue.tokens
+        return self.table.queue.tokens
 
     @property
     def has_live(self) -> bool:
-        return bool(self.residents.live)
+        return bool(self.table.live)
 
     @property
     def next_deadline_ns(self) -> int | None:
-        """When the next live request is to be dropped."""
-        while self._deadlines and self._deadlines[0][1] not in self.residents.live:
+        """The earliest deadline of a live request; None without one."""
+        while self._deadlines and self._deadlines[0][1] not in self.table.live:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
@@ -99,76 +107,77 @@ class Scheduler:
 
     def submit(self, command: Submit, now_ns: int) -> None:
         """Queue a request, or end it at once with the reason of its refusal."""
-        queue = self.residents.queue
+        queue = self.table.queue
         load = QueueLoad(
-            requests=len(queue), tokens=queue.tokens, of_tenant=queue.of_tenant(command.tenant)
+            requests=len(queue), tokens=queue.tokens, of_tenant=queue.waiting_of(command.tenant)
         )
         request = Request(command)
         reason = refusal(self.limits, len(command.prompt), load)
         if names_unknown_token(command, self._vocab_tokens):
             reason = EndReason.INVALID_TOKEN
         if reason is not None:
-            self.residents.refuse(request, reason)
+            self.table.refuse(request, reason)
             return
         if self.limits.draft_tokens:
-            request.lookup = self._make_lookup(command)
-        self.residents.enter(request, now_ns)
+            request.proposer = self._make_proposer(command)
+        self.table.add(request, now_ns)
         if command.deadline_ns is not None:
             heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
         """End a sequence; one that is unknown or has ended already is left alone."""
-        request = self.residents.live.get(seq_id)
+        request = self.table.live.get(seq_id)
         if request is not None:
-            self.residents.end(request, reason)
+            self.table.end(request, reason)
 
     def pause(self, seq_id: int) -> None:
         """Generate nothing for a sequence until it resumes."""
-        request = self.residents.live.get(seq_id)
+        request = self.table.live.get(seq_id)
         if request is None or request.paused:
             return
         request.paused = True
         if request.status is Status.WAITING:
-            self.residents.queue.hold(request)
-        self._tell(SequencePaused, seq_id)
+            self.table.queue.block(request)
+        self._record(SequencePaused, seq_id)
 
     def resume(self, seq_id: int, now_ns: int) -> None:
-        request = self.residents.live.get(seq_id)
+        request = self.table.live.get(seq_id)
         if request is None or not request.paused:
             return
         request.paused = False
-        if request.status is Status.WAITING and not request.held:
-            self.residents.queue.release(request, request.preemptions > 0, now_ns)
-        self._tell(SequenceResumed, seq_id)
+        if request.status is Status.WAITING and not request.blocked:
+            self.table.queue.unblock(request, request.preemptions > 0, now_ns)
+        self._record(SequenceResumed, seq_id)
 
     def grammar_ready(self, command: GrammarReady, now_ns: int) -> None:
-        """The sequence may run, or ends because its grammar was refused."""
-        request = self.residents.live.get(command.seq_id)
+        """The grammar is compiled, so the sequence may run; or it was refused, so the sequence
+        ends."""
+        request = self.table.live.get(command.seq_id)
         if request is None or not request.awaits_grammar:
             return
         request.awaits_grammar = False
         refused = command.error is not None
-        self.residents.tell(
+        self.log.record(
             partial(
                 GrammarCompiled,
                 seq_id=command.seq_id,
-                step_id=self.residents.next_step_id,
+                step_id=self.log.next_step_id,
                 compile_ns=command.compile_ns,
                 cached=command.cached,
                 refused=refused,
             )
         )
         if refused:
-            self.residents.end(request, EndReason.GRAMMAR_INVALID, detail=command.error)
-        elif not request.held:
-            self.residents.queue.release(request, False, now_ns)
+            self.table.end(request, EndReason.GRAMMAR_INVALID, detail=command.error)
+        elif not request.blocked:
+            self.table.queue.unblock(request, False, now_ns)
 
     def set_step_cost(self, command: SetStepCost) -> None:
         self._planner.cost = command
-        self.residents.tell(
+        self.log.record(
             partial(
                 StepCostSet,
-                step_id=self.residents.next_step_id,
+                step_id=self.log.next_step_id,
                 base_ns=command.base_ns,
                 prefill_token_ns=command.prefill_token_ns,
                 decode_row_ns=command.decode_row_ns,
@@ -178,9 +187,9 @@ class Scheduler:
 
     def flush_cache(self) -> None:
         """Forget every cached prefix; running sequences keep their blocks to themselves."""
-        blocks = self.residents.prefix.flush()
-        step_id = self.residents.next_step_id
-        self.residents.tell(partial(CacheFlushed, step_id=step_id, blocks=blocks))
+        blocks = self.prefix.flush()
+        step_id = self.log.next_step_id
+        self.log.record(partial(CacheFlushed, step_id=step_id, blocks=blocks))
 
     # One step
 
@@ -192,28 +201,28 @@ class Scheduler:
         return self._planner.plan(now_ns)
 
     def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
-        """Book the outcome of a launched plan."""
-        self.residents.prefix.copied(plan.copies)
+        """Apply the outcome of a launched plan."""
+        self.prefix.copied(plan.copies)
         rows = plan.sampled_rows
         assert len(rows) == len(outcome.samples), f"{len(rows)} rows, {len(outcome.samples)} tokens"
         for chunk in plan.prefills:
             if not chunk.samples:
-                self._note_computed(chunk, len(chunk.tokens))
+                self._register_computed(chunk, len(chunk.tokens))
         tokens: dict[int, int] = {}
         wasted: set[int] = set()
         for row, samples in zip(rows, outcome.samples, strict=True):
-            request = self.residents.live.get(row.seq_id)
+            request = self.table.live.get(row.seq_id)
             if request is None:
                 wasted.add(row.seq_id)
             else:
                 tokens[row.seq_id] = self._commit_row(request, row, samples)
-        return Committed(tokens, frozenset(wasted), self.residents.take_filled())
+        return Committed(tokens, frozenset(wasted), self.log.take_sealed())
 
     def fail(self, plan: Plan, error: StepFailed) -> Committed:
         """The plan could not be computed: its sequences end, the others go on. Blocks that it
-        was to fill from the host tier may hold anything, so no cached prefix is trusted."""
-        ending = [row.seq_id for row in plan.rows if row.seq_id in self.residents.live]
-        self.residents.tell(
+        was to load from CPU memory may hold anything, so the prefix cache is flushed."""
+        ending = [row.seq_id for row in plan.rows if row.seq_id in self.table.live]
+        self.log.record(
             partial(
                 StepAborted,
                 step_id=plan.step_id,
@@ -228,53 +237,65 @@ class Scheduler:
         return Committed({}, frozenset(row.seq_id for row in plan.rows))
 
     def take_facts(self, now_ns: int) -> list[Fact]:
-        """What happened to requests since the last call, stamped with the present."""
-        return self.residents.take_facts(now_ns)
+        """Facts since the last call, stamped `now_ns`."""
+        return self.log.take_facts(now_ns)
 
     def take_emissions(self) -> list[Emission]:
-        return self.residents.take_emissions()
+        return self.log.take_emissions()
 
     def check(self) -> None:
-        """Walk all bookkeeping; raises AssertionError with the numbers when it is wrong."""
-        self.residents.check()
+        """Walk all state; raises AssertionError with the numbers when it is inconsistent."""
+        self.table.check()
 
     # The parts of commit()
 
     def _commit_row(
         self, request: Request, row: DecodeRow | PrefillChunk, samples: tuple[Sample, ...]
     ) -> int:
-        """Book a row's tokens up to the one that ends the sequence; returns how many."""
+        """Append a row's tokens, up to the one that ends the sequence; returns how many."""
         assert row.output_index == len(request.outputs), f"{row.seq_id}: token out of order"
         request.in_flight_samples -= 1
         if len(samples) > 1:
             request.advance(len(samples) - 1)
         inputs = len(row.tokens) if isinstance(row, PrefillChunk) else len(samples)
-        self._note_computed(row, inputs)
+        self._register_computed(row, inputs)
         for count, sample in enumerate(samples, 1):
             request.outputs.append(sample.token_id)
-            if request.lookup is not None:
-                request.lookup.extend((sample.token_id,))
+            if request.proposer is not None:
+                request.proposer.extend((sample.token_id,))
             if request.status is Status.WAITING:
-                self.residents.queue.grew(1)
+                self.table.queue.add_tokens(1)
             reason = end_after(request, self.limits.max_model_tokens)
-            self.residents.emit(Emission(request.seq_id, sample, reason))
+            self.log.emit(Emission(request.seq_id, sample, reason))
             if reason is not None:
                 self._finish(request, reason, count)
                 return count
-        self.residents.ledger.decoded(request.submit.tenant, len(samples))
+        self._counters.add_decode(request.submit.tenant, len(samples))
         return len(samples)
 
     def _finish(self, request: Request, reason: EndReason, tokens: int) -> None:
-        self.residents.ledger.decoded(request.submit.tenant, tokens)
-        self.residents.end(request, reason, emit=False)
+        self._counters.add_decode(request.submit.tenant, tokens)
+        self.table.end(request, reason, emit=False)
 
-    def _note_computed(self, row: DecodeRow | PrefillChunk, inputs: int) -> None:
-        """A row's inputs are in the cache now, if its sequence still holds the same blocks."""
-        request = self.residents.live.get(row.seq_id)
+    def _register_computed(self, row: DecodeRow | PrefillChunk, inputs: int) -> None:
+        """Register a row's inputs as computed, if its sequence still has the same blocks."""
+        request = self.table.live.get(row.seq_id)
         if request is None or request.blocks is not row.blocks:
             return
         known = min(row.start + inputs, request.known_tokens)
-        self.residents.computed(request, known)
+        self._blocks.register_computed(request, known)
 
-    def _tell(self, fact: type[SequencePaused | SequenceResumed], seq_id: int) -> None:
-        self.residents.tell(partial(fact, seq_id=seq_id, step_id=self.residents.next_step_id))
+    def _record(self, fact: type[SequencePaused | SequenceResumed], seq_id: int) -> None:
+        self.log.record(partial(fact, seq_id=seq_id, step_id=self.log.next_step_id))
+
+
+def _prefix_cache(limits: Limits) -> PrefixCache:
+    slots = limits.host_slots
+    offload = CpuOffloadIndex(slots, limits.retention) if slots else None
+    return PrefixCache(
+        limits.blocks_total,
+        limits.block_tokens,
+        limits.cache_identity,
+        offload,
+        limits.prefix_cache,
+    )

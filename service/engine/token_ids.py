@@ -1,7 +1,7 @@
-"""Whether every token that a command names is one of the model's.
+"""Whether every token id of a command is in the model's vocabulary.
 
-The gateway refuses such ids with the name of the field; here is the last door before the
-device, where one of them would fail a step for everybody in it.
+The gateway refuses other ids with the name of the field. This is the last check before the
+device, where such an id would fail the step for all of its sequences.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from service.engine.inbox import Submit
 
 
 def names_unknown_token(submit: Submit, vocab_tokens: int | None) -> bool:
-    """Where the size is not known (a replay has names of blocks for tokens) only ids that no
-    vocabulary has, in what the client chose, count as unknown."""
+    """Whether a command has an id outside 0 .. vocab_tokens - 1. With `vocab_tokens` None, as in
+    replay, where block aliases stand for the prompt, only negative ids that the client chose
+    count."""
     chosen = chain(submit.end_token_ids, submit.stop_token_ids, submit.sampling.logit_bias or ())
     if vocab_tokens is None:
         return any(token_id < 0 for token_id in chosen)

@@ -1,6 +1,6 @@
-"""The tokens of a model as grammars see them: bytes, not meanings.
+"""The tokens of a model as bytes, as grammars need them.
 
-It is built beside the tokenizer and travels to the engine process at launch, because the
+It is built beside the tokenizer and sent to the engine process at launch, because the
 code that masks logits must not depend on the text layer.
 """
 
@@ -23,5 +23,5 @@ class Vocabulary(msgspec.Struct, frozen=True):
     tokenizer_json: str = ""
 
 
-# of a schema, a regular expression or a grammar: refused at the door and before compiling
+# of a schema, a regular expression or a grammar; checked by the gateway and before compiling
 MAX_GRAMMAR_CHARACTERS = 64 * 1024

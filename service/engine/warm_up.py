@@ -1,9 +1,8 @@
-"""The first steps of an executor, before anybody waits for them.
+"""Warm-up: the first steps of an executor, before the server is ready.
 
-Kernels are built, buffers taken and pages touched when they are first needed; on some back ends
-that makes the first request many times as slow as the second. So a prompt of its own is computed
-and a token decoded before the server calls itself ready. Nothing is left of it but what the steps
-wrote into cache blocks that nobody knows.
+Kernels are compiled, buffers allocated and pages touched when they are first needed; on some back
+ends that makes the first request many times as slow as the second. So a dummy prompt is computed
+and a token decoded at start. It leaves only contents of KV blocks that no request uses.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ _SEQ_ID = 0
 
 
 def warm_up(executor: Executor, limits: Limits) -> None:
-    """Run a prefill, a decode, and a row of nobody, with which the slot is free again.
-    Raises StepFailed."""
+    """Run a prefill, a decode, and a step that frees the slot. Raises StepFailed."""
     room = min(limits.max_model_tokens, limits.blocks_total * limits.block_tokens)
     tokens = max(1, min(_PROMPT_TOKENS, limits.budget_tokens, room - 2))
     blocks = tuple(range(blocks_for(tokens + 1, limits.block_tokens)))

@@ -111,7 +111,7 @@ class EngineHost:
             self._compile(constrained)
             emissions = self._loop.step()
             facts = self._take_facts()
-            live = self._loop.scheduler.residents.live
+            live = self._loop.scheduler.table.live
             facts += self._lister.due(facts, live, self._link.has_gap_to_tell)
             if emissions or facts:
                 self._link.send_frame(frames.Frame(emissions, facts, self._lost))
@@ -144,7 +144,7 @@ class EngineHost:
             return
         self._loop.apply_commands()
         for submit in submits:
-            if submit.seq_id in self._loop.scheduler.residents.live:
+            if submit.seq_id in self._loop.scheduler.table.live:
                 assert submit.grammar is not None
                 self._compiler.request(submit.seq_id, submit.grammar)
 

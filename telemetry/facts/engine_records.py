@@ -221,7 +221,7 @@ class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
     holder_seq_id: int | None
 
 
-class Filled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """More of a sequence's text is in the cache: `blocks` names its full blocks from block
     `first_block` on, as `SequenceQueued` names those of its prompt."""
 
@@ -283,7 +283,7 @@ class StepRecorded(_Fact, frozen=True):
     mask_ns: int = 0
     masked_rows: int = 0
     copied_blocks: int = 0
-    filled: tuple[Filled, ...] = ()
+    filled: tuple[BlocksSealed, ...] = ()
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
 

@@ -16,7 +16,7 @@ import msgspec
 from telemetry.requests.account import Part
 
 _REQUESTS_KEPT = 4096
-_ACCUSED_KEPT = 16_384
+_ACCUSED_KEPT = 8_192
 _LABELS_KEPT = 64
 OTHER = "other"
 

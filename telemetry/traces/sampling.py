@@ -264,7 +264,7 @@ class KeptTraces:
     """The ids of the last traces that were kept: what an exemplar may point to. Bounded;
     any thread may ask."""
 
-    def __init__(self, capacity: int = 16_384) -> None:
+    def __init__(self, capacity: int = 8_192) -> None:
         self._capacity = capacity
         self._ids: OrderedDict[str, None] = OrderedDict()
 

@@ -50,10 +50,10 @@ def test_prompts_that_miss_a_full_cache_begin_as_those_before() -> None:
     assert begun
     for seq_id, names in begun.items():
         tenant = sequences[seq_id].entry.tenant
-        alike = [one for one in before if tuple(one.block_names[: len(names)]) == names]
+        alike = [one for one in before if tuple(one.block_aliases[: len(names)]) == names]
         assert len(alike) > 1
         assert {one.entry.tenant for one in alike} == {tenant}
-        assert tuple(sequences[seq_id].block_names[: len(names)]) != names
+        assert tuple(sequences[seq_id].block_aliases[: len(names)]) != names
     assert all(question.window.has(sequences[seq_id].entry.at_ns) for seq_id in begun)
     healthy = question_of(build_twin("queue_overload", 2001, "requests"))
     assert found_as_before(healthy) == {}

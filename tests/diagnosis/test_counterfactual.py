@@ -23,8 +23,8 @@ from diagnosis.root_cause.counterfactual import (
 from diagnosis.root_cause.interventions import Cause, Edit, interventions
 from diagnosis.root_cause.question import Question, Span
 from diagnosis.root_cause.root import REMEDIES
+from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import read_runs
-from lab.replay.turn_cost import fit_turns
 from lab.simulation.faults import Faults
 from lab.simulation.scenarios import Scenario, small_limits
 from lab.simulation.sim_executor import LinearCost
@@ -96,7 +96,7 @@ class Twin:
 
     def question(self, seed: int) -> Question:
         (run,) = read_runs(self.facts(seed))
-        return Question(run, fit_turns([run]), REFERENCE, WINDOW)
+        return Question(run, fit_iterations([run]), REFERENCE, WINDOW)
 
 
 def slow_reader(arrival: Arrival) -> Arrival:
@@ -129,7 +129,7 @@ TWINS: dict[str, tuple[Twin, set[Cause]]] = {
         {Cause.STALLS},
     ),
     "steps are slow": (
-        Twin(faults=Faults(slow_spells=((WINDOW.begin_ns, WINDOW.end_ns, 2.0),))),
+        Twin(faults=Faults(slow_intervals=((WINDOW.begin_ns, WINDOW.end_ns, 2.0),))),
         {Cause.RESIDUAL},
     ),
     "slow readers hold slots": (
@@ -204,7 +204,7 @@ def test_more_choices_than_before_end_with_their_first_token() -> None:
     assert one.end_ns is not None
     (run,) = read_runs(one.facts)
     before = Span(one.onset_ns - 18 * SECOND, one.onset_ns)
-    question = Question(run, fit_turns([run]), before, Span(one.onset_ns, one.end_ns))
+    question = Question(run, fit_iterations([run]), before, Span(one.onset_ns, one.end_ns))
     choices = Counter(run.owners.values())
     edit = interventions(question)[Cause.SAMPLES]
     cut = Counter(run.owners[seq_id] for seq_id in edit.outputs)

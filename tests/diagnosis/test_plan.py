@@ -17,8 +17,8 @@ from diagnosis.root_cause.capacity import (
 )
 from diagnosis.root_cause.outcomes import outcomes_of
 from lab.replay.closed_loop import Users, closed_loop
+from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
-from lab.replay.turn_cost import TurnCost, fit_turns
 from lab.simulation.scenarios import small_limits
 from service.cli.main import main
 from telemetry.facts.clock import MonotonicClock
@@ -48,8 +48,8 @@ def journal(facts: list[Fact], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def cost(facts: list[Fact]) -> TurnCost:
-    return fit_turns(read_runs(facts))
+def cost(facts: list[Fact]) -> IterationCost:
+    return fit_iterations(read_runs(facts))
 
 
 def test_what_weights_leave_is_for_the_cache() -> None:
@@ -74,7 +74,9 @@ def test_the_ceiling_is_bytes_over_bandwidth() -> None:
 
 
 @pytest.mark.parametrize("users", [1, 4, 8, 20])
-def test_a_closed_loop_has_as_many_at_a_time_as_there_are_users(cost: TurnCost, users: int) -> None:
+def test_a_closed_loop_has_as_many_at_a_time_as_there_are_users(
+    cost: IterationCost, users: int
+) -> None:
     limits = small_limits(blocks_total=256)
     asked = Users(count=users, prompt_tokens=24, output_tokens=16)
     facts = closed_loop(limits, cost, asked, rounds=4)
@@ -86,7 +88,7 @@ def test_a_closed_loop_has_as_many_at_a_time_as_there_are_users(cost: TurnCost, 
     assert outcome.output_tokens == 3 * users * 16
 
 
-def test_one_user_waits_for_nobody(cost: TurnCost) -> None:
+def test_one_user_waits_for_nobody(cost: IterationCost) -> None:
     facts = closed_loop(small_limits(), cost, Users(count=1, prompt_tokens=8, output_tokens=9))
     latency = next(iter(outcomes_of(facts).classes.values())).latency
     step_ms = 20 + 0.9 + 0.02 * 12  # the world's cost of one row at a context of 12

@@ -85,7 +85,7 @@ def test_a_deadlock_that_keeps_the_interpreter_is_found_with_its_stacks_and_repl
     flags = ("--model", "dummy:tiny", "--threads", "1", "--engine-deadline", "5")
     with Server(*flags, env=hooks.env) as server:
         pid = server.snapshot()["engine_pid"]
-        asyncio.run(hooks.tell(pid, "deadlock"))
+        asyncio.run(hooks.send(pid, "deadlock"))
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(server.completion()), daemon=True)
         thread.start()

@@ -148,7 +148,7 @@ def worker_pids(server: Server) -> list[int]:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"ingest_worker" in line:
+        if b"gateway.ingest.worker" in line:
             found.append(pid)
     return sorted(found)
 

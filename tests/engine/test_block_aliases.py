@@ -1,4 +1,4 @@
-"""Numbers in place of digests: equal where texts begin alike, and saying nothing else."""
+"""Block aliases: equal where texts begin alike, without any other information."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lab.simulation.scenarios import small_limits
 from service.engine.inbox import Submit
-from service.engine.kv.block_aliases import BlockNames
+from service.engine.kv.block_aliases import BlockAliases
 from service.engine.plan import SamplingParams
 from service.engine.scheduler import Scheduler
 from telemetry.facts.engine_records import SequenceQueued, SequenceRefused
@@ -50,7 +50,7 @@ def test_two_prompts_have_as_many_numbers_in_common_as_full_blocks(
 
 
 def test_numbers_are_given_out_in_order_of_appearance() -> None:
-    """So they tell nothing of a text, not even to who knows it."""
+    """So an alias cannot be compared with a known text."""
     (first, second) = queued([([7] * 8, "", ""), ([9] * 8, "", "")])
     assert (first.blocks, second.blocks) == ((0, 1), (2, 3))
 
@@ -84,20 +84,20 @@ def test_who_is_refused_leaves_all_that_a_larger_queue_needs() -> None:
     ]
 
 
-def test_the_book_is_bounded_and_forgets_who_was_named_longest_ago() -> None:
-    names = BlockNames(3)
-    assert [names.of([one]) for one in (b"a", b"b", b"c", b"a")] == [(0,), (1,), (2,), (0,)]
-    assert names.of([b"d"]) == (3,)  # b was named longest ago
-    assert [names.of([one]) for one in (b"a", b"c", b"d", b"b")] == [(0,), (2,), (3,), (4,)]
+def test_aliases_are_bounded_and_the_least_recently_used_is_dropped() -> None:
+    aliases = BlockAliases(3)
+    assert [aliases.of([one]) for one in (b"a", b"b", b"c", b"a")] == [(0,), (1,), (2,), (0,)]
+    assert aliases.of([b"d"]) == (3,)  # b was used longest ago
+    assert [aliases.of([one]) for one in (b"a", b"c", b"d", b"b")] == [(0,), (2,), (3,), (4,)]
 
 
 def test_what_follows_a_forgotten_block_in_a_text_gets_a_new_number_as_well() -> None:
     """A replay, which makes texts of the numbers, would not find it either."""
-    names = BlockNames(3)
-    assert names.of([b"a", b"b"]) == (0, 1)
-    assert names.of([b"b"], parent=0) == (1,)
-    names.of([b"x"])
-    names.of([b"b"], parent=0)
-    names.of([b"y"])  # a was named longest ago
+    aliases = BlockAliases(3)
+    assert aliases.of([b"a", b"b"]) == (0, 1)
+    assert aliases.of([b"b"], parent=0) == (1,)
+    aliases.of([b"x"])
+    aliases.of([b"b"], parent=0)
+    aliases.of([b"y"])  # a was used longest ago
 
-    assert names.of([b"a", b"b"]) == (4, 5)
+    assert aliases.of([b"a", b"b"]) == (4, 5)

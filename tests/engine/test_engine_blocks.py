@@ -111,7 +111,7 @@ def test_releasing_a_free_block_is_caught() -> None:
         pool.release(table)
 
 
-def test_check_notices_a_block_held_by_nobody() -> None:
+def test_check_notices_a_block_that_no_request_uses() -> None:
     """A leak shows as soon as the pool is walked against the live tables."""
     pool = BlockPool(4)
     pool.allocate(1)

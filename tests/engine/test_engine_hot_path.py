@@ -21,9 +21,9 @@ from lab.simulation.workload import Arrival
 from lab.simulation.world import World
 from service.device.sampling.sampler import Sampler
 from service.engine.admission import Limits
-from service.engine.draft_proposer import PromptLookup
+from service.engine.draft_proposer import NgramProposer
 from service.engine.inbox import Inbox, Submit
-from service.engine.kv.cpu_offload import HostTier, Retention
+from service.engine.kv.cpu_offload import CpuOffloadIndex, Retention
 from service.engine.loop import EngineLoop
 from service.engine.plan import DecodeRow, SamplingParams, SlotStart
 from service.engine.scheduler import Scheduler
@@ -101,9 +101,9 @@ class CountedRetention:
         return slots
 
 
-def test_an_evicted_block_does_not_make_the_host_tier_look_at_all_it_keeps() -> None:
+def test_offloading_a_block_does_not_look_at_all_kept_blocks() -> None:
     retention = CountedRetention(10**9)
-    tier = HostTier(5000, retention)  # type: ignore[arg-type]
+    tier = CpuOffloadIndex(5000, retention)  # type: ignore[arg-type]
     for number in range(4000):
         tier.put(number.to_bytes(4), "t", number)
     retention.asked = 0
@@ -112,7 +112,7 @@ def test_an_evicted_block_does_not_make_the_host_tier_look_at_all_it_keeps() -> 
 
 
 class NaiveTier:
-    """The same book, kept by looking at everything."""
+    """The same index, by a scan of everything."""
 
     def __init__(self, slots: int, share: int, ttl_ns: int) -> None:
         self._slots, self._share, self._ttl_ns = slots, share, ttl_ns
@@ -142,10 +142,10 @@ PUTS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(PUTS)
-def test_who_leaves_the_host_tier_and_in_which_order_is_by_the_policy(
+def test_the_policy_decides_which_offloaded_blocks_are_dropped_in_which_order(
     puts: list[tuple[int, str, int]],
 ) -> None:
-    tier, naive = HostTier(6, Retention(tenant_share=0.7, ttl_ns=40)), NaiveTier(6, 4, 40)
+    tier, naive = CpuOffloadIndex(6, Retention(tenant_share=0.7, ttl_ns=40)), NaiveTier(6, 4, 40)
     now_ns = 0
     for number, tenant, passed_ns in puts:
         now_ns += passed_ns
@@ -155,21 +155,21 @@ def test_who_leaves_the_host_tier_and_in_which_order_is_by_the_policy(
 
 
 def test_a_long_prompt_is_indexed_for_drafts_over_several_proposals() -> None:
-    """At once, it held every other sequence up: 2 us a token."""
-    lookup = PromptLookup()
-    lookup.extend([*range(20_000), 7, 8, 9, *range(30_000, 30_100), 7, 8])
-    assert lookup.propose(1) == [9], "the beginning is known, and the nearest place is not"
-    lookup.extend([9])
-    assert lookup.propose(1) == [10]
+    """At once it delayed every other sequence: 2 us a token."""
+    proposer = NgramProposer()
+    proposer.extend([*range(20_000), 7, 8, 9, *range(30_000, 30_100), 7, 8])
+    assert proposer.propose(1) == [9], "the beginning is known, and the nearest place is not"
+    proposer.extend([9])
+    assert proposer.propose(1) == [10]
     for _ in range(40):
-        lookup.propose(1)
-    assert lookup.propose(1) == [30_000]
+        proposer.propose(1)
+    assert proposer.propose(1) == [30_000]
 
 
 def test_a_short_prompt_is_indexed_before_the_first_draft() -> None:
-    lookup = PromptLookup()
-    lookup.extend([1, 2, 3, 4, 1, 2])
-    assert lookup.propose(3) == [3, 4, 1]
+    proposer = NgramProposer()
+    proposer.extend([1, 2, 3, 4, 1, 2])
+    assert proposer.propose(3) == [3, 4, 1]
 
 
 class Watched(Scheduler):
@@ -213,14 +213,14 @@ def test_a_long_prompt_is_not_hashed_whole_when_it_is_submitted() -> None:
     world = long_world()
     world.submit(LONG, max_tokens=2)
     world.loop.apply_commands()
-    (request,) = world.scheduler.residents.live.values()
+    (request,) = world.scheduler.table.live.values()
     assert len(request.digests) == 512
     world.step()
     assert len(request.digests) == 512, "nothing of it was cached, so nothing more was looked for"
 
 
-def test_a_long_prompt_is_found_again_whole_although_it_was_named_in_parts() -> None:
-    """And the record names all of it, so that a replay finds as much."""
+def test_all_of_a_long_prompt_is_found_again_although_its_aliases_were_recorded_in_parts() -> None:
+    """And the record has aliases for all of it, so that a replay has the same hits."""
     world = long_world()
     for _ in range(2):
         world.submit(LONG, max_tokens=2, given=[token % 997 for token in range(LONG)])
@@ -232,7 +232,7 @@ def test_a_long_prompt_is_found_again_whole_although_it_was_named_in_parts() -> 
 
 
 def test_a_record_with_long_prompts_replays_decision_by_decision() -> None:
-    """Some are cancelled while they wait or are computed, when not all of their text is named."""
+    """Some are cancelled while they wait or are computed, before all their aliases are recorded."""
     random = Random(5)
     texts = [tuple(random.randrange(900) for _ in range(LONG)) for _ in range(2)]
     arrivals = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.fairness import Policy, ServiceLedger
+from service.engine.fairness import Policy, TenantCounters
 from service.engine.inbox import Pause, Resume
 from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
 from telemetry.facts.reasons import EndReason, WaitReason
@@ -62,30 +62,30 @@ def test_first_come_first_served_makes_the_same_newcomer_wait_for_all() -> None:
 
 def test_idleness_cannot_be_saved_up() -> None:
     """A tenant that was away for long gets its share, and not what it did not use."""
-    ledger = ServiceLedger()
-    ledger.prefilled("busy", 10_000)
-    ledger.arrived("back", 9_000)
+    counters = TenantCounters()
+    counters.add_prefill("busy", 10_000)
+    counters.tenant_queued("back", 9_000)
 
-    assert ledger.service_of("back") == 8_999
-    ledger.arrived("busy", 500)
-    assert ledger.service_of("busy") == 10_000
+    assert counters.service_of("back") == 8_999
+    counters.tenant_queued("busy", 500)
+    assert counters.service_of("busy") == 10_000
 
 
-def test_a_tenant_at_its_limit_does_not_lower_the_floor_for_those_that_come_back() -> None:
+def test_a_tenant_at_its_limit_does_not_lower_the_counter_of_one_that_comes_back() -> None:
     world = fair(tenant_max_seqs=1, max_seqs=3)
     world.submit(4, max_tokens=50, tenant="capped")
     world.submit(4, max_tokens=50, tenant="capped")
     for _ in range(4):
         world.step()
-    ledger = world.scheduler.residents.ledger
-    ledger.prefilled("busy", 5_000)
+    counters = world.scheduler.table.counters
+    counters.add_prefill("busy", 5_000)
     for _ in range(2):
         world.submit(40, max_tokens=30, tenant="busy")
     world.step()
     world.submit(4, max_tokens=2, tenant="back")
     world.step()
 
-    assert ledger.service_of("back") >= 4_999
+    assert counters.service_of("back") >= 4_999
     world.run()
 
 
@@ -127,7 +127,7 @@ def test_drafts_leave_prompts_their_part_of_the_budget() -> None:
     world.run()
 
 
-def test_drafts_never_cost_anybody_his_blocks() -> None:
+def test_drafts_preempt_no_sequence() -> None:
     """With and without drafts, the same sequences are preempted equally often."""
     counts = []
     for draft_tokens in (0, 6):
@@ -153,13 +153,13 @@ def test_resumed_sequences_do_not_lift_a_tenant_over_its_limit() -> None:
     world.inbox.put(Resume(first))
     for _ in range(5):
         world.step()
-        assert world.scheduler.residents.of_tenant("t") <= 1
+        assert world.scheduler.table.running_of("t") <= 1
     world.run()
 
     assert world.ends[first] == world.ends[second] == [EndReason.MAX_TOKENS]
 
 
-def test_a_paused_sequence_gives_way_only_to_somebody_who_then_gets_in() -> None:
+def test_a_paused_sequence_is_preempted_only_if_the_next_one_is_then_admitted() -> None:
     """Its blocks alone would not be enough, so it keeps them."""
     world = World(blocks_total=17, max_model_tokens=64, max_seqs=2, budget_tokens=64)
     small = world.submit(8, max_tokens=3)

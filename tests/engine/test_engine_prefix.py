@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.inbox import FlushCache
-from service.engine.kv.cpu_offload import HostTier, Retention
+from service.engine.kv.cpu_offload import CpuOffloadIndex, Retention
 from service.engine.kv.prefix import PrefixCache
 from service.engine.plan import CopyKind
 from telemetry.facts.engine_records import CacheFlushed, SequenceAdmitted
@@ -107,20 +107,20 @@ def test_the_ghost_tells_what_a_larger_cache_would_have_hit() -> None:
     assert admitted(world)[-1] == (0, 16)
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_again_when_nobody_took_them() -> None:
+def test_a_preempted_sequence_finds_its_own_blocks_again_while_they_are_cached() -> None:
     world = World(block_tokens=4)
     seq_id = world.submit(1, max_tokens=6, given=PROMPT)
     world.step()
     world.step()
-    request = world.scheduler.residents.live[seq_id]
-    world.scheduler.residents.preempt(request, world.clock.now_ns())
+    request = world.scheduler.table.live[seq_id]
+    world.scheduler.table.preempt(request, world.clock.now_ns())
     world.run()
 
     assert admitted(world)[-1][0] == 16
     assert sum(row.recompute_tokens for step in world.steps for row in step.rows) <= 3
 
 
-def test_evicted_blocks_come_back_from_the_host_tier() -> None:
+def test_evicted_blocks_come_back_from_cpu_offload() -> None:
     world = World(block_tokens=4, blocks_total=16, max_model_tokens=64, host_slots=8)
     ask(world)
     ask(world, list(range(100, 161)))
@@ -132,7 +132,7 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
 
 
 def test_no_tenant_takes_more_of_the_host_tier_than_its_share() -> None:
-    tier = HostTier(8, Retention(tenant_share=0.25))
+    tier = CpuOffloadIndex(8, Retention(tenant_share=0.25))
     for index in range(6):
         slot, _ = tier.put(bytes([index]), "greedy", 0)
         assert slot is not None
@@ -143,7 +143,7 @@ def test_no_tenant_takes_more_of_the_host_tier_than_its_share() -> None:
 
 
 def test_the_host_tier_forgets_what_is_older_than_its_time_to_live() -> None:
-    tier = HostTier(4, Retention(ttl_ns=100))
+    tier = CpuOffloadIndex(4, Retention(ttl_ns=100))
     tier.put(b"a", "", 0)
 
     assert tier.has(b"a", 100)
@@ -176,7 +176,7 @@ def test_texts_never_depend_on_what_is_cached(
 
 
 def test_copies_save_before_they_load() -> None:
-    prefix = PrefixCache(2, 4, "m", HostTier(1, Retention()))
+    prefix = PrefixCache(2, 4, "m", CpuOffloadIndex(1, Retention()))
     digests: list[bytes] = []
     prefix.extend(digests, prefix.root(""), list(range(8)))
     first = prefix.grow(2, 0)

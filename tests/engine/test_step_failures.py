@@ -145,7 +145,7 @@ def test_a_real_error_of_a_step_is_told_by_its_kind(
 
 
 def test_an_index_that_the_model_does_not_have_is_an_input_of_a_step() -> None:
-    """Where nobody checked it; the fact does not tell which it was."""
+    """In an executor that got it unchecked; the fact does not contain the token."""
     served = Served(knows_vocabulary=False)
     served.run(ask(0, prompt=[5, 777_777]))
 
@@ -165,7 +165,7 @@ def test_an_index_that_the_model_does_not_have_is_an_input_of_a_step() -> None:
     ],
     ids=["prompt", "negative", "stop", "end", "bias"],
 )
-def test_a_token_outside_the_vocabulary_is_refused_and_harms_nobody(
+def test_a_token_outside_the_vocabulary_is_refused_and_fails_no_step(
     changes: dict[str, object],
 ) -> None:
     served = Served()

@@ -152,7 +152,7 @@ def test_a_profile_of_nothing_is_a_trace_without_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_profile_that_nobody_wants_leaves_no_file_and_is_recorded(
+def test_a_profile_whose_client_left_leaves_no_file_and_is_recorded(
     depth: int, tmp_path: Path
 ) -> None:
     """Dropped while a step is in flight; a second word changes nothing."""

@@ -1,4 +1,4 @@
-"""The first steps are taken before anybody waits for them, and leave nothing behind."""
+"""Warm-up runs before the server is ready, and leaves no state behind."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_get_ready_in_time_is_ended() -> None:
     with pytest.raises(WorkerDied):
         WorkerProcess.start(MODEL, within_s=0.001)
 
-    assert all("ingest_worker" not in one for one in _command_lines_of_children())
+    assert all("gateway.ingest.worker" not in one for one in _command_lines_of_children())
 
 
 def _command_lines_of_children() -> list[str]:

@@ -12,6 +12,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.load.aggregator import latency_of
 from lab.load.http import parse_url
 from lab.load.parse import lengths_text, parse_arrivals, parse_class, parse_lengths
 from lab.load.spec import (
@@ -34,7 +35,6 @@ from lab.load.spec import (
     validate,
 )
 from lab.load.sweep import Over, SweepSpec, find_knee
-from lab.load.tally import latency_of
 from lab.load.workload import sharegpt
 from lab.load.workload.arrivals import Due, due_times, read_trace, streams_of
 from lab.load.workload.lengths import draw, lengths_rng, longest

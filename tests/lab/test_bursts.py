@@ -1,4 +1,4 @@
-"""A burst that drains is what a queue is for; one that does not is a fault."""
+"""A burst that drains is no fault; one that does not drain is overload."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from random import Random
 import pytest
 
 from diagnosis.verdicts.classifier import Diagnoser
-from lab.twins.life import START_NS, Life
+from lab.twins.simulate import simulate
+from lab.twins.simulated_run import START_NS, SimulatedRun
 from lab.twins.traffic import Setting
-from lab.twins.world import live
 from telemetry.facts.records import fact_ns
 from tests.support.worlds.twin_cases import SECOND
 
 
 def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str], set[str]]:
-    """Symptoms and verdicts of a life with so many requests more within a twentieth of a second,
-    before anything is known of what is usual."""
+    """Symptoms and verdicts of a run with `requests` more requests within 50 ms, before there is a
+    baseline."""
     draw = Random(f"burst/{seed}")
     setting = Setting.drawn(draw)
     setting.load = 0.3
-    life = Life.usual(setting, f"burst/{seed}")
+    run = SimulatedRun.baseline(setting, f"burst/{seed}")
     begin_ns = START_NS + int(at_s * SECOND)
-    life.add(
-        [setting.ask(draw, 0, begin_ns + n * SECOND // (20 * requests)) for n in range(requests)]
+    run.add(
+        [setting.spec(draw, 0, begin_ns + n * SECOND // (20 * requests)) for n in range(requests)]
     )
-    life.settle()
+    run.renumber()
     diagnoser, symptoms, words = Diagnoser(), set[str](), set[str]()
-    for fact in live(life):
+    for fact in simulate(run):
         diagnoser.on_facts([fact])
         if fact_ns(fact) < begin_ns + 14 * SECOND:
             said = diagnoser.diagnosis()
@@ -38,7 +38,7 @@ def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str]
 
 @pytest.mark.parametrize(("requests", "seed"), [(16, 0), (24, 1), (24, 3)])
 def test_a_burst_that_drains_is_not_called_anything(requests: int, seed: int) -> None:
-    """Neither a fault nor a riddle, also when the alarm rings too late for it."""
+    """Neither a fault nor indeterminate, also when the alarm comes after the burst."""
     assert said_of_burst(requests, seed) == (set(), {"healthy"})
 
 

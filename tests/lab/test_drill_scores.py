@@ -22,10 +22,16 @@ from benchmarks.diagnosis.score import (
 from lab.drills.client import Sent
 from lab.drills.outcome.conditions import Conditions
 from lab.drills.outcome.labels import Label
-from lab.drills.outcome.result import EpisodeResult, Seen, first_harmed_ns, limits_of, usual_of
+from lab.drills.outcome.result import (
+    ClientSummary,
+    EpisodeResult,
+    first_harmed_ns,
+    limits_of,
+    reference_requests,
+)
 from lab.drills.outcome.truth import objections_of
 from lab.drills.spec import Phases
-from lab.drills.watch import Look, Turn, timeline
+from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
@@ -65,7 +71,9 @@ def test_who_is_harmed_is_measured_by_the_reference() -> None:
     is no harm."""
     onset_ns = 1000 * MS
     slow_start = sent(8, -700, 5000, 9000, *[500] * 8)
-    limits = limits_of(usual_of([slow_start, *USUAL, sent(9, 1000, 9000, 9999)], onset_ns, 1.0))
+    limits = limits_of(
+        reference_requests([slow_start, *USUAL, sent(9, 1000, 9000, 9999)], onset_ns, 1.0)
+    )
 
     assert limits is not None
     assert (limits.ttft_ns, limits.gap_ns) == (15 * MS, 30 * MS)
@@ -129,19 +137,21 @@ def test_a_time_line_keeps_what_changed() -> None:
         },
     ]
     looks = [
-        Look(
-            at_ns=n * 10**9, until_ns=n * 10**9, looks=1, answer=msgspec.Raw(msgspec.json.encode(a))
+        PollSample(
+            at_ns=n * 10**9, until_ns=n * 10**9, polls=1, answer=msgspec.Raw(msgspec.json.encode(a))
         )
         for n, a in enumerate(answers, 1)
     ]
 
     assert timeline(looks, 10**9) == [
-        Turn(at_s=0.0, verdict="healthy"),
-        Turn(at_s=2.0, verdict="fault", named=(("host_stall", 0.9),), onset_s=1.0),
+        VerdictChange(at_s=0.0, verdict="healthy"),
+        VerdictChange(at_s=2.0, verdict="fault", named=(("host_stall", 0.9),), onset_s=1.0),
     ]
 
 
-def episode(symptom: str, turns: list[Turn], first_harmed_s: float | None = 21.0) -> EpisodeResult:
+def episode(
+    symptom: str, turns: list[VerdictChange], first_harmed_s: float | None = 21.0
+) -> EpisodeResult:
     is_fault = not symptom.startswith("healthy")
     return EpisodeResult(
         name=symptom, symptom=symptom, mechanism="m", intensity=1.0, seed=0, phases=PHASES,
@@ -151,12 +161,12 @@ def episode(symptom: str, turns: list[Turn], first_harmed_s: float | None = 21.0
     )  # fmt: skip
 
 
-def fault(at_s: float, symptom: str, onset_s: float | None = None) -> Turn:
-    return Turn(at_s=at_s, verdict="fault", named=((symptom, 0.9),), onset_s=onset_s)
+def fault(at_s: float, symptom: str, onset_s: float | None = None) -> VerdictChange:
+    return VerdictChange(at_s=at_s, verdict="fault", named=((symptom, 0.9),), onset_s=onset_s)
 
 
-def well(at_s: float) -> Turn:
-    return Turn(at_s=at_s, verdict="healthy")
+def well(at_s: float) -> VerdictChange:
+    return VerdictChange(at_s=at_s, verdict="healthy")
 
 
 def test_an_episode_is_judged_by_what_stood_in_the_second_half_of_its_fault() -> None:
@@ -198,7 +208,7 @@ def test_an_alarm_of_a_slow_machine_is_counted_apart_where_it_was_slow() -> None
 def test_an_alarm_of_a_promise_that_is_broken_from_the_start_is_counted_apart() -> None:
     """Of the warm-up only: from then on it is known what is usual."""
     turns = [well(0), fault(5, "queue_overload"), well(12), fault(13, "queue_overload")]
-    late = Seen(requests=9, good=9, tokens=90, ends={}, ttft_p50=501.0)
+    late = ClientSummary(requests=9, good=9, tokens=90, ends={}, ttft_p50=501.0)
 
     assert alarms(turns, 10, 20, broken_until_s=10) == (1, 0, 1)
     assert alarms(turns, 10, 20) == (2, 0, 0)

@@ -27,7 +27,7 @@ from lab.drills.outside import Helper
 from lab.drills.pace import Beat, Pacer, paces, read_beats
 from lab.drills.registry import MECHANISMS, find, of_split, symptoms
 from lab.drills.spec import Capacity, EpisodeSpec, Phases
-from lab.drills.traffic import Ask, Scene
+from lab.drills.traffic import PlannedRequest, Scene
 from service.cli.main import main
 from service.config.settings import ConfigError
 from tests.support.servers.server import eventually
@@ -64,7 +64,7 @@ def test_a_clean_twin_has_the_same_requests_before_the_fault_and_no_culprits_in_
     scene, twin = scene_of(mechanism.symptom, mechanism.name), mechanism.without_fault()
     until_s = scene.phases.fault_at_s
 
-    def before(asks: list[Ask]) -> list[Ask]:
+    def before(asks: list[PlannedRequest]) -> list[PlannedRequest]:
         return [replace(ask, is_culprit=False) for ask in asks if ask.at_s < until_s]
 
     clean = twin.traffic(scene)
@@ -171,7 +171,7 @@ def test_what_a_mechanism_adds_changes_nothing_of_the_usual_requests() -> None:
     scene = scene_of("queue_overload")
     harmed = find("queue_overload").traffic(scene)
 
-    assert [ask for ask in harmed if not ask.is_culprit] == scene.usual()
+    assert [ask for ask in harmed if not ask.is_culprit] == scene.baseline()
     begin_s, end_s = scene.fault_span_s
     assert all(begin_s <= ask.at_s < end_s for ask in harmed if ask.is_culprit)
 
@@ -305,11 +305,21 @@ def test_a_hanging_collector_answers_nobody_until_it_is_told_to() -> None:
 # --- a real one ----------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _earlier_children() -> None:
+    """Other tests in this process may share a server that outlives them."""
+    EARLIER.clear()
+    EARLIER.update(children())
+
+
+EARLIER: set[str] = set()
+
+
 def children() -> list[str]:
-    """Processes that this one has started and that have not ended."""
+    """Processes that this one has started in this test and that have not ended."""
     lists = Path("/proc/self/task").glob("*/children")
     pids = [pid for path in lists for pid in path.read_text().split()]
-    return [pid for pid in pids if state_of(int(pid)) != "Z"]
+    return [pid for pid in pids if state_of(int(pid)) != "Z" and pid not in EARLIER]
 
 
 def test_a_stall_of_a_real_engine_is_seen_by_its_clients(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_record_that_is_not_true_is_noticed(
             continue  # this run has nothing of the kind
         if not all(identity.holds for identity in identities(facts)):
             return
-    pytest.fail("nobody noticed")
+    pytest.fail("no difference was found")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_ends_that_came_from_outside_are_commands() -> None:
         for run in read_runs(facts_of("chaos", seed)):
             cancels = {
                 command.seq_id
-                for turn in run.turns
+                for turn in run.iterations
                 for command in turn.commands
                 if isinstance(command, Cancel)
             }

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from diagnosis.root_cause.outcomes import Outcomes, latency_of, outcomes_of
+from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.noise import Disturbance, DrawnNoise, RecordedNoise
 from lab.replay.recorded import NotReplayable, RecordedRun
 from lab.replay.replay_modelled import Change, replay_modelled
-from lab.replay.turn_cost import TurnCost, fit_turns
 from lab.simulation.workload import Arrival
 from telemetry.costs.step_load import Load, load_of_step
 from telemetry.facts.engine_records import EngineIdled, SequenceEnded, SequenceQueued, StepRecorded
@@ -34,8 +34,8 @@ def run(busy: list[Fact]) -> RecordedRun:
 
 
 @pytest.fixture(scope="module")
-def cost(run: RecordedRun) -> TurnCost:
-    return fit_turns([run])
+def cost(run: RecordedRun) -> IterationCost:
+    return fit_iterations([run])
 
 
 # --- the fit ---
@@ -51,7 +51,7 @@ def cost(run: RecordedRun) -> TurnCost:
              sampled_rows=6),
     ],
 )  # fmt: skip
-def test_the_fit_finds_the_cost_that_steps_had(cost: TurnCost, load: Load) -> None:
+def test_the_fit_finds_the_cost_that_steps_had(cost: IterationCost, load: Load) -> None:
     true_ns = (
         COST.base_ns
         + COST.prefill_token_ns * load.prompt_tokens
@@ -61,11 +61,11 @@ def test_the_fit_finds_the_cost_that_steps_had(cost: TurnCost, load: Load) -> No
     assert close(cost.step_ns(load), true_ns, 0.01)
 
 
-def test_the_fit_has_no_bias(run: RecordedRun, cost: TurnCost) -> None:
+def test_the_fit_has_no_bias(run: RecordedRun, cost: IterationCost) -> None:
     """A queue adds biases up, so their mean is none, weighted by time."""
     assert close(mean(one.ratio for one in cost.disturbances), 1.0, 0.003)
     assert cost.mean_error < 0.01
-    assert cost.turns == len(run.steps)
+    assert cost.iterations == len(run.steps)
     assert cost.gap_ns == 50_000  # what the simulated loop takes between two steps
 
 
@@ -83,7 +83,7 @@ def test_rows_beside_a_prompt_have_a_price_of_their_own_however_long_it_is(
                 begin_ns = fact.begin_ns + spared_ns * (load.decode_rows - 1)
                 fact = replace(fact, begin_ns=begin_ns)
         cheaper.append(fact)
-    found = fit_turns([run_of(cheaper)])
+    found = fit_iterations([run_of(cheaper)])
     alone = Load(decode_tokens=6, decode_rows=6, context_tokens=200, sampled_rows=6)
     beside = alone._replace(prompt_tokens=400)
     true_ns = (
@@ -96,7 +96,7 @@ def test_rows_beside_a_prompt_have_a_price_of_their_own_however_long_it_is(
     assert close(found.step_ns(beside), true_ns, 0.01)
 
 
-def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: TurnCost) -> None:
+def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: IterationCost) -> None:
     """One step in twenty took ten times as long."""
     stalled: list[Fact] = []
     for fact in busy:
@@ -104,7 +104,7 @@ def test_a_few_stalled_steps_do_not_bend_the_fit(busy: list[Fact], cost: TurnCos
             longer_ns = 9 * (fact.committed_ns - fact.begin_ns)
             fact = replace(fact, begin_ns=fact.begin_ns - longer_ns)
         stalled.append(fact)
-    found = fit_turns([run_of(stalled)])
+    found = fit_iterations([run_of(stalled)])
     load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     assert close(found.step_ns(load), cost.step_ns(load), 0.02)
     stalls = sum(one.ratio > 5 for one in found.disturbances)
@@ -123,21 +123,21 @@ def longer_where(busy: list[Fact], slow: Callable[[int], bool]) -> list[Fact]:
 
 
 def test_what_is_far_from_the_fit_is_told_by_how_far_turns_usually_are(
-    busy: list[Fact], run: RecordedRun, cost: TurnCost
+    busy: list[Fact], run: RecordedRun, cost: IterationCost
 ) -> None:
     """On a quiet machine a turn in ten that is slow by half teaches nothing; where every third is,
     from some time on, that is how this machine is."""
     load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     usual_ns, last = cost.step_ns(load), max(run.steps)
-    now_and_then = fit_turns([run_of(longer_where(busy, lambda n: n % 10 == 7))])
-    for_long = fit_turns([run_of(longer_where(busy, lambda n: n > 0.6 * last))])
+    now_and_then = fit_iterations([run_of(longer_where(busy, lambda n: n % 10 == 7))])
+    for_long = fit_iterations([run_of(longer_where(busy, lambda n: n > 0.6 * last))])
 
     assert close(now_and_then.step_ns(load), usual_ns, 0.01)
     assert 1.08 * usual_ns < for_long.step_ns(load) < 1.5 * usual_ns
 
 
 def test_decodes_cost_by_their_number_what_no_kink_follows(
-    busy: list[Fact], cost: TurnCost
+    busy: list[Fact], cost: IterationCost
 ) -> None:
     """Kernels that take rows by twos: even numbers of them cost a tenth less. With a prompt beside
     they do not, and what was seen fewer than thirty times has no factor."""
@@ -152,7 +152,7 @@ def test_decodes_cost_by_their_number_what_no_kink_follows(
                     fact, begin_ns=fact.begin_ns + (fact.committed_ns - fact.begin_ns) // 10
                 )
         by_twos.append(fact)
-    found = fit_turns([run_of(by_twos)])
+    found = fit_iterations([run_of(by_twos)])
     assert set(found.factors) == {tokens for tokens in seen if tokens and seen[tokens] >= 30}
     assert max(found.factors) < max(seen)
     for rows, factor in {2: 0.9, 3: 1.0, 4: 0.9, 5: 1.0}.items():
@@ -175,7 +175,7 @@ def test_a_step_of_another_shape_costs_more_in_the_fit_and_in_the_replay(busy: l
                 fact = replace(fact, begin_ns=fact.begin_ns - 5_000_000)
         dearer.append(fact)
     run = run_of(dearer)
-    found = fit_turns([run])
+    found = fit_iterations([run])
     load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     assert close(found.step_ns(load.after(3)) - found.step_ns(load.after(4)), 5_000_000, 0.05)
 
@@ -198,7 +198,7 @@ def test_an_engine_whose_readers_hold_all_it_has_is_idle_and_not_stalled() -> No
     facts = facts_at(0.8, count=90, changed=slow)
     run = run_of(facts)
     held = [fact for fact in run.others if isinstance(fact, EngineIdled) and fact.running]
-    cost = fit_turns([run])
+    cost = fit_iterations([run])
     assert len(held) > 20
     assert {one.gap_ns for one in cost.disturbances} == {50_000}
     noise = RecordedNoise(cost.disturbances)
@@ -209,14 +209,14 @@ def test_an_engine_whose_readers_hold_all_it_has_is_idle_and_not_stalled() -> No
 
 def test_too_few_steps_are_not_fitted() -> None:
     with pytest.raises(NotReplayable, match="needs 30"):
-        fit_turns([run_of(facts_at(1.0, count=1))])
+        fit_iterations([run_of(facts_at(1.0, count=1))])
 
 
 # --- as it was ---
 
 
 def test_a_run_replays_by_its_cost_as_it_was(
-    busy: list[Fact], run: RecordedRun, cost: TurnCost
+    busy: list[Fact], run: RecordedRun, cost: IterationCost
 ) -> None:
     was, found = outcomes_of(busy), outcomes_of(replay_modelled(run, cost))
     assert found.classes[CLASS].requests == was.classes[CLASS].requests
@@ -228,7 +228,7 @@ def test_a_run_replays_by_its_cost_as_it_was(
             assert close(replayed.p99_ms, latency.p99_ms, 0.03), measure
 
 
-def test_a_replay_is_a_journal_like_any_other(run: RecordedRun, cost: TurnCost) -> None:
+def test_a_replay_is_a_journal_like_any_other(run: RecordedRun, cost: IterationCost) -> None:
     """In the order of time, every request ended once, with as many tokens as it had."""
     facts = replay_modelled(run, cost)
     stamps = [fact_ns(fact) for fact in facts]
@@ -244,7 +244,7 @@ def test_a_replay_is_a_journal_like_any_other(run: RecordedRun, cost: TurnCost) 
     assert replay_modelled(again, cost) == facts
 
 
-def test_the_replay_is_a_function_of_its_inputs(run: RecordedRun, cost: TurnCost) -> None:
+def test_the_replay_is_a_function_of_its_inputs(run: RecordedRun, cost: IterationCost) -> None:
     def drawn(seed: int) -> list[Fact]:
         return replay_modelled(run, cost, Change(noise=DrawnNoise(disturbed(0.9, 1.1, 1.3), seed)))
 
@@ -259,20 +259,20 @@ def mean_ttft_ms(outcomes: Outcomes) -> float:
     return outcomes.classes[CLASS].latency["ttft"].p50_ms
 
 
-def test_a_larger_batch_takes_the_queue_away(run: RecordedRun, cost: TurnCost) -> None:
+def test_a_larger_batch_takes_the_queue_away(run: RecordedRun, cost: IterationCost) -> None:
     """And the world, run with the larger batch, agrees with what the replay foretold."""
     small = facts_at(6.0, max_seqs=2)
     small_run = run_of(small)
     limits = dataclasses.replace(small_run.limits, max_seqs=8)
     foretold = outcomes_of(
-        replay_modelled(small_run, fit_turns([small_run]), Change(limits=limits))
+        replay_modelled(small_run, fit_iterations([small_run]), Change(limits=limits))
     )
     true = outcomes_of(facts_at(6.0, max_seqs=8))
     assert mean_ttft_ms(true) < 0.5 * mean_ttft_ms(outcomes_of(small))
     assert close(mean_ttft_ms(foretold), mean_ttft_ms(true), 0.25)
 
 
-def test_a_smaller_cache_preempts(run: RecordedRun, cost: TurnCost) -> None:
+def test_a_smaller_cache_preempts(run: RecordedRun, cost: IterationCost) -> None:
     limits = dataclasses.replace(run.limits, blocks_total=20)
     facts = replay_modelled(run, cost, Change(limits=limits))
     steps = [fact for fact in facts if isinstance(fact, StepRecorded)]
@@ -280,7 +280,7 @@ def test_a_smaller_cache_preempts(run: RecordedRun, cost: TurnCost) -> None:
     assert {step.blocks_total for step in steps} == {20}
 
 
-def test_who_never_came_harms_nobody(run: RecordedRun, cost: TurnCost) -> None:
+def test_a_removed_sequence_delays_no_other(run: RecordedRun, cost: IterationCost) -> None:
     half = frozenset(seq_id for seq_id in run.sequences if seq_id % 2)
     facts = replay_modelled(run, cost, Change(without=half))
     came = {fact.seq_id for fact in facts if isinstance(fact, SequenceQueued)}
@@ -291,7 +291,7 @@ def test_who_never_came_harms_nobody(run: RecordedRun, cost: TurnCost) -> None:
 
 
 def test_the_gateway_follows_the_tokens_as_closely_as_it_did(
-    run: RecordedRun, cost: TurnCost
+    run: RecordedRun, cost: IterationCost
 ) -> None:
     """Text and last byte come as long after the last token, which itself comes much earlier."""
 
@@ -313,7 +313,7 @@ def test_the_gateway_follows_the_tokens_as_closely_as_it_did(
     assert {name: was[name] for name in now} == now
 
 
-def test_prompts_and_outputs_can_be_cut(run: RecordedRun, cost: TurnCost) -> None:
+def test_prompts_and_outputs_can_be_cut(run: RecordedRun, cost: IterationCost) -> None:
     """Of those sequences that are named, and never made longer."""
     one, two, *_ = sorted(run.sequences)
     was = run.sequences[two].entry
@@ -327,7 +327,7 @@ def test_prompts_and_outputs_can_be_cut(run: RecordedRun, cost: TurnCost) -> Non
     )
 
 
-def test_a_stall_that_was_recorded_stalls_the_replay(run: RecordedRun, cost: TurnCost) -> None:
+def test_a_stall_that_was_recorded_stalls_the_replay(run: RecordedRun, cost: IterationCost) -> None:
     """Half a second behind one turn: some token comes that much later."""
     calm = [one._replace(ratio=1.0, gap_ns=50_000) for one in cost.disturbances]
     place = len(calm) // 3

@@ -14,8 +14,8 @@ from lab.simulation.world import World
 from service.engine.admission import Limits
 from service.engine.inbox import Submit
 from service.engine.plan import Emission, Plan
-from service.engine.request import Request
 from service.engine.scheduler import Scheduler
+from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import SequenceEnded, StepRecorded
 from telemetry.facts.reasons import EndReason
 
@@ -36,23 +36,23 @@ def is_caught(number: int, make: Callable[[Limits], Scheduler]) -> bool:
 
 
 class Forgets(Scheduler):
-    """INV-1: a cancelled request is dropped without a word."""
+    """INV-1: a cancelled request ends without a terminal fact."""
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
-        request = self.residents.live.get(seq_id)
+        request = self.table.live.get(seq_id)
         if request is not None:
-            self.residents.end(request, reason, emit=False)
-            self.residents._news.pop()
+            self.table.end(request, reason, emit=False)
+            self.log._facts.pop()
 
 
 class EndsTwice(Scheduler):
     """INV-2: the terminal fact of a cancelled request is written twice."""
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
-        request = self.residents.live.get(seq_id)
+        request = self.table.live.get(seq_id)
         super().cancel(seq_id, reason)
         if request is not None:
-            self.residents.tell(
+            self.log.record(
                 partial(SequenceEnded, seq_id=seq_id, step_id=0, reason=reason,
                         output_tokens=0, preemptions=0)
             )  # fmt: skip
@@ -62,7 +62,7 @@ class LeaksBlocks(Scheduler):
     """INV-3: a cancelled request keeps a reference to its blocks."""
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
-        request = self.residents.live.get(seq_id)
+        request = self.table.live.get(seq_id)
         if request is not None:
             self.pool.retain(request.blocks)
         super().cancel(seq_id, reason)
@@ -73,9 +73,9 @@ class RegistersTooEarly(Scheduler):
 
     def plan(self, now_ns: int) -> Plan:
         plan = super().plan(now_ns)
-        for request in self.residents.running:
+        for request in self.table.running:
             if request.cacheable:
-                self.residents.computed(request, request.known_tokens)
+                self.table.blocks.register_computed(request, request.known_tokens)
         return plan
 
 
@@ -90,7 +90,7 @@ class Overspends(Scheduler):
 
 
 class NeverStops(Scheduler):
-    """INV-6: nobody is stopped by max_tokens."""
+    """INV-6: max_tokens ends no sequence."""
 
     def submit(self, command: Submit, now_ns: int) -> None:
         import msgspec
@@ -104,17 +104,17 @@ class LastComeFirstServed(Scheduler):
 
     def submit(self, command: Submit, now_ns: int) -> None:
         super().submit(command, now_ns)
-        request = self.residents.live.get(command.seq_id)
-        if request is not None and not request.held:
-            self.residents.queue.remove(request)
-            self.residents.queue.push(request, first=True)
+        request = self.table.live.get(command.seq_id)
+        if request is not None and not request.blocked:
+            self.table.queue.remove(request)
+            self.table.queue.push(request, first=True)
 
 
-class ForgetsHolds(Scheduler):
+class ForgetsBlocked(Scheduler):
     """INV-9: a slow reader's sequence is planned all the same."""
 
     def plan(self, now_ns: int) -> Plan:
-        paused = [r for r in self.residents.running if r.paused]
+        paused = [r for r in self.table.running if r.paused]
         for request in paused:
             request.paused = False
         plan = super().plan(now_ns)
@@ -128,7 +128,7 @@ class SharesWithEverybody(Scheduler):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        prefix = self.residents.prefix
+        prefix = self.prefix
         root = prefix.root("")
         prefix.root = lambda namespace: root  # type: ignore[method-assign]
 
@@ -155,10 +155,10 @@ class IgnoresDeadlines(Scheduler):
 
 
 class Unbounded(Scheduler):
-    """INV-13: nobody is refused."""
+    """INV-13: no submission is refused."""
 
     def submit(self, command: Submit, now_ns: int) -> None:
-        self.residents.enter(Request(command), now_ns)
+        self.table.add(Request(command), now_ns)
 
 
 class Uncapped(Scheduler):
@@ -172,7 +172,7 @@ class Uncapped(Scheduler):
 
 
 class StopsEarly(Scheduler):
-    """INV-16: everybody is a token short."""
+    """INV-16: every sequence is a token short."""
 
     def submit(self, command: Submit, now_ns: int) -> None:
         import msgspec
@@ -181,7 +181,7 @@ class StopsEarly(Scheduler):
         super().submit(short, now_ns)
 
 
-class HoldsOn(Scheduler):
+class WaitsForever(Scheduler):
     """INV-14: what was refused a grammar waits for ever."""
 
     def grammar_ready(self, command: Any, now_ns: int) -> None:
@@ -199,12 +199,12 @@ class HoldsOn(Scheduler):
         (5, Overspends),
         (6, NeverStops),
         (8, LastComeFirstServed),
-        (9, ForgetsHolds),
+        (9, ForgetsBlocked),
         (10, SharesWithEverybody),
         (11, SwapsTokens),
         (12, IgnoresDeadlines),
         (13, Unbounded),
-        (14, HoldsOn),
+        (14, WaitsForever),
         (15, Uncapped),
         (16, StopsEarly),
     ],
@@ -233,18 +233,18 @@ def test_stamps_out_of_order_are_caught() -> None:
 
 
 def test_unfair_service_between_tenants_is_caught() -> None:
-    """INV-8, second half: counters that nobody balances drift beyond the bound."""
+    """INV-8, second half: counters that no policy balances drift beyond the bound."""
     from service.engine import fairness
 
     class Blind(Scheduler):
         def __init__(self, limits: Limits) -> None:
             super().__init__(limits)
-            self.residents.queue._policy = fairness.Policy.FCFS
+            self.table.queue._policy = fairness.Policy.FCFS
 
         def submit(self, command: Submit, now_ns: int) -> None:
             super().submit(command, now_ns)
             if command.tenant == "flood":
-                self.residents.ledger.prefilled("flood", 500)
+                self.table.counters.add_prefill("flood", 500)
 
     with pytest.raises(InvariantViolated, match="INV-8"):  # noqa: PT012
         for seed in range(50):

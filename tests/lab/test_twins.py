@@ -1,4 +1,4 @@
-"""Virtual twins: each looks like a server's life, and what is wrong with it hurts somebody."""
+"""Virtual twins: facts are consistent like a real server's, and each fault delays requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from lab.replay.recorded import read_runs
 from lab.replay.replay_exact import replay_exactly
 from lab.twins.compounds import COMPOUNDS, build_compound
-from lab.twins.life import REFERENCE, START_NS, Span
 from lab.twins.registry import TWINS, build_twin
+from lab.twins.simulated_run import REFERENCE, START_NS, Span
 from lab.twins.twin import Twin
 from telemetry.facts.engine_records import (
     SequenceEnded,
@@ -50,7 +50,7 @@ ALL = [(name, mechanism) for name, known in TWINS.items() for mechanism in known
 WHOLE_RECORDS = [pair for pair in ALL if pair[0] != "telemetry_degraded"]
 HURTS = 1.3
 
-# what each class makes worse, and whether for everybody or for those whom the twin names
+# what each class makes worse, and whether for all requests or for the victims that the twin names
 HARM: dict[str, tuple[Measure, bool]] = {
     "queue_overload": (ttft, False),
     "prefill_interference": (itl_tail, False),
@@ -74,7 +74,7 @@ HARM: dict[str, tuple[Measure, bool]] = {
 
 
 def ratio(one: Twin, measure: Measure, who: Group = EVERYBODY) -> float:
-    """The bad time over the good one: before, or in another life."""
+    """The bad time over the good one: before, or in another run."""
     if one.before is not None:
         return measure(one.facts, SETTLED, who) / measure(one.before, SETTLED, EVERYBODY)
     good = measure(one.facts, REFERENCE, EVERYBODY)
@@ -137,14 +137,14 @@ def test_a_twin_is_a_function_of_its_seed(name: str) -> None:
 def test_gateway_stamps_follow_each_other() -> None:
     facts = twin("healthy_busy", "clusters").facts
     kinds = (RequestAccepted, RequestParsed, RequestTokenized, SequenceSubmitted, RequestEnded)
-    lives: dict[str, list[Fact]] = {}
+    by_request: dict[str, list[Fact]] = {}
     for fact in facts:
         if isinstance(fact, kinds):
-            lives.setdefault(fact.request_id, []).append(fact)
-    for life in lives.values():
-        places = [kinds.index(type(fact)) for fact in life]
+            by_request.setdefault(fact.request_id, []).append(fact)
+    for own in by_request.values():
+        places = [kinds.index(type(fact)) for fact in own]
         assert places == sorted(places)
-        ended = life[-1]
+        ended = own[-1]
         assert isinstance(ended, RequestEnded)
         assert ended.first_sent_ns is None or ended.first_sent_ns <= ended.at_ns
 
@@ -153,7 +153,7 @@ def test_gateway_stamps_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(("name", "mechanism"), [pair for pair in ALL if pair[0] in HARM])
-def test_the_fault_hurts_somebody(name: str, mechanism: str) -> None:
+def test_the_fault_delays_requests(name: str, mechanism: str) -> None:
     one = twin(name, mechanism)
     measure, of_victims = HARM[name]
     assert ratio(one, measure, one.victims if of_victims else EVERYBODY) > HURTS

@@ -78,7 +78,7 @@ def _collect() -> None:
 
 
 def _write(length_ms: float) -> None:
-    """What a log on a slow disk does to whoever writes it."""
+    """Block as a write to a log on a slow disk does."""
     end_s = time.perf_counter() + length_ms / 1e3
     path = Path(os.environ[_FOLDER]) / f"{os.getpid()}.written"
     with path.open("wb", buffering=0) as file:

@@ -1,1 +1,1 @@
-"""The ways in which drills do harm, by what they act on."""
+"""Mechanisms of drills, by what they act on."""

@@ -1,4 +1,4 @@
-"""Trouble that comes with the requests themselves: how many, how long, how alike, whose."""
+"""Faults of the load: number, length, shared prefixes and tenants of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lab.drills.injection import Flushing
 from lab.drills.mechanism import DEV, TEST, Mechanism
-from lab.drills.traffic import DECODE_SHARE, TENANTS, Ask, Mix, Scene, without
+from lab.drills.traffic import DECODE_SHARE, TENANTS, Mix, PlannedRequest, Scene, without
 
 _LONG = Mix(name="long", prompt=(300, 450), output=(4, 8))
 _SHARED = Mix(name="shared", prompt=(16, 48), shared_tokens=400)
@@ -14,64 +14,66 @@ _SALTED = Mix(name="salted", prompt=(416, 448))
 _BUSY_FLAGS = ("--max-num-seqs", "6", "--max-model-len", "256")
 
 
-def _more_requests(scene: Scene) -> list[Ask]:
+def _more_requests(scene: Scene) -> list[PlannedRequest]:
     missing_per_s = scene.intensity * scene.capacity.requests_per_s - scene.rate_per_s
     more = scene.requests("more", missing_per_s, scene.fault_span_s, is_culprit=True)
-    return scene.usual() + more
+    return scene.baseline() + more
 
 
-def _longer_outputs(scene: Scene) -> list[Ask]:
+def _longer_outputs(scene: Scene) -> list[PlannedRequest]:
     """As many requests, with outputs so long that their work is `intensity` times the most."""
     factor = (scene.intensity / scene.load - (1 - DECODE_SHARE)) / DECODE_SHARE
     low, high = scene.mix.output
     longer = replace(scene.mix, output=(int(low * factor), int(high * factor)))
-    asks = scene.requests("longer", scene.rate_per_s, scene.fault_span_s, longer, is_culprit=True)
-    return without(scene.usual(), scene.fault_span_s) + asks
+    requests = scene.requests(
+        "longer", scene.rate_per_s, scene.fault_span_s, longer, is_culprit=True
+    )
+    return without(scene.baseline(), scene.fault_span_s) + requests
 
 
-def _some_long_prompts(scene: Scene) -> list[Ask]:
+def _some_long_prompts(scene: Scene) -> list[PlannedRequest]:
     """As regularly as a clock: few come, and left to chance it might be one."""
     rate_per_s = scene.intensity * scene.rate_per_s
-    return scene.usual() + scene.requests(
+    return scene.baseline() + scene.requests(
         "long", rate_per_s, scene.fault_span_s, _LONG, regular=True, is_culprit=True
     )
 
 
-def _prompts_grow(scene: Scene) -> list[Ask]:
+def _prompts_grow(scene: Scene) -> list[PlannedRequest]:
     """Longer and as much rarer: the same prompt tokens a second."""
     low, high = scene.mix.prompt
     longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
     rate_per_s = scene.rate_per_s / scene.intensity
-    asks = scene.requests("grown", rate_per_s, scene.fault_span_s, longer, is_culprit=True)
-    return without(scene.usual(), scene.fault_span_s) + asks
+    requests = scene.requests("grown", rate_per_s, scene.fault_span_s, longer, is_culprit=True)
+    return without(scene.baseline(), scene.fault_span_s) + requests
 
 
-def _primed(scene: Scene) -> list[Ask]:
+def _primed(scene: Scene) -> list[PlannedRequest]:
     """Each tenant has its own cache, so each begins with a request that fills it."""
     draw = scene.rng("primed")
     first = [
-        Ask(at_s=0.5 * number, body=scene.mix.body(draw), tenant=tenant)
+        PlannedRequest(at_s=0.5 * number, body=scene.mix.body(draw), tenant=tenant)
         for number, tenant in enumerate(TENANTS)
     ]
-    return first + scene.usual()
+    return first + scene.baseline()
 
 
-def _salting(scene: Scene) -> list[Ask]:
+def _salting(scene: Scene) -> list[PlannedRequest]:
     """A share of the prompts begins with something of its own, so that nothing matches."""
-    usual, salted = _primed(scene), list[Ask]()
+    baseline, salted = _primed(scene), list[PlannedRequest]()
     draw, lengths = scene.rng("salted"), scene.rng("salted prompts")
     begin_s, end_s = scene.fault_span_s
-    for ask in usual:
-        is_salted = begin_s <= ask.at_s < end_s and draw.random() < scene.intensity
-        body = _SALTED.body(lengths) if is_salted else ask.body
-        salted.append(replace(ask, body=body, is_culprit=is_salted))
+    for request in baseline:
+        is_salted = begin_s <= request.at_s < end_s and draw.random() < scene.intensity
+        body = _SALTED.body(lengths) if is_salted else request.body
+        salted.append(replace(request, body=body, is_culprit=is_salted))
     return salted
 
 
-def _flood(scene: Scene) -> list[Ask]:
+def _flood(scene: Scene) -> list[PlannedRequest]:
     """One tenant sends `intensity` times its share."""
     rate_per_s = (scene.intensity - 1) * scene.rate_per_s / len(TENANTS)
-    return scene.usual() + scene.requests(
+    return scene.baseline() + scene.requests(
         "flood", rate_per_s, scene.fault_span_s, tenant=TENANTS[0], is_culprit=True
     )
 
@@ -81,7 +83,7 @@ DEMAND = (
         symptom="healthy_light",
         name="poisson",
         split=DEV,
-        about="usual requests at a low rate, from beginning to end",
+        about="baseline requests at a low rate, from beginning to end",
         unit="of capacity",
         levels=(0.2, 0.3, 0.4),
         traffic=lambda scene: scene.requests(
@@ -92,7 +94,7 @@ DEMAND = (
         symptom="healthy_busy",
         name="bursts",
         split=DEV,
-        about="usual requests in pairs at a high rate, on a server with few slots and little "
+        about="baseline requests in pairs at a high rate, on a server with few slots and little "
         "cache: some wait, and all is well",
         unit="of capacity",
         levels=(0.65, 0.7, 0.75),
@@ -110,7 +112,7 @@ DEMAND = (
         levels=(1.5, 2.0, 3.0),
         harms=("ttft_p50", "e2e_p50"),
         traffic=_more_requests,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="queue_overload",
@@ -121,7 +123,7 @@ DEMAND = (
         levels=(1.5, 2.0, 3.0),
         harms=("ttft_p50",),
         traffic=_longer_outputs,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="prefill_interference",
@@ -135,7 +137,7 @@ DEMAND = (
         flags=("--no-chunked-prefill",),
         load=0.45,
         traffic=_some_long_prompts,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="prefill_interference",
@@ -148,7 +150,7 @@ DEMAND = (
         flags=("--max-batched-tokens", "2048"),
         load=0.45,
         traffic=_some_long_prompts,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="long_prompts",
@@ -161,7 +163,7 @@ DEMAND = (
         flags=("--max-batched-tokens", "48"),
         load=0.65,
         traffic=_prompts_grow,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="prefix_cache_cold",
@@ -200,7 +202,7 @@ DEMAND = (
         harms=("ttft_p50",),
         flags=("--fairness", "fcfs", "--max-num-seqs", "8"),
         traffic=_flood,
-        clean=Scene.usual,
+        clean=Scene.baseline,
         culprit_tenant=TENANTS[0],
     ),
 )

@@ -1,4 +1,4 @@
-"""Trouble that is an error: no memory, no model, no record."""
+"""Failures: out of memory, hangs, failed steps, broken models, lost facts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAILURES = (
         about="the executor finds no memory for steps above a number of tokens",
         unit="tokens",
         levels=(48.0, 40.0, 32.0),
-        traffic=lambda scene: scene.usual(),
+        traffic=lambda scene: scene.baseline(),
         injection=lambda scene: ByHook("engine", "memory", above_tokens=scene.intensity),
     ),
     Mechanism(
@@ -66,7 +66,7 @@ FAILURES = (
         about="a share of the steps fails by an operation that torch refuses",
         unit="of steps",
         levels=(0.01, 0.03, 0.1),
-        traffic=lambda scene: scene.usual(),
+        traffic=lambda scene: scene.baseline(),
         injection=lambda scene: ByHook("engine", "kernel", share=scene.intensity, seed=scene.seed),
     ),
     Mechanism(
@@ -91,7 +91,7 @@ FAILURES = (
         symptom="telemetry_degraded",
         name="collector_hangs",
         split=DEV,
-        about="the receiver of spans takes connections and answers nobody",
+        about="the receiver of spans accepts connections and does not answer",
         unit="of exports",
         levels=(1.0,),
         needs_collector=True,
@@ -101,7 +101,7 @@ FAILURES = (
         symptom="telemetry_degraded",
         name="facts_lost",
         split=TEST,
-        about="a share of the steps is never recorded, and nobody counts them",
+        about="a share of the steps is not recorded, and not counted as lost",
         unit="of steps",
         levels=(0.1, 0.3, 0.5),
         injection=lambda scene: ByHook("engine", "forget", share=scene.intensity, seed=scene.seed),

@@ -1,4 +1,4 @@
-"""Trouble that is configured: a server with a wrong limit takes over from a good one."""
+"""Faults of the configuration: a server with a wrong limit takes over from a good one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from lab.drills.mechanism import DEV, Mechanism, Need
-from lab.drills.traffic import Ask, Mix, Scene
+from lab.drills.traffic import Mix, PlannedRequest, Scene
 
 _BLOCK_TOKENS = 16
 _CACHE_MIB = 256
@@ -31,17 +31,19 @@ def _cache_of(blocks: int, need: Need) -> tuple[str, ...]:
     return "--kv-memory", str(math.ceil(max(blocks, least) * block_bytes))
 
 
-def _regularly(scene: Scene) -> list[Ask]:
+def _regularly(scene: Scene) -> list[PlannedRequest]:
     """So that as many are there all the time; left to chance they might all fit for long."""
     return scene.requests("usual", scene.rate_per_s, scene.whole_span_s, regular=True)
 
 
-def _waves(scene: Scene) -> list[Ask]:
+def _waves(scene: Scene) -> list[PlannedRequest]:
     """One as soon as the last is nearly done, so that there are always many to decode together;
     within a wave one after another, since clients cannot send all of them in the same moment."""
     waves = scene.requests("usual", scene.rate_per_s, scene.whole_span_s, burst=_WAVE, regular=True)
-    spread = [replace(ask, at_s=ask.at_s + 0.01 * (n % _WAVE)) for n, ask in enumerate(waves)]
-    return [ask for ask in spread if ask.at_s < scene.phases.end_s]
+    spread = [
+        replace(request, at_s=request.at_s + 0.01 * (n % _WAVE)) for n, request in enumerate(waves)
+    ]
+    return [request for request in spread if request.at_s < scene.phases.end_s]
 
 
 LIMITS = (

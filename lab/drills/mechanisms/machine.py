@@ -1,4 +1,4 @@
-"""Trouble on the machine: memory, processor, and an engine whose loop does something else."""
+"""Faults of the machine: memory bandwidth, throttling, CPU contention, stalls of the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trouble with clients: they read slowly, or they go and nobody notices."""
+"""Faults of clients: slow readers, and disconnects whose sequences leak."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from lab.drills.injection import ByHook
 from lab.drills.mechanism import DEV, TEST, Mechanism
-from lab.drills.traffic import DECODE_SHARE, STEADY, TENANTS, Ask, Mix, Reader, Scene
+from lab.drills.traffic import DECODE_SHARE, STEADY, TENANTS, Mix, PlannedRequest, Reader, Scene
 
 # with 20 logprobs a token takes a kilobyte on the wire: these are more than the kernel's and the
-# gateway's buffers hold, or nobody but the reader would notice
+# gateway's buffers hold, so that the gateway notices the slow reader
 _TOLD = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
 _TOLD_EVERY_S = 5.0
 _SLOW = Reader(tokens_per_s=5.0)
@@ -20,11 +20,11 @@ _LEFT_CHOICES = replace(_LEFT, output=(80, 100), fields={"n": 4})
 _LEAVING = Reader(leave_after_tokens=6)
 
 
-def _told(scene: Scene, reader: Reader) -> list[Ask]:
+def _told(scene: Scene, reader: Reader) -> list[PlannedRequest]:
     """Streams with log-probabilities at even intervals, all the time, so that only the reading
     changes; in the fault a share is read by `reader`, the first among them."""
     begin_s, end_s = scene.fault_span_s
-    draw, found = scene.rng("told"), list[Ask]()
+    draw, found = scene.rng("told"), list[PlannedRequest]()
     at_s = float(draw.uniform(0, _TOLD_EVERY_S))
     in_fault = 0
     while at_s < scene.phases.end_s:
@@ -34,7 +34,7 @@ def _told(scene: Scene, reader: Reader) -> list[Ask]:
             in_fault += 1
             is_slow = math.ceil(in_fault * scene.intensity) > slow
         found.append(
-            Ask(
+            PlannedRequest(
                 at_s=at_s,
                 body=_TOLD.body(draw),
                 tenant=TENANTS[len(found) % len(TENANTS)],
@@ -43,17 +43,17 @@ def _told(scene: Scene, reader: Reader) -> list[Ask]:
             )
         )
         at_s += _TOLD_EVERY_S
-    return scene.usual() + found
+    return scene.baseline() + found
 
 
-def _leaving(scene: Scene, mix: Mix) -> list[Ask]:
+def _leaving(scene: Scene, mix: Mix) -> list[PlannedRequest]:
     """Clients that leave soon, from beginning to end: with their requests ended at once they cost
     little, and `intensity` of the capacity when they go on."""
     choices = int(mix.fields.get("n", 1))
     outputs = choices * sum(mix.output) / sum(scene.mix.output)
     cost = (1 - DECODE_SHARE) + DECODE_SHARE * outputs
     rate_per_s = scene.intensity * scene.capacity.requests_per_s / cost
-    return scene.usual() + scene.requests(
+    return scene.baseline() + scene.requests(
         "leaving", rate_per_s, scene.whole_span_s, mix, reader=_LEAVING, is_culprit=True
     )
 
@@ -89,7 +89,7 @@ READERS = (
         symptom="cancellation_leak",
         name="abort_lost",
         split=DEV,
-        about="clients leave, and the engine is not told: it goes on for nobody",
+        about="clients disconnect, and their sequences are not cancelled",
         unit="of capacity",
         levels=(0.4, 0.6, 0.8),
         harms=("itl_p50", "e2e_p50"),
@@ -101,7 +101,7 @@ READERS = (
         symptom="cancellation_leak",
         name="siblings",
         split=TEST,
-        about="clients leave, and only the first of their four choices is ended",
+        about="clients disconnect, and only the first of their four choices is cancelled",
         unit="of capacity",
         levels=(0.4, 0.6, 0.8),
         harms=("itl_p50", "e2e_p50"),

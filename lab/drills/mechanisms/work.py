@@ -1,4 +1,4 @@
-"""Trouble that lies in what single requests ask for: texts, grammars, samples, formats."""
+"""Faults of single requests: huge bodies, grammars, sampling, invalid outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.drills.mechanism import DEV, TEST, Mechanism
-from lab.drills.traffic import Ask, Mix, Scene, completion_body, token_ids
+from lab.drills.traffic import Mix, PlannedRequest, Scene, completion_body, token_ids
 from lab.load.workload.words import WORDS
 
 _TEXT_CHARACTERS = 200_000
@@ -43,17 +43,19 @@ Constrain = Callable[[str], dict[str, Any]]
 # --- texts ---------------------------------------------------------------------------------
 
 
-def _floods(scene: Scene, body: bytes) -> list[Ask]:
+def _floods(scene: Scene, body: bytes) -> list[PlannedRequest]:
     """The same large body again and again, some at once; each is refused for its length once it
     was read."""
     burst = round(scene.intensity)
     rate_per_s = burst / _EVERY_S
     moments = scene.moments("large", rate_per_s, *scene.fault_span_s, burst=burst)
-    large = [Ask(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in moments]
-    return scene.usual() + large
+    large = [
+        PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in moments
+    ]
+    return scene.baseline() + large
 
 
-def _long_texts(scene: Scene) -> list[Ask]:
+def _long_texts(scene: Scene) -> list[PlannedRequest]:
     draw, words, count = scene.rng("text"), list[str](), 0
     while count < _TEXT_CHARACTERS:
         words.append(WORDS[int(draw.integers(len(WORDS)))])
@@ -61,7 +63,7 @@ def _long_texts(scene: Scene) -> list[Ask]:
     return _floods(scene, completion_body(" ".join(words), 16))
 
 
-def _many_ids(scene: Scene) -> list[Ask]:
+def _many_ids(scene: Scene) -> list[PlannedRequest]:
     return _floods(scene, completion_body(token_ids(scene.rng("ids"), _MANY_IDS), 16))
 
 
@@ -86,28 +88,28 @@ def open_regex(tag: str) -> dict[str, Any]:
     return {"regex": _OPEN_REGEX % tag}
 
 
-def _constrained(scene: Scene, constrain: Constrain) -> list[Ask]:
-    """A share of the usual requests gets a grammar, each a new one."""
+def _constrained(scene: Scene, constrain: Constrain) -> list[PlannedRequest]:
+    """A share of the baseline requests gets a grammar, each a new one."""
     draw, begin_s, end_s = scene.rng("constrained"), *scene.fault_span_s
-    found: list[Ask] = []
-    for number, ask in enumerate(scene.usual()):
-        if begin_s <= ask.at_s < end_s and draw.random() < scene.intensity:
+    found: list[PlannedRequest] = []
+    for number, request in enumerate(scene.baseline()):
+        if begin_s <= request.at_s < end_s and draw.random() < scene.intensity:
             body = completion_body(
                 f"Write a sentence with these words: {_words(draw, 10)}.\n",
                 _ENOUGH_TOKENS,
                 ignore_eos=None,  # a constrained text must be able to end
                 structured_outputs=constrain(f"x{scene.seed}q{number}"),
             )
-            ask = replace(ask, body=body, is_culprit=True)
-        found.append(ask)
+            request = replace(request, body=body, is_culprit=True)
+        found.append(request)
     return found
 
 
-def _answers(scene: Scene) -> list[Ask]:
+def _answers(scene: Scene) -> list[PlannedRequest]:
     """Constrained requests that end by themselves; in the fault a share is cut before that."""
-    draw, found = scene.rng("answers"), list[Ask]()
-    for ask in scene.usual():
-        is_cut = draw.random() < scene.intensity and _within(ask.at_s, scene.fault_span_s)
+    draw, found = scene.rng("answers"), list[PlannedRequest]()
+    for request in scene.baseline():
+        is_cut = draw.random() < scene.intensity and _within(request.at_s, scene.fault_span_s)
         body = completion_body(
             _question(draw),
             _CUT_TOKENS if is_cut else _WHOLE_TOKENS,
@@ -117,7 +119,7 @@ def _answers(scene: Scene) -> list[Ask]:
                 "json_schema": {"name": "answer", "schema": _ANSWER},
             },
         )
-        found.append(replace(ask, body=body, is_culprit=is_cut))
+        found.append(replace(request, body=body, is_culprit=is_cut))
     return found
 
 
@@ -136,9 +138,9 @@ def _within(at_s: float, span_s: tuple[float, float]) -> bool:
 # --- samples -------------------------------------------------------------------------------
 
 
-def _heavy_samplers(scene: Scene) -> list[Ask]:
+def _heavy_samplers(scene: Scene) -> list[PlannedRequest]:
     rate_per_s = scene.intensity * scene.rate_per_s
-    return scene.usual() + scene.requests(
+    return scene.baseline() + scene.requests(
         "heavy", rate_per_s, scene.fault_span_s, _HEAVY, is_culprit=True
     )
 
@@ -155,7 +157,7 @@ WORK = (
         harms=("ttft_p95", "stall_p50"),
         load=0.4,
         traffic=_long_texts,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="ingest_backlog",
@@ -168,7 +170,7 @@ WORK = (
         harms=("ttft_p95", "stall_p50"),
         load=0.4,
         traffic=_many_ids,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="grammar_cost",
@@ -180,7 +182,7 @@ WORK = (
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
         traffic=lambda scene: _constrained(scene, deep_schema),
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="grammar_cost",
@@ -193,7 +195,7 @@ WORK = (
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
         traffic=lambda scene: _constrained(scene, open_regex),
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
     Mechanism(
         symptom="invalid_output",
@@ -215,6 +217,6 @@ WORK = (
         harms=("itl_p50", "e2e_p50"),
         load=0.35,
         traffic=_heavy_samplers,
-        clean=Scene.usual,
+        clean=Scene.baseline,
     ),
 )

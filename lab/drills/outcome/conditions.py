@@ -1,4 +1,4 @@
-"""Whether the machine was ours while an episode ran: else it does not count."""
+"""Conditions of the machine during an episode; with other load on it the episode does not count."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         found: list[str] = []
         if self.lag_p99_ms is not None and self.lag_p99_ms > LAG_LIMIT_MS:
             found.append(f"clients were late by {self.lag_p99_ms:.1f} ms at p99")
-        found += self.thefts()
+        found += self.steal_objections()
         if self.foreign is not None and self.foreign > FOREIGN_LIMIT:
             found.append(f"other processes took {100 * self.foreign:.0f} % of a core")
         return found
 
-    def thefts(self) -> list[str]:
-        """The one that no fault of ours can be the cause of."""
+    def steal_objections(self) -> list[str]:
+        """Objections to steal time, which no drill can cause."""
         if self.steal is None or self.steal <= STEAL_LIMIT:
             return []
         return [f"{100 * self.steal:.1f} % of a core was stolen"]

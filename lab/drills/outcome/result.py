@@ -1,4 +1,4 @@
-"""An episode in a few kilobytes: what clients saw, phase by phase, and what was said of it."""
+"""The result of an episode: what clients saw by phase, and the verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.drills.client import Sent
 from lab.drills.outcome.conditions import Conditions
 from lab.drills.outcome.labels import Label
 from lab.drills.spec import Capacity, Phase, Phases
-from lab.drills.watch import Root, Turn
+from lab.drills.watch import Root, VerdictChange
 from telemetry.numbers.quantiles import quantile
 
 HARMED = 1.5
@@ -20,7 +20,7 @@ _MOST = 0.95
 _LEAST_GOOD = 3
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What clients saw of the requests due in one phase. Times in ms, None where there are none.
 
     `stall` is the longest gap of a request. `ends` counts statuses, with what did not end well.
@@ -46,7 +46,7 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `clients` are all of a phase, `others` those that no culprit's request is of.
 
     `first_harmed_s` is when the first request was due that was late after the onset (see `Limits`)
-    and is nobody's fault; moments are seconds from the start of the traffic.
+    and is not a culprit's; times are seconds from the start of the traffic.
     `root` is what would have helped, as the server said at the end of the fault. `conditions` are
     the machine's, by phase, and `paces` how slow the engine's core was by itself, by second
     (see `pace.paces`). `exit_line` is the last line of a server that ended. `discarded` says
@@ -66,10 +66,10 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     on_s: float | None
     off_s: float | None
     first_harmed_s: float | None
-    clients: dict[str, Seen]
-    others: dict[str, Seen]
+    clients: dict[str, ClientSummary]
+    others: dict[str, ClientSummary]
     harms: tuple[str, ...]
-    verdicts: list[Turn]
+    verdicts: list[VerdictChange]
     conditions: dict[str, Conditions]
     discarded: list[str]
     label: Label
@@ -87,7 +87,7 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
         return max((rise for rise in rises if rise is not None), default=None)
 
 
-def _rise(group: dict[str, Seen], measure: str) -> float | None:
+def _rise(group: dict[str, ClientSummary], measure: str) -> float | None:
     before, after = group.get(Phase.REFERENCE.value), group.get(Phase.FAULT.value)
     if before is None or after is None or after.good < _LEAST_GOOD:
         return None
@@ -95,16 +95,18 @@ def _rise(group: dict[str, Seen], measure: str) -> float | None:
     return None if not old or new is None else float(new / old)
 
 
-def seen_by_phase(log: Iterable[Sent], phases: Phases, begin_ns: int) -> dict[str, Seen]:
+def summaries_by_phase(
+    log: Iterable[Sent], phases: Phases, begin_ns: int
+) -> dict[str, ClientSummary]:
     """Requests belong to the phase in which they were due."""
     groups: dict[str, list[Sent]] = {}
     for one in log:
         phase = phases.of((one.due_ns - begin_ns) / 1e9)
         groups.setdefault(phase.value, []).append(one)
-    return {phase.value: seen(groups[phase.value]) for phase in Phase if phase.value in groups}
+    return {phase.value: summarize(groups[phase.value]) for phase in Phase if phase.value in groups}
 
 
-def seen(log: Sequence[Sent]) -> Seen:
+def summarize(log: Sequence[Sent]) -> ClientSummary:
     """Sum up one group of requests."""
     gaps_ms = [gap / 1e3 for one in log for gap in one.gaps_us]
     measures = {
@@ -119,7 +121,7 @@ def seen(log: Sequence[Sent]) -> Seen:
     }
     for name, values in measures.items():
         times |= {f"{name}_p50": _rounded(values, 0.5), f"{name}_p95": _rounded(values, 0.95)}
-    return Seen(
+    return ClientSummary(
         requests=len(log),
         good=sum(one.is_good for one in log),
         tokens=sum(one.tokens for one in log),
@@ -150,10 +152,10 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
 
-def limits_of(usual: Iterable[Sent]) -> Limits | None:
+def limits_of(reference: Iterable[Sent]) -> Limits | None:
     """Half above what all but a twentieth of the reference's requests had, which varies, too; None
     where too few were served."""
-    served = [one for one in usual if one.is_good]
+    served = [one for one in reference if one.is_good]
     ttfts = [one.ttft_ns for one in served if one.ttft_ns is not None]
     tpots = [one.tpot_ns for one in served if one.tpot_ns is not None]
     gaps = [1000 * max(one.gaps_us) for one in served if one.gaps_us]
@@ -164,7 +166,7 @@ def limits_of(usual: Iterable[Sent]) -> Limits | None:
     return Limits(ttft_ns, tpot_ns, gap_ns)
 
 
-def usual_of(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
+def reference_requests(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
     """The reference's requests: those due in so many seconds up to the last one before a time."""
     before = [one for one in log if one.due_ns < until_ns]
     last_ns = max((one.due_ns for one in before), default=0)
@@ -173,7 +175,7 @@ def usual_of(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
 
 def first_harmed_ns(log: Sequence[Sent], limits: Limits, on_ns: int) -> int | None:
     """When the first request that is late was due, at the earliest the onset. Those whose own
-    doing it is count where nobody else is harmed, as by readers who wait for themselves."""
+    requests it are count only where no other is harmed, as with slow readers."""
     harmed = [one for one in log if limits.are_broken_by(one, on_ns)]
     innocent = [one for one in harmed if not one.is_culprit]
     due = [one.due_ns for one in innocent or harmed]

@@ -1,4 +1,4 @@
-"""From what an episode left behind to its label and its result."""
+"""From the logs of an episode to its label and its result."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from lab.drills.mechanism import Mechanism
 from lab.drills.outcome.conditions import Conditions
 from lab.drills.outcome.labels import Label
 from lab.drills.outcome.result import (
+    ClientSummary,
     EpisodeResult,
     Limits,
-    Seen,
     first_harmed_ns,
     limits_of,
-    seen_by_phase,
-    usual_of,
+    reference_requests,
+    summaries_by_phase,
 )
 from lab.drills.pace import Beat, paces
 from lab.drills.spec import Phase, Phases
 from lab.drills.traffic import TENANTS, Scene
-from lab.drills.watch import Look, Root, timeline
+from lab.drills.watch import PollSample, Root, timeline
 
 _MOST_NAMED = 100
 
 
 @dataclass(slots=True)
-class Taken:
+class EpisodeRecord:
     """Logs with the start of their traffic (one a server), answers, and the fault's time."""
 
     logs: list[tuple[int, list[Sent]]] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    samples: list[PollSample] = field(default_factory=list)
     conditions: dict[str, Conditions] = field(default_factory=dict)
     on_ns: int | None = None
     off_ns: int | None = None
@@ -47,16 +47,16 @@ class Taken:
             yield from log
 
 
-def label_of(taken: Taken, scene: Scene, mechanism: Mechanism) -> Label:
-    """The truth: who did what is known, who suffered is what the clients saw."""
-    on_ns, off_ns = (taken.on_ns, taken.off_ns) if mechanism.is_fault else (None, None)
+def label_of(record: EpisodeRecord, scene: Scene, mechanism: Mechanism) -> Label:
+    """The label: culprits are known from the traffic, victims from the clients' latencies."""
+    on_ns, off_ns = (record.on_ns, record.off_ns) if mechanism.is_fault else (None, None)
     victims, culprits = list[str](), list[str]()
     if mechanism.culprit_tenant is not None:
         culprits = [mechanism.culprit_tenant]
         victims = [tenant for tenant in TENANTS if tenant not in culprits]
-    elif on_ns is not None and taken.logs:
-        culprits = [one.request_id for one in taken.all_sent if one.is_culprit]
-        victims = _victims(taken, scene.phases, on_ns, off_ns or on_ns)
+    elif on_ns is not None and record.logs:
+        culprits = [one.request_id for one in record.all_sent if one.is_culprit]
+        victims = _victims(record, scene.phases, on_ns, off_ns or on_ns)
     return Label(
         symptom=mechanism.symptom,
         mechanism=mechanism.name,
@@ -71,7 +71,7 @@ def label_of(taken: Taken, scene: Scene, mechanism: Mechanism) -> Label:
 
 
 def result_of(
-    taken: Taken,
+    record: EpisodeRecord,
     scene: Scene,
     mechanism: Mechanism,
     label: Label,
@@ -79,13 +79,13 @@ def result_of(
     name: str,
     flags: tuple[str, ...],
 ) -> EpisodeResult:
-    begin_ns = taken.logs[-1][0] if taken.logs else taken.on_ns or 0
+    begin_ns = record.logs[-1][0] if record.logs else record.on_ns or 0
     harmed_ns = None
     if label.on_ns is not None:
-        limits = _limits(taken, scene.phases, label.on_ns)
+        limits = _limits(record, scene.phases, label.on_ns)
         if limits is not None:
-            harmed_ns = first_harmed_ns(taken.logs[-1][1], limits, label.on_ns)
-    objections = objections_of(taken.conditions, mechanism.is_fault)
+            harmed_ns = first_harmed_ns(record.logs[-1][1], limits, label.on_ns)
+    objections = objections_of(record.conditions, mechanism.is_fault)
 
     def at_s(at_ns: int | None) -> float | None:
         return None if at_ns is None else round((at_ns - begin_ns) / 1e9, 3)
@@ -98,19 +98,19 @@ def result_of(
         seed=scene.seed,
         phases=scene.phases,
         flags=flags,
-        capacity=scene.capacity if taken.logs else None,
+        capacity=scene.capacity if record.logs else None,
         load=scene.load,
         begin_ns=begin_ns,
         on_s=at_s(label.on_ns),
         off_s=at_s(label.off_ns),
         first_harmed_s=at_s(harmed_ns),
-        clients=_seen(taken, scene.phases, with_culprits=True),
-        others=_seen(taken, scene.phases, with_culprits=False),
+        clients=_seen(record, scene.phases, with_culprits=True),
+        others=_seen(record, scene.phases, with_culprits=False),
         harms=mechanism.harms,
-        verdicts=timeline(taken.looks, begin_ns),
-        conditions=taken.conditions,
+        verdicts=timeline(record.samples, begin_ns),
+        conditions=record.conditions,
         paces=paces(
-            taken.beats,
+            record.beats,
             begin_ns,
             (scene.phases.reference_at_s, scene.phases.fault_at_s),
             scene.phases.end_s,
@@ -118,47 +118,49 @@ def result_of(
         discarded=objections,
         label=label,
         label_sha256=label_sha256,
-        root=taken.root,
-        exit_code=taken.exit_code,
-        exit_line=taken.exit_line,
-        has_baseline=taken.has_baseline,
+        root=record.root,
+        exit_code=record.exit_code,
+        exit_line=record.exit_line,
+        has_baseline=record.has_baseline,
     )
 
 
 def objections_of(conditions: Mapping[str, Conditions], is_fault: bool) -> list[str]:
-    """The machine must be ours in the reference; later, when we may use it up ourselves, nobody
-    may take it away, and least of all when nothing is to be wrong."""
+    """Why an episode does not count. In the reference no other process may load the machine; later
+    only steal time counts, because the fault itself may use the machine up."""
     found: list[str] = []
     for name, one in conditions.items():
         if name == Phase.REFERENCE:
             found += [f"{name}: {said}" for said in one.objections()]
         elif name == Phase.FAULT or not is_fault:
-            found += [f"{name}: {said}" for said in one.thefts()]
+            found += [f"{name}: {said}" for said in one.steal_objections()]
     return found
 
 
-def _limits(taken: Taken, phases: Phases, on_ns: int) -> Limits | None:
+def _limits(record: EpisodeRecord, phases: Phases, on_ns: int) -> Limits | None:
     """By the first server, which the reference is of."""
-    if not taken.logs:
+    if not record.logs:
         return None
-    return limits_of(usual_of(taken.logs[0][1], on_ns, phases.reference_s))
+    return limits_of(reference_requests(record.logs[0][1], on_ns, phases.reference_s))
 
 
-def _victims(taken: Taken, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
-    """Requests of the fault's time that are nobody's fault, and late."""
-    limits = _limits(taken, phases, on_ns)
+def _victims(record: EpisodeRecord, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
+    """Requests of the fault's time that are late and not a culprit's."""
+    limits = _limits(record, phases, on_ns)
     if limits is None:
         return []
     return [
         one.request_id
-        for one in taken.logs[-1][1]
+        for one in record.logs[-1][1]
         if not one.is_culprit and one.due_ns < off_ns and limits.are_broken_by(one, on_ns)
     ]
 
 
-def _seen(taken: Taken, phases: Phases, *, with_culprits: bool) -> dict[str, Seen]:
-    found: dict[str, Seen] = {}
-    for begin_ns, log in taken.logs:
+def _seen(
+    record: EpisodeRecord, phases: Phases, *, with_culprits: bool
+) -> dict[str, ClientSummary]:
+    found: dict[str, ClientSummary] = {}
+    for begin_ns, log in record.logs:
         chosen = [one for one in log if with_culprits or not one.is_culprit]
-        found |= seen_by_phase(chosen, phases, begin_ns)
+        found |= summaries_by_phase(chosen, phases, begin_ns)
     return found

@@ -100,7 +100,7 @@ class TraceEntry:
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
-    """JSON lines with `at_ms`, `prompt_tokens`, `max_tokens` and, if they like, `class`.
+    """JSON lines with `at_ms`, `prompt_tokens`, `max_tokens` and optionally `class`.
 
     The format of `phasescope drill --sim FILE`. Raises ConfigError with the line that is wrong.
     """

@@ -1,7 +1,7 @@
 """What requests say: token ids or real words of an exact length, different for every request.
 
 Prompts do not share beginnings unless their class asks for it, and the salt of a run keeps
-them apart from those of any earlier run, so that a prefix cache helps nobody by accident.
+them apart from those of any earlier run, so that the prefix cache has no accidental hits.
 """
 
 from __future__ import annotations

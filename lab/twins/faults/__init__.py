@@ -1,1 +1,1 @@
-"""What goes wrong in simulated runs, by what it acts on."""
+"""Faults of twins, by what they act on: clients, load, limits, sampling, machine, failures."""

@@ -1,4 +1,4 @@
-"""Faults of the configuration: there from the start, seen only beside a life without them."""
+"""Faults of the configuration: there from the start; found by comparison with a good run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _long_prompts(setting: Setting, draw: Random) -> None:
     """Prompts that take most of the cache and are quickly computed, answers that hardly grow."""
     setting.physics = replace(setting.physics, prompt_token_ns=120_000)
     setting.prompt, setting.outputs = (120, 360), (10, 20)
-    setting.system_share, setting.twos = 0.0, 0.0
+    setting.system_share, setting.two_choices = 0.0, 0.0
     setting.load = draw.uniform(0.7, 0.8)
     setting.limits = replace(setting.limits, max_model_tokens=512, max_seqs=32)
 
@@ -36,13 +36,13 @@ def _shrink(setting: Setting, blocks: int) -> None:
     setting.limits = replace(setting.limits, blocks_total=max(blocks, least))
 
 
-EXHAUSTION: Mechanisms = {"small_pool": Fault(prepare=_long_prompts, worsen=_half_the_need)}
+EXHAUSTION: Mechanisms = {"small_pool": Fault(prepare=_long_prompts, misconfigure=_half_the_need)}
 
 
 def _long_answers(setting: Setting, draw: Random) -> None:
     """Sequences that come in small and grow large."""
     setting.prompt, setting.outputs = (16, 48), (100, 200)
-    setting.system_share, setting.twos = 0.0, 0.0
+    setting.system_share, setting.two_choices = 0.0, 0.0
     setting.load = draw.uniform(0.4, 0.6)
     setting.limits = replace(setting.limits, max_model_tokens=384)
 
@@ -53,10 +53,10 @@ def _one_request(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
     _shrink(setting, largest + draw.randint(2, 8))
 
 
-THRASH: Mechanisms = {"one_request": Fault(prepare=_long_answers, worsen=_one_request)}
+THRASH: Mechanisms = {"one_request": Fault(prepare=_long_answers, misconfigure=_one_request)}
 
 
-def _dear_rows(setting: Setting, draw: Random) -> None:
+def _expensive_rows(setting: Setting, draw: Random) -> None:
     """An engine that gains little by batching, and demand that comes in bursts."""
     setting.physics = replace(setting.physics, base_ns=3 * MS, decode_row_ns=1_600_000)
     setting.prompt, setting.outputs = (16, 64), (40, 100)
@@ -71,13 +71,13 @@ def _more_seqs(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
 
 def _plateaus(setting: Setting, draw: Random) -> None:
     """The same in fewer and larger bursts."""
-    _dear_rows(setting, draw)
+    _expensive_rows(setting, draw)
     setting.burst_requests = draw.randint(40, 52)
 
 
 OVERSIZED: Mechanisms = {
-    "max_seqs": Fault(prepare=_dear_rows, worsen=_more_seqs),
-    "plateaus": Fault(prepare=_plateaus, worsen=_more_seqs),
+    "max_seqs": Fault(prepare=_expensive_rows, misconfigure=_more_seqs),
+    "plateaus": Fault(prepare=_plateaus, misconfigure=_more_seqs),
 }
 
 
@@ -93,10 +93,10 @@ def _small_budget(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
 def _strict_target(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
     """A target that no step can meet: beside decodes each carries one block of a prompt."""
     setting.limits = replace(setting.limits, itl_target_ns=int(draw.uniform(5, 10) * MS))
-    setting.tells_cost = True
+    setting.sends_step_cost = True
 
 
 SMALL_BUDGET: Mechanisms = {
-    "budget": Fault(prepare=_few_seqs, worsen=_small_budget),
-    "itl_target": Fault(prepare=_few_seqs, worsen=_strict_target),
+    "budget": Fault(prepare=_few_seqs, misconfigure=_small_budget),
+    "itl_target": Fault(prepare=_few_seqs, misconfigure=_strict_target),
 }

@@ -1,53 +1,53 @@
-"""Too much, too long, too cold, too greedy: faults of what is asked for."""
+"""Faults of the load: overload, long prompts, cold prefixes, an unfair tenant."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
-from lab.twins.company import met_prompts_of
 from lab.twins.fault import Fault, Mechanisms
-from lab.twins.life import Life, Span
 from lab.twins.physics import SECOND
-from lab.twins.traffic import Ask, Setting
+from lab.twins.shared_steps import decoded_beside_prompts
+from lab.twins.simulated_run import SimulatedRun, Span
+from lab.twins.traffic import RequestSpec, Setting
 from service.engine.inbox import FlushCache
 
 _LONG = 6
 
 
-def _more_requests(life: Life, span: Span, draw: Random) -> None:
+def _more_requests(run: SimulatedRun, span: Span, draw: Random) -> None:
     """Demand becomes 1.4 to 2.2 times what the engine can do."""
-    setting = life.setting
+    setting = run.setting
     extra = (draw.uniform(1.4, 2.2) - setting.load) * setting.capacity_per_s
-    life.add(setting.asks(draw, span.begin_ns, span.end_ns, rate=extra))
+    run.add(setting.specs(draw, span.begin_ns, span.end_ns, rate=extra))
 
 
-def _twice_the_requests(life: Life, span: Span, draw: Random) -> None:
-    """A little more than twice as many as usual, whatever that is."""
-    setting = life.setting
+def _twice_the_requests(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Two to 2.4 times the baseline rate."""
+    setting = run.setting
     extra = draw.uniform(1.0, 1.4) * setting.rate_per_s
-    life.add(setting.asks(draw, span.begin_ns, span.end_ns, rate=extra))
+    run.add(setting.specs(draw, span.begin_ns, span.end_ns, rate=extra))
 
 
-def _longer_answers(life: Life, span: Span, draw: Random) -> None:
-    """No more requests, but demand becomes as much by what they want."""
-    setting = life.setting
+def _longer_answers(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """The same number of requests with longer outputs: the demand of an overload."""
+    setting = run.setting
     factor = draw.uniform(1.4, 1.9) / setting.load
     own = sum(setting.prompt) / 2 * setting.physics.prompt_token_ns
     whole = SECOND / setting.capacity_per_s
     longer = (factor * whole - own) / (whole - own)
-    for ask in life.coming(span):
-        if ask.hang_up_ns is None:
-            ask.outputs = int(ask.outputs * longer)
-            ask.max_tokens = int(ask.max_tokens * longer) + 8
+    for spec in run.arriving_in(span):
+        if spec.hang_up_ns is None:
+            spec.outputs = int(spec.outputs * longer)
+            spec.max_tokens = int(spec.max_tokens * longer) + 8
 
 
 OVERLOAD: Mechanisms = {
-    "requests": Fault(strike=_more_requests),
-    "outputs": Fault(strike=_longer_answers),
+    "requests": Fault(inject=_more_requests),
+    "outputs": Fault(inject=_longer_answers),
 }
-MILD_OVERLOAD = Fault(strike=_twice_the_requests)
-"""For company: with another fault beside it nothing would be left of a server otherwise."""
+MILD_OVERLOAD = Fault(inject=_twice_the_requests)
+"""Overload for compounds: with the full one, the other fault would not show."""
 
 
 def _whole_prompts(setting: Setting, draw: Random) -> None:
@@ -60,21 +60,25 @@ def _huge_chunks(setting: Setting, draw: Random) -> None:
     setting.limits = replace(setting.limits, budget_tokens=2048)
 
 
-def _long_guests(life: Life, span: Span, draw: Random) -> None:
-    """Some prompts of 600 to 900 tokens beside the usual ones."""
-    setting = life.setting
+def _long_prompt_requests(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Some prompts of 600 to 900 tokens beside the baseline traffic."""
+    setting = run.setting
     rate = draw.uniform(0.07, 0.11) * setting.rate_per_s
-    guests = setting.asks(draw, span.begin_ns, span.end_ns, rate=rate)
-    for ask in guests:
-        ask.system_tokens, ask.own_tokens = 0, draw.randint(600, 900)
-        ask.hang_up_ns, ask.outputs = None, min(ask.outputs, 40)
-    life.add(guests)
-    life.culprits |= {ask.number for ask in guests}
+    long_requests = setting.specs(draw, span.begin_ns, span.end_ns, rate=rate)
+    for spec in long_requests:
+        spec.system_tokens, spec.own_tokens = 0, draw.randint(600, 900)
+        spec.hang_up_ns, spec.outputs = None, min(spec.outputs, 40)
+    run.add(long_requests)
+    run.culprits |= {spec.number for spec in long_requests}
 
 
 INTERFERENCE: Mechanisms = {
-    "unchunked": Fault(prepare=_whole_prompts, strike=_long_guests, victims=met_prompts_of),
-    "huge_chunks": Fault(prepare=_huge_chunks, strike=_long_guests, victims=met_prompts_of),
+    "unchunked": Fault(
+        prepare=_whole_prompts, inject=_long_prompt_requests, victims=decoded_beside_prompts
+    ),
+    "huge_chunks": Fault(
+        prepare=_huge_chunks, inject=_long_prompt_requests, victims=decoded_beside_prompts
+    ),
 }
 
 
@@ -82,29 +86,29 @@ def _small_chunks(setting: Setting, draw: Random) -> None:
     setting.limits = replace(setting.limits, budget_tokens=64)
 
 
-def _lengthen(life: Life, span: Span, asks: list[Ask]) -> None:
+def _lengthen(run: SimulatedRun, span: Span, specs: list[RequestSpec]) -> None:
     """Prompts of these six times as long, and a sixth of the requests."""
-    kept = {ask.number for ask in asks[::_LONG]}
-    gone = {ask.number for ask in asks} - kept
-    life.asks = [ask for ask in life.asks if ask.number not in gone]
-    for ask in asks[::_LONG]:
-        ask.own_tokens *= _LONG
-    life.culprits |= kept
-    life.victims |= kept
+    kept = {spec.number for spec in specs[::_LONG]}
+    gone = {spec.number for spec in specs} - kept
+    run.specs = [spec for spec in run.specs if spec.number not in gone]
+    for spec in specs[::_LONG]:
+        spec.own_tokens *= _LONG
+    run.culprits |= kept
+    run.victims |= kept
 
 
-def _all_long(life: Life, span: Span, draw: Random) -> None:
-    _lengthen(life, span, life.coming(span))
+def _all_long(run: SimulatedRun, span: Span, draw: Random) -> None:
+    _lengthen(run, span, run.arriving_in(span))
 
 
-def _one_tenant_long(life: Life, span: Span, draw: Random) -> None:
-    tenant = next(iter(life.setting.tenants))
-    _lengthen(life, span, [ask for ask in life.coming(span) if ask.tenant == tenant])
+def _one_tenant_long(run: SimulatedRun, span: Span, draw: Random) -> None:
+    tenant = next(iter(run.setting.tenants))
+    _lengthen(run, span, [spec for spec in run.arriving_in(span) if spec.tenant == tenant])
 
 
 LONG_PROMPTS: Mechanisms = {
-    "all": Fault(prepare=_small_chunks, strike=_all_long),
-    "one_tenant": Fault(prepare=_small_chunks, strike=_one_tenant_long),
+    "all": Fault(prepare=_small_chunks, inject=_all_long),
+    "one_tenant": Fault(prepare=_small_chunks, inject=_one_tenant_long),
 }
 
 
@@ -114,18 +118,18 @@ def _long_system_prompts(setting: Setting, draw: Random) -> None:
     setting.load = draw.uniform(0.2, 0.3)
 
 
-def _flushes(life: Life, span: Span, draw: Random) -> None:
-    """Somebody empties the cache several times a second."""
+def _flushes(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """The prefix cache is flushed several times a second."""
     at_ns = span.begin_ns
     while at_ns < span.end_ns:
-        life.commands.append((at_ns, FlushCache()))
+        run.commands.append((at_ns, FlushCache()))
         at_ns += int(draw.uniform(0.12, 0.4) * SECOND)
 
 
-def _salts(life: Life, span: Span, draw: Random) -> None:
+def _salts(run: SimulatedRun, span: Span, draw: Random) -> None:
     """Every request has a salt of its own."""
-    for ask in life.coming(span):
-        ask.salt = f"{draw.getrandbits(32):x}"
+    for spec in run.arriving_in(span):
+        spec.salt = f"{draw.getrandbits(32):x}"
 
 
 def _small_cache(setting: Setting, draw: Random) -> None:
@@ -135,18 +139,18 @@ def _small_cache(setting: Setting, draw: Random) -> None:
     setting.limits = replace(setting.limits, blocks_total=288)
 
 
-def _working_set(life: Life, span: Span, draw: Random) -> None:
+def _working_set(run: SimulatedRun, span: Span, draw: Random) -> None:
     """As many requests of the same length, but of so many applications that their system
     prompts push each other out."""
     kinds = draw.randint(9, 12)
-    for ask in life.coming(span):
-        ask.system = draw.randrange(kinds)
+    for spec in run.arriving_in(span):
+        spec.system = draw.randrange(kinds)
 
 
 COLD_CACHE: Mechanisms = {
-    "flush": Fault(prepare=_long_system_prompts, strike=_flushes),
-    "salt": Fault(prepare=_long_system_prompts, strike=_salts),
-    "working_set": Fault(prepare=_small_cache, strike=_working_set),
+    "flush": Fault(prepare=_long_system_prompts, inject=_flushes),
+    "salt": Fault(prepare=_long_system_prompts, inject=_salts),
+    "working_set": Fault(prepare=_small_cache, inject=_working_set),
 }
 
 
@@ -155,44 +159,44 @@ def _one_of_three(setting: Setting, draw: Random) -> None:
     setting.load = draw.uniform(0.36, 0.44)
 
 
-def _mark_greedy(life: Life, greedy: str) -> None:
-    life.culprits.add(greedy)
-    life.victims |= set(life.setting.tenants) - {greedy}
+def _mark_greedy(run: SimulatedRun, greedy: str) -> None:
+    run.culprits.add(greedy)
+    run.victims |= set(run.setting.tenants) - {greedy}
 
 
-def _flood(life: Life, span: Span, draw: Random) -> None:
-    """One tenant asks five times as often; all together want about what the engine can do."""
-    setting = life.setting
+def _flood(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """One tenant sends five times as many requests; total demand is about the capacity."""
+    setting = run.setting
     greedy = draw.choice(sorted(setting.tenants))
     share = setting.tenants[greedy] / sum(setting.tenants.values())
-    extra = setting.asks(draw, span.begin_ns, span.end_ns, rate=4 * share * setting.rate_per_s)
-    for ask in extra:
-        ask.tenant = greedy
-    life.add(extra)
-    _mark_greedy(life, greedy)
+    extra = setting.specs(draw, span.begin_ns, span.end_ns, rate=4 * share * setting.rate_per_s)
+    for spec in extra:
+        spec.tenant = greedy
+    run.add(extra)
+    _mark_greedy(run, greedy)
 
 
-def _batches(life: Life, span: Span, draw: Random) -> None:
-    """One tenant sends whole batches, less in sum than the engine could do."""
-    setting = life.setting
+def _batches(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """One tenant sends batches; total demand is below the capacity."""
+    setting = run.setting
     greedy = draw.choice(sorted(setting.tenants))
     extra = (draw.uniform(0.85, 0.95) - setting.load) * setting.capacity_per_s
     every_s = draw.uniform(3.5, 5.0)
     at_ns = span.begin_ns
-    batches: list[Ask] = []
+    batches: list[RequestSpec] = []
     while at_ns < span.end_ns:
         batches += [
-            setting.ask(draw, number, at_ns + draw.randrange(SECOND // 10))
+            setting.spec(draw, number, at_ns + draw.randrange(SECOND // 10))
             for number in range(int(extra * every_s))
         ]
         at_ns += int(every_s * SECOND)
-    for ask in batches:
-        ask.tenant, ask.hang_up_ns = greedy, None
-    life.add(batches)
-    _mark_greedy(life, greedy)
+    for spec in batches:
+        spec.tenant, spec.hang_up_ns = greedy, None
+    run.add(batches)
+    _mark_greedy(run, greedy)
 
 
 UNFAIRNESS: Mechanisms = {
-    "flood": Fault(prepare=_one_of_three, strike=_flood),
-    "batches": Fault(prepare=_one_of_three, strike=_batches),
+    "flood": Fault(prepare=_one_of_three, inject=_flood),
+    "batches": Fault(prepare=_one_of_three, inject=_batches),
 }

@@ -1,102 +1,102 @@
-"""Faults of how tokens are chosen: masks, samplers, and answers that do not obey."""
+"""Faults of sampling: grammar masks, heavy sampling parameters, and invalid outputs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
-from lab.twins.company import met
 from lab.twins.fault import Fault, Mechanisms
-from lab.twins.life import Life, Span
 from lab.twins.physics import MS
-from lab.twins.traffic import Ask, Constraint, Setting
+from lab.twins.shared_steps import shared_a_step
+from lab.twins.simulated_run import SimulatedRun, Span
+from lab.twins.traffic import Constraint, RequestSpec, Setting
 
 
 def _many_constrained(setting: Setting, draw: Random) -> None:
     setting.constrained = draw.uniform(0.25, 0.35)
 
 
-def _constrained(life: Life, span: Span) -> list[tuple[Ask, Constraint]]:
-    asks = life.coming(span)
-    return [(ask, ask.constraint) for ask in asks if ask.constraint is not None]
+def _constrained(run: SimulatedRun, span: Span) -> list[tuple[RequestSpec, Constraint]]:
+    specs = run.arriving_in(span)
+    return [(spec, spec.constraint) for spec in specs if spec.constraint is not None]
 
 
-def _new_schemas(life: Life, span: Span, draw: Random) -> None:
-    """Every request brings a deep schema that nobody has compiled before."""
-    for ask, constraint in _constrained(life, span):
+def _new_schemas(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Every constrained request brings a deep schema that is not cached."""
+    for spec, constraint in _constrained(run, span):
         compile_ns = int(draw.uniform(0.2, 0.5) * 1000) * MS
         mask_ns = int(draw.uniform(2.0, 4.0) * MS)
-        ask.constraint = replace(constraint, compile_ns=compile_ns, cached=False, mask_ns=mask_ns)
-        life.culprits.add(ask.number)
+        spec.constraint = replace(constraint, compile_ns=compile_ns, cached=False, mask_ns=mask_ns)
+        run.culprits.add(spec.number)
 
 
-def _dear_masks(life: Life, span: Span, draw: Random) -> None:
-    """Large enumerations: quick to compile, and known, but each mask takes long."""
+def _expensive_masks(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Large enumerations: quick to compile, often cached, but each mask takes 6 to 10 ms."""
     mask_ms = draw.uniform(6.0, 10.0)
-    for ask, constraint in _constrained(life, span):
+    for spec, constraint in _constrained(run, span):
         cached = draw.random() < 0.7
-        ask.constraint = replace(
+        spec.constraint = replace(
             constraint,
             compile_ns=int(draw.uniform(20, 60) * MS),
             cached=cached,
             mask_ns=int(mask_ms * draw.uniform(0.8, 1.2) * MS),
         )
-        life.culprits.add(ask.number)
+        run.culprits.add(spec.number)
 
 
 GRAMMAR: Mechanisms = {
-    "new_schemas": Fault(prepare=_many_constrained, strike=_new_schemas, victims=met),
-    "dear_masks": Fault(prepare=_many_constrained, strike=_dear_masks, victims=met),
+    "new_schemas": Fault(prepare=_many_constrained, inject=_new_schemas, victims=shared_a_step),
+    "dear_masks": Fault(prepare=_many_constrained, inject=_expensive_masks, victims=shared_a_step),
 }
 
 
-def _broken_template(life: Life, span: Span, draw: Random) -> None:
-    """Most constrained answers end by themselves and are not what was asked for."""
+def _broken_template(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Constrained answers end by themselves and are invalid."""
     share = draw.uniform(0.5, 1.0)
-    for ask, constraint in _constrained(life, span):
+    for spec, constraint in _constrained(run, span):
         if draw.random() < share:
-            ask.constraint = replace(constraint, valid=False)
-            life.victims.add(ask.number)
+            spec.constraint = replace(constraint, valid=False)
+            run.victims.add(spec.number)
 
 
-def _cut_short(life: Life, span: Span, draw: Random) -> None:
+def _cut_short(run: SimulatedRun, span: Span, draw: Random) -> None:
     """Clients allow too few tokens for the answer that they want."""
     share = draw.uniform(0.6, 1.0)
-    for ask, _ in _constrained(life, span):
+    for spec, _ in _constrained(run, span):
         if draw.random() < share:
-            ask.outputs = ask.max_tokens = max(4, ask.outputs * 2 // 3)
-            life.victims.add(ask.number)
+            spec.outputs = spec.max_tokens = max(4, spec.outputs * 2 // 3)
+            run.victims.add(spec.number)
 
 
 INVALID: Mechanisms = {
-    "template": Fault(prepare=_many_constrained, strike=_broken_template),
-    "cut": Fault(prepare=_many_constrained, strike=_cut_short),
+    "template": Fault(prepare=_many_constrained, inject=_broken_template),
+    "cut": Fault(prepare=_many_constrained, inject=_cut_short),
 }
 
 
-def _many_choices(life: Life, span: Span, draw: Random) -> None:
-    """A few requests want eight choices each, with everything that a sampler can be asked."""
+def _many_choices(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """6 to 10 % of the requests want eight choices each, with costly sampling parameters."""
     share, sample_ns = draw.uniform(0.06, 0.1), int(draw.uniform(2.0, 4.0) * MS)
-    _sample_heavily(life, span, draw, share, sample_ns, choices=8)
+    _sample_heavily(run, span, draw, share, sample_ns, choices=8)
 
 
-def _many_scores(life: Life, span: Span, draw: Random) -> None:
-    """A fifth of the requests want the likeliest tokens of the whole vocabulary in order."""
+def _many_scores(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """A fifth of the requests want log-probabilities over the whole vocabulary."""
     share, sample_ns = draw.uniform(0.18, 0.26), int(draw.uniform(8.0, 12.0) * MS)
-    _sample_heavily(life, span, draw, share, sample_ns, choices=1)
+    _sample_heavily(run, span, draw, share, sample_ns, choices=1)
 
 
 def _sample_heavily(
-    life: Life, span: Span, draw: Random, share: float, sample_ns: int, choices: int
+    run: SimulatedRun, span: Span, draw: Random, share: float, sample_ns: int, choices: int
 ) -> None:
-    for ask in life.coming(span):
+    for spec in run.arriving_in(span):
         if draw.random() < share:
-            ask.choices, ask.hang_up_ns = choices, None
-            ask.temperature, ask.top_p, ask.sample_ns = 1.2, 0.9, sample_ns
-            life.culprits.add(ask.number)
+            spec.choices, spec.hang_up_ns = choices, None
+            spec.temperature, spec.top_p, spec.sample_ns = 1.2, 0.9, sample_ns
+            run.culprits.add(spec.number)
 
 
 SAMPLING: Mechanisms = {
-    "choices": Fault(strike=_many_choices, victims=met),
-    "logprobs": Fault(strike=_many_scores, victims=met),
+    "choices": Fault(inject=_many_choices, victims=shared_a_step),
+    "logprobs": Fault(inject=_many_scores, victims=shared_a_step),
 }

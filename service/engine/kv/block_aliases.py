@@ -1,8 +1,8 @@
-"""Numbers in place of digests: what a record says of prompts that begin alike.
+"""Block aliases: numbers that stand for digests in the record.
 
-Replay has to know which blocks of text are equal, prefix and all, because the prefix cache
-decides by that. A digest would tell, but who knows a text can check a digest for it. A number
-that is given out in order of appearance tells only that two sequences share a beginning.
+Replay has to know which blocks have equal text and equal prefixes, because the prefix cache
+decides by that. A digest in the record could be compared with that of a guessed text. An alias is
+a number given out in order of appearance, so it says only that two sequences begin alike.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 
-class BlockNames:
-    """The book of numbers; bounded, the digest that was named longest ago is forgotten first.
+class BlockAliases:
+    """Aliases of the last `capacity` digests, least recently used dropped first.
 
-    One that comes back gets a new number, and so does whatever follows it in a text: `kept` must
-    be far beyond what the cache and its ghost can hold, or a replay misses a hit that there was.
+    A digest that was dropped gets a new alias, and so does what follows it in a text: `capacity`
+    must be far more than the prefix cache and its ghost can hold, or replay misses a recorded hit.
     """
 
-    def __init__(self, kept: int) -> None:
-        assert kept > 0, kept
-        self._kept = kept
-        self._names: OrderedDict[bytes, tuple[int, int | None]] = OrderedDict()
+    def __init__(self, capacity: int) -> None:
+        assert capacity > 0, capacity
+        self._capacity = capacity
+        self._aliases: OrderedDict[bytes, tuple[int, int | None]] = OrderedDict()
         self._next = 0
 
     def of(self, digests: Sequence[bytes], parent: int | None = None) -> tuple[int, ...]:
-        """One number for each digest of a chain that goes on from `parent`'s; equal chains,
-        equal numbers."""
+        """One alias for each digest of a chain that follows the block with alias `parent`, None at
+        the beginning of a text. Equal chains have equal aliases."""
         found: list[int] = []
         for digest in digests:
-            name, follows = self._names.get(digest, (None, None))
-            if name is None or follows != parent:
-                name = self._next
+            alias, follows = self._aliases.get(digest, (None, None))
+            if alias is None or follows != parent:
+                alias = self._next
                 self._next += 1
-                self._names[digest] = (name, parent)
-            self._names.move_to_end(digest)
-            found.append(name)
-            parent = name
-        while len(self._names) > self._kept:
-            self._names.popitem(last=False)
+                self._aliases[digest] = (alias, parent)
+            self._aliases.move_to_end(digest)
+            found.append(alias)
+            parent = alias
+        while len(self._aliases) > self._capacity:
+            self._aliases.popitem(last=False)
         return tuple(found)

@@ -1,13 +1,13 @@
-"""The pool of cache blocks: the only place that knows who may write where.
+"""The pool of KV blocks: which are free, and how many requests use each of the others.
 
 Blocks are numbered 0 .. total - 1. A block is in one of three states:
 
-    free      nobody holds it, its contents mean nothing
-    used      one or more live requests hold it (sharing a prefix is a second reference)
-    cached    nobody holds it, but its contents are kept for reuse until memory is needed
+    free      no request uses it, its contents mean nothing
+    used      one or more live requests use it (a shared prefix has a reference for each)
+    cached    no request uses it, but its contents are kept for reuse until memory is needed
 
-The pool never looks at contents: who keeps a block (`keep`) says what it stands for, and
-is told when it is taken away (`on_evict`).
+The pool does not know contents: the prefix cache marks a block as worth keeping (`keep`), and is
+called when it is evicted (`on_evict`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are available; the caller should have looked first."""
+    """More blocks were asked for than are available; callers check `available` first."""
 
 
 class BlockPool:
@@ -44,17 +44,17 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could give out now: free and cached ones."""
+        """Blocks that `allocate` can give now: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def used(self) -> int:
-        """Blocks that live requests hold."""
+        """Blocks that live requests use."""
         return self.total - len(self._free) - len(self._cached)
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody holds but whose contents are kept for reuse."""
+        """Blocks that no request uses but whose contents are kept for reuse."""
         return len(self._cached)
 
     def is_cached(self, block: int) -> bool:
@@ -92,7 +92,7 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, block: int) -> None:
-        """The contents of this used block are worth keeping."""
+        """Keep this used block cached when its last reference is released."""
         assert self._references[block] > 0, self._describe(block)
         self._kept.add(block)
 
@@ -121,7 +121,7 @@ class BlockPool:
         assert not free & self._cached.keys(), "a block is free and cached"
         assert not free & used, "a used block is free"
         assert not used & self._cached.keys(), "a used one is cached"
-        assert self._cached.keys() <= self._kept, "a block is cached that nobody keeps"
+        assert self._cached.keys() <= self._kept, "a block is cached that is not kept"
         assert len(free) + len(self._cached) + len(used) == self.total, "a block is lost"
 
     def _take(self) -> int:

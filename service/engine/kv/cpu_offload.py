@@ -1,9 +1,8 @@
-"""Which evicted prefix blocks live on in host memory, and for how long.
+"""CPU offload: which evicted prefix blocks are kept in CPU memory, in which slot, how long.
 
-The retention policy is per tenant: nobody's blocks may take more than a share of the
-slots, and none is kept longer than its time to live. Within a tenant, and over all, the
-least recently used block goes first. Contents are the device's business: this is only the
-book of who is in which slot.
+The retention policy is per tenant: the blocks of a tenant take at most a share of the slots, and
+none is kept longer than its time to live. Within a tenant, and over all, the least recently used
+block is dropped first. This is only the index; the device copies the contents.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from itertools import takewhile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long and how much the host tier keeps for one tenant."""
+    """How long and how much is kept for one tenant; `ttl_ns` None is for ever."""
 
     tenant_share: float = 1.0
     ttl_ns: int | None = None
 
     def slots_of(self, slots: int) -> int:
+        """Slots of one tenant, of `slots` in all; at least 1."""
         return max(1, int(slots * self.tenant_share))
 
 
 @dataclass(slots=True)
-class _Kept:
-    """`used` numbers the uses of all blocks, so that it tells whose was longer ago."""
+class _Entry:
+    """`used` is the number of the last use, counted over all blocks: a smaller one is older."""
 
     slot: int
     tenant: str
@@ -34,17 +34,17 @@ class _Kept:
     used: int
 
 
-class HostTier:
-    """The book of the host slots; never gives one slot to two digests."""
+class CpuOffloadIndex:
+    """Slot of each kept digest. A slot has at most one digest."""
 
     def __init__(self, slots: int, retention: Retention) -> None:
         assert slots > 0, slots
         self.slots = slots
         self._retention = retention
         self._free = list(range(slots - 1, -1, -1))
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._by_age: OrderedDict[bytes, None] = OrderedDict()  # put longest ago first
-        self._of_tenant: dict[str, OrderedDict[bytes, None]] = {}  # used longest ago first
+        self._kept: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._by_age: OrderedDict[bytes, None] = OrderedDict()  # oldest first
+        self._of_tenant: dict[str, OrderedDict[bytes, None]] = {}  # least recently used first
         self._uses = 0
 
     @property
@@ -52,6 +52,7 @@ class HostTier:
         return len(self._kept)
 
     def has(self, digest: bytes, now_ns: int) -> bool:
+        """Whether a block is kept and its time to live is not over."""
         kept = self._kept.get(digest)
         return kept is not None and not self._expired(kept, now_ns)
 
@@ -59,9 +60,9 @@ class HostTier:
         return self._kept[digest].slot
 
     def put(self, digest: bytes, tenant: str, now_ns: int) -> tuple[int | None, list[bytes]]:
-        """A slot for an evicted block, and whose digests had to leave for it.
+        """A slot for an evicted block, and the digests that were dropped.
 
-        None when the block is here already or every slot is pinned.
+        None when the block is kept already or every slot is pinned.
         """
         dropped = self._drop_expired(now_ns)
         self._uses += 1
@@ -79,13 +80,13 @@ class HostTier:
         if not self._free:
             return None, dropped
         slot = self._free.pop()
-        self._kept[digest] = _Kept(slot, tenant, now_ns, self._uses)
+        self._kept[digest] = _Entry(slot, tenant, now_ns, self._uses)
         self._by_age[digest] = None
         self._of_tenant.setdefault(tenant, OrderedDict())[digest] = None
         return slot, dropped
 
     def pin(self, digest: bytes) -> int:
-        """Take a block's entry out of the book; its slot stays taken until `unpin`."""
+        """Remove a block's entry and return its slot, which stays taken until `unpin`."""
         kept = self._kept.pop(digest)
         del self._by_age[digest]
         of_tenant = self._of_tenant[kept.tenant]
@@ -95,7 +96,7 @@ class HostTier:
         return kept.slot
 
     def unpin(self, slot: int) -> None:
-        """The copy out of the slot is queued: later copies into it come after it."""
+        """Free a slot. The copy out of it is queued, so that later copies into it come after."""
         self._free.append(slot)
 
     def clear(self) -> None:
@@ -112,12 +113,12 @@ class HostTier:
         assert len(owners) == len(self._kept), f"{len(owners)} owned, {len(self._kept)} kept"
         assert all(self._kept[digest].tenant == tenant for tenant, digest in owners)
 
-    def _expired(self, kept: _Kept, now_ns: int) -> bool:
+    def _expired(self, kept: _Entry, now_ns: int) -> bool:
         ttl_ns = self._retention.ttl_ns
         return ttl_ns is not None and now_ns - kept.since_ns > ttl_ns
 
     def _drop_expired(self, now_ns: int) -> list[bytes]:
-        """Those put too long ago, the least recently used first."""
+        """Drop what is older than the time to live; least recently used first."""
         if self._retention.ttl_ns is None:
             return []
         old = list(takewhile(lambda one: self._expired(self._kept[one], now_ns), self._by_age))

@@ -1,4 +1,4 @@
-"""Prefix reuse: full blocks of computed tokens, found again by what they contain.
+"""The prefix cache: full blocks of computed tokens, found again by what they contain.
 
 A block's digest is a hash of its tokens and of the digest of the block before it, so equal
 digests mean equal prefixes. The chain starts from the cache's identity (model, tokenizer,
@@ -6,9 +6,9 @@ adapter, cache dtype) and the request's namespace (tenant and salt), so a block 
 found by a request of the same identity and namespace. Hash-chained blocks with LRU
 eviction are vLLM's automatic prefix caching; the salt is its `cache_salt`.
 
-Digests of evicted blocks live on for a while in the *ghost*: a lookup that finds its next
-blocks there tells how many tokens a larger cache would have saved (the ghost list of ARC,
-Megiddo and Modha, FAST 2003, used here as a gauge instead of a policy).
+Digests of evicted blocks are remembered for a while in the *ghost*: blocks of a prompt that are
+found there are hits that a larger cache would have had (the ghost list of ARC, Megiddo and Modha,
+FAST 2003, used here as a gauge instead of a policy).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from service.engine.kv.blocks import BlockPool
-from service.engine.kv.cpu_offload import HostTier
+from service.engine.kv.cpu_offload import CpuOffloadIndex
 from service.engine.plan import BlockCopy, CopyKind
 
 _DIGEST_BYTES = 16
@@ -30,8 +30,8 @@ _GHOST_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a chain is there: `blocks` on the device, then `host_digests` in the host
-    tier, then `ghost_blocks` that a larger cache would still have."""
+    """The known prefix of a chain: `blocks` on the device, then `host_digests` in CPU memory,
+    then `ghost_blocks` that a larger cache would still have."""
 
     blocks: tuple[int, ...] = ()
     host_digests: tuple[bytes, ...] = ()
@@ -39,21 +39,21 @@ class Match:
 
 
 class PrefixCache:
-    """Knows which block holds which prefix; the pool knows who holds the block."""
+    """Owns the map from digests to blocks; the pool counts who uses a block."""
 
     def __init__(
         self,
         blocks_total: int,
         block_tokens: int,
         identity: str,
-        host: HostTier | None = None,
+        offload: CpuOffloadIndex | None = None,
         enabled: bool = True,
     ) -> None:
         self.pool = BlockPool(blocks_total, self._evicted)
         self.enabled = enabled
         self._block_tokens = block_tokens
         self._identity = identity
-        self._host = host
+        self._offload = offload
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._tenant_of: dict[bytes, str] = {}
@@ -64,12 +64,13 @@ class PrefixCache:
         self._now_ns = 0
 
     def root(self, namespace: str) -> bytes:
-        """Where the chain of a namespace starts."""
+        """The digest from which chains of a namespace start."""
         seed = f"{len(self._identity)}:{self._identity}{namespace}".encode()
         return hashlib.blake2b(seed, digest_size=_DIGEST_BYTES).digest()
 
     def extend(self, digests: list[bytes], root: bytes, tokens: Sequence[int]) -> None:
-        """Append the digests of the full blocks of `tokens`, which follow those of `digests`."""
+        """Append the digests of the full blocks of `tokens`, which follow those of `digests`;
+        `root` is of the namespace."""
         packed = memoryview(array("q", tokens)).cast("B")
         size = self._block_tokens * _TOKEN_BYTES
         last = digests[-1] if digests else root
@@ -90,7 +91,7 @@ class PrefixCache:
             block = self._block_of.get(digest)
             if block is not None and not host and not ghosts:
                 blocks.append(block)
-            elif not ghosts and self._is_on_host(digest, now_ns):
+            elif not ghosts and self._is_offloaded(digest, now_ns):
                 host.append(digest)
             elif digest in self._ghost or block is not None:
                 ghosts += 1
@@ -99,35 +100,37 @@ class PrefixCache:
         return Match(tuple(blocks), tuple(host), ghosts)
 
     def cost(self, match: Match, blocks: int) -> int:
-        """How many available blocks a table of `blocks` blocks would take away."""
+        """How many available blocks a table of `blocks` blocks with this match would take."""
         revived = sum(self.pool.is_cached(block) for block in match.blocks)
         return blocks - len(match.blocks) + revived
 
     def acquire(self, match: Match, blocks: int, now_ns: int) -> list[int]:
         """A table of `blocks` blocks that begins with the match. Raises OutOfBlocks.
 
-        The host part is pinned before blocks are allocated, because that may evict into
-        the host tier, and its slots are given back after the copies out of them are queued.
-        What is copied in is found by others only when its step is committed, like all that
-        a step computes: a step may fail.
+        Offloaded blocks are pinned before blocks are allocated, because allocation may evict into
+        CPU memory; their slots are freed after the copies out of them are queued. What is copied
+        in is registered when its step is committed, like all that a step computes: a step may
+        fail.
         """
         self._now_ns = now_ns
         self.pool.retain(match.blocks)
-        slots = [self._host.pin(digest) for digest in match.host_digests] if self._host else []
+        slots = (
+            [self._offload.pin(digest) for digest in match.host_digests] if self._offload else []
+        )
         fresh = self.pool.allocate(blocks - len(match.blocks))
         for slot, block in zip(slots, fresh, strict=False):
-            assert self._host is not None
+            assert self._offload is not None
             self._copies.append(BlockCopy(CopyKind.LOAD, block, slot))
-            self._host.unpin(slot)
+            self._offload.unpin(slot)
         return [*match.blocks, *fresh]
 
     def grow(self, count: int, now_ns: int) -> list[int]:
-        """`count` blocks with no contents. Raises OutOfBlocks."""
+        """`count` blocks without contents. Raises OutOfBlocks."""
         self._now_ns = now_ns
         return self.pool.allocate(count)
 
     def register(self, digest: bytes, block: int, tenant: str) -> None:
-        """`block` now holds the computed contents named `digest`."""
+        """`block` has the computed contents with this digest, and may be shared from now on."""
         if not self.enabled or digest in self._block_of or block in self._digest_of:
             return
         self._block_of[digest] = block
@@ -137,19 +140,20 @@ class PrefixCache:
         self.pool.keep(block)
 
     def flush(self) -> int:
-        """Forget all contents, the host's and the ghost's too; returns blocks dropped."""
+        """Forget all contents, those in CPU memory and the ghost too; returns the number of unused
+        cached blocks that became free."""
         self._block_of.clear()
         self._digest_of.clear()
         self._tenant_of.clear()
         self._ghost.clear()
         self._copies.clear()
         self._unready.clear()
-        if self._host is not None:
-            self._host.clear()
+        if self._offload is not None:
+            self._offload.clear()
         return self.pool.forget_cached()
 
     def copied(self, copies: Sequence[BlockCopy]) -> None:
-        """The step with these copies was committed: what it saved may be loaded."""
+        """The step with these copies was committed: blocks that it saved may be loaded."""
         for copy in copies:
             if self._unready.get(copy.host_slot) is copy:
                 del self._unready[copy.host_slot]
@@ -160,21 +164,21 @@ class PrefixCache:
         return taken
 
     def check(self) -> None:
-        """Walk the index; raises AssertionError when it is wrong."""
+        """Walk the index; raises AssertionError when it is inconsistent."""
         assert len(self._block_of) == len(self._digest_of) == len(self._tenant_of)
         for digest, block in self._block_of.items():
             assert self._digest_of[block] == digest, f"block {block} has two names"
-        assert len(self._ghost) <= self._ghost_limit, "the ghost has outgrown its bound"
-        if self._host is not None:
-            self._host.check()
+        assert len(self._ghost) <= self._ghost_limit, "the ghost is larger than its bound"
+        if self._offload is not None:
+            self._offload.check()
 
     def _evicted(self, block: int) -> None:
-        """The pool takes a cached block away: to the host tier, or to the ghost."""
+        """The pool evicts a cached block: it is offloaded, or remembered in the ghost."""
         digest = self._digest_of.pop(block)
         del self._block_of[digest]
         tenant = self._tenant_of.pop(digest)
-        if self._host is not None and not self._host.has(digest, self._now_ns):
-            slot, dropped = self._host.put(digest, tenant, self._now_ns)
+        if self._offload is not None and not self._offload.has(digest, self._now_ns):
+            slot, dropped = self._offload.put(digest, tenant, self._now_ns)
             for gone in dropped:
                 self._remember(gone)
             if slot is not None:
@@ -183,14 +187,14 @@ class PrefixCache:
                 self._copies.append(copy)
                 return
             self._remember(digest)
-        elif self._host is None:
+        elif self._offload is None:
             self._remember(digest)
 
-    def _is_on_host(self, digest: bytes, now_ns: int) -> bool:
-        """Whether the host tier has it, and the step that saved it is done."""
-        if self._host is None or not self._host.has(digest, now_ns):
+    def _is_offloaded(self, digest: bytes, now_ns: int) -> bool:
+        """Whether CPU memory has it, and the step that saved it is committed."""
+        if self._offload is None or not self._offload.has(digest, now_ns):
             return False
-        return self._host.slot_of(digest) not in self._unready
+        return self._offload.slot_of(digest) not in self._unready
 
     def _remember(self, digest: bytes) -> None:
         self._ghost[digest] = None

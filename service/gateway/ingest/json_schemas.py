@@ -4,7 +4,7 @@ What is wrong with the schema itself is said here, with its place. What the sche
 beyond the supported keywords is found when it is compiled. Nothing is ever fetched. Patterns
 come from clients: they run in an engine whose time is linear in the text, so one that needs
 look-around or back-references is not judged. A schema can still be dear to walk, so all of
-this belongs into a process that may be killed (`ingest_worker`).
+this belongs into a process that may be killed (`service.gateway.ingest.worker`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a body to prompts for the engine: checks, template, tokens, limits. Pure functions.
 
 How long that takes is up to the client, so it does not run on the event loop unless the body
-is small (`ingest_pool`). Token ids leave here packed as they go over the wire: nobody between
-here and the engine needs to look at them.
+is small (`service.gateway.ingest.pool`). Token ids leave here packed as they go over the wire:
+nobody between here and the engine needs to look at them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from telemetry.traces.sampling import TailSampler
 from telemetry.traces.spans import SpanBuilder
 from telemetry.traces.traceparent import new_span_id
 from telemetry.traces.tracing_view import TracingView
-from tests.support.worlds.lives import finished, fresh
+from tests.support.worlds.timelines import finished, fresh
 
 PATIENT = RetryPolicy(first_s=0.02, longest_s=0.05)
 HASTY = RetryPolicy(attempt_s=0.3, first_s=0.01, longest_s=0.02, give_up_s=0.1)

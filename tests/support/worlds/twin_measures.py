@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from lab.twins.life import Span
+from lab.twins.simulated_run import Span
 from telemetry.facts.engine_records import SequenceAdmitted, StepRecorded
 from telemetry.facts.reasons import Outcome, WaitReason
 from telemetry.facts.records import (

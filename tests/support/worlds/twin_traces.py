@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lab.twins.life import REFERENCE, START_NS, Span
+from lab.twins.simulated_run import REFERENCE, START_NS, Span
 from lab.twins.twin import Twin
 from telemetry.facts.engine_records import (
     CacheFlushed,

@@ -18,10 +18,10 @@ from diagnosis.root_cause.counterfactual import symptoms
 from diagnosis.root_cause.outcomes import outcomes_of
 from diagnosis.root_cause.question import Span
 from lab.drills.client import Sent
-from lab.drills.outcome.result import seen
-from lab.load.tally import latency_of
-from lab.twins.life import START_NS
+from lab.drills.outcome.result import summarize
+from lab.load.aggregator import latency_of
 from lab.twins.registry import TWINS
+from lab.twins.simulated_run import START_NS
 from telemetry.facts.reasons import Outcome, Phase
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.metrics.families import HistogramPoint
@@ -139,7 +139,7 @@ def test_replay_bench_and_raw_values_have_the_same_quantiles(life: Life, measure
 
 
 def test_a_drill_and_the_root_cause_have_the_ttft_of_the_phases(life: Life) -> None:
-    drill = seen([sent_of(one) for one in life.finished])
+    drill = summarize([sent_of(one) for one in life.finished])
     why = symptoms(life.timelines, Span(0, 1 << 62))
 
     assert drill.ttft_p95 == round(life.exact_ms(Measure.TTFT, 0.95), 3)

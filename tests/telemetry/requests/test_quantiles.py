@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.load.tally import latency_of as bench_latency
+from lab.load.aggregator import latency_of as bench_latency
 from telemetry.numbers.hdr import Distribution, Recorder, distribution_of
 from telemetry.numbers.quantiles import median, quantile, quantile_sorted, rank
 

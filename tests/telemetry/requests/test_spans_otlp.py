@@ -20,7 +20,7 @@ from telemetry.traces.span_attributes import MAX_ATTRIBUTES
 from telemetry.traces.spans import MAX_CHUNKS, MAX_HOLDS, MAX_PREEMPTED, MAX_SLOW_GAPS, SpanBuilder
 from telemetry.traces.traceparent import new_span_id, parse_traceparent
 from tests.support.worlds.facts import MS, accepted, parsed, request_ended, tokenized
-from tests.support.worlds.lives import finished, timeline_of
+from tests.support.worlds.timelines import finished, timeline_of
 
 ANCHOR = WallAnchor(monotonic_ns=0, unix_ns=1_700_000_000_000_000_000)
 

@@ -33,7 +33,7 @@ from tests.support.worlds.facts import (
     tokenized,
 )
 from tests.support.worlds.ledger_world import run_fold, world_facts
-from tests.support.worlds.lives import now_ms
+from tests.support.worlds.timelines import now_ms
 
 SAMPLED = SamplingPolicy(TracingMode.SAMPLED, 0.0)
 FULL = SamplingPolicy(TracingMode.FULL)

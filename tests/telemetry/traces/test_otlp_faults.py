@@ -27,7 +27,7 @@ from tests.support.servers.otlp_thread import (
     stop,
 )
 from tests.support.servers.server import eventually, free_port
-from tests.support.worlds.lives import fresh
+from tests.support.worlds.timelines import fresh
 
 
 @both

@@ -20,7 +20,7 @@ from telemetry.traces.spans import SpanBuilder
 from telemetry.traces.traceparent import new_span_id
 from tests.support.servers.otlp_receiver import Fault, OtlpReceiver
 from tests.support.servers.otlp_thread import CHUNKS, TREE, dropped, exporting, offer, stop
-from tests.support.worlds.lives import finished, fresh, now_ms
+from tests.support.worlds.timelines import finished, fresh, now_ms
 
 
 class Clumsy(SpanBuilder):

@@ -1,24 +1,24 @@
-"""The books of one run: which requests count, when the window opens and closes, who is done."""
+"""Accounting of one run: which requests count, when the window opens and closes, what is done."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.load.aggregator import Aggregator, Ended, Window
 from lab.load.parse import arrivals_text, lengths_text
 from lab.load.result import ClassResult, ErrorKind
 from lab.load.spec import BenchSpec, Slo, Trace
 from lab.load.stream import Reply
-from lab.load.tally import Ended, Tally, Window
 
 
-class Book:
-    """One owner of all counts. `interrupted` is set once, by the first SIGINT."""
+class Accounting:
+    """Owns all counts of a run. `interrupted` is set once, by the first SIGINT."""
 
     def __init__(self, spec: BenchSpec) -> None:
         self._spec = spec
         self.window = Window()
-        self._tallies = [Tally(self.window) for _ in spec.classes]
-        self._total = Tally(self.window)
+        self._aggregators = [Aggregator(self.window) for _ in spec.classes]
+        self._total = Aggregator(self.window)
         self._counted = [0] * len(spec.classes)
         self._last_end_ns = 0
         self.sent = self.ok = self.failed = self.chunks = 0
@@ -43,7 +43,7 @@ class Book:
         return True
 
     def account(self, class_index: int, ended: Ended) -> None:
-        """A request has ended, well or badly. Cut off by an interrupt, it is nobody's fault."""
+        """A request has ended, with a reply or an error."""
         reply = ended.reply
         failed = reply.error_kind is not None
         self.failed += failed
@@ -52,11 +52,11 @@ class Book:
         self.warmup_errors += failed and not ended.counted and not self.interrupted
         self._last_end_ns = max(self._last_end_ns, reply.end_ns)
         slo = self._spec.classes[class_index].slo
-        self._tallies[class_index].add(ended, slo)
+        self._aggregators[class_index].add(ended, slo)
         self._total.add(ended, slo)
 
-    def is_nobodys_fault(self, reply: Reply) -> bool:
-        """Whether a request was lost only because the person at the keyboard wanted to stop."""
+    def is_interrupted(self, reply: Reply) -> bool:
+        """Whether a request has no reply because of the SIGINT."""
         return self.interrupted and reply.error_kind is ErrorKind.UNFINISHED
 
     def class_over(self, class_index: int) -> bool:
@@ -105,7 +105,7 @@ class Book:
         if one.arrivals is None and len(self._spec.classes) > 1:
             said += f", weight {one.weight:g}"
         lengths = "trace" if isinstance(arrivals, Trace) else lengths_text(one.lengths)
-        return self._tallies[index].result(one.name, said, lengths, one.slo, cache_off, by_time)
+        return self._aggregators[index].result(one.name, said, lengths, one.slo, cache_off, by_time)
 
     def _open_window(self, start_ns: int) -> None:
         self.window.start_ns = start_ns

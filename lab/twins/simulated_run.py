@@ -1,4 +1,4 @@
-"""A server's life before it happens: the traffic and whatever goes wrong, for faults to edit."""
+"""A run before it is simulated: traffic and what goes wrong; faults edit it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from lab.twins.losses import Thief
+from lab.twins.losses import CpuContention
 from lab.twins.physics import SECOND, Physics, Slowdown
-from lab.twins.traffic import Ask, Setting
+from lab.twins.traffic import RequestSpec, Setting
 from service.engine.inbox import Command, SetStepCost
 from service.engine.plan import Plan
 from telemetry.facts.reasons import HangKind, StepFailure
@@ -37,7 +37,7 @@ class Span:
         return self.begin_ns <= at_ns < self.end_ns
 
 
-WHOLE = Span.of_seconds(0, _STOP_S)
+WHOLE_RUN = Span.of_seconds(0, _STOP_S)
 REFERENCE = Span.of_seconds(_WARM_S, _ONSET_S - 1)
 
 
@@ -58,8 +58,8 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """No engine serves in [begin, end); None: for good. The first of `deaths` is that of the one
-    that served, if one did."""
+    """No engine serves in [begin, end); end None: to the end of the run. The first of `deaths` is
+    that of the engine that served, if one did."""
 
     begin_ns: int
     end_ns: int | None
@@ -68,8 +68,8 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The engine's process lives in [begin, end) and does nothing. At `seen_ns` the gateway has
-    found that out: it refuses from then on. It `recovers` at the end, or is ended then."""
+    """The engine process does nothing in [begin, end). At `seen_ns` the gateway has found that
+    out and refuses requests from then on. The engine `recovers` at the end, or is ended then."""
 
     begin_ns: int
     seen_ns: int
@@ -82,62 +82,64 @@ class Hang:
 
 
 @dataclass(slots=True, kw_only=True)
-class Life:
+class SimulatedRun:
     """Everything that happens to one server. `culprits` and `victims` are requests by number, or
-    tenants; no fact says so. `fails` says which plans fail and of what, `loses` which facts nobody
-    keeps. `resident` is the engine's memory in bytes at a time. `struck` is when the fault was
-    there, if not for all of the span that it was given.
+    tenants; no fact contains them. `fails` gives the failure of a plan launched at a time,
+    `drops_fact` the facts that are lost, `resident_bytes` the engine's memory at a time.
+    `injected` is when the fault was there, None: for the whole span that it was given.
     """
 
     setting: Setting
     seed: str
-    span: Span = WHOLE
-    asks: list[Ask]
+    span: Span = WHOLE_RUN
+    specs: list[RequestSpec]
     commands: list[tuple[int, Command]] = field(default_factory=list)
     slowdowns: list[Slowdown] = field(default_factory=list)
-    thieves: list[Thief] = field(default_factory=list)
+    cpu_contention: list[CpuContention] = field(default_factory=list)
     outage: Outage | None = None
     hang: Hang | None = None
     fails: Callable[[Plan, int], StepFailure | None] | None = None
-    loses: Callable[[Fact], bool] | None = None
-    resident: Callable[[int], int] = field(default=lambda at_ns: 900 << 20)
-    struck: Span | None = None
+    drops_fact: Callable[[Fact], bool] | None = None
+    resident_bytes: Callable[[int], int] = field(default=lambda at_ns: 900 << 20)
+    injected: Span | None = None
     culprits: set[int | str] = field(default_factory=set)
     victims: set[int | str] = field(default_factory=set)
 
     @classmethod
-    def usual(cls, setting: Setting, seed: str, span: Span = WHOLE) -> Life:
-        """Nothing but the usual traffic."""
-        asks = setting.asks(Random(f"{seed}/asks"), span.begin_ns, span.end_ns)
-        life = cls(setting=setting, seed=seed, span=span, asks=asks)
-        if setting.tells_cost:
-            life.commands += _told_costs(setting.physics, span)
-        return life
+    def baseline(cls, setting: Setting, seed: str, span: Span = WHOLE_RUN) -> SimulatedRun:
+        """A run with baseline traffic only."""
+        specs = setting.specs(Random(f"{seed}/asks"), span.begin_ns, span.end_ns)
+        run = cls(setting=setting, seed=seed, span=span, specs=specs)
+        if setting.sends_step_cost:
+            run.commands += _step_cost_commands(setting.physics, span)
+        return run
 
-    def coming(self, span: Span) -> list[Ask]:
-        return [ask for ask in self.asks if span.has(ask.at_ns)]
+    def arriving_in(self, span: Span) -> list[RequestSpec]:
+        return [spec for spec in self.specs if span.has(spec.at_ns)]
 
-    def add(self, asks: list[Ask]) -> None:
-        """More requests, which get numbers of their own."""
-        first = max((ask.number for ask in self.asks), default=-1) + 1
-        for number, ask in enumerate(asks, first):
-            ask.number = number
-        self.asks += asks
+    def add(self, specs: list[RequestSpec]) -> None:
+        """Add requests; they get new numbers."""
+        first = max((spec.number for spec in self.specs), default=-1) + 1
+        for number, spec in enumerate(specs, first):
+            spec.number = number
+        self.specs += specs
 
-    def settle(self) -> None:
-        """Number requests in the order in which they come: no number tells where one is from."""
-        self.asks.sort(key=lambda ask: ask.at_ns)
-        numbers: dict[int | str, int] = {ask.number: number for number, ask in enumerate(self.asks)}
-        for number, ask in enumerate(self.asks):
-            ask.number = number
+    def renumber(self) -> None:
+        """Number requests in the order of arrival, so that no number shows what a fault added."""
+        self.specs.sort(key=lambda spec: spec.at_ns)
+        numbers: dict[int | str, int] = {
+            spec.number: number for number, spec in enumerate(self.specs)
+        }
+        for number, spec in enumerate(self.specs):
+            spec.number = number
         self.culprits = {numbers.get(one, one) for one in self.culprits}
         self.victims = {numbers.get(one, one) for one in self.victims}
 
 
-def _told_costs(physics: Physics, span: Span) -> list[tuple[int, Command]]:
-    """As the gateway has fitted it, again every few seconds."""
+def _step_cost_commands(physics: Physics, span: Span) -> list[tuple[int, Command]]:
+    """The fitted cost of a step, sent by the gateway every five seconds."""
     cost = SetStepCost(
-        base_ns=physics.turn_ns,
+        base_ns=physics.iteration_ns,
         prefill_token_ns=physics.prompt_token_ns,
         decode_row_ns=physics.decode_row_ns + physics.sample_row_ns,
         context_token_ns=physics.context_token_ns,

@@ -1,4 +1,4 @@
-"""Timelines of whole requests, for tests of what is made of them."""
+"""Timelines of whole requests, for tests of what is folded from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.worlds.facts import (
 
 
 def timeline_of(facts: list[Fact]) -> RequestTimeline:
-    """The one request that the facts tell of."""
+    """The timeline of the one request in the facts."""
     found: list[RequestTimeline] = []
     PhaseFold([found.append]).on_facts(facts)
     (timeline,) = found
@@ -37,7 +37,7 @@ def timeline_of(facts: list[Fact]) -> RequestTimeline:
 
 
 def finished(shift_ms: int = 0, **fields: object) -> RequestTimeline:
-    """A life with a preemption, moved in time by `shift_ms`."""
+    """A finished request with a preemption, moved in time by `shift_ms`."""
     s = shift_ms
     return timeline_of(
         [
@@ -62,7 +62,7 @@ def now_ms() -> int:
 
 
 def fresh(count: int) -> list[RequestTimeline]:
-    """That many requests of just now, each a trace of its own."""
+    """`count` requests that ended a moment ago, each with its own trace."""
     timeline = finished(now_ms() - 1000)
     return [
         dataclasses.replace(

@@ -4,13 +4,13 @@
        ^                  |
        +----preempt-------+      (WAITING may also end: cancel, deadline, a token in flight)
 
-A request holds the ids of its blocks and the index of its slot; who owns which block is
-the pool's knowledge. Counts are of tokens: `computed_tokens` have their keys and values
-in the cache once every launched step is done; `prefill_tokens` is how many must be there
-before the next token can be sampled from a prefill chunk. The first `cached_blocks` blocks are
-known to the prefix cache by their `digests`, and to the record by `told_names`.
-A running request keeps the rank that it was admitted with:
-`admitted_class`, and `admitted_service`, its tenant's service at that moment.
+A request holds the ids of its blocks and the index of its slot; which block belongs to whom is
+the block pool's state. `computed_tokens` have their keys and values in the cache once every
+launched step is done; `prefill_tokens` is how many must be there before the next token can be
+sampled from a prefill chunk. The first `cached_blocks` blocks are in the prefix cache under their
+`digests`; `recorded_aliases` stand for full blocks in the record. A running request keeps the sort
+key that it was admitted with: `admitted_class`, and `admitted_service`, its tenant's service at
+that moment.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from service.engine.draft_proposer import Lookup
+from service.engine.draft_proposer import DraftProposer
 from service.engine.inbox import Submit
 
 
 class Status(StrEnum):
-    """Where the request is; ended requests are forgotten by the scheduler."""
+    """Where the request is. An ended request is in no table any more."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,7 +32,7 @@ class Status(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Mutable state of one sequence; only the scheduler writes it."""
+    """Mutable state of one sequence; the scheduler and the sequence table write it."""
 
     submit: Submit
     status: Status = Status.WAITING
@@ -52,9 +52,9 @@ class Request:
     paused: bool = False
     cache_root: bytes = b""
     digests: list[bytes] = field(default_factory=list)
-    told_names: list[int] = field(default_factory=list)
+    recorded_aliases: list[int] = field(default_factory=list)
     cached_blocks: int = 0
-    lookup: Lookup | None = None
+    proposer: DraftProposer | None = None
 
     @property
     def seq_id(self) -> int:
@@ -86,8 +86,9 @@ class Request:
         return prompt[start:] + self.outputs[: end - len(prompt)]
 
     @property
-    def held(self) -> bool:
-        """Not to be scheduled for reasons of its own: in nobody's way, and nobody in its."""
+    def blocked(self) -> bool:
+        """Whether it cannot be scheduled for a reason of its own: its grammar is not compiled, or
+        its client reads too slowly. Other requests pass it."""
         return self.awaits_grammar or self.paused
 
     @property

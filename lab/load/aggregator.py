@@ -1,4 +1,4 @@
-"""Accounting: one reply after another becomes the figures of its class and of the total.
+"""Aggregates replies into the figures of their class and of the total.
 
 All work is done when a request ends, so that an arriving token costs one stamp and no more.
 """
@@ -76,16 +76,16 @@ class _Flow:
         )
 
 
-class Tally:
-    """The figures of one class, or of all."""
+class Aggregator:
+    """Figures of one class, or of all classes."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._lateness, self._ttft = Recorder(), Recorder()
         self._itl, self._tpot, self._e2e = Recorder(), Recorder(), Recorder()
         self._throughput, self._goodput = _Flow(), _Flow()
-        self._asked = (list[int](), list[int]())
-        self._seen = (list[int](), list[int]())
+        self._requested = (list[int](), list[int]())
+        self._reported = (list[int](), list[int]())
         self._errors: Counter[tuple[ErrorKind, int | None]] = Counter()
         self._examples: dict[tuple[ErrorKind, int | None], str] = {}
         self.counted = self.ok = self.slo_met = 0
@@ -95,14 +95,14 @@ class Tally:
         self._cache_prompt_tokens = 0
 
     def add(self, ended: Ended, slo: Slo) -> None:
-        """Work one request in."""
+        """Add one request."""
         reply = ended.reply
         self._flow(ended)
         if not ended.counted:
             return
         self.counted += 1
-        self._asked[0].append(ended.prompt_tokens)
-        self._asked[1].append(ended.output_tokens)
+        self._requested[0].append(ended.prompt_tokens)
+        self._requested[1].append(ended.output_tokens)
         if not ended.closed_loop:
             self._intended_ns.append(reply.intended_ns)
             self._lateness.record([max(0, reply.lateness_ns)])
@@ -170,9 +170,9 @@ class Tally:
         if usage is None or usage.completion_tokens is None:
             self._usage_missing += 1
         else:
-            self._seen[1].append(usage.completion_tokens)
+            self._reported[1].append(usage.completion_tokens)
         if usage is not None and usage.prompt_tokens is not None:
-            self._seen[0].append(usage.prompt_tokens)
+            self._reported[0].append(usage.prompt_tokens)
             if usage.cached_tokens is not None:
                 self._cached_tokens = (self._cached_tokens or 0) + usage.cached_tokens
                 self._cache_prompt_tokens += usage.prompt_tokens
@@ -203,10 +203,10 @@ class Tally:
             itl=latency_of(self._itl.distribution()),
             tpot=latency_of(self._tpot.distribution()),
             e2e=latency_of(self._e2e.distribution()),
-            prompt_asked=spread(self._asked[0]),
-            prompt_seen=spread(self._seen[0]),
-            output_asked=spread(self._asked[1]),
-            output_seen=spread(self._seen[1]),
+            prompt_asked=spread(self._requested[0]),
+            prompt_seen=spread(self._reported[0]),
+            output_asked=spread(self._requested[1]),
+            output_seen=spread(self._reported[1]),
             chunks=self._chunks,
             chunk_tokens=self._chunk_tokens,
             gaps_together=self._together,

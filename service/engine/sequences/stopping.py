@@ -1,11 +1,11 @@
-"""When a sequence is done, as far as tokens tell.
+"""When a sequence ends because of its tokens.
 
 Stop strings are text and belong to the gateway, which sends a Cancel with STOP_STRING.
 """
 
 from __future__ import annotations
 
-from service.engine.request import Request
+from service.engine.sequences.request import Request
 from telemetry.facts.reasons import EndReason
 
 
@@ -31,7 +31,7 @@ def end_after(request: Request, max_model_tokens: int) -> EndReason | None:
 
 
 def may_grow(request: Request, max_model_tokens: int) -> bool:
-    """Whether one more sampled token could be used, counting those still in flight."""
+    """Whether the sequence may sample one more token, after those still in flight."""
     outputs = request.next_output_index
     if outputs >= request.submit.max_tokens:
         return False

@@ -1,4 +1,4 @@
-"""Who met whom in a step: victims that follow from the facts once the culprits are known."""
+"""Requests that shared a step with a culprit: victims that follow from the facts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.records import Fact, SequenceSubmitted
 
 
-def met_prompts_of(facts: Sequence[Fact], culprits: Collection[str]) -> frozenset[str]:
+def decoded_beside_prompts(facts: Sequence[Fact], culprits: Collection[str]) -> frozenset[str]:
     """Requests that decoded in a step that computed a culprit's prompt."""
-    return _met(facts, culprits, prompts_only=True)
+    return _shared_a_step(facts, culprits, prompts_only=True)
 
 
-def met(facts: Sequence[Fact], culprits: Collection[str]) -> frozenset[str]:
+def shared_a_step(facts: Sequence[Fact], culprits: Collection[str]) -> frozenset[str]:
     """Requests that were in a step with a culprit."""
-    return _met(facts, culprits, prompts_only=False)
+    return _shared_a_step(facts, culprits, prompts_only=False)
 
 
-def _met(facts: Sequence[Fact], culprits: Collection[str], prompts_only: bool) -> frozenset[str]:
+def _shared_a_step(
+    facts: Sequence[Fact], culprits: Collection[str], prompts_only: bool
+) -> frozenset[str]:
     owners = {fact.seq_id: fact.request_id for fact in facts if isinstance(fact, SequenceSubmitted)}
     theirs = {seq_id for seq_id, request_id in owners.items() if request_id in culprits}
     found: set[int] = set()

@@ -1,0 +1,96 @@
+"""A sequence's full blocks, as the prefix cache and the record know them.
+
+Digests are computed as they are needed: a prompt whose first block is not cached is not hashed
+to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.engine.admission import Limits
+from service.engine.kv.block_aliases import BlockAliases
+from service.engine.kv.prefix import Match, PrefixCache
+from service.engine.sequences.fact_log import FactLog
+from service.engine.sequences.request import Request
+from telemetry.facts.engine_records import BlocksSealed
+
+_MAX_PROMPT_ALIASES = 512
+_DIGESTS_AT_ONCE = 64
+_ALIASES_PER_BLOCK = 6  # for the cache, four times as many ghosts, and a reserve
+
+
+class PrefixBlocks:
+    """The only writer of `cache_root`, `digests` and `recorded_aliases` of requests."""
+
+    def __init__(self, limits: Limits, prefix: PrefixCache, log: FactLog) -> None:
+        self._block_tokens = limits.block_tokens
+        self._prefix = prefix
+        self._log = log
+        self._aliases = BlockAliases(_ALIASES_PER_BLOCK * (limits.blocks_total + limits.host_slots))
+
+    def open(self, request: Request) -> None:
+        """Set the namespace in which a new request may share blocks, if it may."""
+        submit = request.submit
+        if submit.cache_prefix and self._prefix.enabled:
+            request.cache_root = self._prefix.root(f"{submit.tenant}\0{submit.cache_salt}")
+
+    def match(self, request: Request, now_ns: int) -> Match:
+        """What the prefix cache has of a waiting request, without its last token: that one is
+        always computed, because its logits are wanted."""
+        if not request.cacheable:
+            return Match()
+        blocks = (request.known_tokens - 1) // self._block_tokens
+        return self._prefix.match(self._digests(request, blocks), now_ns)
+
+    def register_computed(self, request: Request, tokens: int) -> None:
+        """Offer the full blocks of the first `tokens` tokens for reuse; a step that computed
+        them has been committed."""
+        blocks = tokens // self._block_tokens
+        if not request.cacheable or blocks <= request.cached_blocks:
+            return
+        self._hash(request, blocks)
+        for index in range(request.cached_blocks, blocks):
+            digest, block = request.digests[index], request.blocks[index]
+            self._prefix.register(digest, block, request.submit.tenant)
+        self.record_sealed(request, blocks)
+        request.cached_blocks = blocks
+
+    def record_sealed(self, request: Request, blocks: int) -> None:
+        """Record aliases of those of the first `blocks` blocks that have none recorded yet."""
+        first = len(request.recorded_aliases)
+        if first < blocks:
+            aliases = self._new_aliases(request, blocks)
+            self._log.seal(BlocksSealed(request.seq_id, first, aliases))
+
+    def prompt_aliases(self, request: Request) -> tuple[int, ...] | None:
+        """Aliases of the prompt's full blocks, at most the first 512; the others are recorded
+        when they are found or computed. None where blocks are not shared."""
+        if not request.cacheable:
+            return None
+        blocks = min(_MAX_PROMPT_ALIASES, len(request.submit.prompt) // self._block_tokens)
+        self._hash(request, blocks)
+        return self._new_aliases(request, blocks)
+
+    def _digests(self, request: Request, blocks: int) -> Iterator[bytes]:
+        """Digests of the first `blocks` blocks, computed as far as the caller iterates."""
+        for index in range(blocks):
+            if index >= len(request.digests):
+                self._hash(request, min(blocks, index + _DIGESTS_AT_ONCE))
+            yield request.digests[index]
+
+    def _hash(self, request: Request, blocks: int) -> None:
+        """Compute the digests that are missing of the first `blocks` blocks."""
+        missing = blocks - len(request.digests)
+        if missing > 0:
+            size = self._block_tokens
+            tokens = request.tokens(len(request.digests) * size, missing * size)
+            self._prefix.extend(request.digests, request.cache_root, tokens)
+
+    def _new_aliases(self, request: Request, blocks: int) -> tuple[int, ...]:
+        """Give aliases to those of the first `blocks` blocks that have none yet."""
+        recorded = request.recorded_aliases
+        parent = recorded[-1] if recorded else None
+        new = self._aliases.of(request.digests[len(recorded) : blocks], parent)
+        recorded += new
+        return new

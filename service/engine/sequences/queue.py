@@ -1,0 +1,155 @@
+"""The waiting queue: a queue for each priority class and tenant, and the order between them.
+
+    blocked       its grammar is not compiled, or its client reads too slowly: others pass it
+    queued        in the queue of its class and tenant, in order of arrival
+
+The head is the request that is admitted next. No later request of its class and tenant passes it
+while it does not fit, because passing lets small requests starve a large one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+
+from service.engine.fairness import Policy, TenantCounters
+from service.engine.sequences.request import Request, Status
+
+SortKey = tuple[int, int, int, int]  # class, service, running of the tenant, arrival
+
+
+class WaitingQueue:
+    """Owns the order of waiting requests, their number and the number of their tokens."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        counters: TenantCounters,
+        ageing_ns: int,
+        min_active_service: Callable[[Request], int | None],
+    ) -> None:
+        """`min_active_service` gives the least service of a tenant that a request competes with,
+        None when there is none."""
+        self._min_active_service = min_active_service
+        self.tokens = 0
+        self._policy = policy
+        self._counters = counters
+        self._ageing_ns = ageing_ns
+        self._queues: dict[tuple[int, str], OrderedDict[int, Request]] = {}
+        self._blocked: dict[int, Request] = {}
+        self._by_tenant: dict[str, int] = {}
+        self._count = 0  # of all tenants: read once a step
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        for queue in self._queues.values():
+            yield from queue.values()
+        yield from self._blocked.values()
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether a request waits that is not blocked."""
+        return bool(self._queues)
+
+    @property
+    def tenants(self) -> set[str]:
+        """Tenants with a waiting request that is not blocked."""
+        return {tenant for _, tenant in self._queues}
+
+    def waiting_of(self, tenant: str) -> int:
+        """Waiting requests of the tenant, blocked ones too."""
+        return self._by_tenant.get(tenant, 0)
+
+    def push(self, request: Request, first: bool = False) -> None:
+        """Add a request; `first` puts a preempted one before the others of its class and tenant."""
+        tenant = request.submit.tenant
+        if request.blocked:
+            self._blocked[request.seq_id] = request
+        else:
+            self._enqueue(request, first)
+        self._by_tenant[tenant] = self.waiting_of(tenant) + 1
+        self._count += 1
+        self.tokens += request.known_tokens
+
+    def add_tokens(self, tokens: int) -> None:
+        """A preempted request got `tokens` tokens from a step that was in flight."""
+        self.tokens += tokens
+
+    def block(self, request: Request) -> None:
+        """A waiting request became `blocked`."""
+        if request.seq_id not in self._blocked:
+            self._unqueue(request)
+            self._blocked[request.seq_id] = request
+
+    def unblock(self, request: Request, first: bool, now_ns: int) -> None:
+        """A request is `blocked` no more; it ages from `now_ns` on."""
+        if self._blocked.pop(request.seq_id, None) is not None:
+            request.queued_ns = now_ns
+            self._enqueue(request, first)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out: it starts, or ends."""
+        tenant = request.submit.tenant
+        if self._blocked.pop(request.seq_id, None) is None:
+            self._unqueue(request)
+        left = self.waiting_of(tenant) - 1
+        if left:
+            self._by_tenant[tenant] = left
+        else:
+            del self._by_tenant[tenant]
+        self._count -= 1
+        self.tokens -= request.known_tokens
+
+    def min_service(self, priority: int, eligible: Callable[[str], bool]) -> int | None:
+        """The least service of an `eligible` tenant with a queued request of class `priority` or
+        better; None when there is none."""
+        rivals = {tenant for p, tenant in self._queues if p <= priority and eligible(tenant)}
+        return min((self._counters.service_of(tenant) for tenant in rivals), default=None)
+
+    def heads(self, key: Callable[[Request], SortKey]) -> list[Request]:
+        """The first request of each class and tenant, sorted by `key`."""
+        return sorted((next(iter(queue.values())) for queue in self._queues.values()), key=key)
+
+    def sort_key(self, now_ns: int, batch: Mapping[str, int]) -> Callable[[Request], SortKey]:
+        """The order of service: class, then what the policy compares, then arrival.
+
+        `batch` counts the running sequences of each tenant.
+        """
+        aged_ns = now_ns - self._ageing_ns
+        fair = self._policy is Policy.VTC
+        best = min((priority for priority, _ in self._queues), default=0)
+
+        def key(request: Request) -> SortKey:
+            tenant = request.submit.tenant
+            if request.status is Status.RUNNING:
+                priority, service = request.admitted_class, request.admitted_service
+            else:
+                aged = request.queued_ns <= aged_ns
+                priority = min(best, request.submit.priority) if aged else request.submit.priority
+                service = self._counters.service_of(tenant)
+            if not fair:
+                return (priority, 0, 0, request.arrival)
+            return (priority, service, batch.get(tenant, 0), request.arrival)
+
+        return key
+
+    def _enqueue(self, request: Request, first: bool) -> None:
+        tenant = request.submit.tenant
+        if tenant not in self.tenants:
+            self._counters.tenant_queued(tenant, self._min_active_service(request))
+        queue = self._queues.setdefault((request.submit.priority, tenant), OrderedDict())
+        queue[request.seq_id] = request
+        if first:
+            queue.move_to_end(request.seq_id, last=False)
+
+    def _unqueue(self, request: Request) -> None:
+        tenant = request.submit.tenant
+        key = (request.submit.priority, tenant)
+        queue = self._queues[key]
+        del queue[request.seq_id]
+        if not queue:
+            del self._queues[key]
+            if tenant not in self.tenants:
+                self._counters.tenant_left(tenant, self._by_tenant)
