@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from docs.generate.markdown import code, one_line, table
 from service.cli.main import build_parser
+from service.cli.settings_flags import NAMES, SettingAction, ShownDefault
 
 _HEAD = """# Commands and flags
 
@@ -19,7 +20,7 @@ _INTERNAL = "(internal)"
 _OURS = "PHASESCOPE_"  # variables that give flags their defaults
 _STATED = re.compile(r" \(default:? ([^)]+)\)")
 _WORDS: dict[object, str] = {int: "N", float: "X"}
-_MIB = 1 << 20
+_SERVE = "serve"
 
 
 def document() -> str:
@@ -57,6 +58,10 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
     ]
     own, titled = parser._action_groups[:2], parser._action_groups[2:]
     lines += _arguments([one for group in own for one in group._group_actions], parser)
+    if any(isinstance(action, SettingAction) for action in parser._actions):
+        lines += ["", NAMES]
+        if name != _SERVE:  # it has the same ones
+            return lines
     for group in titled:
         shown = _arguments(group._group_actions, parser)
         lines += ["", f"### {name}: {group.title}", *shown] if shown else []
@@ -98,10 +103,10 @@ def _placeholder(action: argparse.Action) -> str:
 def _default(action: argparse.Action) -> str:
     """What it is without the flag, where that is a value of its own."""
     value = action.default
+    if isinstance(value, ShownDefault):
+        return code(value.text) if value.is_value else value.text
     if value is None or value is False or value in ("", argparse.SUPPRESS, []):
         return ""
-    if action.metavar == "SIZE" and value >= _MIB:
-        return code(f"{value // _MIB}MiB")
     return code(str(value))
 
 

@@ -1,1 +1,9 @@
-"""Subcommands of the phasescope console script, one module each."""
+"""The command line: one module a subcommand, each with `register` and `run`.
+
+- `main`: finds the subcommand and turns known errors into one line.
+- `settings_flags`: the flags of `serve` and `config`, made from `service.config`.
+- `source`: the arguments that say where facts come from, shared by the commands that read them.
+
+A module imports what its command needs inside `run`, so that `--help` and the start of `serve` stay
+fast.
+"""

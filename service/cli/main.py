@@ -7,6 +7,7 @@ import sys
 
 from service.cli import (
     bench,
+    config,
     diagnose,
     drill,
     engine,
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (
         serve,
+        config,
         pull,
         bench,
         top,
@@ -51,8 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     words = bench.spelled_out(sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(words)
     try:
+        args = build_parser().parse_args(words)
         code: int = args.run(args)
     except ConfigError as error:
         print(f"phasescope: {error}", file=sys.stderr)

@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from service.cli.sizes import parse_bytes
 from service.cli.source import add_source
 from service.config.settings import ConfigError
+from service.config.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from diagnosis.root_cause.capacity import Plan
@@ -36,7 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--memory",
-        type=parse_bytes,
+        type=_size,
         metavar="SIZE",
         help="what there would be for weights and cache together, as in 80GiB (default: the "
         "cache as the server has it)",
@@ -46,6 +46,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=run)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run(args: argparse.Namespace) -> int:

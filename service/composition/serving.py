@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 
 from service.composition.recording import dump_on_signal, record_failed_start
-from service.composition.telemetry_wiring import Telemetry, build_telemetry
+from service.composition.telemetry import Telemetry
+from service.composition.telemetry_wiring import build_telemetry
 from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.client import EngineClient
@@ -105,21 +106,34 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
         )
-        lister = RequestLister(state.handlers, gateway_lane, clock)
-        listing = asyncio.create_task(lister.run(), name="request-lister")
-        settle_collector()
-        telemetry.start()
-        dump_on_signal(telemetry.recorder)
-        try:
-            await run_gateway(build_app(state), state, listener, engine, start.announce)
-        finally:
-            listing.cancel()
-            await supervisor.stop()
-            await ingest.close()
-            await asyncio.to_thread(telemetry.stop)
+        await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:
         await end_engine(supervisor, engine)
     await engine
+
+
+async def _run(
+    state: GatewayState,
+    telemetry: Telemetry,
+    ingest: IngestPool,
+    supervisor: Supervisor,
+    listener: socket.socket,
+    engine: asyncio.Task[None],
+    start: Start,
+) -> None:
+    """Take requests until a signal, then end the engine before what listens to it."""
+    lister = RequestLister(state.handlers, state.lane, state.clock)
+    listing = asyncio.create_task(lister.run(), name="request-lister")
+    settle_collector()
+    telemetry.start()
+    dump_on_signal(telemetry.recorder)
+    try:
+        await run_gateway(build_app(state), state, listener, engine, start.announce)
+    finally:
+        listing.cancel()
+        await supervisor.stop()
+        await ingest.close()
+        await asyncio.to_thread(telemetry.stop)
 
 
 async def end_engine(supervisor: Supervisor, engine: asyncio.Task[None]) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from docs.generate.pages import PAGES as GENERATED
 from service.cli.main import build_parser
+from service.config.resolve import Source, resolve
 from telemetry.requests.slo_policy import read_policy
 from tests.diagnosis.test_runbooks import all_options, anchors, documented_metrics, options, parsers
 from tests.support.servers.server import Server, spawn
@@ -219,8 +220,19 @@ def test_alerts_that_are_named_are_in_the_rules_and_all_of_those_are_named() -> 
     assert alerts == set(re.findall(r"`(Phasescope\w+)`", told))
 
 
+def test_the_example_of_a_config_file_is_one(tmp_path: Path) -> None:
+    """Each key that it has is in force."""
+    example, _ = blocks(ROOT / "docs/operate/running.md", "toml")
+    (tmp_path / "serve.toml").write_text(example)
+    found = resolve({"config": str(tmp_path / "serve.toml")}, {})
+
+    stated = {key for key, one in found.settings.items() if one.source is Source.FILE}
+    assert stated == set(tomllib.loads(example))
+    assert found["kv_memory"] == 2 << 30
+
+
 def test_the_example_of_an_slo_file_is_one(tmp_path: Path) -> None:
-    (example,) = blocks(ROOT / "docs/operate/running.md", "toml")
+    _, example = blocks(ROOT / "docs/operate/running.md", "toml")
     (tmp_path / "slo.toml").write_text(example)
 
     assert read_policy(str(tmp_path / "slo.toml")).default == "chat"

@@ -1,0 +1,121 @@
+"""Flags of `phasescope serve` and `phasescope config`, made from the settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from service.config.resolve import CONFIG, Resolution, resolve
+from service.config.setting import ConfigError, Group, Setting
+from service.config.settings import ModelKind, ModelRef, ServeConfig
+from service.config.tree import all_settings
+
+NAMES = (
+    "Each flag is also an environment variable and a key of a config file: --max-num-seqs is "
+    "PHASESCOPE_MAX_NUM_SEQS and max_num_seqs. A flag wins over a variable, a variable over the "
+    "file, the file over the default."
+)
+_NO_MODEL = ModelRef(kind=ModelKind.DUMMY, path="", name="")
+
+
+class ShownDefault:
+    """A default as `--help` and the reference show it; no flag's value."""
+
+    def __init__(self, setting: Setting) -> None:
+        details = setting.details
+        self.is_value = setting.default is not None
+        self.text = setting.format(setting.default) if self.is_value else details.unset or ""
+        if details.gpu is not None:
+            self.text += f"; on a GPU {details.gpu}"
+        if details.large_gpu is not None:
+            self.text += f", with 70 GiB or more {details.large_gpu}"
+
+    def __str__(self) -> str:
+        return self.text or "none"
+
+
+class SettingAction(argparse.Action):
+    """Checks a value where it is parsed, and keeps it in `given`, by the setting's key. Raises
+    ConfigError out of the parser."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, setting: Setting) -> None:
+        self.setting = setting
+        super().__init__(
+            option_strings,
+            dest,
+            nargs=0 if setting.is_switch else "+" if setting.is_list else None,
+            default=ShownDefault(setting),
+            metavar=None if setting.is_switch else setting.placeholder,
+            help=setting.details.help,
+        )
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        one, where = self.setting, option_string or self.option_strings[0]
+        if one.is_switch:
+            value: Any = where == one.flags[0]
+        else:
+            value = one.check(values, where) if one.is_list else one.parse(values, where)
+        namespace.given = {**namespace.given, one.key: value}
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """All settings, in their groups, and the flag of the config file."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.usage = "%(prog)s [--config FILE] [FLAG VALUE ...]"
+    parser.epilog = NAMES
+    parser.set_defaults(given={})
+    source = parser.add_argument_group("config file")
+    source.add_argument(
+        f"--{CONFIG}",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="TOML file with a key for each setting, as in max_num_seqs = 128",
+    )
+    groups = {group: parser.add_argument_group(group.value) for group in Group}
+    for one in all_settings().values():
+        groups[one.details.group].add_argument(
+            *one.flags, action=SettingAction, dest=argparse.SUPPRESS, setting=one
+        )
+
+
+def resolved(args: argparse.Namespace) -> Resolution:
+    """What flags, environment, config file and hardware say. Raises ConfigError."""
+    file = getattr(args, CONFIG, None)
+    return resolve(args.given | ({} if file is None else {CONFIG: file}), os.environ)
+
+
+def checked(resolution: Resolution) -> ServeConfig:
+    """The settings, and the files that they name; the model is not looked for, and `engine.model`
+    is none. Raises ConfigError."""
+    config = resolution.config(_NO_MODEL)
+    try:
+        _check_files(config)
+    except ConfigError as error:
+        raise resolution.explained(error) from error
+    return config
+
+
+def _check_files(config: ServeConfig) -> None:
+    from telemetry.requests.slo_policy import SloFileError, policy_of
+
+    try:
+        policy_of(config.metrics.slo_file)
+    except SloFileError as error:
+        raise ConfigError(f"--slo-file {error}") from error
+    if config.metrics.baseline is None:
+        return
+    from diagnosis.detection.reference import BaselineError, read_baseline  # brings numpy
+
+    try:
+        read_baseline(Path(config.metrics.baseline))
+    except BaselineError as error:
+        raise ConfigError(f"--baseline {error}") from error
