@@ -66,8 +66,8 @@ def build_telemetry(
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline)
-    is_culprit, happenings = ledger_builder.harm.is_culprit, diagnoser.log.between
-    exporter = build_exporter(config, clock, port, policy, is_culprit, happenings)
+    is_culprit, span_events = ledger_builder.harm.is_culprit, diagnoser.log.between
+    exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine_client, pump, machine, recorder, exporter, slo, lambda: pusher)
     window = WindowFold(histograms, suppliers)
@@ -216,11 +216,8 @@ def _build_machine(
     isolation: Isolation,
 ) -> MachineWatch:
     def engine_pid() -> int | None:
-        return (
-            engine_client.started.pid
-            if engine_client.has_engine and engine_client.started is not None
-            else None
-        )
+        started = engine_client.started if engine_client.has_engine else None
+        return None if started is None else started.pid
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(
@@ -245,4 +242,4 @@ def _send_step_cost(
         context_token_ns=cost.context_token_ns,
     )
     with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
-        loop.call_soon_threadsafe(engine_client.tell, command)
+        loop.call_soon_threadsafe(engine_client.send, command)

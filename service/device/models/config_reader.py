@@ -1,7 +1,7 @@
 """Reads what config.json says in the words that most families share.
 
-Each function takes the keys that it obeys from a `StrictKeys`; an architecture takes those of its own
-besides, and whoever opened the file refuses what is left over.
+Each function takes the keys that it obeys from a `StrictKeys`; an architecture takes those of its
+own besides, and whoever opened the file refuses what is left over.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class GgufConfig:
     prefix: str
     names: TensorNames
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None) -> int:
         return self.stated.integer(f"{self.prefix}.{key}", default)
 
     def number(self, key: str, default: float | None = None) -> float:
