@@ -37,8 +37,8 @@ bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README
 	$(BIN)/python -m benchmarks.serving
 
 fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing may break (SEED=1)
-	$(BIN)/python -m benchmarks.fuzz_api --cases 2000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.fuzz_http --cases 2000
+	$(BIN)/python -m benchmarks.fuzz.api --cases 2000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.fuzz.http --cases 2000
 
 docs: $(VENV)/.dev ## Write the generated references and build the site in build/site
 	$(BIN)/python -m docs.generate

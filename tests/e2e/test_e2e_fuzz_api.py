@@ -6,10 +6,10 @@ import http.server
 import threading
 import time
 
-from benchmarks.fuzz_api import fuzz
-from benchmarks.fuzz_cases import MOST_TOKENS, make_servable
-from benchmarks.fuzz_facts import unpaired
-from benchmarks.fuzz_watch import HealthWatch
+from benchmarks.fuzz.api import fuzz
+from benchmarks.fuzz.cases import MOST_TOKENS, make_servable
+from benchmarks.fuzz.facts import unpaired
+from benchmarks.fuzz.watch import HealthWatch
 from tests.support.servers.server import Server
 from tests.support.worlds.facts import accepted, request_ended, submitted
 

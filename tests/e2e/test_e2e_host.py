@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.host_pauses import Injector, judge
+from benchmarks.host.pauses import Injector, judge
 from tests.support.servers.server import Server, eventually
 
 GC_CONTAINERS = 1_000_000
@@ -77,7 +77,7 @@ def test_an_injected_pause_is_found_measured_and_charged(
             if verdict.reported["victims_total"]:
                 break
 
-    assert verdict.error < 0.5  # of the right size; how exact it is benchmarks.host_pauses says
+    assert verdict.error < 0.5  # of the right size; how exact it is benchmarks.host.pauses says
     assert verdict.reported["victims_total"] >= 1
     assert verdict.reported["victims"][0]["lost_ns"] > 0
     if (process, kind) == ("engine", "gc"):

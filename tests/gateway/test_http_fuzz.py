@@ -1,4 +1,4 @@
-"""Bytes that are almost HTTP, at a real server: the short run of `benchmarks.fuzz_http`."""
+"""Bytes that are almost HTTP, at a real server: the short run of `benchmarks.fuzz.http`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.fuzz_http import Answers, Case, HealthWatch, Leave, fuzz, settled, throw
+from benchmarks.fuzz.http import Answers, Case, HealthWatch, Leave, fuzz, settled, throw
 from tests.support.servers.server import Server
 
 CASES = 150

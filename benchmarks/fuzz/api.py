@@ -5,7 +5,7 @@ every operation, through real HTTP. Afterwards: no answer was an error of the se
 503), each was as documented, `/health` never stalled, nothing leaked, and each request that
 was accepted ended once.
 
-    python -m benchmarks.fuzz_api --cases 2000 --seed 1 [-- FLAGS of phasescope serve]
+    python -m benchmarks.fuzz.api --cases 2000 --seed 1 [-- FLAGS of phasescope serve]
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from benchmarks.fuzz_cases import make_servable, make_short
-from benchmarks.fuzz_facts import leaks, unpaired_of
-from benchmarks.fuzz_watch import HealthWatch, Watched
+from benchmarks.fuzz.cases import make_servable, make_short
+from benchmarks.fuzz.facts import leaks, unpaired_of
+from benchmarks.fuzz.watch import HealthWatch, Watched
 from benchmarks.starter import serving
 
 MOST_STALL_MS = 100

@@ -13,7 +13,7 @@ taken from the model. Two measurements, at 1, 8 and 16 streams:
 CPU times, not wall times, so a busy machine disturbs little; and with `--vs PATH` another
 checkout is measured in turns with this one, which gives ratios.
 
-    .venv/bin/python -m benchmarks.host_overhead [--rounds 5] [--vs ../other]
+    .venv/bin/python -m benchmarks.host.overhead [--rounds 5] [--vs ../other]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, cast
 
 from benchmarks.starter import serving
 
-HERE = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parents[2]
 STREAMS = (1, 8, 16)
 ENGINE_STEPS = 3000
 TOKENS_A_STREAM = {1: 1800, 8: 600, 16: 400}

@@ -4,7 +4,7 @@ A machine that is busy makes any server late. So the kernel is asked how long th
 thread and this one waited for a CPU meanwhile (`schedstat`, Linux): what is left of an answer's
 time without that is the gateway's own stall. A sleep that overshoots is the poller's own lag.
 
-    python -m benchmarks.fuzz_watch HOST PORT GATEWAY_PID     # until its standard input ends
+    python -m benchmarks.fuzz.watch HOST PORT GATEWAY_PID     # until its standard input ends
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HealthWatch:
         self.seen = Watched()
 
     def __enter__(self) -> HealthWatch:
-        command = [sys.executable, "-m", "benchmarks.fuzz_watch", *self._args]
+        command = [sys.executable, "-m", "benchmarks.fuzz.watch", *self._args]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self
 

@@ -1,6 +1,6 @@
 """Bytes that are almost HTTP, thrown at a real server.
 
-    python -m benchmarks.fuzz_http --cases 2000
+    python -m benchmarks.fuzz.http --cases 2000
 
 Each case is one connection: requests built of good and bad parts (methods, targets, versions,
 headers, lengths, chunks, trailers, bodies), spoilt, cut off, sent in pieces and left in different

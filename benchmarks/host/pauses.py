@@ -3,7 +3,7 @@
 A real server on the tiny model serves streams all the time, while its two processes are made to
 stand still: by garbage collections of a heap that was made large enough, by a callback that
 sleeps on the gateway's event loop or the engine's loop, and by one that computes. What makes
-them do it is loaded into the processes from outside (`host_faults/`), tells telemetry nothing
+them do it is loaded into the processes from outside (`faults/`), tells telemetry nothing
 and keeps its own stamps, with which `/debug/host` is compared afterwards:
 
 - found: pauses of the same process under the right cause explain at least half of it; at least
@@ -13,7 +13,7 @@ and keeps its own stamps, with which `/debug/host` is compared afterwards:
 - victims: the requests that are named, against the streams that were open and saw a gap of at
   least half the pause; and what each is said to have lost, against that gap.
 
-    .venv/bin/python -m benchmarks.host_pauses [--each 20] [--seconds-between 0.6] [--out FILE]
+    .venv/bin/python -m benchmarks.host.pauses [--each 20] [--seconds-between 0.6] [--out FILE]
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from typing import Any
 from benchmarks.machine import machine
 
 HERE = Path(__file__).resolve().parent
-FAULTS = HERE / "host_faults"
-RESULTS = HERE / "results" / "host_pauses.json"
+FAULTS = HERE / "faults"
+RESULTS = HERE.parent / "results" / "host_pauses.json"
 SIGNAL = signal.SIGRTMIN + 5
 CAUSES = {"gc": ("gc",), "sleep": ("loop_blocked",), "spin": ("loop_blocked", "off_cpu")}
 STREAMS = 4

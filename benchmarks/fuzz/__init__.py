@@ -1,0 +1,1 @@
+"""Generated requests and almost-HTTP against a real server: nothing may break."""

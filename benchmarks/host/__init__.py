@@ -1,0 +1,1 @@
+"""What watching the machine costs, and whether every pause is found."""
