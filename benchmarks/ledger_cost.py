@@ -2,7 +2,7 @@
 
 Facts of a server in steady state are made here: 256 rows decode, each request has a prompt
 of 32 tokens and an answer of 512, and wherever one ends another begins. They go through the phase
-fold with and without an ledger_builder, in turns; CPU time of the thread, the least and the median
+fold with and without a ledger builder, in turns; CPU time of the thread, the least and the median
 of several runs. `--tree PATH` measures the telemetry of another checkout.
 
     .venv/bin/python -m benchmarks.ledger_cost [--rows 256] [--tree PATH] [--label NAME]
