@@ -116,7 +116,7 @@ async def shutdown_s(fault: str, protocol: str) -> float:
 
 async def measure(run: Run, kinds: list[str], pairs: int) -> None:
     for state in (OFF, ON):
-        await run.block(state, HEALTHY)  # warm; counted by nobody
+        await run.block(state, HEALTHY)  # warm-up, not counted
     run.blocks.clear()
     run.faults.clear()
     for number in range((pairs + 1) // 2):

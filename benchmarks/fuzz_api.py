@@ -2,7 +2,7 @@
 
 schemathesis reads `/openapi.json` and generates requests that fit it and requests that do not, for
 every operation, through real HTTP. Afterwards: no answer was an error of the server (but a typed
-503), each was as documented, `/health` was never held up, nothing leaked, and each request that
+503), each was as documented, `/health` never stalled, nothing leaked, and each request that
 was accepted ended once.
 
     python -m benchmarks.fuzz_api --cases 2000 --seed 1 [-- FLAGS of phasescope serve]
@@ -113,7 +113,7 @@ def _judge(report: Report, url: str) -> None:
     """What is left behind, and what the health poller saw."""
     seen = report.health
     if seen.stall_ms > MOST_STALL_MS:
-        report.fault("stall", f"/health was held up for {seen.stall_ms:.0f} ms")
+        report.fault("stall", f"/health stalled for {seen.stall_ms:.0f} ms")
     if seen.failed:
         report.fault("health", f"{seen.failed} of {seen.polls} polls failed")
     for leak in leaks(url):

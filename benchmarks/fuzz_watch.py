@@ -88,7 +88,7 @@ def _is_healthy(connection: http.client.HTTPConnection) -> bool:
 
 
 def _wait_ns(path: Path) -> int:
-    """How long that thread has waited for a CPU so far; 0 where nobody knows."""
+    """How long that thread has waited for a CPU so far; 0 where the system does not say."""
     try:
         return int(path.read_text().split()[1])
     except (OSError, IndexError):

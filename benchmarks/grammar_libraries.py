@@ -1,16 +1,12 @@
 """Two libraries for constrained decoding, on the default model's tokenizer.
 
-Schemas come from the official JSON-Schema test suite (draft 2020-12), which travels in the
-source distribution of the `jsonschema` package. Measured for each library:
+Schemas come from the official JSON-Schema test suite (draft 2020-12), in the source distribution of
+the `jsonschema` package. Measured are coverage (schemas that compile), correctness (instances that
+are accepted or refused, and random walks under the mask that `jsonschema` validates: an invalid
+text is a wrong answer, a valid one that is not allowed only a narrower choice), the first compile
+time of a schema, and the time of one mask.
 
-- coverage: schemas that it compiles instead of refusing;
-- correctness: instances of the suite, written as tokens, that it accepts or refuses, and
-  random walks under its mask, whose complete texts `jsonschema` then validates. A text
-  that it lets through although the schema forbids it is a wrong answer to a client; a
-  valid text that it does not allow (another order of keys, say) is only a narrower choice;
-- compile time of a schema seen for the first time, and the time of one mask.
-
-phasescope depends on llguidance only. To repeat the comparison keep the rest apart:
+phasescope depends on llguidance only. To repeat the comparison install the rest apart:
 
     pip download --no-deps --no-binary :all: -d compare jsonschema==4.26.0
     tar -C compare -xf compare/jsonschema-4.26.0.tar.gz
@@ -159,7 +155,7 @@ def accepts(matching: Matching, tokens: Sequence[int], ends: Sequence[int], voca
     return bool(bits(matching.mask(), vocab)[list(ends)].any())
 
 
-class Tally:
+class LibraryResult:
     """What came of one library over the suite."""
 
     def __init__(self) -> None:
@@ -176,10 +172,10 @@ class Tally:
         self.wrong[group["file"]] = self.wrong.get(group["file"], 0) + 1
 
 
-def timed_mask(matching: Matching, tally: Tally) -> np.ndarray:
+def timed_mask(matching: Matching, result: LibraryResult) -> np.ndarray:
     begin = time.perf_counter()
     row = matching.mask()
-    tally.mask_us.append((time.perf_counter() - begin) * 1e6)
+    result.mask_us.append((time.perf_counter() - begin) * 1e6)
     return row
 
 
@@ -203,27 +199,27 @@ class Chooser:
         return int(self.chance.choice(np.nonzero(wanted)[0]))
 
 
-def walk(matching: Matching, tokenizer: Any, chooser: Chooser, tally: Tally) -> str | None:
+def walk(matching: Matching, tokenizer: Any, chooser: Chooser, result: LibraryResult) -> str | None:
     """A random complete text."""
     tokens: list[int] = []
     for _ in range(WALK_TOKENS):
-        allowed = bits(timed_mask(matching, tally), tokenizer.vocab_size).copy()
+        allowed = bits(timed_mask(matching, result), tokenizer.vocab_size).copy()
         if not allowed.any():
-            tally.walks_stuck += 1
+            result.walks_stuck += 1
             return None
         picked = chooser.pick(allowed)
         if picked is None:
             return str(tokenizer.decode(tokens))
         if not matching.accept(picked):
-            tally.walks_stuck += 1
+            result.walks_stuck += 1
             return None
         tokens.append(picked)
-    tally.walks_unfinished += 1
+    result.walks_unfinished += 1
     return None
 
 
 def check_group(
-    library: Library, group: dict[str, Any], tokenizer: Any, chooser: Chooser, tally: Tally
+    library: Library, group: dict[str, Any], tokenizer: Any, chooser: Chooser, result: LibraryResult
 ) -> None:
     import jsonschema
 
@@ -231,28 +227,28 @@ def check_group(
     begin = time.perf_counter()
     try:
         first = library.compile(schema)
-        timed_mask(first, tally)
+        timed_mask(first, result)
     except ValueError as error:
-        tally.refused += 1
+        result.refused += 1
         reason = str(error)[:60]
-        tally.refusals[reason] = tally.refusals.get(reason, 0) + 1
+        result.refusals[reason] = result.refusals.get(reason, 0) + 1
         return
-    tally.compile_us.append((time.perf_counter() - begin) * 1e6)
-    tally.compiled += 1
+    result.compile_us.append((time.perf_counter() - begin) * 1e6)
+    result.compiled += 1
     for test in group["tests"]:
         tokens = tokenizer.encode(json.dumps(test["data"], ensure_ascii=False), False)
         accepted = accepts(library.compile(schema), tokens, ends, vocab)
         if test["valid"]:
-            tally.valid_accepted += accepted
-            tally.valid_refused += not accepted
+            result.valid_accepted += accepted
+            result.valid_refused += not accepted
         else:
-            tally.invalid_accepted += accepted
-            tally.invalid_refused += not accepted
+            result.invalid_accepted += accepted
+            result.invalid_refused += not accepted
             if accepted:
-                tally.blame(group)
+                result.blame(group)
     checker = jsonschema.Draft202012Validator(schema)
     for _ in range(WALKS):
-        text = walk(library.compile(schema), tokenizer, chooser, tally)
+        text = walk(library.compile(schema), tokenizer, chooser, result)
         if text is None:
             continue
         try:
@@ -261,10 +257,10 @@ def check_group(
             good = False
         except Exception:  # a reference that the validator cannot follow
             continue
-        tally.walks_valid += good
-        tally.walks_invalid += not good
+        result.walks_valid += good
+        result.walks_invalid += not good
         if not good:
-            tally.blame(group)
+            result.blame(group)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -285,31 +281,31 @@ def run_one(name: str, suite: Path) -> dict[str, Any]:
     kinds = {"llguidance": Llguidance, "xgrammar": Xgrammar}
     library = kinds[name](tokens, special, ends, spelling)
     setup_ms = (time.perf_counter() - begin) * 1e3
-    tally, chooser = Tally(), Chooser(tokenizer, name)
+    result, chooser = LibraryResult(), Chooser(tokenizer, name)
     for group in groups_of(suite):
         print(f"{group['file']}: {group['description']}", file=sys.stderr)
-        check_group(library, group, tokenizer, chooser, tally)
+        check_group(library, group, tokenizer, chooser, result)
     return {
         "library": name,
         "setup_ms": setup_ms,
-        "schemas": tally.compiled + tally.refused,
-        "compiled": tally.compiled,
-        "refused": tally.refused,
-        "compile_ms_p50": percentile(tally.compile_us, 0.5) / 1e3,
-        "compile_ms_p99": percentile(tally.compile_us, 0.99) / 1e3,
-        "mask_us_p50": percentile(tally.mask_us, 0.5),
-        "mask_us_p99": percentile(tally.mask_us, 0.99),
-        "masks": len(tally.mask_us),
-        "valid_accepted": tally.valid_accepted,
-        "valid_refused": tally.valid_refused,
-        "invalid_refused": tally.invalid_refused,
-        "invalid_accepted": tally.invalid_accepted,
-        "walks_valid": tally.walks_valid,
-        "walks_invalid": tally.walks_invalid,
-        "walks_unfinished": tally.walks_unfinished,
-        "walks_stuck": tally.walks_stuck,
-        "wrong_by_file": tally.wrong,
-        "refusals": tally.refusals,
+        "schemas": result.compiled + result.refused,
+        "compiled": result.compiled,
+        "refused": result.refused,
+        "compile_ms_p50": percentile(result.compile_us, 0.5) / 1e3,
+        "compile_ms_p99": percentile(result.compile_us, 0.99) / 1e3,
+        "mask_us_p50": percentile(result.mask_us, 0.5),
+        "mask_us_p99": percentile(result.mask_us, 0.99),
+        "masks": len(result.mask_us),
+        "valid_accepted": result.valid_accepted,
+        "valid_refused": result.valid_refused,
+        "invalid_refused": result.invalid_refused,
+        "invalid_accepted": result.invalid_accepted,
+        "walks_valid": result.walks_valid,
+        "walks_invalid": result.walks_invalid,
+        "walks_unfinished": result.walks_unfinished,
+        "walks_stuck": result.walks_stuck,
+        "wrong_by_file": result.wrong,
+        "refusals": result.refusals,
     }
 
 

@@ -64,8 +64,8 @@ def engine_part(streams: int) -> float:
     from service.engine.loop import EngineLoop
     from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
     from service.engine.scheduler import Scheduler
-    from service.process.engine_main import EngineHost
-    from service.process.link import GatewayGone, Link
+    from service.process.engine_main import EngineServer
+    from service.process.gateway_connection import GatewayConnection, GatewayGone
     from service.process.profiling import Profiles
     from telemetry.facts.clock import MonotonicClock
     from telemetry.facts.recorder import Lane
@@ -103,18 +103,13 @@ def engine_part(streams: int) -> float:
     loop = EngineLoop(Scheduler(limits), executor, inbox, lane, clock)
     ours, theirs = socket.socketpair()
     drain = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+    sampling, max_tokens = SamplingParams(temperature=0.0), ENGINE_STEPS + 600
     for seq_id in range(streams):
-        inbox.put(
-            Submit(
-                seq_id=seq_id,
-                prompt=list(range(16)),
-                max_tokens=ENGINE_STEPS + 600,
-                sampling=SamplingParams(temperature=0.0),
-            )
-        )
-    link, nobody = Link(ours), cast(Any, None)  # no grammars, no profiles
-    profiles = Profiles(loop, nobody, lane, clock, link.send)
-    host = EngineHost(link, inbox, loop, lane, clock, nobody, profiles)
+        prompt = list(range(16))
+        inbox.put(Submit(seq_id=seq_id, prompt=prompt, max_tokens=max_tokens, sampling=sampling))
+    gateway, none = GatewayConnection(ours), cast(Any, None)  # no grammars, no profiles
+    profiles = Profiles(loop, none, lane, clock, gateway.send)
+    host = EngineServer(gateway, inbox, loop, lane, clock, none, profiles)
     with suppress(GatewayGone):
         host.serve()
     ours.close()

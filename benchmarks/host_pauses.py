@@ -1,4 +1,4 @@
-"""Is every pause of a process found, named, measured, and charged to those whom it held up?
+"""Are pauses of a process found, classified, measured, and charged to the requests they delayed?
 
 A real server on the tiny model serves streams all the time, while its two processes are made to
 stand still: by garbage collections of a heap that was made large enough, by a callback that
@@ -7,7 +7,7 @@ them do it is loaded into the processes from outside (`host_faults/`), tells tel
 and keeps its own stamps, with which `/debug/host` is compared afterwards:
 
 - found: pauses of the same process under the right cause explain at least half of it; at least
-  95 % must be. A callback that computes is held up itself where it does not get a CPU, so for
+  95 % must be. A callback that computes is delayed itself where it does not get a CPU, so for
   those `off_cpu` is right too;
 - time: what these pauses say, against the injected length; within 10 % for at least 95 %;
 - victims: the requests that are named, against the streams that were open and saw a gap of at

@@ -2,7 +2,7 @@
 
 Facts of a server in steady state are made here: 256 rows decode, each request has a prompt
 of 32 tokens and an answer of 512, and wherever one ends another begins. They go through the phase
-fold with and without an accountant, in turns; CPU time of the thread, the least and the median
+fold with and without an ledger_builder, in turns; CPU time of the thread, the least and the median
 of several runs. `--tree PATH` measures the telemetry of another checkout.
 
     .venv/bin/python -m benchmarks.ledger_cost [--rows 256] [--tree PATH] [--label NAME]
@@ -79,11 +79,11 @@ def facts_of(rows: int, steps: int) -> Iterator[list[Any]]:
 
 def cpu_us(batches: list[list[Any]], tokens: int, with_ledger: bool) -> float:
     """CPU us for each token of one pass through the fold."""
-    from telemetry.ledger.accountant import Accountant
+    from telemetry.ledger.builder import LedgerBuilder
     from telemetry.requests.phase_fold import PhaseFold
 
-    accountant = Accountant(lambda slo_class: 100_000_000) if with_ledger else None
-    fold = PhaseFold([lambda timeline: None], accountant=accountant)
+    ledger_builder = LedgerBuilder(lambda slo_class: 100_000_000) if with_ledger else None
+    fold = PhaseFold([lambda timeline: None], ledger_builder=ledger_builder)
     begin_ns = time.thread_time_ns()
     for batch in batches:
         fold.on_facts(batch)

@@ -108,7 +108,7 @@ async def scraping(port: int) -> AsyncIterator[None]:
 async def measure(run: Run, receivers: list[str], pairs: int, save: Any) -> None:
     """Quads of every kind in turn, so that all of them see the same hours."""
     for state in (OFF, ON, OFF, ON):
-        await run.block(state, HEALTHY)  # warm; counted by nobody
+        await run.block(state, HEALTHY)  # warm-up, not counted
     run.blocks.clear()
     for number in range((pairs + 1) // 2):
         for kind in ("control", *receivers):

@@ -94,7 +94,7 @@ def timed_us(call: Callable[[], object]) -> float:
 
 
 def measure(rows: int) -> dict[str, float]:
-    """On and off in turns, so that both see the same moods of the machine."""
+    """On and off in turns, so that both see the same drift of the machine."""
     loop, lane, inbox = decoding(rows)
     loop.record_again()
     fact = lane.drain()[-1]

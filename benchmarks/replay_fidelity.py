@@ -1,16 +1,16 @@
-"""How well a replay foretells traffic that its cost was not fitted to.
+"""How well a replay predicts traffic that its cost model was not fitted to.
 
-One server for each load: blocks of two mixes of lengths, from which the cost of steps is fitted,
-alternate with blocks of a third, at 0.6, 0.8 and 0.95 of what that one was measured to take at
-most. They alternate because a shared machine drifts by more than what is looked for, and the learnt
-mixes differ because the rows of a batch have about the same context on average, whatever each has:
-what either costs is told apart only where that average changes. Every block of the tested mix comes
-again with other texts, some minutes later: near saturation the longest waits are of one burst, and
-what the machine was like at that moment is no merit of the foretelling. Loads may differ in how
-many blocks they have: one percent of cost is three of E2E at 0.8, and less below. The whole journal
-is decided again exactly (mode A) and replayed by the learnt cost with its noise drawn, but for
-stolen time, which is as it was (mode B); of the tested mix, quantiles of what was foretold, the
-median over some seeds of the noise, stand beside those that were recorded.
+One server for each load. Blocks of two mixes of lengths, to which the cost of steps is fitted,
+alternate with blocks of a third mix, at 0.6, 0.8 and 0.95 of the measured capacity for that mix.
+
+They alternate because a shared machine drifts by more than the error that is measured. The fitted
+mixes differ in their mean context, since only then the costs of rows and of context can be told
+apart. Every block of the tested mix is repeated with other texts some minutes later: near
+saturation the longest waits are those of one burst, and depend on the machine at that moment. Loads
+may have different numbers of blocks: 1 % of cost is 3 % of E2E at 0.8, and less below. The whole
+journal is replayed exactly (mode A), and with the fitted cost and drawn noise, but with stolen time
+as recorded (mode B). Predicted quantiles of the tested mix, each the median over some seeds of the
+noise, are compared with the recorded ones.
 
     .venv/bin/python -m benchmarks.replay_fidelity [--blocks N | N,N,N] [--schedules 4]
         [--seconds 20] [--weights int8] [--keep FOLDER] [--out FILE]
@@ -155,8 +155,8 @@ async def recorded(
     return Recorded(path, learning)
 
 
-def foretold(found: Recorded, seeds: int) -> dict[str, Any]:
-    """Identity, speed, and each quantile beside the median of those foretold."""
+def predicted(found: Recorded, seeds: int) -> dict[str, Any]:
+    """Identity, speed, and each recorded quantile beside the median of the predicted ones."""
     journal = open_journal(found.path)
     identities = identities_of(journal)
     (run,) = read_runs(journal.facts())
@@ -275,7 +275,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             loads[load] = {
                 "rates_per_s": [*learnt, tested],
                 "learning": found.learning,
-                **foretold(found, args.noise_seeds),
+                **predicted(found, args.noise_seeds),
             }
             say(markdown(loads))
     return {
@@ -291,12 +291,12 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def asked_again(args: argparse.Namespace) -> dict[str, Any]:
-    """What the present version foretells of a run whose journals were kept."""
+    """Predictions of this version for a run whose journals were kept."""
     about: dict[str, Any] = json.loads(args.again.read_text())
     for load, one in about["loads"].items():
         learning = [(begin_ns, end_ns) for begin_ns, end_ns in one["learning"]]
         found = Recorded(args.keep / f"load-{load}.journal", learning)
-        one.update(foretold(found, args.noise_seeds))
+        one.update(predicted(found, args.noise_seeds))
     about["loads"] = {float(load): one for load, one in about["loads"].items()}
     return about | {"asked_again": time.strftime("%Y-%m-%d %H:%M:%S %z")}
 

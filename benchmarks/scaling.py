@@ -1,9 +1,8 @@
-"""Does cost grow as it should? One executor against batch, context, chunk length and tokens held.
+"""Cost of one executor by batch, context, chunk length and tokens in the cache.
 
-Each point stands beside its physical limit, which is measured in the same rounds: the time that
-memory needs to deliver the bytes of a step, and the time that the matrix units need for its
-operations. The executor is driven directly, without scheduler or HTTP; ITL by batch size is
-measured once more end to end, on a server.
+Each point is compared with its physical limit of the same round (roofline): the time to read the
+bytes of a step, and to compute its operations. The executor is driven without scheduler and HTTP;
+ITL by batch size is also measured end to end.
 
     python -m benchmarks.scaling [--rounds 5] [--executor torch] [--model dummy:NAME] [--quick]
 """

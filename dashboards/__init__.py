@@ -1,1 +1,11 @@
-"""Views only: screens and reports drawn from frozen snapshots."""
+"""Dashboards: views of facts, and nothing else.
+
+    monitor        the live terminal monitor (rich), over /debug/snapshot and /debug/diagnosis
+    timeline       a journal as a trace file for ui.perfetto.dev
+    explain        one request as a waterfall, with its ledger and its late tokens
+    source         where facts come from: a dump, a journal folder, a running server
+    prometheus     scrape configuration and alerting rules
+
+A view draws what folds have computed; it computes no metric. It runs on any machine and imports
+nothing of the service.
+"""

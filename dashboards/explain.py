@@ -1,4 +1,4 @@
-"""One request as a waterfall: its phases on a line of time, its ledger, its late tokens."""
+"""One request as a waterfall: its phases over time, its ledger, its late tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExplainedPhase(msgspec.Struct, frozen=True):
 
 
 class ExplainedLedger(msgspec.Struct, frozen=True):
-    """The exact split; `residue_ns` is 0."""
+    """The exact split of the E2E time; `residue_ns`, what is missing from the sum, is 0."""
 
     sum_ns: int
     residue_ns: int
@@ -31,7 +31,7 @@ class ExplainedLedger(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """What `/debug/requests/{id}` says of a request; one that still runs has no ledger yet."""
+    """The answer of `/debug/requests/{id}`; a request in flight has no ledger yet."""
 
     request_id: str
     trace_id: str
@@ -50,7 +50,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(explained: Explained) -> RenderableType:
-    """All of it, for a terminal."""
+    """The whole view, for a terminal."""
     parts: list[RenderableType] = [_heading(explained)]
     if explained.phases:
         parts.append(_waterfall(explained))

@@ -1,4 +1,4 @@
-"""Where facts to look at come from: a dump, a journal folder, or a running server."""
+"""Sources of facts for views: a dump, a journal folder, or a running server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TIMEOUT_S = 30.0
 
 
 def is_url(source: str) -> bool:
-    """A path that exists is a path, whatever it looks like."""
+    """Whether `source` is the URL of a server. A path that exists is never one."""
     return not Path(source).exists() and source.startswith(("http://", "https://"))
 
 
 @contextmanager
 def journal_of(source: str, debug_key: str | None = None) -> Iterator[Journal]:
-    """The journal in a file or folder, or what a server's flight recorder holds now.
+    """The journal in a file or folder, or that of a server's flight recorder now.
 
     Raises JournalError, Unreachable.
     """
@@ -38,7 +38,7 @@ def journal_of(source: str, debug_key: str | None = None) -> Iterator[Journal]:
 
 
 def download(url: str, path: Path, debug_key: str | None = None) -> None:
-    """The server's journal into a file. Raises Unreachable."""
+    """Download a server's journal into a file. Raises Unreachable."""
     headers = {"authorization": f"Bearer {debug_key}"} if debug_key else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/debug/journal", headers=headers)
     try:

@@ -1,1 +1,12 @@
-"""From recorded facts to a ranked list of causes, each with its evidence and its runbook."""
+"""Diagnosis: from recorded facts to a ranked list of causes, with evidence and runbooks.
+
+    symptoms     the classes that are told apart, and what a finding holds
+    thresholds   every number that decides a verdict, with unit and origin
+    detection    counts per half second, the baseline, change detection
+    attribution  excess time, charged to causes
+    verdicts     findings, checks by counting, confidence, the verdict
+    root_cause   differential replay, what-if replay, capacity
+
+It reads facts and replays the scheduler. It never touches a running engine, and knows nothing of
+the gateway, the device or the views.
+"""

@@ -1,4 +1,4 @@
-"""What can be wrong, and what a finding says about it."""
+"""The symptoms that are told apart, and what a finding holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Symptom(StrEnum):
-    """The causes that are told apart. Healthy is the empty list of findings."""
+    """The classes of findings. A healthy server has none."""
 
     QUEUE_OVERLOAD = "queue_overload"  # more work comes than the engine can do
     PREFILL_INTERFERENCE = "prefill_interference"  # others' prompts make tokens late
@@ -17,23 +17,27 @@ class Symptom(StrEnum):
     KV_EXHAUSTION = "kv_exhaustion"  # admission waits for blocks
     KV_THRASH = "kv_thrash"  # running sequences lose their blocks, and start again
     OVERSIZED_BATCH = "oversized_batch"  # so many decode together that all are slow
-    MEMORY_BANDWIDTH = "memory_bandwidth"  # steps are slow on a CPU that is theirs
-    THROTTLED = "throttled"  # steps are slow because the processor runs less
+    MEMORY_BANDWIDTH = (
+        "memory_bandwidth"  # steps are slow although the engine has its CPU: contended memory
+    )
+    THROTTLED = "throttled"  # the processor runs less: a quota, or a lower clock
     HOST_STALL = "host_stall"  # the loop stands still between steps
     CPU_STARVATION = "cpu_starvation"  # something else has the CPU
     INGEST_BACKLOG = "ingest_backlog"  # requests are late before they are queued
     GRAMMAR_COST = "grammar_cost"  # masks and grammars take the time
-    INVALID_OUTPUT = "invalid_output"  # constrained answers do not obey
-    SLOW_CLIENT = "slow_client"  # readers, not the server, are late
-    CANCELLATION_LEAK = "cancellation_leak"  # work goes on for clients that have gone
+    INVALID_OUTPUT = "invalid_output"  # constrained answers do not obey their constraint
+    SLOW_CLIENT = "slow_client"  # clients read more slowly than the server sends
+    CANCELLATION_LEAK = (
+        "cancellation_leak"  # sequences are computed after their client disconnected
+    )
     UNFAIRNESS = "unfairness"  # one tenant's work delays the others'
-    HEAVY_SAMPLING = "heavy_sampling"  # choosing tokens takes the time
+    HEAVY_SAMPLING = "heavy_sampling"  # sampling takes the time
     OUT_OF_MEMORY = "out_of_memory"  # steps fail for want of memory
-    ENGINE_HUNG = "engine_hung"  # the engine's process lives and does nothing
+    ENGINE_HUNG = "engine_hung"  # the engine's process exists and does not respond
     STEP_FAILURE = "step_failure"  # steps fail, and not for want of memory
     LOAD_FAILURE = "load_failure"  # the model does not load
-    BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small to be worth their fixed cost
-    TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is not whole
+    BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small for their fixed cost
+    TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is incomplete
 
 
 LATENCY = tuple(
@@ -49,11 +53,11 @@ LATENCY = tuple(
         Symptom.TELEMETRY_DEGRADED,
     )
 )
-"""Those that make requests late; the others are checks of their own."""
+"""Those that delay requests; the others are counted (`verdicts.checks`)."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One measured quantity behind a finding; harm is always in ms of requests' time."""
+    """One measured quantity behind a finding. Harm is in ms of requests' time."""
 
     name: str
     value: float
@@ -61,19 +65,19 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """A near neighbour that looks alike, and the measurement that rules it out."""
+    """A symptom that looks alike, and the measurement that rules it out."""
 
     symptom: Symptom
     reason: str
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause of lost time in the window, with its proof and its remedy.
+    """One cause of lost time in the window, with its evidence and its runbook.
 
-    `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all that was
-    lost. `confidence` is 0 to 1. `culprits` and `victims` are request ids (or tenants where the
-    cause is one), worst first; `exemplars` are trace ids of victims. `stacks` say where the threads
-    of a process that hangs are.
+    `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all lost time,
+    `confidence` 0 to 1. `culprits` and `victims` are request ids (or tenants where the cause is
+    one), worst first; `exemplars` are trace ids of victims. `stacks` are those of the threads of a
+    hung process.
     """
 
     symptom: Symptom

@@ -1,1 +1,9 @@
-"""The vocabulary of facts and the folds that turn them into spans, histograms and screens."""
+"""Facts, and the folds that turn them into timelines, the exact ledger, histograms, metrics, traces
+and the journal. It knows nothing of the service that writes facts, or of the screens that read
+folds.
+
+    facts, numbers             what is recorded; quantiles and histograms
+    costs, host                the cost of steps; the machine
+    requests, ledger, stats    timelines, where their time went, aggregates
+    traces, metrics, journal   what leaves the process
+"""

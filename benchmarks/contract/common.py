@@ -175,7 +175,7 @@ class Server:
         self._log.close()
 
     async def ended(self, timeout_s: float) -> int:
-        """The exit status; TimeoutError when the process lives on."""
+        """The exit status; TimeoutError when the process does not end."""
         async with asyncio.timeout(timeout_s):
             while (status := self.process.poll()) is None:
                 await asyncio.sleep(0.02)

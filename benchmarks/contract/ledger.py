@@ -1,5 +1,5 @@
 """Ten minutes of mixed traffic: the ledger of every request adds up, and names what it holds;
-and from the journal of it all every decision of the scheduler comes out again.
+and the journal replays every decision of the scheduler.
 
 Preemptions (a cache too small for the users), disconnects, deadlines, deletes, refusals, slow
 readers, grammars, and one engine that is killed half way. Every request's account is read from
@@ -215,7 +215,7 @@ async def run(options: Options) -> Report:
 
 
 def replay(port: int) -> dict[str, Any]:
-    """Both engines' lives decided again, and what they had to decide."""
+    """Exact replay of both engine runs, and the number of decisions."""
     with journal_of(f"http://127.0.0.1:{port}") as journal:
         identities = identities_of(journal)
         admitted = [fact for fact in journal.facts() if isinstance(fact, SequenceAdmitted)]

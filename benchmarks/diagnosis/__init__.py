@@ -1,1 +1,1 @@
-"""Does the diagnosis name what was done? Episodes with real faults, and their score."""
+"""Accuracy of the diagnosis: episodes with real faults, their score, and simulated servers."""

@@ -1,12 +1,11 @@
-"""Is the promise kept? The first action of twelve runbooks, taken on a running server.
+"""Predicted against measured gain: the first action of twelve runbooks, taken on a running server.
 
-A fault is brought about, its record is asked what would help (as `phasescope diagnose --root` is),
-and then that is done: what flushes, stops, stalls, competes, leaks, floods, samples, constrains,
-comes too often, is too long or is not read is ended. Beside the share that was promised of the
-symptom stands what clients saw: requests that came once the backlog had drained, against those of
-the fault that had been answered when the promise was made, which it is about. Classes that are not
-asked for keep what is in the file; with `--again` nothing is run, and what was recorded is asked
-anew.
+A fault is injected, its record is replayed for the cause (as by `phasescope diagnose --root`), and
+then the fault is ended, which is what the first action does. The predicted gain (`promised`) is a
+share of a latency. The measured gain (`kept`) compares what clients saw: requests after the backlog
+had drained, against those of the fault that were answered before the prediction was made. Classes
+that are not given keep what is in the file; with `--again` nothing is run, and the kept records are
+replayed again.
 
     .venv/bin/python -m benchmarks.diagnosis.actions [--each 1] [--seed 860] [--classes A,B]
         [--again] [--out FILE]
@@ -25,7 +24,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS, say, work_folder
-from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.predicted_gain import PredictedGain
 from benchmarks.diagnosis.records import read_clients
 from benchmarks.machine import machine
 from diagnosis.root_cause.counterfactual import Explanation
@@ -57,7 +56,7 @@ SEED = 860
 WITHIN = 0.2
 
 
-class Taken(Promise, frozen=True, kw_only=True):
+class Taken(PredictedGain, frozen=True, kw_only=True):
     """One action. The measure's means among the requests before and after are in ms."""
 
     symptom: str
@@ -68,7 +67,7 @@ class Taken(Promise, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All actions. `off_median` is by what part promises were off."""
+    """All actions. `off_median` is the median relative error of the predicted gain."""
 
     machine: dict[str, object]
     actions: int
@@ -79,7 +78,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured(log: Sequence[Sent]) -> dict[str, float]:
-    """What the replay calls by the same names, as clients saw it, in ms."""
+    """Latencies as clients saw them, in ms, by the names of the replay."""
     ttft = [one.ttft_ns for one in log if one.ttft_ns is not None]
     e2e = [one.e2e_ns for one in log if one.e2e_ns is not None]
     tpot = [one.tpot_ns for one in log if one.tpot_ns is not None]
@@ -97,7 +96,7 @@ def measured(log: Sequence[Sent]) -> dict[str, float]:
 
 
 def explained(folder: Path, until_ns: int) -> Explanation:
-    """By the record as it was at that moment. Raises NotReplayable, JournalError."""
+    """The root cause by the facts up to `until_ns`. Raises NotReplayable, JournalError."""
     known = (f for f in open_journal(folder / "journal").facts() if fact_ns(f) <= until_ns)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "journal"
@@ -106,21 +105,23 @@ def explained(folder: Path, until_ns: int) -> Explanation:
 
 
 def compare(result: EpisodeResult, folder: Path) -> Taken:
-    """What was promised of the first action beside what came of it."""
+    """Predicted and measured gain of the first action."""
     about = {"symptom": result.symptom, "mechanism": result.mechanism, "seed": result.seed}
     if result.discarded:
         return Taken(**about, why_not=result.discarded[0])
-    asked_ns = result.begin_ns + int((result.off_s or 0.0) * 1e9)
+    predicted_ns = result.begin_ns + int((result.off_s or 0.0) * 1e9)
     try:
-        gains = {gain.cause: gain for gain in explained(folder, asked_ns).gains}
+        gains = {gain.cause: gain for gain in explained(folder, predicted_ns).gains}
     except NotReplayable as error:
         return Taken(**about, why_not=str(error))
     cause = next((one for one in ACTIONS[Symptom(result.symptom)] if one in gains), None)
     if cause is None:
         return Taken(**about, why_not=f"the replay found {', '.join(gains) or 'nothing'}")
-    measure, promised, log = gains[cause].symptom, gains[cause].gain, read_clients(folder)
+    measure, predicted, log = gains[cause].symptom, gains[cause].gain, read_clients(folder)
     came = _due(result, log, result.on_s or 0.0, result.off_s or 0.0)
-    before = measured([one for one in came if one.end_ns is not None and one.end_ns <= asked_ns])
+    before = measured(
+        [one for one in came if one.end_ns is not None and one.end_ns <= predicted_ns]
+    )
     after = measured(_due(result, log, (result.off_s or 0.0) + DRAINED_S, result.phases.end_s))
     if measure not in before or measure not in after:
         return Taken(**about, why_not="too few requests to compare")
@@ -128,7 +129,7 @@ def compare(result: EpisodeResult, folder: Path) -> Taken:
         **about,
         cause=cause.value,
         measure=measure,
-        promised=round(promised, 4),
+        promised=round(predicted, 4),
         kept=round(1 - after[measure] / before[measure], 4),
         before_ms=round(before[measure], 2),
         after_ms=round(after[measure], 2),
@@ -157,7 +158,7 @@ def take(symptom: str, seed: int, work: Path, *, again: bool) -> Taken:
 
 
 def others_in(path: Path, redone: Sequence[tuple[str, int]]) -> list[Taken]:
-    """What an earlier run found of other classes or with other seeds."""
+    """Results of earlier runs for other classes or seeds."""
     if not path.exists():
         return []
     known = msgspec.json.decode(path.read_bytes(), type=Summary).taken

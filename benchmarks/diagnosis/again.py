@@ -1,9 +1,9 @@
-"""What the present version says of episodes that were recorded by an earlier one.
+"""The verdicts of this version on episodes that an earlier version recorded.
 
 A journal gives the verdict that was given live, so a change of the diagnosis needs no new episodes:
-each journal that was kept is lived through again, and what is said, and since when, is kept
-beside what was said live. An answer counts from half a look later, since that is how often the
-live ones were asked for. When the first request was harmed is counted again from the clients' log.
+each kept journal is diagnosed again, and the verdicts with their times are kept beside the live
+ones. A verdict counts from half a polling interval later, as the live ones did on average. The time
+of the first harmed request is computed again from the clients' log.
 
     .venv/bin/python -m benchmarks.diagnosis.again [FOLDER | --records FOLDER] [--out FOLDER]
 
@@ -40,7 +40,7 @@ _LATER_NS = int(EVERY_S / 2 * 1e9)
 
 
 def turns_of(folder: Path, begin_ns: int) -> list[VerdictChange]:
-    """Every change of opinion over the journal in `folder`."""
+    """Every change of the verdict over the journal in `folder`."""
     diagnoser = Diagnoser(_baseline(folder))
     looks: list[PollSample] = []
     before = None

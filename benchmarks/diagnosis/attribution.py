@@ -1,12 +1,11 @@
-"""Is what the root cause blames what the fault cost? Episodes beside their clean twins.
+"""Attributed against true delay of real faults: episodes beside their clean twins.
 
-A clean twin serves the same requests at the same moments and nothing is done to it. What the
-requests that are nobody's fault waited longer in the episode than in its twin is the truth; what
-the replay spares them when it takes the named cause away is the blame. Both are means over the
-requests that came during the fault, of the symptom that the cause's promise is about; where those
-at fault came instead of all others, they are the sufferers, too. Where the truth is not three
-times what the two differed by before anything was wrong, it is too small to be measured and does
-not count.
+A clean twin serves the same requests at the same moments without the fault. The true delay is how
+much longer the affected requests took in the episode than in its twin; the attributed delay is what
+the replay spares them when it removes the named cause. Both are means over the requests during the
+fault that did not cause it (over all where there are hardly any others), of the latency that the
+predicted gain is about. A true delay of less than three times the difference before the fault is
+too small to be measured and does not count.
 
     .venv/bin/python -m benchmarks.diagnosis.episodes --split test
     .venv/bin/python -m benchmarks.diagnosis.episodes --split clean
@@ -28,7 +27,7 @@ import msgspec
 from benchmarks.diagnosis.episodes import Kept, read_kept
 from benchmarks.diagnosis.records import add_records, folder_of, read_clients, results_beside
 from benchmarks.diagnosis.score import judge
-from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, weigh
+from benchmarks.diagnosis.weighing import Pair, TwinLatencies, affected, of, summary, weigh
 from benchmarks.machine import machine
 from diagnosis.detection.reference import read_baseline
 from diagnosis.root_cause.counterfactual import Values, symptoms, timelines_of
@@ -45,15 +44,15 @@ def phase_span(kept: Kept, begin_s: float, end_s: float) -> Span:
 
 
 def served(folder: Path) -> list[RequestTimeline]:
-    """All requests, as they were."""
+    """All recorded requests."""
     return timelines_of(open_journal(folder / "journal").facts())
 
 
-def sufferers_of(kept: Kept, folder: Path) -> frozenset[str]:
+def affected_by(kept: Kept, folder: Path) -> frozenset[str]:
     window = _fault(kept)
     came = [one for one in read_clients(folder) if window.has(one.due_ns)]
     innocent = [one.request_id for one in came if not one.is_culprit]
-    return sufferers(innocent, [one.request_id for one in came])
+    return affected(innocent, [one.request_id for one in came])
 
 
 def _fault(kept: Kept) -> Span:
@@ -66,14 +65,14 @@ def question_of(kept: Kept, folder: Path) -> Question:
     assert episode.on_s is not None
     run = read_runs(open_journal(folder / "journal").facts())[-1]
     if episode.has_baseline:
-        usual = read_baseline(folder / "baseline.json").started
-        return Question(run, fit_iterations([run]), None, window, usual)
+        started = read_baseline(folder / "baseline.json").started
+        return Question(run, fit_iterations([run]), None, window, started)
     before = phase_span(kept, episode.phases.reference_at_s, episode.on_s)
     return Question(run, fit_iterations([run]), before, window)
 
 
 def compare(faulty: Kept, clean: Kept, folder: Path | None, twin_folder: Path | None) -> Pair:
-    """The blame of one episode beside the truth."""
+    """Attributed and true delay of one episode."""
     name, named = faulty.episode.name, judge(faulty.episode).answer
     if folder is None or twin_folder is None:
         return Pair(name=name, named=named, why_not="its record was not kept")
@@ -81,13 +80,13 @@ def compare(faulty: Kept, clean: Kept, folder: Path | None, twin_folder: Path | 
         question = question_of(faulty, folder)
     except NotReplayable as error:
         return Pair(name=name, named=named, why_not=str(error))
-    met = lives(faulty, clean, folder, twin_folder)
-    return weigh(name, named, question, sufferers_of(faulty, folder), met)
+    met = latencies_of(faulty, clean, folder, twin_folder)
+    return weigh(name, named, question, affected_by(faulty, folder), met)
 
 
-def lives(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> Lives:
-    """What the sufferers met in the episode, and all in its twin, at the time of the fault; and
-    what both met before."""
+def latencies_of(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> TwinLatencies:
+    """Of the affected requests of the episode and of all in its twin, at the time of the fault; and
+    of both before it."""
     episode, phases = faulty.episode, faulty.episode.phases
     was, now = served(folder), served(twin_folder)
 
@@ -95,8 +94,8 @@ def lives(faulty: Kept, clean: Kept, folder: Path, twin_folder: Path) -> Lives:
         return symptoms(now, phase_span(clean, begin_s, end_s))
 
     reference = phases.reference_at_s, phases.fault_at_s
-    return Lives(
-        faulty=symptoms(of(sufferers_of(faulty, folder), was), _fault(faulty)),
+    return TwinLatencies(
+        faulty=symptoms(of(affected_by(faulty, folder), was), _fault(faulty)),
         clean=of_twin(episode.on_s or 0.0, episode.off_s or 0.0),
         faulty_before=symptoms(was, phase_span(faulty, *reference)),
         clean_before=of_twin(*reference),

@@ -1,4 +1,4 @@
-"""Four other ways to name a cause, on the gauges that operators have.
+"""Four baseline classifiers that name a cause from the gauges that operators have.
 
 - `largest_phase`: the phase of requests that grew most names the cause, as in a trace view.
 - `thresholds`: alert and doctor rules as they are published, written anew: ratios of TTFT and
@@ -7,9 +7,9 @@
   rank metrics).
 - `trees`: gradient-boosted trees over the gauges, trained on the episodes of the dev split.
 
-Each sees the seconds of a reference and of what may be a fault: `compare` tells it when that began,
-so that what takes ours its time to detect is a gift, and `streamed` does not. Rules and rankings
-know of fewer classes than there are; what they cannot name they get wrong, which is the point.
+Each sees the seconds of a reference and of what may be a fault. `compare` gives it the onset, which
+the diagnosis has to detect; `streamed` does not. Rules and rankings have fewer classes than there
+are: an episode of another class counts as wrong for them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def thresholds(reference: Sequence[Row], fault: Sequence[Row]) -> str:
 
 
 def n_sigma(reference: Sequence[Row], fault: Sequence[Row]) -> str:
-    """The gauge furthest from its usual values, in their standard deviations; three at least."""
+    """The gauge furthest from its reference mean in standard deviations, at least three."""
     scores = {name: _sigmas(column(reference, name), column(fault, name)) for name in _GAUGE_CAUSES}
     worst = max(scores, key=lambda name: scores[name])
     return _GAUGE_CAUSES[worst] if scores[worst] >= 3 else HEALTHY
@@ -124,7 +124,7 @@ def _sigmas(before: Sequence[float], now: Sequence[float]) -> float:
 
 
 def features_of(reference: Sequence[Row], fault: Sequence[Row]) -> list[float]:
-    """Of each gauge its usual value, its present one, its worst, and the ratio of the two means."""
+    """Of each gauge its mean in the reference, its mean now, its worst, the ratio of means."""
     found: list[float] = []
     for name in GAUGES:
         before, now = mean_of(reference, name), mean_of(fault, name)

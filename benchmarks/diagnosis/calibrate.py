@@ -1,9 +1,9 @@
-"""How sure findings may be: fits and checks the constants of `diagnosis/verdicts/confidence.py`.
+"""Calibration of confidence: fits and checks the constants of `diagnosis/verdicts/confidence.py`.
 
-Servers in virtual time are lived through, with one fault and with two. Each half second each
-finding is a sample: its share of the harm, how long that was watched, and whether that cause was
-at work. Even seeds fit the curve, odd ones check it: the calibration error is the mean distance
-between what was said and what was so, over tenths of confidence, weighed by their samples.
+Simulated servers with one fault and with two are diagnosed. Each tick each finding is a sample: its
+share of the harm, the length of the window, and whether that fault was there. Even seeds fit the
+curve, odd ones check it: the expected calibration error is the mean difference of confidence and
+accuracy over ten bins, weighted by their samples.
 
     .venv/bin/python -m benchmarks.diagnosis.calibrate [--seeds 12] [--first 3000] [--out FILE]
 """
@@ -34,7 +34,7 @@ _RIDGE = 1e-3
 
 
 class Sample(NamedTuple):
-    """A finding of one half second."""
+    """One finding of one tick."""
 
     share: float
     seconds: float
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 def samples_of(one: Twin, truths: Sequence[str]) -> list[Sample]:
-    """All findings that rest on charged time."""
+    """All findings from charged time."""
     found: list[Sample] = []
     for at_ns, said in live_through(one):
         during = one.onset_ns is not None and at_ns >= one.onset_ns
@@ -69,7 +69,7 @@ def of_pair(task: tuple[tuple[str, str], int]) -> list[Sample]:
 
 
 def fit(samples: Sequence[Sample]) -> tuple[float, ...]:
-    """Newton's method on the likelihood, with a little ridge."""
+    """Logistic regression by Newton's method, with a small ridge penalty."""
     x = np.array([features_of(one.share, one.seconds) for one in samples])
     y = np.array([one.was_so for one in samples], dtype=float)
     weights = np.zeros(x.shape[1])
@@ -82,7 +82,7 @@ def fit(samples: Sequence[Sample]) -> tuple[float, ...]:
 
 
 def told(samples: Sequence[Sample], weights: Sequence[float]) -> np.ndarray:
-    """(samples,) what the curve says of each."""
+    """(samples,) confidence by the curve."""
     x = np.array([features_of(one.share, one.seconds) for one in samples])
     found: np.ndarray = 1 / (1 + np.exp(-x @ np.array(weights)))
     return found

@@ -1,4 +1,4 @@
-"""Our diagnosis beside four others, on the same episodes.
+"""The diagnosis beside four baseline classifiers, on the same episodes.
 
     .venv/bin/python -m benchmarks.diagnosis.compare [FOLDER | --records FOLDER] [--split test]
         [--trees] [--out FILE]
@@ -25,7 +25,7 @@ from benchmarks.diagnosis.baselines import trees as train
 from benchmarks.diagnosis.episodes import HEALTHY, Kept, read_kept
 from benchmarks.diagnosis.records import add_records, add_results, results_beside
 from benchmarks.diagnosis.score import APART, judge_kept, macro_f1, pairs_of, top_1, truth_of
-from benchmarks.diagnosis.streamed import Example, figures_of, lessons_of, lived, usual_rows
+from benchmarks.diagnosis.streamed import Example, figures_of, judged_live, lessons_of, usual_rows
 from lab.drills.mechanism import DEV, TEST
 
 OURS, TREES = "phasescope", "trees"
@@ -46,18 +46,18 @@ def seconds_of(kept: Kept) -> Seconds | None:
 
 
 def told_of(kept: Sequence[Kept]) -> list[tuple[Seconds, str]]:
-    """What is shown of each episode, and the truth of it."""
+    """The rows of each episode, and its true class."""
     asked = [(seconds_of(one), truth_of(one.episode)) for one in kept]
     return [(seconds, truth) for seconds, truth in asked if seconds is not None]
 
 
 def with_trees(lessons: Sequence[Example]) -> dict[str, Namer]:
-    """All that ours is compared with; the trees only where there is something to learn from."""
+    """The baseline classifiers; the trees only where there are episodes to train on."""
     return {**BASELINES, TREES: train(lessons)} if lessons else BASELINES
 
 
 def told_figures(kept: Sequence[Kept], lessons: Sequence[Kept]) -> dict[str, dict[str, Any]]:
-    """Who says what is wrong, told when it began."""
+    """Accuracy of each when the onset is given."""
     known = told_of(lessons)
     namers = with_trees([(features_of(*seconds), truth) for seconds, truth in known])
     rows = {OURS: pairs_of(judge_kept(one) for one in kept)}
@@ -71,16 +71,16 @@ def told_figures(kept: Sequence[Kept], lessons: Sequence[Kept]) -> dict[str, dic
 def live_figures(
     kept: Sequence[Kept], healthy: Sequence[Kept], lessons: Sequence[Kept]
 ) -> dict[str, dict[str, Any]]:
-    """Who says so when, and how often for nothing."""
+    """Time to detect and false alarms of each under live conditions."""
     found = {OURS: figures_of([judge_kept(k) for k in kept], [judge_kept(k) for k in healthy])}
     for name, namer in with_trees(lessons_of(lessons)).items():
         print(f"{name}, second by second", flush=True)
-        found[name] = figures_of(lived(kept, namer), lived(healthy, namer))
+        found[name] = figures_of(judged_live(kept, namer), judged_live(healthy, namer))
     return found
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
-    """A row for each of those that were compared."""
+    """A row for each method."""
     columns = list(figures[OURS])
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name, of_one in figures.items():

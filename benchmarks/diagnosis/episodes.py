@@ -4,7 +4,7 @@ kilobytes, and what was recorded in some more.
 A series is classes times seeds times intensities, in rounds: each round has every class once, so
 that whatever part of it has been run is balanced. It may be stopped at any time and goes on where
 it was. Episodes for development and for the test have other seeds, and where a class has a second
-mechanism that one is seen in the test only. The series `healthy` is an hour of usual traffic at
+mechanism that one is seen in the test only. The series `healthy` is an hour of normal traffic at
 rising loads, and `clean` the twins without a fault of the test's episodes (see `attribution.py`).
 
     .venv/bin/python -m benchmarks.diagnosis.episodes
@@ -104,7 +104,7 @@ def read_kept(folder: Path) -> list[Kept]:
 
 
 def keep(kept: Kept, path: Path) -> None:
-    """Whole or not at all: a series may be interrupted at any moment."""
+    """Write atomically: a series may be interrupted at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")

@@ -1,9 +1,9 @@
-"""How often the diagnosis cries wolf: hours of usual traffic in virtual time.
+"""False alarms per hour of the diagnosis on simulated healthy servers.
 
-Lives of ten minutes at six loads, of servers and mixes that differ from seed to seed. Nothing ever
-goes wrong, so whatever is named is a false alarm; what is named before the server has been seen
-for twenty seconds is not counted, as in the episodes. A loaded machine's noise is not in it: of
-that the series `healthy` tells (`episodes.py`).
+Runs of ten minutes at six loads, of servers and mixes that differ from seed to seed. There is no
+fault, so every finding is a false alarm; findings in the first twenty seconds are not counted, as
+in the episodes. The noise of a loaded machine is not simulated: the series `healthy` of real
+servers has it (`episodes.py`).
 
     .venv/bin/python -m benchmarks.diagnosis.healthy_twins [--hours 6] [--first 5000] [--out FILE]
 """
@@ -34,7 +34,7 @@ FIRST_SEED = 5000  # those below were looked at
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """What was named first, and when, in seconds of its life."""
+    """The first finding of a run, from and until when, in seconds of the run."""
 
     load: float
     seed: int
@@ -53,7 +53,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def alarms_of(task: tuple[float, int]) -> list[Alarm]:
-    """One life, fact by fact."""
+    """One run, fact by fact."""
     load, seed = task
     key = f"healthy/{load}/{seed}"
     setting = Setting.drawn(Random(key))
@@ -75,9 +75,9 @@ def alarms_of(task: tuple[float, int]) -> list[Alarm]:
     ]
 
 
-def summary(found: Iterable[list[Alarm]], lives: int) -> Summary:
+def summary(found: Iterable[list[Alarm]], runs: int) -> Summary:
     alarms = [alarm for of_one in found for alarm in of_one]
-    hours = lives * (LIFE_S - WARM_S) / 3600
+    hours = runs * (LIFE_S - WARM_S) / 3600
     return Summary(
         machine=machine(),
         loads=HEALTHY_LOADS,
@@ -90,7 +90,7 @@ def summary(found: Iterable[list[Alarm]], lives: int) -> Summary:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--hours", type=int, default=6, help="each has one life of each load")
+    parser.add_argument("--hours", type=int, default=6, help="each has one run of each load")
     parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -101,7 +101,7 @@ def main() -> int:
         for done, alarms in enumerate(pool.imap(alarms_of, tasks), 1):
             found.append(alarms)
             said = ", ".join(f"{one.named} at {one.from_s:g} s" for one in alarms)
-            print(f"  {done} of {len(tasks)} lives {said}".rstrip(), flush=True)
+            print(f"  {done} of {len(tasks)} runs {said}".rstrip(), flush=True)
     data = msgspec.json.format(msgspec.json.encode(summary(found, len(tasks))), indent=1)
     args.out.write_bytes(data + b"\n")
     print(data.decode())

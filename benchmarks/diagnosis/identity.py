@@ -1,6 +1,6 @@
-"""Does the scheduler decide again what it decided, in every record of a real episode?
+"""Exact replay of every recorded episode: are all scheduler decisions identical?
 
-With recorded durations each admission, chunk, preemption, eviction and end must come out as it was.
+With recorded durations each admission, chunk, preemption, eviction and end must be the same.
 
     .venv/bin/python -m benchmarks.diagnosis.identity [--records FOLDER] [--out FILE]
 
@@ -25,7 +25,7 @@ from telemetry.journal.journal_reader import open_journal
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The journals of one episode; `differences` has what did not come out again."""
+    """The journals of one episode; `differences` are the decisions that differ."""
 
     name: str
     journals: int

@@ -1,4 +1,4 @@
-"""One row for each episode: what was done, what was named, and how soon.
+"""One row for each episode: the injected fault, the finding, and the time to it.
 
 Results of all episodes are megabytes; their rows are small enough to be committed, so that a
 figure of `score` can be followed to the episodes that it is made of.
@@ -23,8 +23,8 @@ Row = dict[str, object]
 
 
 def row(kept: Kept) -> Row:
-    """Seconds are as in `score.Judged`; for `unsure_s` since the warm-up it could not be told what
-    holds requests up. `discarded` says why an episode does not count."""
+    """Seconds are as in `score.Judged`; `unsure_s` is the time since the warm-up with an
+    indeterminate verdict. `discarded` says why an episode does not count."""
     judged, episode = judge_kept(kept), kept.episode
     answers = spans(episode.verdicts, episode.phases.reference_at_s, episode.phases.end_s)
     unsure_s = sum(length_s for length_s, answer in answers if answer == UNSURE)

@@ -1,7 +1,7 @@
 """What an episode recorded, packed small enough to be committed beside its result.
 
-With it anybody can ask the diagnosis again what it says of the episode, and compare requests with
-those of the clean twin, on another machine and years later. It holds times and sizes; prompts and
+With it the episode can be diagnosed again, and its requests compared with those of the clean twin,
+on another machine and years later. It holds times and sizes; prompts and
 outputs are in neither journals nor clients' logs, and of the model's place on the disk only its
 name is left.
 
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Fact)
 
 
 def add_records(parser: argparse.ArgumentParser) -> None:
-    """`--records`: which episodes a program is about."""
+    """Add `--records`, the folder of records."""
     parser.add_argument(
         "--records",
         type=Path,
@@ -62,7 +62,7 @@ def results_beside(records: Path) -> Path:
 
 
 def pack(folder: Path, records: Path = RECORDS) -> None:
-    """Whole or not at all. Does nothing for an episode that left no journal. Raises JournalError,
+    """Write atomically. Does nothing for an episode that left no journal. Raises JournalError,
     BaselineError."""
     if not (folder / "journal").is_file():
         return
@@ -75,7 +75,7 @@ def pack(folder: Path, records: Path = RECORDS) -> None:
 
 
 def _portable(folder: Path, into: Path) -> Iterator[Path]:
-    """The episode's files as others may have them."""
+    """The episode's files without paths of this machine."""
     for name in JOURNALS:
         if (folder / name).is_file():
             facts = (_without_place(fact) for fact in open_journal(folder / name).facts())

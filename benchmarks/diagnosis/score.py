@@ -1,11 +1,11 @@
-"""How often the diagnosis was right, how soon, and how often it cried wolf.
+"""Score of the diagnosis: accuracy, time to detect, time to clear, false alarms.
 
-From the results of episodes alone. Of an episode counts what was named first for most of the
-second half of the fault (of a healthy one: of all that follows the warm-up). Light and busy health
-are one class here: to say of either that all is well is right. Two kinds of alarm are counted
-apart: one that says that the machine is slow where it was, by a pacer on the engine's core that
-the server does not know of or by the time that was stolen; and one of the warm-up, when nothing is
-known but what the SLO promises, where clients had to wait for longer than that.
+It is computed from the results of episodes alone. The answer of an episode is the first finding for
+most of the second half of the fault (of a healthy one: of all after the warm-up). Light and busy
+health are one class. Two kinds of alarm are counted apart: one that says that the machine is slow
+where it was, by a pacer on the engine's core that the server does not know of or by stolen CPU
+time; and one of the warm-up, when there is no baseline but the SLO, where clients waited for longer
+than the SLO allows.
 
     .venv/bin/python -m benchmarks.diagnosis.score [FOLDER | --records FOLDER] [--split test]
         [--discarded] [--again] [--out DIR]
@@ -52,9 +52,9 @@ APART = (
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One episode. Seconds; None where there is no such moment. `to_detect_s` is from the first
-    harmed request to the first right word, `from_onset_s` from when the fault was put in. `alarms`
-    are false ones, `alarms_of_machine` those of a machine that was slow, `alarms_of_slo` those of a
-    promise that was broken."""
+    harmed request to the first right finding, `from_onset_s` from the injection of the fault.
+    `alarms` are false ones, `alarms_of_machine` those of a machine that was slow, `alarms_of_slo`
+    those of an SLO that was missed."""
 
     episode: EpisodeResult
     truth: str
@@ -85,7 +85,7 @@ def truth_of(episode: EpisodeResult) -> str:
 
 
 def judge_kept(kept: Kept, again: bool = False) -> Judged:
-    """With what is known of the machine."""
+    """Judge an episode, with what is known of the machine."""
     return judge(present(kept) if again else kept.episode, slow_seconds(kept))
 
 
@@ -136,7 +136,7 @@ def said(turn: VerdictChange) -> str:
 
 
 def spans(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> list[tuple[float, str]]:
-    """For how long each answer stood in a span."""
+    """How long each answer stood in a span."""
     found: list[tuple[float, str]] = []
     ends_s = [turn.at_s for turn in turns[1:]] + [end_s]
     for turn, turn_end_s in zip(turns, ends_s, strict=False):
@@ -148,7 +148,7 @@ def spans(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> list[
 
 
 def named_most(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> str:
-    """What stood longest."""
+    """The answer that stood longest."""
     times: dict[str, float] = defaultdict(float)
     for length_s, answer in spans(turns, begin_s, end_s):
         times[answer] += length_s
@@ -156,10 +156,10 @@ def named_most(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> 
 
 
 def breaks_slo(episode: EpisodeResult) -> bool:
-    """Whether half of the warm-up's requests waited for longer than is promised by default."""
+    """Whether the median TTFT of the warm-up missed the default SLO."""
     warm_up = episode.clients.get(Phase.WARM_UP.value)
-    promised_ms = DEFAULT_POLICY.of("").ttft_ns / 1e6
-    return warm_up is not None and (warm_up.ttft_p50 or 0.0) > promised_ms
+    slo_ms = DEFAULT_POLICY.of("").ttft_ns / 1e6
+    return warm_up is not None and (warm_up.ttft_p50 or 0.0) > slo_ms
 
 
 def alarms(
@@ -169,8 +169,8 @@ def alarms(
     slow: Collection[int] = (),
     broken_until_s: float | None = None,
 ) -> tuple[int, int, int]:
-    """How often a fault was named anew while there was none; of a machine that was slow for most
-    of the time since its onset; and while a promise was broken."""
+    """Alarms without a fault: false ones; those on a machine that was slow for most of the time
+    since their onset; and those while the SLO was missed."""
     false = of_machine = of_slo = 0
     was_calm = True
     for turn in turns:
@@ -200,7 +200,7 @@ def _was_slow(alarm: VerdictChange, slow: Collection[int]) -> bool:
 
 
 def cleared_s(turns: Sequence[VerdictChange], off_s: float) -> float | None:
-    """From the end of the fault to the first word that all is well, which stood to the end."""
+    """From the end of the fault to the healthy verdict that then stood to the end."""
     last: float | None = None
     for turn in turns:
         if turn.verdict != "healthy":
@@ -214,7 +214,7 @@ def cleared_s(turns: Sequence[VerdictChange], off_s: float) -> float | None:
 
 
 def score(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Of the classes that make requests late and of health; the others are counted apart."""
+    """Of the classes that delay requests and of health; the others are counted apart."""
     main = [one for one in judged if one.truth not in APART]
     apart = [one for one in judged if one.truth in APART]
     detected = [one.to_detect_s for one in main if one.to_detect_s is not None]
@@ -286,7 +286,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def confusion(judged: Sequence[Judged]) -> str:
-    """Rows are what was done, columns what was named."""
+    """Rows are injected faults, columns findings."""
     truths = sorted({one.truth for one in judged})
     answers = sorted({one.answer for one in judged} | set(truths))
     counts = Counter((one.truth, one.answer) for one in judged)

@@ -1,8 +1,7 @@
-"""The other ways to name a cause, as they would have to live: asked every second, and not told when
-a fault began.
+"""The baseline classifiers under live conditions: asked every second, without the onset.
 
-Each second of an episode they are given the seconds of the reference and the last ten, from when
-there are so many. The reference is whole from the start, which no live answer had.
+Each second of an episode they get the seconds of the reference and the last ten. The reference is
+complete from the start, which no live answer had.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def windows(kept: Kept) -> Iterator[tuple[float, list[Row]]]:
 
 
 def turns_of(kept: Kept, name: Namer) -> list[VerdictChange]:
-    """Every change of its mind."""
+    """Every change of its answer."""
     usual = usual_rows(kept)
     found: list[VerdictChange] = []
     for at_s, rows in windows(kept):
@@ -63,8 +62,8 @@ def turns_of(kept: Kept, name: Namer) -> list[VerdictChange]:
     return found
 
 
-def lived(kept: Sequence[Kept], name: Namer) -> list[Judged]:
-    """Its answers, judged as ours are."""
+def judged_live(kept: Sequence[Kept], name: Namer) -> list[Judged]:
+    """Its answers, judged by the rules for the diagnosis."""
     found: list[Judged] = []
     for one in kept:
         episode = msgspec.structs.replace(one.episode, verdicts=turns_of(one, name))
@@ -89,8 +88,8 @@ def lessons_of(kept: Sequence[Kept]) -> list[Example]:
 
 
 def figures_of(judged: Sequence[Judged], healthy: Sequence[Judged]) -> dict[str, Any]:
-    """Of the test and of the healthy hour. Who is never named is named later than all others, and
-    a quantile that falls among those is infinite (null in JSON)."""
+    """Of the test and of the healthy hour. A fault that is never named counts as named last, and a
+    quantile that falls among those is infinite (null in JSON)."""
     found = score(judged)
     faults = [one.to_detect_s for one in judged if one.truth != HEALTHY]
     return {

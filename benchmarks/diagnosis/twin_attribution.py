@@ -1,9 +1,8 @@
-"""Is what the root cause blames what the fault cost? Servers in virtual time, beside their own
-lives without the fault.
+"""Attributed against true delay of simulated faults: virtual servers beside their clean twins.
 
-The class is taken as known and that action of its runbook tried that explains most, so this
-measures the replay and what it puts back, and nothing else: the worlds have no noise but their
-own, and the clean life has the same requests at the same moments.
+The symptom is taken as known, and the intervention of it that explains most is used. So this
+measures the replay and its interventions, and nothing else: virtual servers have only simulated
+noise, and the clean twin has the same requests at the same moments.
 
     .venv/bin/python -m benchmarks.diagnosis.twin_attribution [--seeds 3] [--first 2000]
         [--classes A,B] [--out FILE]
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.episodes import RESULTS
-from benchmarks.diagnosis.weighing import Lives, Pair, of, sufferers, summary, weigh
+from benchmarks.diagnosis.weighing import Pair, TwinLatencies, affected, of, summary, weigh
 from diagnosis.root_cause.counterfactual import symptoms, timelines_of
 from diagnosis.root_cause.question import Question, Span
 from diagnosis.root_cause.root import ACTIONS
@@ -39,14 +38,14 @@ def question_of(twin: Twin) -> Question:
     run = read_runs(twin.facts)[-1]
     window = Span(twin.onset_ns, twin.end_ns or fact_ns(twin.facts[-1]))
     if twin.before is not None:
-        usual = read_runs(twin.before)[-1].started
-        return Question(run, fit_iterations([run]), None, window, usual)
+        started = read_runs(twin.before)[-1].started
+        return Question(run, fit_iterations([run]), None, window, started)
     before = Span(REFERENCE.begin_ns, twin.onset_ns)
     return Question(run, fit_iterations([run]), before, window)
 
 
 def compared(task: tuple[str, str, int]) -> Pair:
-    """One twin and its clean life."""
+    """One twin with the fault, and its clean twin."""
     symptom, mechanism, seed = task
     name = f"{symptom}-{mechanism}-{seed}"
     twin, clean = build_twin(symptom, seed, mechanism), build_clean(symptom, seed, mechanism)
@@ -55,9 +54,9 @@ def compared(task: tuple[str, str, int]) -> Pair:
         was, now = timelines_of(twin.facts), timelines_of(clean)
         came = [one.accepted for one in was if question.window.has(one.accepted.at_ns)]
         innocent = [o.request_id for o in came if not {o.request_id, o.tenant} & twin.culprits]
-        mine = sufferers(innocent, [one.request_id for one in came])
+        mine = affected(innocent, [one.request_id for one in came])
         before = question.reference or Span(0, 0)
-        met = Lives(
+        met = TwinLatencies(
             faulty=symptoms(of(mine, was), question.window),
             clean=symptoms(now, question.window),
             faulty_before=symptoms(was, before),

@@ -1,9 +1,8 @@
-"""How often the diagnosis is right about servers in virtual time: every class, many seeds.
+"""Accuracy of the diagnosis on simulated servers: every class, many seeds.
 
-Each twin is lived through fact by fact. Counted is what stood longest in the second half of the
-fault (for five seconds more where its record ends with the fault); of a healthy twin, whether
-anything was named at all. Mechanisms take turns, so a class
-with two has each of them on every second seed.
+Each twin is diagnosed fact by fact. Its answer is the finding that stood longest in the second half
+of the fault (and five seconds more where its record ends with the fault); of a healthy twin, any
+finding counts. Mechanisms alternate: a class with two has each of them on every second seed.
 
     .venv/bin/python -m benchmarks.diagnosis.twins [--seeds 20] [--first 1000] [--classes A,B]
         [--compounds] [--out FILE]
@@ -69,7 +68,7 @@ class Pair:
 
 
 def live_through(one: Twin) -> list[tuple[int, Diagnosis]]:
-    """Every opinion, and since when it holds."""
+    """Every verdict, and since when it holds."""
     baseline = None
     if one.before is not None:
         first = Diagnoser()
@@ -131,7 +130,7 @@ def standing(
 
 
 def _alarms(names: Sequence[tuple[str, ...]]) -> int:
-    """How often something was named anew."""
+    """The number of new findings."""
     pairs = zip([(), *names], names, strict=False)
     return sum(not before and bool(after) for before, after in pairs)
 

@@ -1,4 +1,4 @@
-"""The blame of a fault beside the truth: what its sufferers waited longer than in a clean twin."""
+"""Attributed against true delay: how much longer requests took than in a clean twin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.predicted_gain import PredictedGain
 from diagnosis.root_cause.counterfactual import (
     Values,
     explain,
@@ -14,7 +14,7 @@ from diagnosis.root_cause.counterfactual import (
     symptoms,
     timelines_of,
 )
-from diagnosis.root_cause.interventions import Cause, Edit, interventions
+from diagnosis.root_cause.interventions import Cause, Intervention, interventions
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.root import ACTIONS
 from diagnosis.symptoms import Symptom
@@ -26,9 +26,9 @@ _FLOORS = 3.0
 _LEAST_INNOCENT = 5
 
 
-class Lives(NamedTuple):
-    """Symptoms that were really met, at the time of the fault and before it; those before are
-    empty where they were not recorded."""
+class TwinLatencies(NamedTuple):
+    """Measured latencies in ms with the fault and in the clean twin, at the time of the fault and
+    before it; those before are empty where they were not recorded."""
 
     faulty: Values
     clean: Values
@@ -36,13 +36,13 @@ class Lives(NamedTuple):
     clean_before: Values
 
     def floor_ms(self, measure: str) -> float:
-        """By how much the two differed before anything was wrong."""
+        """The difference of the two before the fault, in ms."""
         one, other = self.faulty_before.get(measure), self.clean_before.get(measure)
         return 0.0 if one is None or other is None else abs(one - other)
 
 
-class Pair(Promise, frozen=True, kw_only=True):
-    """A fault and its clean twin. Times in ms, of `measure`, a mean over the sufferers."""
+class Pair(PredictedGain, frozen=True, kw_only=True):
+    """A fault and its clean twin. Times in ms, of `measure`, a mean over the affected requests."""
 
     name: str
     named: str
@@ -59,16 +59,18 @@ class Pair(Promise, frozen=True, kw_only=True):
         return abs(self.blamed_ms - self.true_ms) / self.true_ms
 
 
-def weigh(name: str, named: str, question: Question, mine: frozenset[str], met: Lives) -> Pair:
-    """The blame by that cause of what was named that explains most, on the symptom that its promise
-    is about. Raises NotReplayable."""
+def weigh(
+    name: str, named: str, question: Question, mine: frozenset[str], met: TwinLatencies
+) -> Pair:
+    """The delay attributed to the best explaining cause of the named symptom, on the latency of its
+    predicted gain, beside the true delay. Raises NotReplayable."""
     causes = ACTIONS.get(Symptom(named), ()) if named in set(Symptom) else ()
     if not causes:
-        return Pair(name=name, named=named, why_not="no scheduler's decision is to blame")
+        return Pair(name=name, named=named, why_not="no intervention exists for it")
     gains = {gain.cause: gain for gain in explain(question).gains}
     known = [cause for cause in causes if cause in gains]
     if not known:
-        return Pair(name=name, named=named, why_not="the replay spares nobody anything")
+        return Pair(name=name, named=named, why_not="no intervention helps")
     cause = max(known, key=lambda one: gains[one].gain)
     measure = gains[cause].symptom
     was, now = _replayed(question, cause, mine)
@@ -89,19 +91,18 @@ def weigh(name: str, named: str, question: Question, mine: frozenset[str], met: 
 
 
 def _replayed(question: Question, cause: Cause, mine: frozenset[str]) -> tuple[Values, Values]:
-    """Symptoms of the sufferers as they were, by the replay, and without the cause."""
+    """Latencies of the affected requests by the replay, with and without the cause."""
 
-    def lived(edit: Edit) -> list[RequestTimeline]:
-        facts = replay_modelled(question.run, question.cost, edit.change(question))
+    def replayed(change: Intervention) -> list[RequestTimeline]:
+        facts = replay_modelled(question.run, question.cost, change.change(question))
         return of(mine, timelines_of(facts))
 
-    was, now = finished_in_both(lived(Edit()), lived(interventions(question)[cause]))
+    was, now = finished_in_both(replayed(Intervention()), replayed(interventions(question)[cause]))
     return symptoms(was, question.window), symptoms(now, question.window)
 
 
-def sufferers(innocent: Collection[str], all_of_them: Collection[str]) -> frozenset[str]:
-    """Of the requests that came during a fault those that are nobody's fault, or all where hardly
-    any of these came."""
+def affected(innocent: Collection[str], all_of_them: Collection[str]) -> frozenset[str]:
+    """The requests during a fault that did not cause it, or all where these are too few."""
     return frozenset(innocent if len(innocent) >= _LEAST_INNOCENT else all_of_them)
 
 

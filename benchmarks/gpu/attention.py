@@ -158,7 +158,7 @@ def random_batches(count: int, seed: int, longest: int) -> list[Batch]:
 
 @contextmanager
 def _poisoned() -> Iterator[None]:
-    """What torch allocates is NaN until it is written: what nobody writes shows."""
+    """Memory that torch allocates is NaN, so that an output that is not written shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():

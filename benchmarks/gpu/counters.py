@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import pynvml
 
+from telemetry.facts.base import Unavailable, Value
 from telemetry.facts.clock import Clock
-from telemetry.facts.unavailable import Unavailable, Value
 from telemetry.host.gpu_device import Device, driver_version, find_devices, read_device
 from telemetry.host.gpu_gpm import Gpm
 from telemetry.host.gpu_peaks import peak_bytes_per_s

@@ -12,15 +12,15 @@ from typing import Any
 from benchmarks.gpu.ceilings import Peaks
 from benchmarks.gpu.counters import counted_bytes_per_s
 from benchmarks.gpu.hosted import Hosted, Played, Script, busy_ns_of, limits_of
-from benchmarks.gpu.workload import Asked
+from benchmarks.gpu.workload import SequenceSpec
 from benchmarks.scaling_engine import Built, Driver
 from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.inbox import Submit
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, SamplingParams, StepOutcome
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.roofline import prefill_flop, step_bytes
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -180,18 +180,18 @@ def prefill(loaded: LoadedEngine, tokens: int, peaks: Peaks, rounds: int = 3) ->
 
 
 def lean(
-    loaded: LoadedEngine, asked: Sequence[Asked], rows: int, budget_tokens: int
+    loaded: LoadedEngine, asked: Sequence[SequenceSpec], rows: int, budget_tokens: int
 ) -> dict[str, float]:
     """All at once, greedy, recording on: through scheduler, loop and link. Kernels are built in a
     first run of a few, which does not count."""
     hosted = Hosted(loaded.executor, limits_of(loaded, rows, budget_tokens))
     # backwards, or the prefix cache would have them
-    few = [Asked(one.prompt[::-1], _WARM_TOKENS) for one in asked[:_WARM_SEQUENCES]]
+    few = [SequenceSpec(one.prompt[::-1], _WARM_TOKENS) for one in asked[:_WARM_SEQUENCES]]
     spans_s: list[float] = []
 
-    def script(link: Played) -> Script:
+    def script(gateway: Played) -> Script:
         for first_id, part in ((0, few), (len(few), asked)):
-            link.emitted.clear()
+            gateway.emitted.clear()
             begin_s = time.perf_counter()
             yield submits(part, first_id)
             while hosted.loop.has_work:
@@ -210,7 +210,7 @@ def lean(
     }
 
 
-def submits(asked: Sequence[Asked], first_id: int = 0) -> list[Submit]:
+def submits(asked: Sequence[SequenceSpec], first_id: int = 0) -> list[Submit]:
     return [
         Submit(seq_id=seq_id, prompt=one.prompt, max_tokens=one.output_tokens, sampling=GREEDY)
         for seq_id, one in enumerate(asked, first_id)

@@ -1,4 +1,4 @@
-"""The engine process's own loop in this process: `EngineHost.serve`, on commands from a script.
+"""The engine process's own loop in this process: `EngineServer.serve`, on commands from a script.
 
 Frames are encoded and go down a real socket, to a process that throws them away. So what is
 timed here is what the engine process does, telemetry and all, without a gateway.
@@ -20,9 +20,9 @@ from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.plan import Plan, StepOutcome
 from service.engine.scheduler import Scheduler
-from service.process.engine_main import EngineHost
+from service.process.engine_main import EngineServer
 from service.process.frames import Frame, Shutdown, ToEngine
-from service.process.link import Link
+from service.process.gateway_connection import GatewayConnection
 from service.process.profiling import Profiles
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.recorder import Lane
@@ -33,7 +33,7 @@ Script = Iterator[Sequence[ToEngine]]
 DEPTH = 2
 
 
-class Played(Link):
+class Played(GatewayConnection):
     """The engine's end of the socket, with commands from a script. `stamps_ns` and `emitted` are
     of each frame that carried news of sequences: when it was sent, and of how many."""
 
@@ -44,7 +44,7 @@ class Played(Link):
         self.emitted: list[int] = []
 
     def receive(self, wait_s: float | None) -> list[ToEngine]:
-        """Reads as always, though nobody ever writes."""
+        """A reader of which no writer exists."""
         del wait_s
         super().receive(0)
         return list(next(self.script, [Shutdown()]))
@@ -96,17 +96,17 @@ class Hosted:
     def play(self, script: Callable[[Played], Script]) -> Played:
         """A script is told what was sent; it goes on when a turn has ended."""
         with _thrown_away() as connection:
-            link = Played(connection)
-            link.script = script(link)
-            self._host(link).serve()
-        return link
+            gateway = Played(connection)
+            gateway.script = script(gateway)
+            self._server(gateway).serve()
+        return gateway
 
-    def _host(self, link: Link) -> EngineHost:
+    def _server(self, gateway: GatewayConnection) -> EngineServer:
         """Without a compiler, and without profiles: no script asks for them."""
-        nobody: Any = None
-        profiles = Profiles(self.loop, nobody, self._lane, self._clock, link.send)
+        no_profiler: Any = None
+        profiles = Profiles(self.loop, no_profiler, self._lane, self._clock, gateway.send)
         inbox, lane, clock = self._inbox, self._lane, self._clock
-        return EngineHost(link, inbox, self.loop, lane, clock, nobody, profiles)
+        return EngineServer(gateway, inbox, self.loop, lane, clock, no_profiler, profiles)
 
 
 def limits_of(loaded: LoadedEngine, rows: int, budget_tokens: int) -> Limits:

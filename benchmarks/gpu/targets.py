@@ -112,7 +112,7 @@ def _times(result: dict[str, Any]) -> float | None:
 
 
 def _telemetry(measure: str, loads: list[dict[str, Any]]) -> float | None:
-    """The dearest load's."""
+    """Of the most expensive load."""
     costs = [float(load["cost_percent"][ON][measure]["percent"]) for load in loads]
     return max(costs, default=None)
 

@@ -7,7 +7,7 @@ and a block before them that does not count, so that both states see the same co
 The control is off against off, switching included.
 
 On: the record of each step is built, put into the lane, drained, encoded into the frame that
-carries the tokens and sent over the socket, as `EngineHost` does. In both: stamps, marks in the
+carries the tokens and sent over the socket, as `EngineServer` does. In both: stamps, marks in the
 device's stream, frames with tokens, and the few facts of a request. Not here: what the gateway does
 with a record (folds, spans, exporters, scrapes), in a process and on cores of its own;
 `benchmarks.overhead` measures a whole server.
@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.gpu.abba import CONTROL, OFF, ON, median_costs
 from benchmarks.gpu.engine import submits
 from benchmarks.gpu.hosted import Hosted, Metered, Played, Script
-from benchmarks.gpu.workload import Asked
+from benchmarks.gpu.workload import SequenceSpec
 from benchmarks.paired import Block, Pair, pairs_of, quad_order
 from service.engine.admission import Limits
 from service.engine.executor import Executor
@@ -82,47 +82,47 @@ class Abba:
             },
         }
 
-    def _script(self, link: Played) -> Script:
+    def _script(self, gateway: Played) -> Script:
         for number in range(-(-self._load.pairs // 2)):
             for other in (CONTROL, ON):
-                yield from self._quad(link, number, other)
+                yield from self._quad(gateway, number, other)
 
-    def _quad(self, link: Played, number: int, other: str) -> Turns:
+    def _quad(self, gateway: Played, number: int, other: str) -> Turns:
         load, first_id = self._load, self._submitted
         self._submitted += load.batch
         yield list(submits(self._asked(first_id), first_id))
-        while not link.emitted or link.emitted[-1] < load.batch:
+        while not gateway.emitted or gateway.emitted[-1] < load.batch:
             yield []
-        yield from self._block(link, OFF)
+        yield from self._block(gateway, OFF)
         blocks = list[Block]()
         for state in quad_order(OFF, other, number):
-            block = yield from self._block(link, state)
+            block = yield from self._block(gateway, state)
             blocks.append(block)
         self._pairs[other] += pairs_of(blocks, number)
         yield [Cancel(first_id + row, EndReason.DISCONNECT) for row in range(load.batch)]
         while self._hosted.loop.has_work:
             yield []
-        link.stamps_ns.clear()
-        link.emitted.clear()
+        gateway.stamps_ns.clear()
+        gateway.emitted.clear()
 
-    def _block(self, link: Played, state: str) -> Generator[list[ToEngine], None, Block]:
+    def _block(self, gateway: Played, state: str) -> Generator[list[ToEngine], None, Block]:
         """Begins and ends where a step was sent; the one in which it is switched is not counted."""
         yield [SetRecording(state == ON)]
-        begin, busy_ns = len(link.stamps_ns) - 1, self._metered.busy_ns
+        begin, busy_ns = len(gateway.stamps_ns) - 1, self._metered.busy_ns
         for _ in range(self._load.steps):
             yield []
-        stamps_ns = np.array(link.stamps_ns[begin:], dtype=np.float64)
+        stamps_ns = np.array(gateway.stamps_ns[begin:], dtype=np.float64)
         assert len(stamps_ns) == self._load.steps + 1, (len(stamps_ns), self._load)
         wall_ns = float(stamps_ns[-1] - stamps_ns[0])
         self._busy[state].append((self._metered.busy_ns - busy_ns) / wall_ns)
         tokens = self._load.batch * self._load.steps
         return Block(state, tokens / wall_ns * 1e9, np.diff(stamps_ns) / 1e6)
 
-    def _asked(self, seed: int) -> list[Asked]:
+    def _asked(self, seed: int) -> list[SequenceSpec]:
         """Of prompts that no other four blocks have had."""
         load, draw = self._load, Random(seed)
         output_tokens = _BLOCKS * (load.steps + 1) + _SPARE_TOKENS
         return [
-            Asked([draw.randrange(self._vocab) for _ in range(load.context)], output_tokens)
+            SequenceSpec([draw.randrange(self._vocab) for _ in range(load.context)], output_tokens)
             for _ in range(load.batch)
         ]

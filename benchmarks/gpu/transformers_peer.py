@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.budget import first_line
-from benchmarks.gpu.workload import Asked, lean_workload
+from benchmarks.gpu.workload import SequenceSpec, lean_workload
 from service.device.spec import DUMMY_SHAPES, ModelSpec
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -166,7 +166,7 @@ def config_of(spec: ModelSpec) -> Any:
     )
 
 
-def run_mode(model: Any, mode: Mode, task: Task, asked: Sequence[Asked]) -> Answer:
+def run_mode(model: Any, mode: Mode, task: Task, asked: Sequence[SequenceSpec]) -> Answer:
     """Timed behind the library's own warm-up and two short sequences. Raises whatever it raises."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -191,7 +191,7 @@ def run_mode(model: Any, mode: Mode, task: Task, asked: Sequence[Asked]) -> Answ
     )
     end_s = time.perf_counter() + task.mode_s
     with model.continuous_batching_context_manager(**serving) as manager:
-        few = [Asked(one.prompt[::-1], 2) for one in asked[:2]]
+        few = [SequenceSpec(one.prompt[::-1], 2) for one in asked[:2]]
         _generated(manager, few, "warm", end_s)
         begin_s = time.perf_counter()
         tokens = _generated(manager, asked, "timed", end_s)
@@ -212,7 +212,7 @@ def run_mode(model: Any, mode: Mode, task: Task, asked: Sequence[Asked]) -> Answ
     }
 
 
-def _hints(asked: Sequence[Asked]) -> Any:
+def _hints(asked: Sequence[SequenceSpec]) -> Any:
     """What its `generate_batch` tells of the work; None where this version has no such thing."""
     try:
         from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -225,7 +225,7 @@ def _hints(asked: Sequence[Asked]) -> Any:
     )
 
 
-def _generated(manager: Any, asked: Sequence[Asked], label: str, end_s: float) -> int:
+def _generated(manager: Any, asked: Sequence[SequenceSpec], label: str, end_s: float) -> int:
     """Tokens that came, of all sequences together."""
     for number, one in enumerate(asked):
         manager.add_request(

@@ -13,7 +13,7 @@ _HIGHEST_TOKEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SequenceSpec:
     """One sequence."""
 
     prompt: list[int]
@@ -22,11 +22,11 @@ class Asked:
 
 def lean_workload(
     vocab: int, sequences: int = 256, bounds: tuple[int, int] = (100, 1024), seed: int = 0
-) -> list[Asked]:
+) -> list[SequenceSpec]:
     """All prompts are drawn before the first output's length: a part of the workload is the
     beginning of the whole, and not a smaller one."""
     draw, highest = Random(seed), min(_HIGHEST_TOKEN, vocab - 1)
     prompts = [
         [draw.randint(0, highest) for _ in range(draw.randint(*bounds))] for _ in range(sequences)
     ]
-    return [Asked(prompt, draw.randint(*bounds)) for prompt in prompts]
+    return [SequenceSpec(prompt, draw.randint(*bounds)) for prompt in prompts]

@@ -55,15 +55,15 @@ def _in_engine_loop(work: Callable[[], None]) -> bool:
     host: Any = sys.modules.get("service.process.engine_main")
     if host is None:
         return False
-    if not hasattr(host.Link, "unhindered_receive"):
-        host.Link.unhindered_receive = host.Link.receive
+    if not hasattr(host.GatewayConnection, "unhindered_receive"):
+        host.GatewayConnection.unhindered_receive = host.GatewayConnection.receive
 
-        def receive(link: Any, wait_s: float | None) -> Any:
+        def receive(gateway: Any, wait_s: float | None) -> Any:
             while _to_do:
                 _to_do.pop()()
-            return link.unhindered_receive(wait_s)
+            return gateway.unhindered_receive(wait_s)
 
-        host.Link.receive = receive
+        host.GatewayConnection.receive = receive
     _to_do.append(work)
     return True
 

@@ -44,7 +44,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Start:
-    """A command line, and how requests to it differ from the usual."""
+    """A command line, and how its requests differ from those to the others."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""How often the diagnosis is right, how soon, whether blame is what the fault cost, and how near a
-replay comes."""
+"""The diagnosis: accuracy, time to name a fault, attributed against true delay, replay errors."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _MEASURES = ("tpot p50", "tpot p99", "e2e p50", "e2e p99", "ttft p50", "ttft p99
 
 
 def diagnosis(data: dict[str, Any]) -> Figure:
-    """Of the test's episodes, everybody live."""
+    """Accuracy on the test episodes, all methods under live conditions."""
     figure, axes = panels(3, 9.2, 2.5, sharey=True)
     live = [data["live"][name] for name in _METHODS]
     colours = [BLUE] + [GREY] * (len(live) - 1)
@@ -60,7 +59,7 @@ def time_to_name(data: dict[str, Any]) -> Figure:
 
 
 def blame(real: dict[str, Any], twins: dict[str, Any]) -> Figure:
-    """What the replay says that the fault cost, beside what the same requests met without it."""
+    """Delay that the replay attributes to the fault, beside the difference to a clean twin."""
     figure, axes = panels(2, 8.2, 3.9)
     for one, data, title in (
         (axes[0], real, "real servers beside clean reruns"),
@@ -92,7 +91,7 @@ def _diagonal(axes: Axes, points: list[tuple[float, float]]) -> None:
 
 
 def replay_fidelity(data: dict[str, Any]) -> Figure:
-    """Errors of what was foretold, with the aim of each as a band."""
+    """Errors of the predictions, with the target of each as a band."""
     aims: dict[tuple[str, str], float] = {}
     for figure in data["figures"]:
         name: str = figure["name"]

@@ -1,1 +1,1 @@
-"""The live terminal monitor: pure panels over a frozen snapshot."""
+"""The live terminal monitor: panels are pure functions of a frozen snapshot."""

@@ -1,5 +1,7 @@
-"""The monitor's loop: fetch, draw, wait. A process of its own, so that drawing, which costs
-milliseconds, is never paid by the server."""
+"""The monitor's loop: fetch, draw, wait.
+
+It is a process of its own: drawing takes milliseconds, which the server must not pay for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _ONCE_WIDTH, _ONCE_HEIGHT = 110, 34
 
 
 def print_once(client: Client) -> int:
-    """One frame as plain text."""
+    """Print one frame as plain text; returns the exit status."""
     try:
         snapshot, diagnosis = client.snapshot(), client.diagnosis()
     except Unreachable as error:
@@ -30,7 +32,8 @@ def print_once(client: Client) -> int:
 
 
 def watch(client: Client, interval_s: float, clock: Clock | None = None) -> int:
-    """Until Ctrl-C. A server that goes away leaves its last picture with a note."""
+    """Redraw until Ctrl-C; returns the exit status. While the server is unreachable the last frame
+    stays, with a note."""
     clock = clock or MonotonicClock()
     try:
         last: tuple[Snapshot, Diagnosis] = (client.snapshot(), client.diagnosis())

@@ -1,4 +1,4 @@
-"""Fetches what the screen shows from a running server."""
+"""HTTP client of the debug views of a running server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Unreachable(Exception):
-    """The server does not answer, or not as phasescope does; the message is one line."""
+    """The server does not answer, or not like phasescope; the message is one line."""
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""Pure functions from a Snapshot to what is drawn; nothing is computed here but layout."""
+"""Panels: pure functions from a Snapshot to a renderable. They compute layout only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CELL_STYLE = {
 
 
 def header(snapshot: Snapshot, url: str, note: str | None = None) -> Text:
-    """Who is watched and whether it is well."""
+    """The server, its state, and the model."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(" phasescope ", style="bold reverse")
     line.append(f" {url} ")
@@ -47,8 +47,8 @@ def load(snapshot: Snapshot, width: int) -> Panel:
     rows = Table.grid(padding=(0, 1))
     rows.add_column(justify="right", style="dim")
     rows.add_column()
-    seats = f" of {snapshot.max_seqs}" if snapshot.max_seqs is not None else ""
-    rows.add_row("running", f"{snapshot.running}{seats}")
+    slots = f" of {snapshot.max_seqs}" if snapshot.max_seqs is not None else ""
+    rows.add_row("running", f"{snapshot.running}{slots}")
     rows.add_row("waiting", f"{snapshot.waiting} ({snapshot.waiting_tokens} tokens)")
     rows.add_row("KV", kv_bar(snapshot, max(8, width - 34)))
     rows.add_row("prompt", f"{snapshot.prompt_tokens_per_s:.1f} tokens/s")
@@ -71,7 +71,7 @@ def prefix_hits(snapshot: Snapshot) -> str:
 
 
 def kv_bar(snapshot: Snapshot, width: int) -> Text:
-    """Blocks held, kept and free as a bar."""
+    """Used, cached and free blocks as a bar."""
     total = snapshot.blocks_total
     bar = Text()
     if not total:
@@ -129,7 +129,7 @@ def _grid_line(row: GridRow, columns: int) -> Text:
 
 
 def goodput(snapshot: Snapshot) -> Text:
-    """Of each class that had requests: the share that met its SLO, and the burn."""
+    """The share of requests that met the SLO and the burn rate, of each class with requests."""
     line = Text(" goodput", style="dim", no_wrap=True, overflow="ellipsis")
     shown = False
     for status in snapshot.slo.classes if snapshot.slo else ():
@@ -160,7 +160,7 @@ def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
 
 
 def footer(snapshot: Snapshot) -> Text:
-    """Whether the numbers themselves can be trusted."""
+    """Requests by outcome, and whether the telemetry is complete."""
     done = " ".join(f"{name} {count}" for name, count in snapshot.requests_total.items())
     line = Text(f" {done}  spans {snapshot.spans_exported}", style="dim")
     for name, count in (
@@ -178,7 +178,7 @@ def footer(snapshot: Snapshot) -> Text:
 
 
 def milliseconds(value_ns: int | None) -> str:
-    """Three digits are enough to read; a dash is not zero."""
+    """With three digits; a dash where nothing was measured."""
     if value_ns is None:
         return "-"
     value_ms = value_ns / 1e6

@@ -1,4 +1,4 @@
-"""Arranges the panels on whatever size of terminal there is."""
+"""The layout of the panels for a terminal of any size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A journal becomes a trace file, in one pass over its facts.
+"""Writes a journal as a trace file, in one pass over its facts.
 
-Steps are written as they come, requests when their timelines are given out; requests that had
-not ended when the journal was taken are drawn to its end.
+A step is written when its fact comes, a request when its timeline is complete. Requests that are in
+flight at the end of the journal are drawn up to there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from telemetry.facts.records import (
     fact_ns,
 )
 from telemetry.journal.journal_reader import Journal
-from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 
 
 @dataclass(slots=True)
-class Drawn:
-    """What is in a trace file."""
+class TraceSummary:
+    """Counts of what a trace file contains; `covered_ns` is its length in time."""
 
     events: int = 0
     steps: int = 0
@@ -58,10 +58,10 @@ class Drawn:
 
 
 class _Builder:
-    """Hands facts to the tracks and to the phase fold, whose timelines are drawn."""
+    """Feeds the tracks, and the phase fold whose timelines are drawn."""
 
     def __init__(self, trace: TraceWriter, journal: Journal, late_ns: int) -> None:
-        self.drawn = Drawn()
+        self.summary = TraceSummary()
         self._trace = trace
         self._owners: dict[int, str] = {}
         self._engine = EngineTrack(trace, self._owner)
@@ -69,14 +69,14 @@ class _Builder:
         self._host = HostTrack(trace)
         self._is_over = False
         self._last_ns = trace.origin_ns
-        accountant = Accountant(lambda slo_class: late_ns)
-        self._phases = PhaseFold([self._draw], (), accountant, journal.cut_requests)
+        ledger_builder = LedgerBuilder(lambda slo_class: late_ns)
+        self._phases = PhaseFold([self._draw], (), ledger_builder, journal.cut_requests)
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         self._last_ns = max(self._last_ns, fact_ns(fact))
         match fact:
             case StepRecorded():
-                self.drawn.steps += 1
+                self.summary.steps += 1
                 self._engine.step(fact)
             case EngineIdled():
                 self._engine.idled(fact)
@@ -110,11 +110,11 @@ class _Builder:
             ):
                 pass  # in the timelines
             case _:
-                self._host.take(fact)
+                self._host.on_fact(fact)
         self._phases.on_facts((fact,))
 
-    def finish(self) -> Drawn:
-        """Draw what was still live, then the arrows."""
+    def finish(self) -> TraceSummary:
+        """Draw requests in flight, then the arrows."""
         self._phases.close()
         self._is_over = True
         for request_id in self._requests.live:
@@ -122,14 +122,14 @@ class _Builder:
             self._requests.ended(end)
             self._phases.on_facts((end,))
         self._phases.close()
-        self.drawn.arrows = self._requests.arrows()
-        self.drawn.events = self._trace.events
-        self.drawn.covered_ns = self._last_ns - self._trace.origin_ns
-        return self.drawn
+        self.summary.arrows = self._requests.arrows()
+        self.summary.events = self._trace.events
+        self.summary.covered_ns = self._last_ns - self._trace.origin_ns
+        return self.summary
 
     def _draw(self, timeline: RequestTimeline) -> None:
-        self.drawn.requests += 1
-        if timeline.outcome is Outcome.LOST:  # no fact of its end has been there
+        self.summary.requests += 1
+        if timeline.outcome is Outcome.LOST:  # its end fact is not in the journal
             self._requests.ended(timeline.ended)
         self._requests.draw(timeline, is_live=self._is_over)
 
@@ -137,18 +137,20 @@ class _Builder:
         return self._owners.get(seq_id, f"seq-{seq_id}")
 
 
-def write_timeline(journal: Journal, path: Path, late_ns: int = DEFAULT_ITL_TARGET_NS) -> Drawn:
+def write_timeline(
+    journal: Journal, path: Path, late_ns: int = DEFAULT_ITL_TARGET_NS
+) -> TraceSummary:
     """Gaps between tokens above `late_ns` are drawn as stalls, with an arrow from the culprit's
     chunk where there is one. Raises JournalError, OSError."""
     with TraceWriter(path, _origin_ns(journal), _metadata(journal)) as trace:
         builder = _Builder(trace, journal, late_ns)
         for fact in journal.facts():
-            builder.take(fact)
+            builder.on_fact(fact)
         return builder.finish()
 
 
 def _origin_ns(journal: Journal) -> int:
-    """Where the picture begins: at the cut, or with the first thing that is known."""
+    """Time zero of the trace: the cut of the journal, or its first fact."""
     if journal.header.cut_ns is not None:
         return journal.header.cut_ns
     first = next(journal.facts(), None)
@@ -169,7 +171,7 @@ def _metadata(journal: Journal) -> Args:
 
 
 def _end_of_journal(request_id: str, at_ns: int) -> RequestEnded:
-    """Stands in for the end that a live request has not had, so that it can be drawn."""
+    """An end fact for a request in flight, so that it can be drawn."""
     return RequestEnded(
         request_id=request_id,
         at_ns=at_ns,

@@ -1,21 +1,21 @@
-"""The engine's side of the picture: steps with their parts, counters, deaths and stalls."""
+"""The engine's tracks: steps with their parts, counters, deaths and stalls."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
+from dashboards.timeline.trace import Args, Row, RowAllocator, Slice, TraceWriter, nested
 from telemetry.facts.engine_records import EngineIdled, EngineStarted, StepRecorded
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, StallDetected
 
 PID = 1
-LIFE = Row(PID, 1)
+LIFECYCLE = Row(PID, 1)
 _FIRST_STEP_TID = 10
 
 
 class EngineTrack:
-    """Facts in, events out. Steps of a deeper pipeline overlap and get rows of their own.
+    """Writes an event for each fact. Steps that overlap (pipeline depth above 1) get separate rows.
 
     `owner_of` names the request of a sequence.
     """
@@ -23,11 +23,11 @@ class EngineTrack:
     def __init__(self, trace: TraceWriter, owner_of: Callable[[int], str]) -> None:
         self._trace = trace
         self._owner_of = owner_of
-        self._slots = Slots()
+        self._slots = RowAllocator()
         self._rows: dict[int, Row] = {}
         self._counted_ns = 0
         trace.process(PID, "engine")
-        trace.row(LIFE, "starts, stalls and deaths")
+        trace.row(LIFECYCLE, "starts, stalls and deaths")
 
     def started(self, fact: EngineStarted) -> None:
         origin_ns = self._trace.origin_ns
@@ -36,13 +36,13 @@ class EngineTrack:
             for stage in fact.stages
         ]
         for stage in nested(stages):
-            self._trace.slice(LIFE, stage)
+            self._trace.slice(LIFECYCLE, stage)
         args = {"model": fact.model, "backend": fact.backend, "dtype": fact.dtype, "pid": fact.pid}
-        self._trace.instant(LIFE, "engine started", fact.at_ns, "t", args)
+        self._trace.instant(LIFECYCLE, "engine started", fact.at_ns, "t", args)
 
     def died(self, fact: EngineDied) -> None:
         args = {"exit_code": fact.exit_code, "detail": fact.detail, "restart": fact.restart}
-        self._trace.instant(LIFE, "engine died", fact.at_ns, "g", args)
+        self._trace.instant(LIFECYCLE, "engine died", fact.at_ns, "g", args)
         self._count(fact.at_ns, _gauges(0, 0, 0, 0) | _tokens(0, 0))
 
     def stalled(self, fact: StallDetected) -> None:
@@ -52,7 +52,7 @@ class EngineTrack:
             "last_step_id": fact.last_step_id,
             "process_state": fact.process_state,
         }
-        self._trace.instant(LIFE, "stall detected", fact.at_ns, "g", args)
+        self._trace.instant(LIFECYCLE, "stall detected", fact.at_ns, "g", args)
 
     def hung(self, fact: EngineHung) -> None:
         args = {
@@ -62,11 +62,11 @@ class EngineTrack:
             "process_state": fact.process_state,
             "stacks": "\n".join(fact.stacks),
         }
-        self._trace.instant(LIFE, "engine hung", fact.at_ns, "g", args)
+        self._trace.instant(LIFECYCLE, "engine hung", fact.at_ns, "g", args)
 
     def recovered(self, fact: EngineRecovered) -> None:
         args = {"seconds": (fact.at_ns - fact.since_ns) / 1e9}
-        self._trace.instant(LIFE, "engine recovered", fact.at_ns, "g", args)
+        self._trace.instant(LIFECYCLE, "engine recovered", fact.at_ns, "g", args)
 
     def step(self, step: StepRecorded) -> None:
         begin_ns = max(step.begin_ns, self._trace.origin_ns)
@@ -88,7 +88,7 @@ class EngineTrack:
         self._count(fact.at_ns, gauges | _tokens(0, 0))
 
     def _row(self, begin_ns: int, end_ns: int) -> Row:
-        index = self._slots.take(begin_ns)
+        index = self._slots.allocate(begin_ns)
         self._slots.release(index, end_ns)
         row = self._rows.get(index)
         if row is None:
@@ -97,7 +97,7 @@ class EngineTrack:
         return row
 
     def _count(self, at_ns: int, counters: dict[str, dict[str, int]]) -> None:
-        """Counters never go back in time, although facts of different writers may."""
+        """Counters must be in order of time, which facts of different writers may not be."""
         self._counted_ns = max(at_ns, self._counted_ns)
         for name, values in counters.items():
             self._trace.counter(PID, name, self._counted_ns, values)
@@ -131,7 +131,7 @@ class EngineTrack:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`1-4,7`: rows of a batch mostly came one after the other."""
+    """Numbers as `1-4,7`: sequences of a batch mostly have consecutive ids."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:

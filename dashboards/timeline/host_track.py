@@ -1,9 +1,8 @@
-"""Whatever else was recorded: facts that are of no step and no request.
+"""Tracks of all other facts: host and device.
 
-They are drawn by their shape, so that a new kind of fact needs no code here. One that has
-`begin_ns` and `end_ns` is a slice, on a row for its kind and for the process and cause that it
-names; one whose name ends in `Sampled` is a counter for each of its numbers; any other one is an
-instant.
+They are drawn by their fields, so that a new kind of fact needs no code here. A fact with
+`begin_ns` and `end_ns` is a slice, on a row for its kind, process and cause. A fact whose type name
+ends in `Sampled` is a counter for each of its numbers. Any other fact is an instant.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SAMPLED = "Sampled"
 
 
 class HostTrack:
-    """Rows appear with the first fact of their kind."""
+    """Creates a row with the first fact of its kind."""
 
     def __init__(self, trace: TraceWriter) -> None:
         self._trace = trace
@@ -27,7 +26,7 @@ class HostTrack:
         self._rows: dict[str, Row] = {}
         self._last_ns: dict[str, int] = {}
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         kind, at_ns, args = type(fact).__name__, fact_ns(fact), _args(fact)
         if not self._is_named:
             self._is_named = True
@@ -43,14 +42,14 @@ class HostTrack:
             self._trace.instant(self._row(name), kind, at_ns, "t", args)
 
     def _draw(self, name: str, begin_ns: int, end_ns: int, args: Args) -> None:
-        """One after the other: what overlaps on a row would not nest."""
+        """Cut the begin off where it overlaps the slice before: slices of a row must nest."""
         start_ns = max(begin_ns, self._last_ns.get(name, 0), self._trace.origin_ns)
         if start_ns < end_ns:
             self._last_ns[name] = end_ns
             self._trace.slice(self._row(name), Slice(name, "host", start_ns, end_ns, args))
 
     def _count(self, kind: str, at_ns: int, args: Args) -> None:
-        """What was not measured has no point: it is not zero."""
+        """A value that was not measured (None) gets no point; it is not zero."""
         at_ns = self._last_ns[kind] = max(at_ns, self._last_ns.get(kind, 0))
         for field, value in args.items():
             if field != "at_ns" and isinstance(value, int | float):

@@ -1,8 +1,8 @@
-"""The requests' side of the picture: one row for each request that is live at a time.
+"""The tracks of requests: one row for each request in flight.
 
-A request has the row from its acceptance to its end; then the next one may have it. Within its
-slice lie its phases, and within those what happened to its sequence: waits, prefill chunks,
-preemptions, stalls. The sequences of a request with several choices have rows of their own.
+A request has a row from its acceptance to its end, then another request may get it. Its slice
+contains its phases, and these contain what happened to its sequence: waits, prefill chunks,
+preemptions, stalls. Each sequence of a request with several choices has a row of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dashboards.timeline.trace import Args, Row, Slice, Slots, TraceWriter, nested
+from dashboards.timeline.trace import Args, Row, RowAllocator, Slice, TraceWriter, nested
 from telemetry.facts.reasons import Outcome
 from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed, SequenceSubmitted
 from telemetry.requests.account import Stall
@@ -21,8 +21,8 @@ PID = 2
 
 
 @dataclass(slots=True)
-class _Held:
-    """Rows that a live request has taken."""
+class _RequestRows:
+    """The rows of a request in flight."""
 
     accepted_ns: int
     slot: int
@@ -31,62 +31,61 @@ class _Held:
 
 
 class RequestTrack:
-    """Gives rows as facts come, draws when timelines are given out, arrows at the end."""
+    """Assigns rows as facts come, draws complete timelines, and arrows at the end."""
 
     def __init__(self, trace: TraceWriter, cut: frozenset[str]) -> None:
         self._trace = trace
         self._cut = cut
-        self._slots = Slots()
+        self._slots = RowAllocator()
         self._rows: dict[int, Row] = {}
-        self._held: dict[str, _Held] = {}
-        self._ended: dict[tuple[str, int], _Held] = {}
+        self._in_flight: dict[str, _RequestRows] = {}
+        self._ended: dict[tuple[str, int], _RequestRows] = {}
         self._chunks: dict[tuple[int, int], tuple[Row, int]] = {}
         self._late: list[tuple[tuple[int, int], tuple[Row, int]]] = []
         trace.process(PID, "requests")
 
     def accepted(self, fact: RequestAccepted) -> None:
         begin_ns = max(fact.at_ns, self._trace.origin_ns)
-        self._held[fact.request_id] = _Held(fact.at_ns, self._slots.take(begin_ns))
+        self._in_flight[fact.request_id] = _RequestRows(fact.at_ns, self._slots.allocate(begin_ns))
 
     def parsed(self, fact: RequestParsed) -> None:
-        held = self._held.get(fact.request_id)
-        if held is not None:
-            held.choices = fact.choices
+        rows = self._in_flight.get(fact.request_id)
+        if rows is not None:
+            rows.choices = fact.choices
 
     def submitted(self, fact: SequenceSubmitted) -> None:
-        held = self._held.get(fact.request_id)
-        if held is None:
+        rows = self._in_flight.get(fact.request_id)
+        if rows is None:
             return
         begin_ns = max(fact.at_ns, self._trace.origin_ns)
-        slot = held.slot if held.choices == 1 else self._slots.take(begin_ns)
-        held.by_sequence[fact.seq_id] = slot
+        slot = rows.slot if rows.choices == 1 else self._slots.allocate(begin_ns)
+        rows.by_sequence[fact.seq_id] = slot
 
     def ended(self, fact: RequestEnded) -> None:
-        held = self._held.pop(fact.request_id, None)
-        if held is not None:
-            self._ended[fact.request_id, held.accepted_ns] = held
-            for slot in {held.slot, *held.by_sequence.values()}:
+        rows = self._in_flight.pop(fact.request_id, None)
+        if rows is not None:
+            self._ended[fact.request_id, rows.accepted_ns] = rows
+            for slot in {rows.slot, *rows.by_sequence.values()}:
                 self._slots.release(slot, fact.at_ns)
 
     @property
     def live(self) -> list[str]:
         """Requests that have not ended."""
-        return list(self._held)
+        return list(self._in_flight)
 
     def draw(self, timeline: RequestTimeline, is_live: bool) -> None:
-        """All slices of an ended request; `is_live` if it only seems to have ended, because
-        the facts did."""
+        """All slices of a request; `is_live` if it was in flight at the end of the journal."""
         key = (timeline.accepted.request_id, timeline.accepted.at_ns)
-        held = self._ended.pop(key, None)
-        if held is None:
+        rows = self._ended.pop(key, None)
+        if rows is None:
             return
         first: list[Slice] = []
         end_ns = timeline.ended.at_ns
         stalls = timeline.account.stalls if timeline.account is not None else ()
         for sequence in timeline.sequences:
-            slot = held.by_sequence.get(sequence.seq_id, held.slot)
+            slot = rows.by_sequence.get(sequence.seq_id, rows.slot)
             inner = _sequence_slices(sequence, stalls)
-            if slot == held.slot:
+            if slot == rows.slot:
                 first += inner
             else:
                 whole = _choice_slice(sequence, end_ns)
@@ -96,8 +95,8 @@ class RequestTrack:
             Slice(phase.name.value, "phase", phase.start_ns, phase.end_ns)
             for phase in timeline.phases
         ]
-        self._put(held.slot, [whole, *_within(whole, phases), *_within(whole, first)])
-        self._note_events(timeline, held, is_live)
+        self._put(rows.slot, [whole, *_within(whole, phases), *_within(whole, first)])
+        self._note_events(timeline, rows, is_live)
 
     def arrows(self) -> int:
         """From each culprit's chunk to its victim's late token; returns how many were drawn.
@@ -129,7 +128,7 @@ class RequestTrack:
             self._note_anchor(row, piece)
 
     def _note_anchor(self, row: Row, piece: Slice) -> None:
-        """Where arrows begin and end."""
+        """Remember where arrows begin and end."""
         args = piece.args
         if piece.category == "chunk":
             middle_ns = (piece.start_ns + piece.end_ns) // 2
@@ -157,8 +156,8 @@ class RequestTrack:
         shown = {name: value for name, value in args.items() if value not in (None, "")}
         return Slice(accepted.request_id, "request", accepted.at_ns, ended.at_ns, shown)
 
-    def _note_events(self, timeline: RequestTimeline, held: _Held, is_live: bool) -> None:
-        row = self._rows[held.slot]
+    def _note_events(self, timeline: RequestTimeline, rows: _RequestRows, is_live: bool) -> None:
+        row = self._rows[rows.slot]
         ended = timeline.ended
         if not is_live and timeline.outcome is not Outcome.FINISHED:
             at_ns = min(ended.detected_ns or ended.at_ns, ended.at_ns)
@@ -167,7 +166,7 @@ class RequestTrack:
         for sequence in timeline.sequences:
             for gap in sequence.preempted:
                 args = {"seq_id": gap.seq_id, "step": gap.step_id}
-                at = self._rows.get(held.by_sequence.get(sequence.seq_id, held.slot), row)
+                at = self._rows.get(rows.by_sequence.get(sequence.seq_id, rows.slot), row)
                 self._trace.instant(at, "preempted", gap.start_ns, "t", args)
 
 
@@ -180,7 +179,7 @@ def _choice_slice(sequence: SequenceTimeline, end_ns: int) -> Slice:
 
 
 def _chunk_slices(sequence: SequenceTimeline) -> list[Slice]:
-    """One after the other: at a deeper pipeline the next begins before the last is committed."""
+    """Without overlap: at a pipeline depth above 1 a chunk begins before the last is committed."""
     slices: list[Slice] = []
     last_ns = 0
     for chunk in sequence.chunks:
@@ -205,7 +204,7 @@ def _sequence_slices(sequence: SequenceTimeline, stalls: Iterable[Stall]) -> lis
 
 
 def _stall_slice(stall: Stall) -> Slice:
-    """From the token before the late one to the late one."""
+    """From the token before the late token to the late token."""
     args: Args = {
         "seq_id": stall.seq_id,
         "gap_ms": (stall.end_ns - stall.begin_ns) / 1e6,
@@ -241,7 +240,7 @@ def _preempted_slices(sequence: SequenceTimeline) -> list[Slice]:
 
 
 def _after_chunks(slices: list[Slice], chunks: list[Slice]) -> list[Slice]:
-    """What was decided for the next step while a chunk was in flight is drawn from its end."""
+    """Waits that were decided while a chunk was in flight begin, in the trace, at its end."""
     starts_ns = [chunk.start_ns for chunk in chunks]
     moved: list[Slice] = []
     for piece in slices:
@@ -252,7 +251,7 @@ def _after_chunks(slices: list[Slice], chunks: list[Slice]) -> list[Slice]:
 
 
 def _within(whole: Slice, slices: list[Slice]) -> list[Slice]:
-    """What sticks out on either side of the whole is cut off."""
+    """Slices cut to the bounds of `whole`."""
     return [
         Slice(
             piece.name,

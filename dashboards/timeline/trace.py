@@ -1,8 +1,8 @@
 """Writes Chrome's trace format, which Perfetto and chrome://tracing open.
 
-Times go in as monotonic nanoseconds and come out as microseconds since the origin, to the
-nanosecond; what lies before the origin is moved to it. Slices of one row must nest: whoever
-writes them sees to that (`nested`).
+Times are monotonic ns; in the file they are microseconds since the origin, with the digits of a
+nanosecond. Times before the origin are moved to it. Slices of one row must nest: callers use
+`nested`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GZIP_LEVEL = 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the picture: a thread of a process, in the format's words."""
+    """A track: in the format, a thread of a process."""
 
     pid: int
     tid: int
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that took a while, half open."""
+    """A named interval, [start, end)."""
 
     name: str
     category: str
@@ -115,7 +115,7 @@ class TraceWriter:
         )
 
     def flow(self, name: str, start: tuple[Row, int], finish: tuple[Row, int]) -> None:
-        """An arrow from the slice on one row at one moment to the slice on another."""
+        """An arrow from (row, ns) to (row, ns)."""
         self._flows += 1
         common = {"id": self._flows, "name": name, "cat": name}
         for phase, (row, at_ns) in (("s", start), ("f", finish)):
@@ -136,9 +136,9 @@ class TraceWriter:
 
 
 def nested(slices: Iterable[Slice]) -> list[Slice]:
-    """The slices in order, each cut so that it ends no later than the one it begins in.
+    """Slices sorted by begin, each cut so that it ends within the slice that contains its begin.
 
-    What is left without length is left out.
+    Slices without length are left out.
     """
     ordered = sorted(slices, key=lambda piece: (piece.start_ns, -piece.end_ns))
     open_ends: list[int] = []
@@ -156,14 +156,14 @@ def nested(slices: Iterable[Slice]) -> list[Slice]:
     return kept
 
 
-class Slots:
-    """Rows for things that overlap: each takes the first row that is free when it begins."""
+class RowAllocator:
+    """Rows for overlapping intervals: each gets the first row that is free at its begin."""
 
     def __init__(self) -> None:
         self._free_ns: list[int | None] = []
 
-    def take(self, start_ns: int) -> int:
-        """The number of a row, from 0, that is taken until `release`."""
+    def allocate(self, start_ns: int) -> int:
+        """The number of a row, from 0, that is in use until `release`."""
         for index, free_ns in enumerate(self._free_ns):
             if free_ns is not None and free_ns <= start_ns:
                 self._free_ns[index] = None
@@ -172,7 +172,7 @@ class Slots:
         return len(self._free_ns) - 1
 
     def release(self, index: int, end_ns: int) -> None:
-        """Nothing that begins before `end_ns` gets this row."""
+        """The row is free for intervals that begin at `end_ns` or later."""
         self._free_ns[index] = end_ns
 
     def __len__(self) -> int:

@@ -1,1 +1,10 @@
-"""Time beyond the usual, charged to causes."""
+"""Attribution: requests' time beyond the baseline, charged to causes.
+
+    blame        all stages together; the charges add up to the excess
+    engine_time  the engine's time: masks, sampling, prompts, decodes
+    slow_steps   slow steps and pauses, and their cause by what the host says
+    demand       more requests, longer ones, and missed prefix hits, beyond chance
+    charges      amounts by cause
+
+It judges nothing: what is large enough to be said is for `diagnosis.verdicts`.
+"""

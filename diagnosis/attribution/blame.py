@@ -1,12 +1,12 @@
-"""Who holds requests up: time beyond the usual, charged to causes.
+"""Blame: requests' time beyond the baseline, charged to causes.
 
-Requests' time beyond the reference's prices is known by stage. It is charged in two ways. What
-happens within a step (a slow pass, a pause, a mask, another's prompt) makes everybody in it late,
-so it is charged for each of them. Of the queue's time, waits for blocks, clients and grammars
-have their cause in their reason; the rest is charged to whatever took the engine's time beyond
-its usual share, in proportion, since that is what makes a queue.
+The excess is known by stage. It is charged in two ways. What happens within a step (a slow pass, a
+pause, a mask, another request's prompt) delays every row of the step, so it is charged for each of
+them. Of the queue's time, waits for blocks, clients and grammars have their cause in their wait
+reason; the rest is charged to whatever took the engine's time beyond its share in the baseline, in
+proportion, since that makes a queue.
 
-Everything adds up to the time that requests were held up, so causes can be compared.
+The charges add up to the excess, so causes can be compared.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diagnosis.attribution.charges import Charges, shares_of
-from diagnosis.attribution.engine_time import EngineTime, engine_time, queue_makers
+from diagnosis.attribution.charges import Charges, EngineTime, shares_of
+from diagnosis.attribution.engine_time import engine_time, queue_contributors
 from diagnosis.detection.counts import Stage
-from diagnosis.detection.excess import half_of, held_up_ns
+from diagnosis.detection.excess import excess_ns, stage_stats
 from diagnosis.detection.reference import Reference, fit_cost
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
+from diagnosis.thresholds import INGEST_WORK, RECOMPUTED
 from telemetry.facts.reasons import WaitReason
 
 S = Symptom
@@ -29,19 +30,17 @@ _OWN_REASONS = {
     WaitReason.GRAMMAR: S.GRAMMAR_COST,
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
 }
-# of the prompt tokens that are computed; below that a cache is too small, and does not thrash
-_COMPUTED_AGAIN = 0.25
 
 
 @dataclass(slots=True)
 class Blame:
-    """`harm_ns` by cause, which adds up to what requests were held up, by stage,
-    beyond `usual_ns`. `facts` are measurements
-    behind it, times in ms. `tenant` is the one that demand grew by."""
+    """`harm_ns` by cause adds up to `excess_ns`, which is the sum of `stages_ns`: requests' time
+    beyond `baseline_ns`. `facts` are the measurements behind it, times in ms. `tenant` made the
+    growth in demand, if one did."""
 
     seconds: float
-    held_up_ns: float
-    usual_ns: dict[Stage, float]
+    excess_ns: float
+    baseline_ns: dict[Stage, float]
     harm_ns: Charges
     stages_ns: dict[Stage, float]
     engine: EngineTime | None
@@ -50,16 +49,16 @@ class Blame:
 
 
 def blame(window: Window, reference: Reference) -> Blame:
-    """Charge the window's harm."""
-    half = half_of(window.counts)
-    excess = held_up_ns(half, reference)
+    """Charge the window's excess."""
+    stats = stage_stats(window.counts)
+    excess = excess_ns(stats, reference)
     stages = {stage: max(0.0, excess[stage]) for stage in Stage}
-    usual_ns = {stage: half.live_ns[stage] - excess[stage] for stage in Stage}
+    baseline_ns = {stage: stats.live_ns[stage] - excess[stage] for stage in Stage}
     cost = reference.cost or fit_cost(window.steps)
     engine = None
     if cost is not None and len(window.steps):
         engine = engine_time(window, reference, cost)
-    found = Blame(window.seconds, sum(stages.values()), usual_ns, Charges(), stages, engine)
+    found = Blame(window.seconds, sum(stages.values()), baseline_ns, Charges(), stages, engine)
     if engine is not None:
         found.tenant = engine.tenant
         found.facts |= engine.facts
@@ -72,7 +71,7 @@ def blame(window: Window, reference: Reference) -> Blame:
 
 
 def _charge(found: Blame, parts: Mapping[Symptom, float], spent_ns: float) -> None:
-    """To each its part, or, where they are more than was spent, its share."""
+    """Charge each part; where they add up to more than `spent_ns`, in proportion."""
     total = sum(ns for ns in parts.values() if ns > 0)
     scale = min(1.0, spent_ns / total) if total else 0.0
     for symptom, part in parts.items():
@@ -85,7 +84,7 @@ def _share(found: Blame, shares: Mapping[Symptom, float], spent_ns: float) -> No
 
 
 def _gateway(found: Blame, window: Window, reference: Reference) -> Charges:
-    """What held the gateway up: texts that take long to take in, or pauses of its own."""
+    """What delayed the gateway: ingest work, or pauses of its process."""
     counts = window.counts
     stood = Charges()
     for (process, cause), lost_ns in counts.pauses.items():
@@ -95,7 +94,7 @@ def _gateway(found: Blame, window: Window, reference: Reference) -> Charges:
     work_ns = counts.ingest_work_ns - reference.ingest_work_ns * counts.accepted
     found.facts["ingest_work"] = work_ns / 1e6
     found.facts["gateway_stood"] = sum(stood.values()) / 1e6
-    if work_ns > 0.5 * sum(stood.values()):
+    if work_ns > INGEST_WORK * sum(stood.values()):
         return Charges({S.INGEST_BACKLOG: max(1.0, *stood.values(), work_ns)})
     return stood
 
@@ -107,7 +106,7 @@ def _ingest(found: Blame, gateway: Charges) -> None:
 
 
 def _deliver(found: Blame, window: Window, gateway: Charges) -> None:
-    """Behind the engine: a reader who does not read, unless the gateway did not send."""
+    """After the engine: a client that does not read, unless the gateway paused."""
     spent_ns = found.stages_ns[Stage.DELIVER]
     found.facts["deliver"] = spent_ns / 1e6
     late_ns = min(spent_ns, sum(gateway.values()) * max(1, window.counts.delivered))
@@ -116,11 +115,14 @@ def _deliver(found: Blame, window: Window, gateway: Charges) -> None:
 
 
 def _in_decode(found: Blame, window: Window) -> Charges:
-    """Requests' time in steps and between their tokens, by cause."""
+    """Decoding requests' time in steps and without a row, by cause."""
     parts = Charges()
     for reason, spent_ns in window.counts.skipped_ns.items():
         cause = _OWN_REASONS.get(reason)
-        if reason in (WaitReason.KV, WaitReason.PREEMPTED):  # it ran, and wants one more block
+        if reason in (
+            WaitReason.KV,
+            WaitReason.PREEMPTED,
+        ):  # a running sequence that needs one more block
             cause = _lost_blocks(window)
         if cause is not None:
             parts[cause] += spent_ns
@@ -146,9 +148,11 @@ def _first(found: Blame, window: Window, reference: Reference) -> None:
 
 
 def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
-    """The queue by what its head waited for."""
+    """Shares of the queue's time, by the wait reason of its head."""
     parts = Charges()
-    makers = Charges() if found.engine is None else shares_of(queue_makers(found.engine))
+    contributors = (
+        Charges() if found.engine is None else shares_of(queue_contributors(found.engine))
+    )
     for reason, spent_ns in window.counts.waited_ns.items():
         cause = _OWN_REASONS.get(reason)
         found.facts[f"wait_{reason.value}"] = spent_ns / 1e6
@@ -160,55 +164,57 @@ def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
             for symptom, share in _block_holders(found, window, reference).items():
                 parts[symptom] += share * spent_ns
         else:
-            takers = _slot_holders(window, makers) if reason is WaitReason.SEQS else makers
-            for symptom, share in takers.items():
+            causes = (
+                _slot_holders(window, contributors) if reason is WaitReason.SEQS else contributors
+            )
+            for symptom, share in causes.items():
                 parts[symptom] += share * spent_ns
     total_ns = sum(window.counts.waited_ns.values())
     return Charges({symptom: ns / total_ns for symptom, ns in parts.items()})
 
 
 def _lost_blocks(window: Window) -> Symptom:
-    """What it is called that running requests wait for blocks."""
-    again = _computed_again(window) >= _COMPUTED_AGAIN
-    return S.KV_THRASH if again else S.KV_EXHAUSTION
+    """The cause of running requests' waits for blocks: thrashing, or only too few blocks."""
+    thrashes = _recomputed_share(window) >= RECOMPUTED
+    return S.KV_THRASH if thrashes else S.KV_EXHAUSTION
 
 
-def _computed_again(window: Window) -> float:
-    """Of the prompt tokens that were computed, those that had been before."""
+def _recomputed_share(window: Window) -> float:
+    """The recomputed part of the computed prompt tokens."""
     computed = float(window.steps.prompt_tokens.sum())
     return float(window.steps.recompute_tokens.sum()) / computed if computed else 0.0
 
 
-def _slot_holders(window: Window, makers: Charges) -> Charges:
-    """Slots that nobody computes in: of paused readers, and of clients that have gone."""
+def _slot_holders(window: Window, contributors: Charges) -> Charges:
+    """Shares of the slots: of paused clients, of disconnected clients, and the rest."""
     steps = window.steps
     running = float((steps.running * steps.turn_ns).sum())
     if not running:
-        return makers
+        return contributors
     paused = float((steps.paused * steps.turn_ns).sum()) / running
-    gone = float((steps.zombie_rows * steps.turn_ns).sum()) / running
-    rest = max(0.0, 1 - paused - gone)
-    parts = Charges({S.SLOW_CLIENT: paused, S.CANCELLATION_LEAK: gone})
-    for symptom, share in makers.items():
+    zombies = float((steps.zombie_rows * steps.turn_ns).sum()) / running
+    rest = max(0.0, 1 - paused - zombies)
+    parts = Charges({S.SLOW_CLIENT: paused, S.CANCELLATION_LEAK: zombies})
+    for symptom, share in contributors.items():
         parts[symptom] += rest * share
     return parts
 
 
 def _block_holders(found: Blame, window: Window, reference: Reference) -> Charges:
-    """Blocks are too few, unless those who hold them have gone or more requests than usual want
-    them: of as many blocks as ever, those are all that is new. Where more is lost to taking them
-    back than to waiting for them, that is what is wrong."""
+    """Shares of the waits for blocks: of disconnected clients; of growth in demand, if there are no
+    fewer blocks than in the baseline; else of too few blocks, or of thrashing where more time is
+    lost to preemption than to waiting."""
     steps, waited = window.steps, window.counts.waited_ns
     rows = float(steps.rows.sum())
-    gone = float(steps.zombie_rows.sum()) / rows if rows else 0.0
-    found.facts["recompute_share"] = _computed_again(window)
+    zombies = float(steps.zombie_rows.sum()) / rows if rows else 0.0
+    found.facts["recompute_share"] = _recomputed_share(window)
     thrashes = waited[WaitReason.PREEMPTED] > waited[WaitReason.KV]
     cause = _lost_blocks(window) if thrashes else S.KV_EXHAUSTION
-    parts = Charges({S.CANCELLATION_LEAK: gone, cause: 1 - gone})
+    parts = Charges({S.CANCELLATION_LEAK: zombies, cause: 1 - zombies})
     engine = found.engine
     if engine is not None and engine.demand_share > 0:
-        usual, now = reference.started, window.started
-        fewer = usual is not None and now is not None and now.blocks_total < usual.blocks_total
+        before, now = reference.started, window.started
+        fewer = before is not None and now is not None and now.blocks_total < before.blocks_total
         part = (engine.demand_share if fewer else 1.0) * parts[cause]
         parts[cause] -= part
         parts[engine.demand] += part

@@ -1,15 +1,19 @@
-"""Amounts by cause."""
+"""Charges: amounts by cause, and those of the engine's time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from diagnosis.detection.steps import Steps
 from diagnosis.symptoms import Symptom
 
 
 class Charges(defaultdict[Symptom, float]):
-    """What each cause is charged; nothing until something is added."""
+    """ns, tokens or shares by cause; 0 for a cause that was not added."""
 
     def __init__(self, known: Mapping[Symptom, float] | None = None) -> None:
         super().__init__(float, known or {})
@@ -20,6 +24,42 @@ class Charges(defaultdict[Symptom, float]):
 
 
 def shares_of(parts: Mapping[Symptom, float]) -> Charges:
-    """Each part that is above zero over their sum; empty when there is none."""
+    """Each positive part over their sum; empty without one."""
     total = sum(spent for spent in parts.values() if spent > 0)
     return Charges({one: spent / total for one, spent in parts.items() if spent > 0})
+
+
+@dataclass(slots=True)
+class EngineTime:
+    """Charges beyond the baseline: `taken_ns` of the engine, `decoding_ns` and `prompting_ns` of
+    requests. `prompting_total_ns` is all of requests' time in steps with their prompts, `busy_ns`
+    the engine's in all steps. `slow` is how many times longer than predicted the forward passes in
+    range took. `demand_share` of the requests came beyond the baseline, charged to `demand`."""
+
+    taken_ns: Charges = field(default_factory=Charges)
+    decoding_ns: Charges = field(default_factory=Charges)
+    prompting_ns: Charges = field(default_factory=Charges)
+    prompting_total_ns: float = 0.0
+    busy_ns: float = 0.0
+    slow: float = 1.0
+    facts: dict[str, float] = field(default_factory=dict)
+    tenant: str | None = None
+    demand: Symptom = Symptom.QUEUE_OVERLOAD
+    demand_share: float = 0.0
+
+
+def charge_rows(found: EngineTime, symptom: Symptom, steps: Steps, spent: np.ndarray) -> None:
+    """Charge (steps,) ns to the engine and to every row of each step; negative where a step was
+    faster. A sum below zero charges nothing."""
+    for charges, weight in (
+        (found.taken_ns, 1.0),
+        (found.decoding_ns, steps.decode_rows),
+        (found.prompting_ns, steps.prompt_rows),
+    ):
+        charges[symptom] += max(0.0, float((spent * weight).sum()))
+
+
+def charge_in_proportion(charges: Charges, parts: Mapping[Symptom, float], spent_ns: float) -> None:
+    """`spent_ns` in proportion to `parts`."""
+    for symptom, share in shares_of(parts).items():
+        charges[symptom] += max(0.0, spent_ns) * share

@@ -1,7 +1,7 @@
-"""What was asked for beyond the usual: more requests, longer ones, and work done before.
+"""Demand beyond the baseline: more requests, longer ones, and tokens computed a second time.
 
-Chance is ruled out first. Requests come in bursts, lengths vary, a few in a row may miss the
-cache; what is told apart from that is told with so many standard deviations.
+Chance is ruled out first: requests come in bursts, lengths vary, and a few in a row may miss the
+cache. Growth counts only beyond so many standard deviations (`diagnosis.thresholds`).
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ from diagnosis.detection.counts import Counts
 from diagnosis.detection.reference import Reference
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
+from diagnosis.thresholds import (
+    DEMAND_SIGMAS,
+    GROWN_CHOICES,
+    GROWN_DEMAND,
+    GROWN_LENGTH,
+    LEAST_DEMAND_S,
+    LEAST_GROWN,
+    LEAST_MISSED,
+    MANY,
+    MISSED_SHARE,
+    OLD_S,
+    OTHERS_SHARE,
+    RARE,
+    SIGMAS,
+    TENANT_GROWTH,
+    TENANT_SHARE,
+    YOUNG_DEMAND_SIGMAS,
+    YOUNG_S,
+    YOUNG_SIGMAS,
+)
 
 S = Symptom
 
-# whatever makes requests late by chance is looked at in many ways before it is old; what has gone
-# on for long, in few, and so what something is found in already. Between these ages it is so many
-# standard deviations less by and by: at a step down, all that chance has sent would be believed
-_SIGMAS, _YOUNG_SIGMAS = 3.0, 4.5
-_DEMAND_SIGMAS, _YOUNG_DEMAND_SIGMAS = 3.5, 5.0
-_YOUNG_S, _OLD_S = 10.0, 20.0
-_LEAST_DEMAND_S = 1.5
-_GROWN_DEMAND = 1.15
-_GROWN_LENGTH = 1.3
-_LEAST_GROWN = 3  # of one that is far from the mean, no standard deviation is true
-_GROWN_CHOICES = 1.2
-_SELDOM, _MANY = 1e-4, 200
-_MISSED_SHARE = 0.1
-# one tenant has most of what demand grew by, more than others in proportion, who pay for it
-_ONE_TENANT = 0.6
-_MORE_THAN_OTHERS = 1.7
-_SUFFERERS = 0.3
-
 
 @dataclass(slots=True)
-class Asked:
-    """`prompt_tokens` are those computed beyond the usual, by why; `more_requests` came, `choices`
-    more were wanted of them, and answers were longer by `output_tokens` in all. `demand` is what
-    more requests are to be called: one tenant's doing, if `tenant` is given."""
+class DemandDelta:
+    """What was requested beyond the baseline, each 0 where chance explains it: `more_requests`,
+    `choices` beyond the baseline's in all, `output_tokens` longer answers in all, and
+    `prompt_tokens` computed beyond the baseline's, by cause. `demand` is the symptom that
+    `more_requests` are charged to: UNFAIRNESS where they come from one `tenant`."""
 
     demand: Symptom
     tenant: str | None
@@ -53,22 +56,22 @@ class Asked:
     facts: dict[str, float] = field(default_factory=dict)
 
 
-def asked(window: Window, reference: Reference) -> Asked:
-    """Compare the window's requests with the reference's."""
-    counts, sigmas = window.counts, _sigmas(window, _YOUNG_SIGMAS, _SIGMAS)
+def demand_delta(window: Window, reference: Reference) -> DemandDelta:
+    """Compare the window's requests with those of the baseline."""
+    counts, sigmas = window.counts, _sigmas(window, YOUNG_SIGMAS, SIGMAS)
     facts: dict[str, float] = {}
     tenant = _one_tenant(window, reference, facts)
     lasting = tenant is None
     more = _surplus(window, reference, _requests, reference.requests_per_s, lasting=lasting)
     choices = 0.0
-    asked_for = counts.choices_asked
-    if _are_several(asked_for, reference) and _are_more(
-        asked_for, reference.choices, reference.choices_spread, _GROWN_CHOICES, sigmas
+    requested = counts.choices_requested
+    if _more_ask_for_choices(requested, reference) and _mean_grew(
+        requested, reference.choices, reference.choices_spread, GROWN_CHOICES, sigmas
     ):
         choices = (counts.choices - reference.choices) * counts.requests
     longer = 0.0
     lengths = counts.output_lengths
-    if _are_more(lengths, reference.output_tokens, reference.output_spread, _GROWN_LENGTH, sigmas):
+    if _mean_grew(lengths, reference.output_tokens, reference.output_spread, GROWN_LENGTH, sigmas):
         longer = counts.requests * (counts.output_tokens - reference.output_tokens)
     demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
     facts |= {
@@ -78,7 +81,7 @@ def asked(window: Window, reference: Reference) -> Asked:
         "usual_output_tokens_each": reference.output_tokens,
         "choices_each": counts.choices,
     }
-    return Asked(
+    return DemandDelta(
         demand=demand,
         tenant=tenant,
         more_requests=more,
@@ -92,9 +95,10 @@ def asked(window: Window, reference: Reference) -> Asked:
 def _prompt_tokens(
     window: Window, reference: Reference, demand: Symptom, more: float, facts: dict[str, float]
 ) -> Charges:
-    """Longer prompts are charged to interference; whose they are pays himself, too."""
+    """Prompt tokens computed beyond the baseline, by cause. Longer prompts go to interference here;
+    `engine_time` renames them to LONG_PROMPTS where their own requests lose more."""
     steps, counts = window.steps, window.counts
-    sigmas = _sigmas(window, _YOUNG_SIGMAS, _SIGMAS)
+    sigmas = _sigmas(window, YOUNG_SIGMAS, SIGMAS)
     fresh = 1 - reference.hit_share
     longer = fresh * _longer_prompts(counts, reference, sigmas)
     parts = {
@@ -116,32 +120,34 @@ def _prompt_tokens(
 
 
 def _sigmas(window: Window, young: float, old: float) -> float:
-    """How far from the usual is no chance."""
-    if window.is_told:
+    """How many standard deviations rule chance out: `young` up to YOUNG_S, `old` from OLD_S on or
+    beside a finding, and linear between, since at a step down all that chance has sent would
+    count at once."""
+    if window.has_finding:
         return old
-    grown = (window.seconds - _YOUNG_S) / (_OLD_S - _YOUNG_S)
+    grown = (window.seconds - YOUNG_S) / (OLD_S - YOUNG_S)
     return young + min(1.0, max(0.0, grown)) * (old - young)
 
 
 def _longer_prompts(counts: Counts, reference: Reference, sigmas: float) -> float:
-    """Prompt tokens beyond the usual: of all, if they are longer on average, else of those few
-    that are longer than any was, which many short ones may hide."""
-    lengths, usual = counts.prompt_lengths, reference.prompt_tokens
-    if _are_more(lengths, usual, reference.prompt_spread, _GROWN_LENGTH, sigmas):
-        return len(lengths) * (counts.prompt_tokens - usual)
-    limit = _GROWN_LENGTH * reference.longest_prompt
+    """Prompt tokens beyond the baseline: of all sequences if their mean grew, else of the few that
+    are longer than any in the baseline, which a mean over many short ones hides."""
+    lengths, baseline = counts.prompt_lengths, reference.prompt_tokens
+    if _mean_grew(lengths, baseline, reference.prompt_spread, GROWN_LENGTH, sigmas):
+        return len(lengths) * (counts.prompt_tokens - baseline)
+    limit = GROWN_LENGTH * reference.longest_prompt
     longest = [length for length in lengths if length > limit]
-    seen = bool(reference.longest_prompt) and len(longest) >= _LEAST_GROWN
-    return sum(longest) - len(longest) * usual if seen else 0.0
+    seen = bool(reference.longest_prompt) and len(longest) >= LEAST_GROWN
+    return sum(longest) - len(longest) * baseline if seen else 0.0
 
 
 def _missed(counts: Counts, reference: Reference, sigmas: float) -> float:
-    """Prompt tokens that used to be found in the cache."""
-    usual, count = reference.hit_requests_share, counts.admitted
-    by_chance = sigmas * (count * usual * (1 - usual)) ** 0.5
+    """Prompt tokens that the prefix cache held in the baseline and does not now."""
+    baseline, count = reference.hit_requests_share, counts.admitted
+    by_chance = sigmas * (count * baseline * (1 - baseline)) ** 0.5
     missed = (reference.hit_share - counts.hit_share) * counts.known_tokens
-    fewer = usual * count - counts.hit_requests > max(2.0, by_chance)
-    return missed if fewer and missed > _MISSED_SHARE * counts.known_tokens else 0.0
+    fewer = baseline * count - counts.hit_requests > max(LEAST_MISSED, by_chance)
+    return missed if fewer and missed > MISSED_SHARE * counts.known_tokens else 0.0
 
 
 def _surplus(
@@ -152,48 +158,51 @@ def _surplus(
     *,
     lasting: bool,
 ) -> float:
-    """How many more came than usual. None where chance may have sent them, or, if it has to be
-    `lasting`, where they have come already: a burst that drains is what queues are for."""
-    # where nothing was usual, nothing tells a burst from what has come to stay
-    if window.seconds < (_LEAST_DEMAND_S if reference.seconds else _YOUNG_S):
+    """How many more came than at the rate `per_s`; 0 where chance explains them. If `lasting`, also
+    0 where the later half of the window has no more: a burst that drains is what queues are for."""
+    # without a baseline, only time tells a burst from a lasting rate
+    if window.seconds < (LEAST_DEMAND_S if reference.seconds else YOUNG_S):
         return 0.0
-    total, later = came(window.counts), came(window.later)
+    total, later = came(window.counts), came(window.later_half)
     expected = per_s * window.seconds
-    sigmas = _sigmas(window, _YOUNG_DEMAND_SIGMAS, _DEMAND_SIGMAS)
-    # what is usual was counted by chance, too, and less surely the shorter it was looked at
+    sigmas = _sigmas(window, YOUNG_DEMAND_SIGMAS, DEMAND_SIGMAS)
+    # the rate itself is an estimate, with more variance the shorter the reference is
     doubt = 1 + window.seconds / reference.seconds if reference.seconds else 1.0
     dispersion = doubt * reference.dispersion
-    goes_on = _is_more(later, expected / 2, dispersion, sigmas / 2)
+    goes_on = _count_grew(later, expected / 2, dispersion, sigmas / 2)
     goes_on = goes_on or not lasting
-    sure = goes_on and _is_more(total, expected, dispersion, sigmas)
+    sure = goes_on and _count_grew(total, expected, dispersion, sigmas)
     return total - expected if sure else 0.0
 
 
-def _is_more(count: float, expected: float, dispersion: float, sigmas: float) -> bool:
+def _count_grew(count: float, expected: float, dispersion: float, sigmas: float) -> bool:
     by_chance = sigmas * (dispersion * max(1.0, expected)) ** 0.5
-    return count > _GROWN_DEMAND * expected and count - expected > by_chance
+    return count > GROWN_DEMAND * expected and count - expected > by_chance
 
 
-def _are_several(asked_for: list[int], reference: Reference) -> bool:
-    """Whether so many of them want more choices than usual that chance hardly sends them: where
-    few ever do, two more are far from the mean. Of many requests the mean tells."""
-    several, total = sum(number > reference.choices for number in asked_for), len(asked_for)
-    if total > _MANY or several < _LEAST_GROWN:
-        return several >= _LEAST_GROWN
+def _more_ask_for_choices(requested: list[int], reference: Reference) -> bool:
+    """Whether the number of requests with more choices than in the baseline is no chance, by the
+    binomial tail: where few ever have more, two of them are far from the mean already. Of more
+    than MANY requests the mean alone decides."""
+    several, total = sum(number > reference.choices for number in requested), len(requested)
+    if total > MANY or several < LEAST_GROWN:
+        return several >= LEAST_GROWN
     share = reference.several_share
     chance = sum(
         comb(total, count) * share**count * (1 - share) ** (total - count)
         for count in range(several, total + 1)
     )
-    return chance < _SELDOM
+    return chance < RARE
 
 
-def _are_more(values: list[int], usual: float, spread: float, times: float, sigmas: float) -> bool:
-    """On average, by so many times, and by more than so many vary."""
+def _mean_grew(
+    values: list[int], baseline: float, spread: float, times: float, sigmas: float
+) -> bool:
+    """Whether the mean grew `times` over, and by more than `sigmas` standard errors."""
     if not values:
         return False
     mean = sum(values) / len(values)
-    return mean > times * usual and mean - usual > sigmas * spread / len(values) ** 0.5
+    return mean > times * baseline and mean - baseline > sigmas * spread / len(values) ** 0.5
 
 
 def _requests(counts: Counts) -> int:
@@ -205,19 +214,23 @@ def _of_tenant(tenant: str, counts: Counts) -> int:
 
 
 def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -> str | None:
-    """The tenant that demand grew by, if others pay for it: a burst of his is no burst of all."""
+    """The tenant that made most of the growth, if it grew more than the others and they wait for
+    it; None otherwise."""
     counts = window.counts
-    usual = {
+    baseline = {
         tenant: reference.tenants_per_s.get(tenant, 0.0) * window.seconds
         for tenant in counts.tenant_requests
     }
-    growth = {tenant: max(0.0, counts.tenant_requests[tenant] - usual[tenant]) for tenant in usual}
+    growth = {
+        tenant: max(0.0, counts.tenant_requests[tenant] - requests)
+        for tenant, requests in baseline.items()
+    }
     total = sum(growth.values())
     if len(growth) < 2 or not total or not reference.tenants_per_s:
         return None
     worst = max(growth, key=lambda tenant: growth[tenant])
     came = partial(_of_tenant, worst)
-    usual_per_s = usual[worst] / window.seconds
+    usual_per_s = baseline[worst] / window.seconds
     if not _surplus(window, reference, came, usual_per_s, lasting=False):
         return None
     waited_ns = counts.first_ns.total()
@@ -225,8 +238,8 @@ def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -
     facts["worst_tenant_growth_share"] = growth[worst] / total
     facts["others_wait_share"] = others_ns / max(1, waited_ns)
     others = counts.requests - counts.tenant_requests[worst]
-    pays = others_ns >= _SUFFERERS * others / max(1, counts.requests) * waited_ns
-    others_usual = max(1.0, sum(usual.values()) - usual[worst])
-    grown = counts.tenant_requests[worst] / max(1.0, usual[worst])
-    alone = grown >= _MORE_THAN_OTHERS * others / others_usual
-    return worst if growth[worst] >= _ONE_TENANT * total and alone and pays else None
+    pays = others_ns >= OTHERS_SHARE * others / max(1, counts.requests) * waited_ns
+    others_baseline = max(1.0, sum(baseline.values()) - baseline[worst])
+    grown = counts.tenant_requests[worst] / max(1.0, baseline[worst])
+    alone = grown >= TENANT_GROWTH * others / others_baseline
+    return worst if growth[worst] >= TENANT_SHARE * total and alone and pays else None

@@ -1,1 +1,9 @@
-"""What is counted, what is usual, and when it began to hurt."""
+"""Detection: what happened per half second, what is normal, and when requests became late.
+
+    aggregator, counts, requests, steps  a fold over facts: sums per half second, steps as columns
+    reference, learning                  the baseline, and when it is learnt
+    excess                               requests in flight beyond the baseline; CUSUM alarms
+    window, history                      the stretch that is judged; findings as span events
+
+It names no cause: that is `diagnosis.attribution`.
+"""

@@ -1,8 +1,7 @@
-"""A fold: what came, what was waited for and what was computed, by half seconds.
+"""A fold over facts: demand, waits and computation, summed per half second.
 
-Every quantity is filed under the stamp of the fact that says it, so late facts find their
-place, and what is known at a moment depends on the facts so far and not on how they were
-batched.
+Each quantity is filed by the time stamp of its fact, so late facts find their place, and the
+state at a moment depends on the facts so far, not on how they were batched.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.requests import Requests
 from diagnosis.detection.steps import StepLog, StepRow, Steps
+from diagnosis.thresholds import HANG_TICKS
 from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
@@ -46,14 +46,16 @@ from telemetry.facts.records import (
     fact_ns,
 )
 
-KEPT_NS = 180_000_000_000
-_JUDGED_LATE = 4  # half seconds
+KEPT_NS = 180_000_000_000  # the longest stretch that is ever judged or learnt is shorter
 
 
-class Tally:
-    """Keeps three minutes. `started` is the engine that runs or ran last, None before the
-    first; `ready` says whether it runs; `hung` how it hangs, None while it does not; `recording`
-    whether steps are recorded; `detached` are parts of telemetry that raised, and what."""
+class Aggregator:
+    """Keeps the last three minutes.
+
+    `started` is the engine that runs or ran last (None before the first), `ready` whether it runs,
+    `hung` how it hangs (None while it does not), `recording` whether steps are recorded. `detached`
+    are folds of telemetry that raised, with the type of the error.
+    """
 
     def __init__(self) -> None:
         self.started: EngineStarted | None = None
@@ -75,9 +77,9 @@ class Tally:
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
-            self.take(fact)
+            self.on_fact(fact)
 
-    def take(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         at_ns = fact_ns(fact)
         if self.first_ns is None:
             self.first_ns = at_ns
@@ -107,8 +109,8 @@ class Tally:
                 self._of_engine(fact)
 
     def counts(self, begin_ns: int, end_ns: int) -> Counts:
-        """The sums of whole half seconds that begin within [begin, end), with the time of those
-        who are still there."""
+        """The sums of the ticks that begin within [begin, end), and the time of requests that are
+        still in flight."""
         total = self.requests.open_counts(begin_ns, end_ns)
         for index in range(-(-begin_ns // BUCKET_NS), -(-end_ns // BUCKET_NS)):
             bucket = self._buckets.get(index)
@@ -121,7 +123,7 @@ class Tally:
         return self._steps.between(begin_ns, end_ns)
 
     def forget(self, now_ns: int) -> None:
-        """Let go of what is older than three minutes."""
+        """Drop ticks older than KEPT_NS."""
         edge = (now_ns - KEPT_NS) // BUCKET_NS
         for index in [index for index in self._buckets if index < edge]:
             del self._buckets[index]
@@ -198,14 +200,14 @@ class Tally:
         self.ready = False
 
     def _hang_ended(self, at_ns: int) -> None:
-        """Filed a little earlier as well: what is judged lags behind what is known."""
+        """Filed into earlier ticks as well: the judged window lags behind the facts."""
         hang, self.hung = self.hung, None
         if hang is not None:
-            for lag in range(_JUDGED_LATE):
+            for lag in range(HANG_TICKS):
                 self._at(at_ns - lag * BUCKET_NS).hangs.append(hang)
 
     def _listed(self, fact: SequencesListed) -> None:
-        """Whoever ended and did not say so, because that was lost."""
+        """Drop sequences that are not listed: their end fact was lost."""
         self.requests.sequences_listed(fact)
         for kept in (self._heads, self._paused, self._constrained):
             kept.difference_update(fact.over(kept))
@@ -218,7 +220,7 @@ class Tally:
 
     @property
     def live(self) -> int:
-        """Requests, and sequences with something of their own, of which no end is known."""
+        """Requests and sequences in the books; zero when all have ended."""
         return self.requests.live + len(self._heads | self._paused | self._constrained)
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
@@ -244,7 +246,7 @@ class Tally:
         self._last_step_id = step.step_id
         row = self._row(step, turn_ns, counts)
         if step.begin_ns < self._hung_ns < step.committed_ns:
-            return  # it was under way when the engine hung: its length tells nothing of steps
+            return  # it includes a hang: its length says nothing about the cost of steps
         self._steps.append(row)
         self._waits(step, turn_ns, counts)
 
@@ -252,9 +254,9 @@ class Tally:
         load = load_of_step(step)
         zombies = recompute = 0
         for row in step.rows:
-            if self.requests.is_gone(row.seq_id, step.begin_ns):
+            if self.requests.is_disconnected(row.seq_id, step.begin_ns):
                 zombies += 1
-                counts.gone_rows[row.seq_id] += 1
+                counts.zombie_rows_by_sequence[row.seq_id] += 1
             if row.is_prefill:
                 recompute += row.recompute_tokens
                 counts.prefill_by_sequence[row.seq_id] += row.tokens
@@ -276,7 +278,7 @@ class Tally:
             pairs=load.pairs,
             decode_tokens=load.decode_tokens,
             context_tokens=load.context_tokens,
-            crossed=load.crossed,
+            interaction=load.interaction,
             sampled_rows=load.sampled_rows,
             prompt_rows=len(step.rows) - load.decode_rows,
             decode_rows=load.decode_rows,
@@ -288,7 +290,8 @@ class Tally:
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
-        """Everybody in the queue waits for what binds its head; running ones for their own."""
+        """Queued sequences wait for what blocks the head of the queue; running ones without a row
+        wait for their own reason."""
         self._heads.update(step.preempted)
         head: WaitReason | None = None
         for skip in step.skips:

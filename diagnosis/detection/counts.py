@@ -1,4 +1,4 @@
-"""What is counted of a stretch of time, requests' side; all of it adds up."""
+"""Sums over a stretch of time. All of them add up, so longer stretches are sums of short ones."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from telemetry.facts.host_records import HostSampled
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 from telemetry.facts.records import EngineHung
 
-BUCKET_NS = 500_000_000
+BUCKET_NS = 500_000_000  # one tick
 
 
 class Stage(IntEnum):
-    """Where a request is, in phases of `telemetry.requests.phases`; each has a price of its own in
-    the reference."""
+    """Where a request is: phases of `telemetry.requests.phases`, put together. The baseline has a
+    time per completion for each."""
 
     INGEST = 0  # accept, parse, tokenize
     FIRST = 1  # queue, prefill: not all of its sequences have a token
     DECODE = 2
-    DELIVER = 3  # detokenize, deliver: the engine is done with it, the client is not
+    DELIVER = 3  # detokenize, deliver: after the engine, before the client has all
 
 
 @dataclass(slots=True)
 class Counts:
-    """Sums. `live_ns` is requests' time by stage; `first_ns` that before the first token, by
-    tenant. `requests` are those that came to the engine, each with one sequence or more.
-    `first_tokens` are requests whose decode began, `later_tokens` tokens since then, of requests:
-    those of several choices at once count once. `first_commit_logs` are tenants and natural
-    logarithms of their times to first commit, in ns, which is when the engine had a token of the
-    request; its TTFT is known only when it ends.
+    """Sums of one stretch.
 
-    Of the queue everybody waits for what binds its head (`waited_ns`), running ones that got no
-    row for their own reason (`skipped_ns`). `gone_rows` are rows by sequence whose client had
-    left. `cut` of the `constrained` sequences that ended did so for their length. `aborted` are
-    steps by why they failed and what was said of it, `aborted_sequences` those that ended by it,
-    `deaths_by_failure` engines that could not go on for it. Engine times, and what follows, are
-    sums of samples.
+    `live_ns` is requests' time by stage; `first_ns` the time before the first token, by tenant.
+    `requests` reached the engine, each with one sequence or more. `first_tokens` are requests whose
+    decode began; `later_tokens` are tokens after that, those of parallel choices counted once.
+    `first_commit_logs` are (tenant, natural logarithm of the ns to first commit): the engine
+    had a token then, while the TTFT is known only when the request has ended.
+
+    `waited_ns` is the time of queued sequences, by the reason that blocks the head of the queue;
+    `skipped_ns` that of running sequences without a row, by their own reason.
+    `zombie_rows_by_sequence` are rows computed after the client had disconnected. `cut` counts
+    constrained sequences that ended at their length limit. `aborted` are failed steps by failure
+    and message, `aborted_sequences` the sequences that they ended, `deaths_by_failure` engines that
+    ended with it. `host_window_ns` and the engine times beside it are sums of host samples.
     """
 
     accepted: int = 0
@@ -71,12 +72,12 @@ class Counts:
     skipped_ns: Counter[WaitReason] = field(default_factory=Counter)
     tenant_requests: Counter[str] = field(default_factory=Counter)
     prefill_by_sequence: Counter[int] = field(default_factory=Counter)
-    gone_rows: Counter[int] = field(default_factory=Counter)
+    zombie_rows_by_sequence: Counter[int] = field(default_factory=Counter)
     pauses: Counter[tuple[str, str]] = field(default_factory=Counter)
     ended: Counter[EndReason] = field(default_factory=Counter)
     sequence_reasons: Counter[EndReason] = field(default_factory=Counter)
     first_commit_logs: list[tuple[str, float]] = field(default_factory=list)
-    choices_asked: list[int] = field(default_factory=list)
+    choices_requested: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
     aborted: Counter[tuple[StepFailure, str]] = field(default_factory=Counter)
@@ -96,7 +97,7 @@ class Counts:
                 setattr(self, entry.name, mine + theirs)
 
     def arrived(self, prompt_tokens: int) -> None:
-        """A sequence came to the engine, whether or not it was taken."""
+        """A sequence came to the engine, admitted or refused."""
         self.prompt_lengths.append(prompt_tokens)
 
     def host(self, sample: HostSampled) -> None:
@@ -107,29 +108,29 @@ class Counts:
 
     @property
     def prompt_tokens(self) -> float:
-        """Of a sequence, on average."""
+        """Mean of a sequence."""
         return sum(self.prompt_lengths) / max(1, len(self.prompt_lengths))
 
     @property
     def output_tokens(self) -> float:
-        """Of a sequence that ended, on average."""
+        """Mean of a sequence that ended."""
         return sum(self.output_lengths) / max(1, len(self.output_lengths))
 
     @property
     def choices(self) -> float:
-        """Of a request, on average, as many as were asked for."""
-        return sum(self.choices_asked) / max(1, len(self.choices_asked))
+        """Mean of a request, as requested (`n`)."""
+        return sum(self.choices_requested) / max(1, len(self.choices_requested))
 
     @property
     def hit_share(self) -> float:
-        """Of the prompt tokens of admitted sequences, those that were cached."""
+        """The cached part of the prompt tokens of admitted sequences."""
         return self.hit_tokens / max(1, self.known_tokens)
 
 
 def add_live(
     bucket_at: Callable[[int], Counts], stage: Stage, tenant: str, begin_ns: int, end_ns: int
 ) -> None:
-    """One request was in a stage for [begin, end): to each half second its part."""
+    """Divide the time of one request in a stage, [begin, end), among the ticks."""
     at_ns = begin_ns
     while at_ns < end_ns:
         stop_ns = min(end_ns, (at_ns // BUCKET_NS + 1) * BUCKET_NS)

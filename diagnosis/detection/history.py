@@ -1,4 +1,4 @@
-"""Findings as they came and went, for whoever lived through them: they go on spans as events."""
+"""Findings with the time in which they held, as events for the spans of requests in that time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnosis.symptoms import Finding, Symptom
-from telemetry.facts.happening import Happening
+from telemetry.facts.base import SpanEvent
 
 EVENT = "phasescope.finding"
 _KEPT = 256
 
 
 @dataclass(slots=True)
-class _Spell:
-    """One finding from when it was made until it was no more."""
+class _Interval:
+    """One finding, from the tick that made it to the one that no longer did; `end_ns` is None while
+    it holds."""
 
     finding: Finding
     found_ns: int
@@ -31,33 +32,34 @@ class FindingLog:
     """Written by the fold, read by the exporter's thread."""
 
     def __init__(self) -> None:
-        self._open: dict[Symptom, _Spell] = {}
-        self._spells: deque[_Spell] = deque(maxlen=_KEPT)
+        self._open: dict[Symptom, _Interval] = {}
+        self._intervals: deque[_Interval] = deque(maxlen=_KEPT)
 
-    def take(self, at_ns: int, findings: Sequence[Finding]) -> None:
-        """What is found as of `at_ns`."""
+    def update(self, at_ns: int, findings: Sequence[Finding]) -> None:
+        """All findings that hold at `at_ns`."""
         now = {finding.symptom: finding for finding in findings}
         for symptom in [symptom for symptom in self._open if symptom not in now]:
             self._open.pop(symptom).end_ns = at_ns
         for symptom, finding in now.items():
-            spell = self._open.get(symptom)
-            if spell is None:
-                spell = self._open[symptom] = _Spell(finding, at_ns)
-                self._spells.append(spell)
-            spell.finding = finding
+            interval = self._open.get(symptom)
+            if interval is None:
+                interval = self._open[symptom] = _Interval(finding, at_ns)
+                self._intervals.append(interval)
+            interval.finding = finding
 
-    def between(self, begin_ns: int, end_ns: int) -> list[Happening]:
-        """Findings whose harm met [begin, end), each at the moment at which it began or, for
-        those who came later, at theirs."""
+    def between(self, begin_ns: int, end_ns: int) -> list[SpanEvent]:
+        """Findings that overlap [begin, end), each at its onset or at `begin_ns`, whichever is
+        later."""
         return [
-            Happening(max(begin_ns, spell.begin_ns), EVENT, _attributes(spell))
-            for spell in tuple(self._spells)
-            if spell.begin_ns < end_ns and (spell.end_ns is None or begin_ns < spell.end_ns)
+            SpanEvent(max(begin_ns, interval.begin_ns), EVENT, _attributes(interval))
+            for interval in tuple(self._intervals)
+            if interval.begin_ns < end_ns
+            and (interval.end_ns is None or begin_ns < interval.end_ns)
         ]
 
 
-def _attributes(spell: _Spell) -> dict[str, str | float]:
-    finding = spell.finding
+def _attributes(interval: _Interval) -> dict[str, str | float]:
+    finding = interval.finding
     return {
         "phasescope.finding.symptom": finding.symptom.value,
         "phasescope.finding.confidence": finding.confidence,

@@ -1,9 +1,9 @@
-"""What is usual: the prices and rates that a window is compared with.
+"""The baseline: the costs, rates and spreads that a window is compared with.
 
-A reference comes from a stretch of the same run in which all was well, or from a file that was
-saved of another run (a *baseline*), which is the only way to see that a configuration is at
-fault. It holds what steps cost, what a request costs in each of its stages, how much was asked
-for, by whom, and how much of all that varies for no reason.
+A `Reference` is fitted to a stretch of the same run without a fault, or read from a file that was
+saved of another run (a *baseline* file), which is the only way to see that a configuration is at
+fault. It holds what steps cost, what a request takes in each stage, how much was requested by whom,
+and how much of all that varies without a fault.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import numpy as np
 
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.steps import FEATURES, Steps
+from diagnosis.thresholds import COMMON_SHARE, COMMON_STEPS, RANGE_MARGIN
 from telemetry.costs.cost_model import AROUND, BASELINE, Preset, fit
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.numbers.quantiles import quantile
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
-# beyond what was seen often, prices hold for so much more of prompts, and for no more rows at all:
-# another row may be one more than the kernels or the caches take in one go
-_ROOM = np.array([1.25, 1.25, 1.0, 1.25, 1.25, 1.0])
-_OFTEN_SHARE, _OFTEN = 0.02, 8
-_PER_TENANT = 64
+_RANGE_MARGIN = np.array(RANGE_MARGIN)
+_MOST_TENANTS = 64
 
 Columns = tuple[float, ...]
 
@@ -37,15 +35,19 @@ class BaselineError(Exception):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds of a step: a constant and one for each of `steps.FEATURES`, for the forward
-    pass, for sampling (masks apart) and for all that the host does around them. `stairs` come on
-    top of the forward pass for more rows that decode than each of BASELINE's knots: kernels take
-    rows by the tile, and the first row of another costs as much as all of it. All of it holds for
-    steps with no more than `most` of each feature, and with at least `least_rows` that decode,
-    which not only a few had. `longest_chunk` is the most prompt tokens that any had."""
+    """A linear model of the ns of a step: a constant and a coefficient for each of
+    `steps.FEATURES`, for the forward pass, for sampling (without masks) and for the work of the
+    host around them.
+
+    `step_terms` (`stairs` in files) are added to the forward pass where more rows decode than each
+    of BASELINE's knots: kernels compute rows by the tile, and the first row of a tile costs as much
+    as all of it. The model is in range for steps with at most `most` of each feature and at least
+    `least_rows` decode rows, values that were common. `longest_chunk` is the largest number of
+    prompt tokens in one step.
+    """
 
     forward: Columns
-    stairs: Columns
+    step_terms: Columns = msgspec.field(name="stairs")
     sample: Columns
     host: Columns
     most: Columns
@@ -53,57 +55,57 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     least_rows: float = 0.0
 
     def forward_ns(self, steps: Steps) -> np.ndarray:
-        found: np.ndarray = _priced(self.forward, steps) + self._stairs_ns(steps)
+        found: np.ndarray = _predicted(self.forward, steps) + self._step_terms_ns(steps)
         return found
 
     def sample_ns(self, steps: Steps) -> np.ndarray:
-        return _priced(self.sample, steps)
+        return _predicted(self.sample, steps)
 
     def host_ns(self, steps: Steps) -> np.ndarray:
-        return _priced(self.host, steps)
+        return _predicted(self.host, steps)
 
     def prompt_ns(self, steps: Steps) -> np.ndarray:
-        """What the prompts in each step cost the forward pass."""
+        """(steps,) ns of the forward pass for the prompt tokens of each step."""
         found: np.ndarray = self.forward[1] * steps.prompt_tokens + self.forward[2] * steps.pairs
         return found
 
     def decode_ns(self, steps: Steps) -> np.ndarray:
-        """What all decodes in each step cost the forward pass together."""
+        """(steps,) ns of the forward pass for all decode rows of each step."""
         tokens, context = steps.decode_tokens, steps.context_tokens
         found: np.ndarray = self.forward[3] * tokens + self.forward[4] * context
-        found = found + self._stairs_ns(steps)
+        found = found + self._step_terms_ns(steps)
         return found
 
-    def _stairs_ns(self, steps: Steps) -> np.ndarray:
-        found: np.ndarray = _stairs(steps) @ np.array(self.stairs)
+    def _step_terms_ns(self, steps: Steps) -> np.ndarray:
+        found: np.ndarray = _step_terms(steps) @ np.array(self.step_terms)
         return found
 
-    def knows(self, steps: Steps) -> np.ndarray:
-        """(steps,) bool: whether each is of a size that was seen."""
-        no_more = (steps.features <= _ROOM * np.array(self.most)).all(axis=1)
+    def in_range(self, steps: Steps) -> np.ndarray:
+        """(steps,) bool: whether the model holds for a step of this size."""
+        no_more = (steps.features <= _RANGE_MARGIN * np.array(self.most)).all(axis=1)
         return np.asarray(no_more & (steps.decode_rows >= self.least_rows))
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are per second, prices in ns. `seconds` is 0 when nothing was seen and the prices are
-    those that the SLO grants.
+    """The baseline. Rates are per second, spreads are standard deviations. `seconds` is 0 when
+    nothing was measured and the values are those of the SLO.
 
-    `stage_ns` is requests' time by stage, per request (DECODE: per token after the first).
-    `live` is how many are in each stage, `spread` the standard deviation, over half seconds, of
-    how many are there beyond what these prices explain, and `slow_spread` that of how many are
-    held up by slow steps. `own_prompt_ns` is what requests spend on their own prompts in steps,
-    per first token, and `own_prompt_spread` the standard deviation of how many do so. `stopped` is
-    how many sequences had been running and are stopped. `first_commit_log` is the mean logarithm
-    of a time to first commit in ns, and is called `first_log` in files.
-    `budget_tokens` is of a step, on average, `ingest_work_ns` what a request takes to be parsed
-    and tokenised. Spreads are standard deviations. `hit_share` is of known prompt tokens,
-    `hit_requests_share` of admissions that found any, `several_share` of requests that wanted
-    more choices than the mean. `longest_prompt` is the 99th percentile in tokens. `parts_ns` are
-    requests' time by part of a step, per token of decodes. `dispersion` is how many times more
-    the number of arrivals varies than if they came
-    independently of each other. `chunks` are rows of prompts per admission. Engine shares are
-    of the time in which its loop had work: ready but without a CPU, and neither running nor
-    ready.
+    Stages. `stage_ns` is requests' time by stage, per request (DECODE: per token after the first).
+    `live` is the mean number of requests in each, `spread` that of `excess_in_flight`,
+    `slow_spread` that of `slow_step_excess`, `own_prompt_spread` that of `prompt_excess`.
+    `own_prompt_ns` is requests' time in steps with their own prompt, per first token. `stopped` is
+    the mean number of stopped sequences. `first_commit_log` is the mean natural logarithm of the ns
+    to first commit (`first_log` in files). `ingest_work_ns` is parsing and tokenizing, per request.
+
+    Demand. `dispersion` is the index of dispersion of arrivals (1: independent). Lengths are mean
+    tokens of a sequence; `longest_prompt` is the 99th percentile. `several_share` is the share of
+    requests with more choices than the mean. `hit_share` is the cached share of prompt tokens,
+    `hit_requests_share` the share of admissions with any cached token.
+
+    Engine. `budget_tokens` is the mean of a step, `chunks` are prefill rows per admission,
+    `parts_ns` decoding requests' time by part of a step, per token, `running` the mean number of
+    rows. `engine_wait_share` and `engine_lost_share` are of the time in which the loop had work:
+    ready without a CPU, and neither running nor ready.
     """
 
     seconds: float
@@ -141,8 +143,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     stopped_spread: float = 0.0
 
 
-def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
-    """Where nothing is known: what the default class is promised."""
+def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
+    """Before anything is measured: the targets of the default SLO class."""
     target = policy.of("")
     stages = (target.ttft_ns / 4, target.ttft_ns, float(target.itl_ns), target.ttft_ns / 2)
     return Reference(
@@ -157,11 +159,11 @@ def promised(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
 
 
 def fit_cost(steps: Steps) -> Cost | None:
-    """None for too few steps. Stalled ones teach nothing of what rows cost, but the mean of all
-    is kept: a queue adds small biases up."""
+    """Fit the cost model by least squares on relative errors; None for too few steps. The fit is
+    robust to stalled steps but keeps the mean of all, since a queue adds small biases up."""
     if len(steps) < BASELINE.least_steps:
         return None
-    columns = _fit(BASELINE, np.hstack([steps.features, _stairs(steps)]), steps.forward_ns)
+    columns = _fit(BASELINE, np.hstack([steps.features, _step_terms(steps)]), steps.forward_ns)
     split = len(columns) - len(BASELINE.knots)
     unpriced = (0.0,) * (len(FEATURES) - len(AROUND.terms))
     sample, host = (
@@ -170,20 +172,23 @@ def fit_cost(steps: Steps) -> Cost | None:
     )
     return Cost(
         forward=columns[:split],
-        stairs=columns[split:],
+        step_terms=columns[split:],
         sample=(sample[0], *unpriced, *sample[1:]),
         host=(host[0], *unpriced, *host[1:]),
-        most=_often(steps.features),
+        most=_common_max(steps.features),
         longest_chunk=float(steps.prompt_tokens.max()),
-        least_rows=-_often(-steps.decode_rows[:, None])[0],
+        least_rows=-_common_max(-steps.decode_rows[:, None])[0],
     )
 
 
-def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted | None) -> Reference:
-    """The reference of a stretch of `seconds`, whose open stages are counted in already."""
+def fit_baseline(
+    seconds: float, counts: Counts, steps: Steps, started: EngineStarted | None
+) -> Reference:
+    """The baseline of a stretch of `seconds`; `counts` include requests in flight. Spreads of the
+    excess are zero here: `learning` adds them."""
     cost = fit_cost(steps)
     per = (counts.accepted, counts.first_tokens, counts.later_tokens, counts.delivered)
-    lives = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
+    live = [counts.live_ns[stage] / seconds / 1e9 for stage in Stage]
     stages = [counts.live_ns[stage] / max(1.0, per[stage]) for stage in Stage]
     first_commit_logs = [late for _, late in counts.first_commit_logs]
     busy_ns, lost_ns = engine_lost(seconds, counts, steps)
@@ -191,7 +196,7 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         seconds=seconds,
         cost=cost,
         stage_ns=(stages[0], stages[1], stages[2], stages[3]),
-        live=(lives[0], lives[1], lives[2], lives[3]),
+        live=(live[0], live[1], live[2], live[3]),
         spread=(0.0,) * 4,
         first_commit_log=fmean(first_commit_logs) if first_commit_logs else 0.0,
         first_commit_log_spread=_spread(first_commit_logs),
@@ -201,10 +206,10 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
         dispersion=1.0,
         tenants_per_s={
             tenant: count / seconds
-            for tenant, count in counts.tenant_requests.most_common(_PER_TENANT)
+            for tenant, count in counts.tenant_requests.most_common(_MOST_TENANTS)
         },
         choices=counts.choices,
-        choices_spread=_spread(counts.choices_asked),
+        choices_spread=_spread(counts.choices_requested),
         several_share=_several_share(counts),
         prompt_tokens=counts.prompt_tokens,
         prompt_spread=_spread(counts.prompt_lengths),
@@ -224,13 +229,13 @@ def price(seconds: float, counts: Counts, steps: Steps, started: EngineStarted |
 
 
 def own_prompts_ns(steps: Steps, cost: Cost | None) -> np.ndarray:
-    """(steps,) of all requests together, what their own prompts in each step cost."""
+    """(steps,) ns of the requests whose prompts are in each step, spent on those prompts."""
     return np.zeros(len(steps)) if cost is None else cost.prompt_ns(steps) * steps.prompt_rows
 
 
 def engine_lost(seconds: float, counts: Counts, steps: Steps) -> tuple[float, float]:
-    """Over the time that was sampled, ns in which the engine's loop had work, and of these, ns
-    in which its thread neither ran nor was ready to run."""
+    """In the time covered by host samples: ns in which the engine's loop had work, and the part of
+    them in which its thread neither ran nor was ready to run."""
     busy_share = min(1.0, float(steps.turn_ns.sum()) / max(1.0, seconds * 1e9))
     busy_ns = busy_share * counts.host_window_ns
     if not counts.engine_run_ns:
@@ -239,7 +244,7 @@ def engine_lost(seconds: float, counts: Counts, steps: Steps) -> tuple[float, fl
 
 
 def parts_of(steps: Steps, cost: Cost | None) -> dict[str, float]:
-    """Decoding requests' time by part of the steps, per token that they got."""
+    """Decoding requests' time by part of the steps, in ns per token."""
     tokens = float(steps.decode_tokens.sum())
     if not tokens or cost is None:
         return {}
@@ -260,14 +265,15 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _several_share(counts: Counts) -> float:
-    """By Laplace's rule of succession: what was not seen in so many may still be."""
-    asked_for = counts.choices_asked
-    several = sum(number > counts.choices for number in asked_for)
-    return (several + 1) / (len(asked_for) + 2)
+    """Share of requests with more choices than the mean, by Laplace's rule of succession, so that
+    it is never 0."""
+    requested = counts.choices_requested
+    several = sum(number > counts.choices for number in requested)
+    return (several + 1) / (len(requested) + 2)
 
 
 def save_baseline(reference: Reference, path: Path) -> None:
-    """As JSON, for people too."""
+    """Write it as indented JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(reference)) + b"\n")
 
 
@@ -281,20 +287,20 @@ def read_baseline(path: Path) -> Reference:
         raise BaselineError(f"{path}: no baseline of this version: {error}") from error
 
 
-def _stairs(steps: Steps) -> np.ndarray:
-    """(steps, stairs), 1 where more rows than that decode."""
+def _step_terms(steps: Steps) -> np.ndarray:
+    """(steps, knots), 1 where more rows decode than the knot."""
     return (steps.decode_rows[:, None] > np.array(BASELINE.knots)).astype(np.float64)
 
 
-def _often(features: np.ndarray) -> Columns:
-    """Of each feature the most that a fiftieth of the steps had."""
-    rank = min(len(features), max(_OFTEN, int(_OFTEN_SHARE * len(features))))
+def _common_max(features: np.ndarray) -> Columns:
+    """Of each feature the largest value that COMMON_SHARE of the steps reached."""
+    rank = min(len(features), max(COMMON_STEPS, int(COMMON_SHARE * len(features))))
     ordered = np.sort(features, axis=0)
     found: list[float] = ordered[-rank].tolist()
     return tuple(found)
 
 
-def _priced(columns: Columns, steps: Steps) -> np.ndarray:
+def _predicted(columns: Columns, steps: Steps) -> np.ndarray:
     found: np.ndarray = columns[0] + steps.features @ np.array(columns[1:])
     return found
 

@@ -1,4 +1,4 @@
-"""Steps as columns: what was computed, how long each part took, who was there."""
+"""Steps as columns: what was computed, how long each part took, how many rows of each kind."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from telemetry.costs.cost_model import BASELINE, Term
 
-# the linear terms of the preset that prices steps, as columns side by side
-FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STAIRS)
+# linear terms of the cost model of a step, in the order of their columns in `StepRow`
+FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STEPS)
 
 
 class StepRow(NamedTuple):
-    """One step. `turn_ns` is from the commit before it, or from its begin after a rest, to its
-    commit, and is the sum of forward, sample, mask and host. A *pair* is a prompt token and one
-    that it attends to; `crossed` is prompt tokens times decode tokens. Zombies are rows whose
-    client has gone."""
+    """One step. `turn_ns` is from the commit of the step before (after idling: from its own begin)
+    to its commit: the sum of forward, sample, mask and host. `pairs` are (prompt token, token that
+    it attends to); `interaction` is the interaction term, prompt tokens times decode tokens.
+    `zombie_rows` are rows whose client has disconnected."""
 
     end_ns: int
     turn_ns: int
@@ -29,7 +29,7 @@ class StepRow(NamedTuple):
     pairs: float
     decode_tokens: int
     context_tokens: int
-    crossed: int
+    interaction: int
     sampled_rows: int
     prompt_rows: int
     decode_rows: int
@@ -65,7 +65,7 @@ class Steps:
 
     @property
     def rows(self) -> np.ndarray:
-        """Sequences in each step."""
+        """(steps,) rows of each step."""
         total: np.ndarray = self.prompt_rows + self.decode_rows
         return total
 
@@ -74,7 +74,7 @@ _PLACES = {name: place for place, name in enumerate(StepRow._fields)}
 
 
 class StepLog:
-    """The last steps in the order of their ends, cut out in no time."""
+    """A ring of the last steps in order of their ends; a range is a view, without a copy."""
 
     def __init__(self, kept: int = 20_000) -> None:
         self._table = np.zeros((2 * kept, len(_PLACES)))
@@ -89,7 +89,7 @@ class StepLog:
         self._size += 1
 
     def between(self, begin_ns: int, end_ns: int) -> Steps:
-        """Those that ended within [begin, end)."""
+        """Steps that ended within [begin, end)."""
         ends = self._table[: self._size, 0]
         first, last = np.searchsorted(ends, (begin_ns, end_ns))
         return Steps(self._table[first:last])

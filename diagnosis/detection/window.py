@@ -1,4 +1,4 @@
-"""A stretch of time as it is judged."""
+"""The stretch of time that is judged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from telemetry.facts.engine_records import EngineStarted
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`seconds` of it, its counts, those of its later half, its steps, and the engine's limits.
-    `is_told` once something has been found in it, which is then no work of chance."""
+    """`seconds` of facts: counts of all of it and of its later half, its steps, and the limits of
+    the engine. `has_finding` once something was found in it: chance is then ruled out already."""
 
     seconds: float
     counts: Counts
-    later: Counts
+    later_half: Counts
     steps: Steps
     started: EngineStarted | None
-    is_told: bool = False
+    has_finding: bool = False

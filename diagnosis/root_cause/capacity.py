@@ -1,4 +1,4 @@
-"""What an engine can hold and do: memory by arithmetic, rates by the fitted cost of its steps."""
+"""Capacity planning: memory by arithmetic, rates by a replay with the fitted cost of steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from telemetry.journal.journal_reader import Journal
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 RESERVE = 0.1
-"""Of memory, for activations and whatever else."""
+"""Share of the memory for activations and all else; chosen by hand, not fitted."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of `users` asks for, over and over."""
+    """What each of `users` requests, again and again (closed loop)."""
 
     users: int
     prompt_tokens: int
@@ -35,8 +35,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The classic budget: what weights leave, in tokens. `cache_bytes` is as it was started, or
-    what `memory_bytes` would leave."""
+    """The memory budget. `cache_bytes` is what the engine was started with, or what the weights
+    leave of `memory_bytes`."""
 
     weight_bytes: int
     token_bytes: int
@@ -48,7 +48,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a second if reading weights and cells at the peak bandwidth were all there is."""
+    """Decode tokens a second if reading weights and KV at the peak memory bandwidth were the only
+    cost (roofline): for one user, and for all together."""
 
     peak_gb_per_s: float
     alone_tokens_per_s: float
@@ -56,7 +57,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """So many users in a closed loop, foretold. Rates are per second; latencies in ms."""
+    """Predicted outcome of `users` in a closed loop. Rates are per second; latencies in ms."""
 
     users: int
     output_tokens_per_s: float
@@ -69,7 +70,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`knee` is the number of users with the most good requests a second; more do not help."""
+    """`knee` is the number of users with the most good requests a second (goodput)."""
 
     model: str
     workload: Workload
@@ -89,7 +90,7 @@ def plan_capacity(
     policy: SloPolicy = DEFAULT_POLICY,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Plan:
-    """Of the last engine in the journal. Raises NotReplayable, JournalError."""
+    """For the last engine in the journal. Raises NotReplayable, JournalError."""
     runs = read_runs(journal.facts())
     run = runs[-1]
     shape = run.started.shape
@@ -118,7 +119,7 @@ def plan_capacity(
 def memory_of(
     limits: Limits, shape: ModelShape, workload: Workload, memory_bytes: int | None
 ) -> Memory:
-    """Weights, and what is left for keys and values."""
+    """The bytes of the weights, and what they leave for keys and values."""
     weight_bytes = int(step_bytes(shape, 0))
     if memory_bytes is None:
         cache_bytes = limits.blocks_total * limits.block_tokens * shape.cell_bytes
@@ -148,7 +149,7 @@ def ceiling_of(shape: ModelShape, workload: Workload, peak_gb_per_s: float) -> C
 
 
 def _with_cache(run: RecordedRun, memory: Memory) -> Limits:
-    """The engine's limits, with the cache that the memory would hold, and no queue too short."""
+    """The engine's limits, with the cache that fits the memory, and a queue that never refuses."""
     limits = run.limits
     blocks = max(limits.blocks_total, 1)
     if memory.memory_bytes is not None:
@@ -165,7 +166,7 @@ def _with_cache(run: RecordedRun, memory: Memory) -> Limits:
 
 
 def _steps_to(users: int) -> Sequence[int]:
-    """1, 2, 4, ... and the number itself."""
+    """1, 2, 4, ... and `users` itself."""
     found = [1]
     while found[-1] * 2 < users:
         found.append(found[-1] * 2)
@@ -175,13 +176,13 @@ def _steps_to(users: int) -> Sequence[int]:
 def _point(
     limits: Limits, cost: IterationCost, workload: Workload, users: int, policy: SloPolicy
 ) -> Point:
-    asked = Users(
+    workload_users = Users(
         count=users,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
         slo_class=workload.slo_class,
     )
-    outcomes = outcomes_of(closed_loop(limits, cost, asked), policy)
+    outcomes = outcomes_of(closed_loop(limits, cost, workload_users), policy)
     (outcome,) = outcomes.classes.values()
     return Point(
         users=users,

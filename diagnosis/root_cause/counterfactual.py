@@ -1,11 +1,11 @@
-"""The root of a slow window: what it would have been with one difference put back.
+"""Root cause: what a slow window would have been without one difference.
 
-The direct ledger says who was in the step with whom. It does not say why there was a queue:
-whoever comes late into a backlog meets only ordinary company. So the scheduler is run again
-over the recorded arrivals, each difference between the window and its reference taken away in
-turn, and a cause is what the sufferers would have been spared by it: counted on the symptoms
-that moved, among those requests that are there either way. Where several causes help, their
-shares are Shapley values of the joint replays, and what only the joint removes is said apart.
+The direct ledger says which requests shared a step. It does not say why there was a queue: a
+request that comes late into a backlog meets only ordinary company. So the scheduler is run again
+over the recorded arrivals, each difference between window and reference removed in turn. A cause is
+worth what its removal would have spared: on the latencies that grew, of the requests that finish
+with and without it. Where several causes help, their shares are Shapley values of the joint
+replays, and what only their joint removal spares is the interaction.
 
 (Blocked-time analysis, Ousterhout et al., NSDI 2015: remove a cause and simulate, do not
 subtract.)
@@ -20,8 +20,15 @@ from statistics import fmean
 
 import msgspec
 
-from diagnosis.root_cause.interventions import Cause, Edit, interventions
+from diagnosis.root_cause.interventions import Cause, Intervention, interventions
 from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.thresholds import (
+    JOINT_CAUSES,
+    LEAST_REQUESTS,
+    MOVED,
+    MOVED_LEAST_MS,
+    NOISE_BAND,
+)
 from lab.replay.replay_modelled import replay_modelled
 from telemetry.facts.reasons import Outcome
 from telemetry.facts.records import Fact
@@ -29,13 +36,6 @@ from telemetry.numbers.quantiles import quantile
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 
-# a symptom has moved when it is that much larger than in the reference
-_MOVED = 1.2
-_MOVED_LEAST_MS = 5.0
-# what a replay differs from another by for no reason
-NOISE_BAND = 0.05
-_JOINT_CAUSES = 3
-_LEAST_REQUESTS = 3
 _WHOLE = "e2e_mean"
 
 Values = dict[str, float]
@@ -44,9 +44,9 @@ Values = dict[str, float]
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """What one intervention would have spared.
 
-    `gain` is the share of the symptom itself, `share` that of its excess over the reference,
-    both of the symptom on which it helps most. `spared_ms` is what the sufferers would have been
-    spared of it, all together. `shapley` is its part of what the leading causes remove together.
+    Both shares are of the latency on which it helps most: `gain` of the latency itself, `share` of
+    its growth over the reference. `spared_ms` is the sum over the compared requests. `shapley` is
+    its part of what the leading causes spare together.
     """
 
     cause: Cause
@@ -58,9 +58,9 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranked causes, the one that explains most first; none when nothing moved, or nothing
-    helps. `interaction` is the share that only the leading causes together remove. `moved`
-    names symptoms with their values in ms in reference and window."""
+    """Causes, the one that explains most first; empty when no latency grew, or nothing helps.
+    `moved` are the latencies that grew, in ms in reference and window, `tried` all interventions.
+    `interaction` is the share that only the leading causes together spare."""
 
     requests: int
     moved: dict[str, tuple[float, float]]
@@ -74,70 +74,70 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(question: Question, progress: Callable[[str], None] = lambda what: None) -> Explanation:
-    """Try every intervention that differs. Raises NotReplayable."""
+    """Replay every intervention. Raises NotReplayable."""
     window = question.window
-    as_was = timelines_of(replay_modelled(question.run, question.cost, Edit().change(question)))
-    edits = interventions(question)
-    before, now = _before(question, as_was, edits), symptoms(as_was, window)
+    unchanged = timelines_of(
+        replay_modelled(question.run, question.cost, Intervention().change(question))
+    )
+    candidates = interventions(question)
+    before, now = _before(question, unchanged, candidates), symptoms(unchanged, window)
     moved = {
         name: (before[name], value)
         for name, value in now.items()
-        if name in before
-        and value > _MOVED * before[name]
-        and value - before[name] > _MOVED_LEAST_MS
+        if name in before and value > MOVED * before[name] and value - before[name] > MOVED_LEAST_MS
     }
-    requests = len(_in(as_was, window))
+    requests = len(_in(unchanged, window))
     if not moved:
         return Explanation(requests=requests, moved={}, gains=(), tried=())
-    judge = _Judge(question, as_was, moved)
+    comparison = _Comparison(question, unchanged, moved)
     gains: list[Gain] = []
-    for cause, edit in edits.items():
+    for cause, intervention in candidates.items():
         progress(cause.value)
-        gain = judge.gain(cause, edit)
+        gain = comparison.gain(cause, intervention)
         if gain is not None and gain.gain > NOISE_BAND:
             gains.append(gain)
     gains.sort(key=lambda gain: -gain.gain)
     interaction = None
     if len(gains) > 1:
-        gains, interaction = judge.shares(gains, edits)
+        gains, interaction = comparison.shares(gains, candidates)
     return Explanation(
         requests=requests,
         moved=moved,
         gains=tuple(gains),
-        tried=tuple(edits),
+        tried=tuple(candidates),
         interaction=interaction,
     )
 
 
 def _before(
-    question: Question, as_was: Sequence[RequestTimeline], edits: dict[Cause, Edit]
+    question: Question, unchanged: Sequence[RequestTimeline], candidates: dict[Cause, Intervention]
 ) -> Values:
-    """Symptoms when all was well: before, or with the usual configuration."""
+    """Latencies of the reference, or of the window replayed with the baseline's limits."""
     if question.reference is not None:
-        return symptoms(as_was, question.reference)
-    usual = Edit()
+        return symptoms(unchanged, question.reference)
+    baseline = Intervention()
     for cause in (Cause.KV, Cause.SLOTS, Cause.BUDGET, Cause.CHUNKS):
-        usual = usual | edits.get(cause, Edit())
-    facts = replay_modelled(question.run, question.cost, usual.change(question))
+        baseline = baseline | candidates.get(cause, Intervention())
+    facts = replay_modelled(question.run, question.cost, baseline.change(question))
     return symptoms(timelines_of(facts), question.window)
 
 
-class _Judge:
+class _Comparison:
     """Compares replays with the one in which nothing was changed."""
 
     def __init__(
         self,
         question: Question,
-        as_was: Sequence[RequestTimeline],
+        unchanged: Sequence[RequestTimeline],
         moved: dict[str, tuple[float, float]],
     ) -> None:
         self._question = question
-        self._as_was = as_was
+        self._unchanged = unchanged
         self._moved = moved
 
-    def gain(self, cause: Cause, edit: Edit) -> Gain | None:
+    def gain(self, cause: Cause, intervention: Intervention) -> Gain | None:
         """None when too few requests are left to compare."""
-        spared = self._spared(edit)
+        spared = self._compare(intervention)
         if spared is None:
             return None
         was, now, count = spared
@@ -158,19 +158,21 @@ class _Judge:
             )
         return max(found, key=lambda gain: gain.gain, default=None)
 
-    def shares(self, gains: list[Gain], edits: dict[Cause, Edit]) -> tuple[list[Gain], float]:
-        """Shapley values of the leading causes on the time that requests took, or, if that did
-        not move, on the leading symptom; and the interaction: what all of them remove beyond
-        the sum of what each does."""
-        leading = gains[:_JOINT_CAUSES]
+    def shares(
+        self, gains: list[Gain], candidates: dict[Cause, Intervention]
+    ) -> tuple[list[Gain], float]:
+        """Shapley values of the leading causes on the mean E2E latency, or, if that did not grow,
+        on the latency of the first cause; and the interaction: what all of them spare together
+        beyond the sum of what each does."""
+        leading = gains[:JOINT_CAUSES]
         symptom = _WHOLE if _WHOLE in self._moved else leading[0].symptom
         worth: dict[frozenset[Cause], float] = {frozenset(): 0.0}
         for size in range(1, len(leading) + 1):
             for group in combinations([gain.cause for gain in leading], size):
-                edit = Edit()
+                joint = Intervention()
                 for cause in group:
-                    edit = edit | edits[cause]
-                worth[frozenset(group)] = self._worth(edit, symptom)
+                    joint = joint | candidates[cause]
+                worth[frozenset(group)] = self._worth(joint, symptom)
         whole = frozenset(gain.cause for gain in leading)
         values = {cause: _shapley(cause, whole, worth) for cause in whole}
         shared = [msgspec.structs.replace(gain, shapley=values.get(gain.cause)) for gain in gains]
@@ -178,8 +180,8 @@ class _Judge:
         shared.sort(key=lambda gain: -(gain.shapley if gain.shapley is not None else -1.0))
         return shared, interaction
 
-    def _worth(self, edit: Edit, symptom: str) -> float:
-        spared = self._spared(edit)
+    def _worth(self, intervention: Intervention, symptom: str) -> float:
+        spared = self._compare(intervention)
         if spared is None:
             return 0.0
         was, now, _ = spared
@@ -187,13 +189,14 @@ class _Judge:
             return 0.0
         return (was[symptom] - now[symptom]) / was[symptom]
 
-    def _spared(self, edit: Edit) -> tuple[Values, Values, int] | None:
-        """Symptoms without and with the edit, and of how many requests; None for too few."""
+    def _compare(self, intervention: Intervention) -> tuple[Values, Values, int] | None:
+        """Latencies without and with the intervention, and the number of compared requests; None
+        for too few."""
         question = self._question
-        facts = replay_modelled(question.run, question.cost, edit.change(question))
-        was, now = finished_in_both(self._as_was, timelines_of(facts))
+        facts = replay_modelled(question.run, question.cost, intervention.change(question))
+        was, now = finished_in_both(self._unchanged, timelines_of(facts))
         count = len(_in(was, question.window))
-        if count < _LEAST_REQUESTS:
+        if count < LEAST_REQUESTS:
             return None
         return symptoms(was, question.window), symptoms(now, question.window), count
 
@@ -201,23 +204,23 @@ class _Judge:
 def finished_in_both(
     was: Iterable[RequestTimeline], now: Iterable[RequestTimeline]
 ) -> tuple[list[RequestTimeline], list[RequestTimeline]]:
-    """The same requests of two lives: one that is taken away in either, or ended, is spared
-    nothing."""
+    """The requests that finished in both of two runs, in the same order: one that is left out or
+    ended early in either is not compared."""
     found = [
-        {t.accepted.request_id: t for t in life if t.outcome is Outcome.FINISHED}
-        for life in (was, now)
+        {t.accepted.request_id: t for t in run if t.outcome is Outcome.FINISHED}
+        for run in (was, now)
     ]
     both = sorted(found[0].keys() & found[1].keys())
-    one, other = ([life[request_id] for request_id in both] for life in found)
+    one, other = ([run[request_id] for request_id in both] for run in found)
     return one, other
 
 
 def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
-    """In ms, of requests that came in a span and finished: mean and 95th percentile of TTFT,
-    mean of each one's worst gap, of TPOT and of E2E. Empty for too few."""
+    """Latencies in ms of the requests that arrived in a span and finished: mean and 95th percentile
+    of TTFT, means of the worst gap between tokens, of TPOT and of E2E. Empty for too few."""
     mine = _in(timelines, span)
     ttft = [t.ttft_ns for t in mine if t.ttft_ns is not None]
-    if len(ttft) < _LEAST_REQUESTS:
+    if len(ttft) < LEAST_REQUESTS:
         return {}
     worst = [gap for t in mine if (gap := _worst_gap_ns(t)) is not None]
     tpot = [t.tpot_ns for t in mine if t.tpot_ns is not None]
@@ -240,7 +243,7 @@ def _worst_gap_ns(timeline: RequestTimeline) -> int | None:
 
 
 def timelines_of(facts: Iterable[Fact]) -> list[RequestTimeline]:
-    """Of all requests that ended, as they ended."""
+    """The timelines of all requests that ended, in the order in which they ended."""
     found: list[RequestTimeline] = []
     fold = PhaseFold([found.append])
     fold.on_facts(list(facts))

@@ -1,8 +1,8 @@
-"""What is put back, one thing at a time: differences between a window and its reference.
+"""Interventions: differences between a window and its reference, removed one at a time.
 
-An intervention takes away only what the window has and the reference had not. What helps any
-engine at any time, such as a tenth of the traffic less, would "explain" every window, healthy
-ones too; so where nothing differs, there is no intervention.
+An intervention removes only what the window has and the reference had not. What helps any engine at
+any time, such as a tenth less traffic, would "explain" every window, healthy ones too; so where
+nothing differs, there is no intervention.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
 
-from diagnosis.root_cause.prefixes import found_as_before
+from diagnosis.root_cause.prefixes import restored_prefixes
 from diagnosis.root_cause.question import Question, Span, arrivals
 from diagnosis.root_cause.slowness import (
-    Calm,
+    NoiseFilter,
     without_masks,
     without_residual,
     without_samples,
     without_stalls,
+)
+from diagnosis.root_cause.thresholds import (
+    DEMAND_FLOOR,
+    GROWN_LENGTH,
+    LENGTH_FLOOR,
+    MORE_BLOCKS,
+    OUTLIVED_NS,
+    SIGMAS,
+    TENANT_FLOOR,
 )
 from lab.replay.noise import RecordedNoise
 from lab.replay.recorded import RecordedRun, RecordedSequence
@@ -33,40 +42,32 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import RequestEnded
 from telemetry.numbers.quantiles import quantile_sorted
 
-# a difference smaller than this is none
-_DEMAND_FLOOR = 1.15
-_LENGTH_FLOOR = 1.5
-_GROWN = 1.2
-_TENANT_FLOOR = 1.5
-_SIGMAS = 2.5
-_OUTLIVED_NS = 200_000_000
-_ROOM = 8
-
 
 class Cause(StrEnum):
-    """What an intervention takes away, and so the cause that it tests."""
+    """What an intervention removes, and so the cause that it tests."""
 
-    DEMAND = "demand"  # requests a second, beyond the reference
-    TENANT = "tenant"  # the same, of the one tenant whose demand grew most
-    PROMPTS = "prompts"  # prompts longer than the reference's
-    OUTPUTS = "outputs"  # the same of outputs
-    CHUNKS = "chunks"  # prompts computed in one piece
+    DEMAND = "demand"  # requests a second beyond the reference
+    TENANT = "tenant"  # the same, of the tenant whose rate grew most
+    PROMPTS = "prompts"  # longer prompts than in the reference
+    OUTPUTS = "outputs"  # longer outputs than in the reference
+    CHUNKS = "chunks"  # prefill is not chunked
     KV = "kv"  # blocks of the cache are too few
     SLOTS = "slots"  # more sequences in a batch than before
     BUDGET = "budget"  # fewer tokens in a step than before
     STALLS = "stalls"  # the loop stood still between steps
     RESIDUAL = "residual"  # steps took longer than what they computed costs
     MASKS = "masks"  # masks of constrained rows
-    SAMPLES = "samples"  # choosing tokens takes longer, or more choices are asked for
-    PREFIX = "prefix"  # the prefix cache was emptied, or prompts begin otherwise
-    ZOMBIES = "zombies"  # sequences whose client had gone
-    PAUSES = "pauses"  # readers so slow that their sequences were held
+    SAMPLES = "samples"  # sampling takes longer, or requests have more choices
+    PREFIX = "prefix"  # the prefix cache was flushed, or prompts begin differently
+    ZOMBIES = "zombies"  # sequences whose client has disconnected
+    PAUSES = "pauses"  # clients so slow that their sequences were paused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """What interventions change; edits add up. `prompts` and `outputs` are the most tokens that
-    sequences have of each, `prefixes` names of blocks with which their prompts begin."""
+class Intervention:
+    """Changes to a replay; `|` joins two. `prompts` and `outputs` are the most tokens of each that
+    a sequence has, `prefixes` the names of the blocks with which its prompt begins, `without` the
+    sequences that are left out, `cancels` (ns, sequence)."""
 
     limits: dict[str, object] = field(default_factory=dict)
     without: frozenset[int] = frozenset()
@@ -76,26 +77,26 @@ class Edit:
     pauses: bool = True
     flushes: bool = True
     cancels: tuple[tuple[int, int], ...] = ()
-    calm: tuple[Calm, ...] = ()
+    noise_filters: tuple[NoiseFilter, ...] = ()
 
-    def __or__(self, other: Edit) -> Edit:
-        return Edit(
+    def __or__(self, other: Intervention) -> Intervention:
+        return Intervention(
             limits={**self.limits, **other.limits},
             without=self.without | other.without,
-            prompts=_least(self.prompts, other.prompts),
-            outputs=_least(self.outputs, other.outputs),
+            prompts=_smaller(self.prompts, other.prompts),
+            outputs=_smaller(self.outputs, other.outputs),
             prefixes={**self.prefixes, **other.prefixes},
             pauses=self.pauses and other.pauses,
             flushes=self.flushes and other.flushes,
             cancels=(*self.cancels, *other.cancels),
-            calm=(*self.calm, *other.calm),
+            noise_filters=(*self.noise_filters, *other.noise_filters),
         )
 
     def change(self, question: Question) -> Change:
-        """For a replay with the noise that was recorded."""
+        """The change of a replay that runs with the recorded noise."""
         disturbances = question.cost.disturbances
-        for calm in self.calm:
-            disturbances = calm(disturbances)
+        for keep in self.noise_filters:
+            disturbances = keep(disturbances)
         limits = dataclasses.replace(question.run.limits, **self.limits)  # type: ignore[arg-type]
         return Change(
             limits=limits,
@@ -110,12 +111,12 @@ class Edit:
         )
 
 
-def _least(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+def _smaller(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
     return {**one, **other, **{key: min(one[key], other[key]) for key in one.keys() & other.keys()}}
 
 
-def interventions(question: Question) -> dict[Cause, Edit]:
-    """Those for which window and reference differ."""
+def interventions(question: Question) -> dict[Cause, Intervention]:
+    """All that window and reference differ in, by cause."""
     found = {
         Cause.DEMAND: _demand(question),
         Cause.TENANT: _tenant(question),
@@ -125,33 +126,33 @@ def interventions(question: Question) -> dict[Cause, Edit]:
         Cause.KV: _blocks(question),
         Cause.SLOTS: _slots(question),
         Cause.BUDGET: _budget(question),
-        Cause.STALLS: _calm(without_stalls(question)),
-        Cause.RESIDUAL: _calm(without_residual(question)),
-        Cause.MASKS: _calm(without_masks(question)),
+        Cause.STALLS: _filtered(without_stalls(question)),
+        Cause.RESIDUAL: _filtered(without_residual(question)),
+        Cause.MASKS: _filtered(without_masks(question)),
         Cause.SAMPLES: _samples(question),
         Cause.PREFIX: _prefix(question),
         Cause.ZOMBIES: _zombies(question),
         Cause.PAUSES: _pauses(question),
     }
-    return {cause: edit for cause, edit in found.items() if edit is not None}
+    return {cause: one for cause, one in found.items() if one is not None}
 
 
-# Each of them: an Edit, or None where nothing differs
+# each returns None where nothing differs
 
 
-def _demand(question: Question) -> Edit | None:
-    """As many requests a second as there were; how large they are is for others to say."""
+def _demand(question: Question) -> Intervention | None:
+    """The rate of the reference. Their sizes are interventions of their own."""
     if question.reference is None:
         return None
     came = arrivals(question.run, question.window)
     expected = _expected(question, question.reference, None)
-    if not _is_more(len(came), expected, _DEMAND_FLOOR):
+    if not _is_more(len(came), expected, DEMAND_FLOOR):
         return None
-    return Edit(without=_surplus(came, expected))
+    return Intervention(without=_surplus(came, expected))
 
 
-def _tenant(question: Question) -> Edit | None:
-    """Only where there are others to suffer from it."""
+def _tenant(question: Question) -> Intervention | None:
+    """The rate of the one tenant whose rate grew most, if there is another tenant."""
     reference = question.reference
     if reference is None:
         return None
@@ -159,28 +160,28 @@ def _tenant(question: Question) -> Edit | None:
     by_tenant = Counter(one.entry.tenant for one in came)
     if len(by_tenant) < 2:
         return None
-    usual = {tenant: _expected(question, reference, tenant) for tenant in by_tenant}
-    worst = max(by_tenant, key=lambda tenant: by_tenant[tenant] - usual[tenant])
-    expected = usual[worst]
-    if not _is_more(by_tenant[worst], expected, _TENANT_FLOOR):
+    baseline = {tenant: _expected(question, reference, tenant) for tenant in by_tenant}
+    worst = max(by_tenant, key=lambda tenant: by_tenant[tenant] - baseline[tenant])
+    expected = baseline[worst]
+    if not _is_more(by_tenant[worst], expected, TENANT_FLOOR):
         return None
-    return Edit(without=_surplus([o for o in came if o.entry.tenant == worst], expected))
+    return Intervention(without=_surplus([o for o in came if o.entry.tenant == worst], expected))
 
 
 def _expected(question: Question, reference: Span, tenant: str | None) -> float:
-    """Requests that the window would have at the reference's rate, of one tenant or of all."""
+    """Requests in the window at the reference's rate, of one tenant or (None) of all."""
     before = arrivals(question.run, reference)
     mine = [one for one in before if tenant is None or one.entry.tenant == tenant]
     return len(mine) * question.window.seconds / reference.seconds
 
 
 def _is_more(count: int, expected: float, floor: float) -> bool:
-    """By enough, and by more than arrivals that know nothing of each other vary."""
-    return count > floor * expected and count > expected + _SIGMAS * math.sqrt(max(1.0, expected))
+    """Growth by the ratio `floor`, and beyond the variation of independent arrivals (Poisson)."""
+    return count > floor * expected and count > expected + SIGMAS * math.sqrt(max(1.0, expected))
 
 
 def _surplus(came: Sequence[RecordedSequence], expected: float) -> frozenset[int]:
-    """Whom to leave out so that no more than `expected` come, evenly."""
+    """The sequences to leave out, evenly spaced, so that `expected` remain."""
     share, due, gone = expected / len(came), 0.5, set[int]()
     for one in came:
         due += share
@@ -191,17 +192,17 @@ def _surplus(came: Sequence[RecordedSequence], expected: float) -> frozenset[int
     return frozenset(gone)
 
 
-def _prompts(question: Question) -> Edit | None:
+def _prompts(question: Question) -> Intervention | None:
     if question.reference is None:
         return None
     before = [one.entry.prompt_tokens for one in arrivals(question.run, question.reference)]
     came = arrivals(question.run, question.window)
     shorter = _as_before({one.seq_id: one.entry.prompt_tokens for one in came}, before)
-    return Edit(prompts=shorter) if shorter else None
+    return Intervention(prompts=shorter) if shorter else None
 
 
-def _outputs(question: Question) -> Edit | None:
-    """One that had not ended counts with what was asked for, if others had as much."""
+def _outputs(question: Question) -> Intervention | None:
+    """A sequence that has not ended counts with its `max_tokens`, up to the longest that ended."""
     if question.reference is None:
         return None
     ends = (one.end for one in arrivals(question.run, question.reference))
@@ -211,84 +212,86 @@ def _outputs(question: Question) -> Edit | None:
     longest = max(now.values(), default=0)
     now |= {one.seq_id: min(one.entry.max_tokens, longest) for one in came if one.end is None}
     shorter = _as_before(now, before)
-    return Edit(outputs=shorter) if shorter else None
+    return Intervention(outputs=shorter) if shorter else None
 
 
 def _as_before(now: dict[int, int], before: list[int]) -> dict[int, int]:
-    """Each sequence's length as the one of the same rank had it in the reference, where it has
-    clearly grown; none where neither the longest nor all of them together have."""
+    """Lengths by sequence, cut to the length of the same rank in the reference where they have
+    clearly grown; empty where neither the tail nor the mean has grown."""
     if not before or not now:
         return {}
-    usual, order = sorted(before), sorted(now, key=lambda seq_id: now[seq_id])
-    if not _has_longer_tail(now[order[-1]], usual) and not _are_longer(now.values(), usual):
+    baseline, order = sorted(before), sorted(now, key=lambda seq_id: now[seq_id])
+    if not _has_longer_tail(now[order[-1]], baseline) and not _are_longer(now.values(), baseline):
         return {}
-    step = len(usual) / len(order)
-    ranked = {seq_id: usual[int((rank + 0.5) * step)] for rank, seq_id in enumerate(order)}
-    return {seq_id: to for seq_id, to in ranked.items() if now[seq_id] > _GROWN * to}
+    step = len(baseline) / len(order)
+    ranked = {seq_id: baseline[int((rank + 0.5) * step)] for rank, seq_id in enumerate(order)}
+    return {seq_id: to for seq_id, to in ranked.items() if now[seq_id] > GROWN_LENGTH * to}
 
 
-def _has_longer_tail(longest: int, usual: Sequence[int]) -> bool:
-    return longest >= _LENGTH_FLOOR * (quantile_sorted(usual, 0.99) or 0)
+def _has_longer_tail(longest: int, baseline: Sequence[int]) -> bool:
+    return longest >= LENGTH_FLOOR * (quantile_sorted(baseline, 0.99) or 0)
 
 
-def _are_longer(now: Collection[int], usual: Collection[int]) -> bool:
-    """On average, by enough, and by more than chance makes of as many."""
-    more = fmean(now) - fmean(usual)
-    error = pstdev(usual) * math.sqrt(1 / len(now) + 1 / len(usual))
-    return more > (_DEMAND_FLOOR - 1) * fmean(usual) and more > _SIGMAS * error
+def _are_longer(now: Collection[int], baseline: Collection[int]) -> bool:
+    """Growth of the mean, by enough and by more than chance."""
+    more = fmean(now) - fmean(baseline)
+    error = pstdev(baseline) * math.sqrt(1 / len(now) + 1 / len(baseline))
+    return more > (DEMAND_FLOOR - 1) * fmean(baseline) and more > SIGMAS * error
 
 
-def _chunks(question: Question) -> Edit | None:
+def _chunks(question: Question) -> Intervention | None:
     chunked = question.run.limits.chunked_prefill
-    return None if chunked else Edit(limits={"chunked_prefill": True})
+    return None if chunked else Intervention(limits={"chunked_prefill": True})
 
 
-def _blocks(question: Question) -> Edit:
-    """As many as usual, or many more; whether anybody waited for one is for the replay to say."""
-    blocks, usual = question.run.limits.blocks_total, question.usual
-    if usual is not None and usual.blocks_total > blocks:
-        return Edit(limits={"blocks_total": usual.blocks_total})
-    return Edit(limits={"blocks_total": _ROOM * blocks})
+def _blocks(question: Question) -> Intervention:
+    """As many blocks as in the baseline, or many more: the replay says whether that helps."""
+    blocks, baseline = question.run.limits.blocks_total, question.baseline
+    if baseline is not None and baseline.blocks_total > blocks:
+        return Intervention(limits={"blocks_total": baseline.blocks_total})
+    return Intervention(limits={"blocks_total": MORE_BLOCKS * blocks})
 
 
-def _slots(question: Question) -> Edit | None:
-    usual = question.usual
-    if usual is None or usual.max_seqs >= question.run.limits.max_seqs:
+def _slots(question: Question) -> Intervention | None:
+    baseline = question.baseline
+    if baseline is None or baseline.max_seqs >= question.run.limits.max_seqs:
         return None
-    return Edit(limits={"max_seqs": usual.max_seqs})
+    return Intervention(limits={"max_seqs": baseline.max_seqs})
 
 
-def _budget(question: Question) -> Edit | None:
-    usual = question.usual
-    if usual is None or usual.budget_tokens <= question.run.limits.budget_tokens:
+def _budget(question: Question) -> Intervention | None:
+    baseline = question.baseline
+    if baseline is None or baseline.budget_tokens <= question.run.limits.budget_tokens:
         return None
-    return Edit(limits={"budget_tokens": usual.budget_tokens})
+    return Intervention(limits={"budget_tokens": baseline.budget_tokens})
 
 
-def _calm(calm: Calm | None) -> Edit | None:
-    return None if calm is None else Edit(calm=(calm,))
+def _filtered(noise_filter: NoiseFilter | None) -> Intervention | None:
+    return None if noise_filter is None else Intervention(noise_filters=(noise_filter,))
 
 
-def _samples(question: Question) -> Edit | None:
-    calm, fewer = without_samples(question), _fewer_choices(question)
-    if calm is None and not fewer:
+def _samples(question: Question) -> Intervention | None:
+    shorter, fewer = without_samples(question), _fewer_choices(question)
+    if shorter is None and not fewer:
         return None
-    return Edit(calm=() if calm is None else (calm,), outputs=fewer)
+    return Intervention(noise_filters=() if shorter is None else (shorter,), outputs=fewer)
 
 
 def _fewer_choices(question: Question) -> dict[int, int]:
-    """Of requests with more choices than those of the reference had, the last ones end with their
-    first token: next to nothing, since all share a prompt."""
+    """Choices beyond those of the reference end with their first token, which costs next to
+    nothing, since all choices share a prompt."""
     if question.reference is None:
         return {}
     before = [len(mine) for mine in _choices(question.run, question.reference).values()]
     now = _choices(question.run, question.window)
-    usual = _as_before({mine[0]: len(mine) for mine in now.values()}, before)
-    return {seq_id: 1 for mine in now.values() for seq_id in mine[usual.get(mine[0], len(mine)) :]}
+    baseline = _as_before({mine[0]: len(mine) for mine in now.values()}, before)
+    return {
+        seq_id: 1 for mine in now.values() for seq_id in mine[baseline.get(mine[0], len(mine)) :]
+    }
 
 
 def _choices(run: RecordedRun, span: Span) -> dict[str, list[int]]:
-    """Sequences by request, those of one that is not known apart."""
+    """Sequences by request; one whose request is unknown stands alone."""
     owners = run.owners
     found: dict[str, list[int]] = {}
     for one in arrivals(run, span):
@@ -296,16 +299,16 @@ def _choices(run: RecordedRun, span: Span) -> dict[str, list[int]]:
     return found
 
 
-def _prefix(question: Question) -> Edit | None:
+def _prefix(question: Question) -> Intervention | None:
     commands = _commands(question.run, question.run.started.at_ns, question.window.end_ns)
     if any(isinstance(command, FlushCache) for command in commands):
-        return Edit(flushes=False)
-    prefixes = found_as_before(question)
-    return Edit(prefixes=prefixes) if prefixes else None
+        return Intervention(flushes=False)
+    prefixes = restored_prefixes(question)
+    return Intervention(prefixes=prefixes) if prefixes else None
 
 
-def _zombies(question: Question) -> Edit | None:
-    """Who hung up is gone at once."""
+def _zombies(question: Question) -> Intervention | None:
+    """Sequences are cancelled at the moment at which their client disconnected."""
     run = question.run
     owners = run.owners
     gone_ns = {
@@ -315,24 +318,24 @@ def _zombies(question: Question) -> Edit | None:
     }
     cancels: list[tuple[int, int]] = []
     for seq_id, sequence in run.sequences.items():
-        left_ns = gone_ns.get(owners.get(seq_id, ""))
-        if left_ns is not None and _outlived(sequence.end, left_ns):
-            cancels.append((left_ns, seq_id))
-    return Edit(cancels=tuple(cancels)) if cancels else None
+        disconnected_ns = gone_ns.get(owners.get(seq_id, ""))
+        if disconnected_ns is not None and _outlived(sequence.end, disconnected_ns):
+            cancels.append((disconnected_ns, seq_id))
+    return Intervention(cancels=tuple(cancels)) if cancels else None
 
 
-def _outlived(end: SequenceEnded | None, left_ns: int) -> bool:
-    return end is None or end.at_ns - left_ns > _OUTLIVED_NS
+def _outlived(end: SequenceEnded | None, disconnected_ns: int) -> bool:
+    return end is None or end.at_ns - disconnected_ns > OUTLIVED_NS
 
 
-def _pauses(question: Question) -> Edit | None:
+def _pauses(question: Question) -> Intervention | None:
     commands = _commands(question.run, question.window.begin_ns, question.window.end_ns)
     paused = any(isinstance(command, Pause) for command in commands)
-    return Edit(pauses=False) if paused else None
+    return Intervention(pauses=False) if paused else None
 
 
 def _commands(run: RecordedRun, begin_ns: int, end_ns: int) -> Iterator[Command]:
-    """What came from outside in [begin, end)."""
+    """Commands from outside the engine in [begin, end)."""
     for turn in run.iterations:
         if begin_ns <= turn.at_ns < end_ns:
             yield from turn.commands

@@ -1,4 +1,4 @@
-"""What a run's requests got, class by class: the figures in which two runs are compared."""
+"""Outcomes of a run by SLO class: the figures in which two runs are compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one measure, in ms."""
+    """Quantiles of one latency, in ms."""
 
     count: int
     p50_ms: float
@@ -30,7 +30,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One SLO class over a whole run. `good` requests met their SLO, of those that count."""
+    """One SLO class over a whole run: `good` of the `counted` requests met their SLO."""
 
     requests: int
     counted: int
@@ -52,8 +52,8 @@ class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
 def outcomes_of(
     facts: Iterable[Fact], policy: SloPolicy = DEFAULT_POLICY, cut: frozenset[str] = frozenset()
 ) -> Outcomes:
-    """Fold the facts of a run, in order. Requests in `cut` lack their beginning and give no
-    latency."""
+    """Fold the facts of a run, in order. Requests in `cut` are recorded without their beginning and
+    have no latency."""
     timelines: list[RequestTimeline] = []
     measured: list[Measured] = []
     fold = PhaseFold([timelines.append], [measured.append], cut=cut)

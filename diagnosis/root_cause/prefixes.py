@@ -1,9 +1,9 @@
-"""What a prefix cache used to find, put back where prompts began to miss it.
+"""Prefix hits of the reference, restored where prompts no longer have them.
 
-Prompts that begin otherwise (another salt, a time of day in the system prompt) find nothing, and
-nothing was emptied. Put back is how they began before: as many of those that miss as are beyond
-the reference's share begin, in the replay, with the blocks that their tenant's requests found most
-often. Whether those are still there then is for the replayed cache to say.
+Prompts that begin differently (another salt, a time of day in the system prompt) miss the cache
+although nothing was flushed. Restored is their beginning: as many of those that miss as are beyond
+the reference's share begin, in the replay, with the blocks that their tenant's requests hit most
+often. Whether these are still cached at that time, the replayed cache decides.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ from collections import Counter
 from collections.abc import Mapping
 
 from diagnosis.root_cause.question import Question, arrivals
+from diagnosis.root_cause.thresholds import LEAST_MISSING, SIGMAS
 from lab.replay.recorded import RecordedSequence
 from telemetry.facts.engine_records import SequenceAdmitted
 
 Names = tuple[int, ...]
 
-# of the requests; fewer that miss are chance
-_LEAST_LACKING = 0.1
-_SIGMAS = 2.5
 
-
-def found_as_before(question: Question) -> dict[int, Names]:
+def restored_prefixes(question: Question) -> dict[int, Names]:
     """By sequence, the names of the blocks with which its prompt is to begin; empty where as many
-    find something as before."""
+    hit the cache as in the reference."""
     if question.reference is None:
         return {}
     hits = _first_hits(question)
@@ -35,15 +32,15 @@ def found_as_before(question: Question) -> dict[int, Names]:
         return {}
     share = sum(hits[one.seq_id] > 0 for one in before) / len(before)
     expected = share * len(now)
-    lacking = expected - sum(hits[one.seq_id] > 0 for one in now)
-    chance = _SIGMAS * math.sqrt(max(1.0, expected * (1 - share)))
-    if lacking < max(chance, _LEAST_LACKING * len(now)):
+    misses_beyond = expected - sum(hits[one.seq_id] > 0 for one in now)
+    chance = SIGMAS * math.sqrt(max(1.0, expected * (1 - share)))
+    if misses_beyond < max(chance, LEAST_MISSING * len(now)):
         return {}
-    return _begun_as_before(question, hits, before, now, lacking)
+    return _restored(question, hits, before, now, misses_beyond)
 
 
 def _first_hits(question: Question) -> dict[int, int]:
-    """Tokens that each sequence found when it was admitted first."""
+    """Cached tokens of each sequence at its first admission."""
     found: dict[int, int] = {}
     for fact in question.run.facts:
         if isinstance(fact, SequenceAdmitted):
@@ -51,33 +48,33 @@ def _first_hits(question: Question) -> dict[int, int]:
     return found
 
 
-def _begun_as_before(
+def _restored(
     question: Question,
     hits: Mapping[int, int],
     before: list[RecordedSequence],
     now: list[RecordedSequence],
-    lacking: float,
+    misses_beyond: float,
 ) -> dict[int, Names]:
-    """Evenly among those that miss and could hold what their tenant's used to find."""
+    """Spread evenly over the sequences that miss and are long enough for their tenant's blocks."""
     size = question.run.limits.block_tokens
-    usual = _most_found(before, hits, size)
+    baseline = _most_hit(before, hits, size)
     missing = [
         one
         for one in now
         if not hits[one.seq_id]
         and one.is_cacheable
-        and len(usual.get(one.entry.tenant, ())) * size < one.entry.prompt_tokens
-        and one.entry.tenant in usual
+        and len(baseline.get(one.entry.tenant, ())) * size < one.entry.prompt_tokens
+        and one.entry.tenant in baseline
     ]
-    step = max(1.0, len(missing) / lacking)
+    step = max(1.0, len(missing) / misses_beyond)
     chosen = [missing[int(place * step)] for place in range(int(len(missing) / step))]
-    return {one.seq_id: usual[one.entry.tenant] for one in chosen}
+    return {one.seq_id: baseline[one.entry.tenant] for one in chosen}
 
 
-def _most_found(
+def _most_hit(
     before: list[RecordedSequence], hits: Mapping[int, int], size: int
 ) -> dict[str, Names]:
-    """By tenant, the blocks that were found most often."""
+    """By tenant, the block names that were hit most often."""
     by_tenant: dict[str, Counter[Names]] = {}
     for one in before:
         names = tuple(one.block_aliases[: hits[one.seq_id] // size])

@@ -1,4 +1,4 @@
-"""What a replay is asked: why was this stretch of time worse than that one?"""
+"""The question of a differential replay: why is this window slower than that reference?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from telemetry.facts.engine_records import EngineStarted
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """[begin, end) in monotonic ns."""
+    """[begin, end) in ns of the monotonic clock."""
 
     begin_ns: int
     end_ns: int
@@ -26,23 +26,23 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Why `window` is worse than `reference`, in one engine's life; or, without one, than with
-    the configuration of `usual`."""
+    """Why is `window` slower than `reference`, in the same run of one engine; or, without a
+    reference, than with the limits of the engine `baseline`?"""
 
     run: RecordedRun
     cost: IterationCost
     reference: Span | None
     window: Span
-    usual: EngineStarted | None = None
+    baseline: EngineStarted | None = None
 
 
 def arrivals(run: RecordedRun, span: Span) -> list[RecordedSequence]:
-    """Sequences that came in a span, in order."""
-    found = [one for one in run.sequences.values() if span.has(came_ns(one))]
-    return sorted(found, key=came_ns)
+    """Sequences that arrived in a span, in order."""
+    found = [one for one in run.sequences.values() if span.has(arrival_ns(one))]
+    return sorted(found, key=arrival_ns)
 
 
-def came_ns(sequence: RecordedSequence) -> int:
-    """When the gateway handed it over, or, unknown, the engine took it."""
+def arrival_ns(sequence: RecordedSequence) -> int:
+    """When the gateway submitted it, or, where that is unknown, when the engine received it."""
     submitted_ns = sequence.submitted_ns
     return sequence.entry.at_ns if submitted_ns is None else submitted_ns

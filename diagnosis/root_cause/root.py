@@ -1,5 +1,8 @@
-"""The root of what is wrong in a journal: the scheduler is run again without each thing that
-differs from when all was well, and what that would have spared is what its removal promises."""
+"""Root cause of what is wrong in a journal, and the remedy with its predicted gain.
+
+The scheduler is run again without each thing that differs from the reference; what that would have
+spared is the predicted gain (`promises` in the answer) of removing it.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +62,14 @@ ACTIONS: dict[Symptom, tuple[Cause, ...]] = {
     S.HEAVY_SAMPLING: (Cause.SAMPLES, Cause.DEMAND),
     S.BUDGET_TOO_SMALL: (Cause.BUDGET,),
 }
-"""The interventions that a class's first actions are. Those not in it happen outside of what a
-scheduler decides, so no replay can tell what they would bring."""
+"""The interventions that predict the gain of a symptom's first action, in order. Symptoms that are
+not in it lie outside of what a scheduler decides, so no replay can predict their gain."""
 
 _REFERENCE_NS = 20_000_000_000
 
 
-class Ago(msgspec.Struct, frozen=True):
-    """From so many seconds before the end of the journal until so many."""
+class RelativeWindow(msgspec.Struct, frozen=True):
+    """A window in seconds before the end of the journal."""
 
     from_s: float
     until_s: float
@@ -75,20 +78,19 @@ class Ago(msgspec.Struct, frozen=True):
         return Span(end_ns - int(self.from_s * 1e9), end_ns - int(self.until_s * 1e9))
 
     @staticmethod
-    def of(span: Span, end_ns: int) -> Ago:
-        return Ago((end_ns - span.begin_ns) / 1e9, (end_ns - span.end_ns) / 1e9)
+    def of(span: Span, end_ns: int) -> RelativeWindow:
+        return RelativeWindow((end_ns - span.begin_ns) / 1e9, (end_ns - span.end_ns) / 1e9)
 
 
-WINDOW, REFERENCE = Ago(20, 0), Ago(60, 20)
+WINDOW, REFERENCE = RelativeWindow(20, 0), RelativeWindow(60, 20)
 
 
 class RootCause(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation, and of what; `reference` is None where the window is compared with the
-    usual configuration. `promises` are what the first action against each finding would spare,
-    by symptom."""
+    """An explanation of `window` against `reference` (None: against the limits of a baseline).
+    `promises` is the predicted gain of the first action against each finding, by symptom."""
 
-    window: Ago
-    reference: Ago | None
+    window: RelativeWindow
+    reference: RelativeWindow | None
     explanation: Explanation
     remedies: dict[str, str]
     promises: dict[str, str]
@@ -97,13 +99,13 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
 
 def root_cause(
     journal: Journal,
-    window: Ago | None = None,
-    reference: Ago | None = None,
+    window: RelativeWindow | None = None,
+    reference: RelativeWindow | None = None,
     baseline: Reference | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> RootCause:
-    """Of the last engine in the journal. Without a window it is what `diagnose` finds fault with,
-    compared with the time before, or with the configuration of a baseline.
+    """Of the last engine in the journal. Without a window, that of the journal's diagnosis is
+    explained, against the time before its onset or against the limits of a baseline.
 
     Raises NotReplayable, JournalError.
     """
@@ -112,27 +114,29 @@ def root_cause(
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     end_ns = _end_ns(run)
-    said, spans = _asked(journal, run, window, reference, baseline, end_ns)
-    usual = None if baseline is None else baseline.started
+    diagnosis, spans = _spans(journal, run, window, reference, baseline, end_ns)
+    started = None if baseline is None else baseline.started
     now, before = spans
     _check_known(journal, run, before, end_ns)
-    question = Question(run, fit_iterations([run]), before, now, usual if before is None else None)
+    question = Question(
+        run, fit_iterations([run]), before, now, started if before is None else None
+    )
     explanation = explain(question, lambda what: progress(f"without {what}"))
     return RootCause(
-        window=Ago.of(now, end_ns),
-        reference=None if before is None else Ago.of(before, end_ns),
+        window=RelativeWindow.of(now, end_ns),
+        reference=None if before is None else RelativeWindow.of(before, end_ns),
         explanation=explanation,
         remedies={gain.cause.value: REMEDIES[gain.cause] for gain in explanation.gains},
-        promises={} if said is None else promises_of(said, explanation),
-        diagnosis=said,
+        promises={} if diagnosis is None else promises_of(diagnosis, explanation),
+        diagnosis=diagnosis,
     )
 
 
-def promises_of(said: Diagnosis, explanation: Explanation) -> dict[str, str]:
-    """One line a finding: what its first action that helps would have spared."""
+def promises_of(diagnosis: Diagnosis, explanation: Explanation) -> dict[str, str]:
+    """One line a finding: the predicted gain of its first action that helps."""
     found: dict[str, str] = {}
     gains = {gain.cause: gain for gain in explanation.gains}
-    for finding in said.findings:
+    for finding in diagnosis.findings:
         for cause in ACTIONS.get(finding.symptom, ()):
             gain = gains.get(cause)
             if gain is not None:
@@ -144,28 +148,28 @@ def promises_of(said: Diagnosis, explanation: Explanation) -> dict[str, str]:
     return found
 
 
-def _asked(
+def _spans(
     journal: Journal,
     run: RecordedRun,
-    window: Ago | None,
-    reference: Ago | None,
+    window: RelativeWindow | None,
+    reference: RelativeWindow | None,
     baseline: Reference | None,
     end_ns: int,
 ) -> tuple[Diagnosis | None, tuple[Span, Span | None]]:
-    """What was found, and the stretch to explain with the one before it."""
+    """The diagnosis, where one was needed, and the window to explain with its reference."""
     if window is not None or reference is not None:
         before = None if baseline is not None else (reference or REFERENCE).span(end_ns)
         return None, ((window or WINDOW).span(end_ns), before)
     diagnoser = Diagnoser(baseline)
     replay_folds(journal.facts(), [diagnoser])
-    said = diagnoser.diagnosis()
-    onset_ns = said.onset_ns
+    diagnosis = diagnoser.diagnosis()
+    onset_ns = diagnosis.onset_ns
     if onset_ns is None:
-        return said, (WINDOW.span(end_ns), None if baseline else REFERENCE.span(end_ns))
+        return diagnosis, (WINDOW.span(end_ns), None if baseline else REFERENCE.span(end_ns))
     if baseline is not None:
-        return said, (Span(onset_ns, end_ns), None)
+        return diagnosis, (Span(onset_ns, end_ns), None)
     begin_ns = max(_known_ns(journal, run.started), onset_ns - _REFERENCE_NS)
-    return said, (Span(onset_ns, end_ns), Span(begin_ns, onset_ns))
+    return diagnosis, (Span(onset_ns, end_ns), Span(begin_ns, onset_ns))
 
 
 def _known_ns(journal: Journal, started: EngineStarted) -> int:

@@ -1,4 +1,4 @@
-"""What would have been: a journal replayed as it was, by the model, and with limits changed."""
+"""What-if replay: a journal replayed exactly, with fitted durations, and with other limits."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 
 class NoiseKind(StrEnum):
-    """What a step takes over its modelled cost: nothing, what it took then, or of that kind, but
-    stolen time as it was."""
+    """What a step takes beyond its fitted cost: nothing, what was recorded for that time, or drawn
+    from what was recorded, with stolen CPU time at its recorded times."""
 
     NONE = "none"
     RECORDED = "recorded"
@@ -32,7 +32,7 @@ class NoiseKind(StrEnum):
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The fit that durations come from. `mean_error` is of single turns, relative."""
+    """The fit of durations. `mean_error` is the mean relative error of a single turn."""
 
     turns: int
     mean_error: float
@@ -41,9 +41,9 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`identities` are of each engine's life in the journal, None where the journal does not
-    begin with the engine. `changed` is None when nothing was to be changed. `speed` is virtual
-    over real time of the modelled replay."""
+    """`identities` compare the decisions of each engine run in the journal; None, with the reason
+    in `not_compared`, where the journal does not begin with the engine. `changed` is None without
+    changes. `speed` is virtual over real time of the replay with fitted durations."""
 
     engines: int
     identities: list[Identity] | None
@@ -58,7 +58,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identities_of(journal: Journal) -> list[Identity]:
-    """Mode A over each engine's life. Raises NotReplayable, JournalError."""
+    """Exact replay of each engine run. Raises NotReplayable, JournalError."""
     if journal.header.cut_ns is not None:
         raise NotReplayable(
             f"the journal's first {journal.header.facts_dropped} facts were dropped: what was in "
@@ -79,8 +79,8 @@ def replay_journal(
     policy: SloPolicy = DEFAULT_POLICY,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[ReplayReport, list[Fact]]:
-    """The report, and the facts of the last replay. `cost_from` is another journal to fit
-    durations to; its noise can only be drawn.
+    """The report, and the facts of the last replay. `cost_from` is another journal to fit durations
+    to; its noise can only be drawn, since it was recorded at another time.
 
     Raises NotReplayable, JournalError, ConfigError.
     """

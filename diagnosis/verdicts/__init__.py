@@ -1,1 +1,8 @@
-"""From charged time to findings: rules, checks, confidence, runbooks."""
+"""Verdicts: from charged time to findings.
+
+classifier    the fold that gives the verdict, twice a second
+rules         claim, evidence and excluded neighbours of each symptom
+checks        symptoms that delay nobody, found by counting
+confidence    how often findings like this one were right (logistic regression)
+runbook, alerts, offline   pages, metrics, and the verdict of a journal
+"""

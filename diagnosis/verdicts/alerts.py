@@ -1,18 +1,18 @@
-"""Findings as metrics, in the manner of Prometheus' own ALERTS."""
+"""Findings as metrics, shaped like the `ALERTS` series of Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from diagnosis.verdicts.classifier import Diagnosis
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import harm as catalog
 from telemetry.metrics.metric import Metric
 
 Sample = tuple[dict[str, str], float]
 
 
 def finding_families(diagnosis: Diagnosis) -> Iterator[tuple[Metric, list[Sample]]]:
-    """One sample a finding; a cause that is not found has none."""
+    """One sample a finding; a symptom without a finding has none."""
     names = [{"symptom": finding.symptom.value} for finding in diagnosis.findings]
     harms = [finding.harm_ms / 1e3 for finding in diagnosis.findings]
     yield catalog.FINDING, [(labels, 1.0) for labels in names]

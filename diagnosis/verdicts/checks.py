@@ -1,4 +1,4 @@
-"""What is wrong without making anybody late: each a check of its own, by counting."""
+"""Symptoms that are counted and not inferred: failures, leaks, and gaps in the record."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
 from diagnosis.symptoms import Evidence, Finding, Symptom
+from diagnosis.thresholds import (
+    INVALID_SHARE,
+    LEAKED_ROWS,
+    LEAST_FAILED,
+    LEAST_INVALID,
+    LEAST_LEAKED,
+)
 from diagnosis.verdicts.runbook import runbook_name
 from telemetry.facts.reasons import EndReason, HangKind, StackSource, StepFailure
 from telemetry.facts.records import EngineHung
 
-# Of constrained answers that were judged, so many invalid ones are no accident.
-_LEAST_INVALID = 3
-_INVALID_SHARE = 0.2
-_LEAST_FAILED = 1
-# an abort takes a step or two; so many sequences that had so many rows were not aborted
-_LEAST_LEAKED, _LEAST_ROWS = 2, 8
 _NAMED = 6
-_WORDS = {
+_CAUSES = {
     StepFailure.OUT_OF_MEMORY: "for want of memory",
     StepFailure.KERNEL_ERROR: "by an error of the device or a library (kernel_error)",
     StepFailure.RANK_LOST: "because a rank of the model was lost (rank_lost)",
@@ -40,14 +41,14 @@ _SOURCES = {
     StackSource.KERNEL: "its threads, as the kernel tells (a stopped process runs no handler):",
 }
 
-Check = Callable[[Counts, Tally], Finding | None]
+Check = Callable[[Counts, Aggregator], Finding | None]
 
 
-def invalid_output(counts: Counts, tally: Tally) -> Finding | None:
-    """Constrained answers that end, or are cut, without obeying their constraint."""
+def invalid_output(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """Constrained answers that do not obey their constraint, or are cut at their length."""
     ended = max(counts.judged + counts.cut, counts.constrained)
     useless = counts.invalid + counts.cut
-    if useless < _LEAST_INVALID or useless < _INVALID_SHARE * ended:
+    if useless < LEAST_INVALID or useless < INVALID_SHARE * ended:
         return None
     return _finding(
         Symptom.INVALID_OUTPUT,
@@ -62,29 +63,29 @@ def invalid_output(counts: Counts, tally: Tally) -> Finding | None:
     )
 
 
-def leaked(counts: Counts, tally: Tally) -> Finding | None:
-    """Sequences that go on although their clients have gone, whether or not anybody is late for
-    it yet."""
-    rows = [number for number in counts.gone_rows.values() if number >= _LEAST_ROWS]
-    if len(rows) < _LEAST_LEAKED:
+def leaked(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """Sequences that are still computed after their clients disconnected, whether or not that
+    delays another request."""
+    rows = [number for number in counts.zombie_rows_by_sequence.values() if number >= LEAKED_ROWS]
+    if len(rows) < LEAST_LEAKED:
         return None
     return _finding(
         Symptom.CANCELLATION_LEAK,
-        f"{len(rows)} sequences had {sum(rows)} rows after their clients had gone",
+        f"{len(rows)} sequences had {sum(rows)} rows after their clients had disconnected",
         0.95,
         (Evidence("leaked", len(rows), "sequences"), Evidence("zombie_rows", sum(rows), "rows")),
     )
 
 
-def out_of_memory(counts: Counts, tally: Tally) -> Finding | None:
-    """Steps that fail, or an engine that dies, because an allocation was refused."""
+def out_of_memory(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """Steps that failed, or an engine that died, because an allocation was refused."""
     failed = counts.aborted_sequences[StepFailure.OUT_OF_MEMORY]
     dead = counts.deaths_by_failure[StepFailure.OUT_OF_MEMORY]
-    if failed < _LEAST_FAILED and not dead:
+    if failed < LEAST_FAILED and not dead:
         return None
     return _finding(
         Symptom.OUT_OF_MEMORY,
-        _said_of(counts, StepFailure.OUT_OF_MEMORY),
+        _claim_of(counts, StepFailure.OUT_OF_MEMORY),
         0.9,
         (
             Evidence("failed_sequences", failed, "sequences"),
@@ -93,12 +94,12 @@ def out_of_memory(counts: Counts, tally: Tally) -> Finding | None:
     )
 
 
-def engine_hung(counts: Counts, tally: Tally) -> Finding | None:
-    """The engine lives and gives no sign of life, or did so until a moment ago."""
-    if tally.hung is None and not counts.hangs:
+def engine_hung(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """The engine's process exists and does not respond, or did not until a moment ago."""
+    if aggregator.hung is None and not counts.hangs:
         return None
-    hang = tally.hung or counts.hangs[-1]
-    since = "" if tally.hung is not None else "; it is over"
+    hang = aggregator.hung or counts.hangs[-1]
+    since = "" if aggregator.hung is not None else "; it is over"
     found = _finding(
         Symptom.ENGINE_HUNG,
         f"{_HANGS[hang.kind]} (process {hang.engine_pid}, state {hang.process_state}); "
@@ -110,31 +111,33 @@ def engine_hung(counts: Counts, tally: Tally) -> Finding | None:
             Evidence("deaths", len(counts.deaths), "engines"),
         ),
     )
-    return msgspec.structs.replace(found, stacks=_told(hang))
+    return msgspec.structs.replace(found, stacks=_stacks(hang))
 
 
-def _told(hang: EngineHung) -> tuple[str, ...]:
-    """Where its threads are, headed by who says so."""
+def _stacks(hang: EngineHung) -> tuple[str, ...]:
+    """The stacks of its threads, under a line that names their source."""
     return (_SOURCES[hang.stacks_source], *hang.stacks)
 
 
-def step_failure(counts: Counts, tally: Tally) -> Finding | None:
-    """Steps that fail, or a serving engine that dies, for another reason than memory: the kind
-    that ended most is told, each is evidence. Of older records the kind is not known."""
+def step_failure(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """Steps that failed, or a serving engine that died, for another reason than memory. The claim
+    names the kind that ended most; each kind is evidence. Older records do not have the kind."""
     kinds = [kind for kind in StepFailure if kind is not StepFailure.OUT_OF_MEMORY]
     harm = {kind: counts.aborted_sequences[kind] + counts.deaths_by_failure[kind] for kind in kinds}
     ended = counts.sequence_reasons[EndReason.EXECUTOR_ERROR]
-    untold = max(0, ended - counts.aborted_sequences.total())
-    if sum(harm.values()) + untold < _LEAST_FAILED:
+    unclassified = max(0, ended - counts.aborted_sequences.total())
+    if sum(harm.values()) + unclassified < LEAST_FAILED:
         return None
     worst = max(kinds, key=lambda kind: harm[kind])
-    untold_words = f"{untold} sequences ended because a step failed, of which no more is recorded"
+    unclassified_words = (
+        f"{unclassified} sequences ended because a step failed, of which no more is recorded"
+    )
     steps = {
         kind: sum(n for (one, _), n in counts.aborted.items() if one is kind) for kind in kinds
     }
     return _finding(
         Symptom.STEP_FAILURE,
-        _said_of(counts, worst) if harm[worst] else untold_words,
+        _claim_of(counts, worst) if harm[worst] else unclassified_words,
         0.9,
         (
             *(Evidence(kind.value, steps[kind], "steps") for kind in kinds if steps[kind]),
@@ -144,20 +147,20 @@ def step_failure(counts: Counts, tally: Tally) -> Finding | None:
     )
 
 
-def _said_of(counts: Counts, kind: StepFailure) -> str:
-    """In one line, with the words of the commonest error."""
+def _claim_of(counts: Counts, kind: StepFailure) -> str:
+    """The claim: how many ended, of what, with the message of the most common error."""
     details = Counter({said: n for (one, said), n in counts.aborted.items() if one is kind})
     told = [f"{counts.aborted_sequences[kind]} sequences ended"] if details else []
     if counts.deaths_by_failure[kind]:
         told.append(f"the engine died {counts.deaths_by_failure[kind]} times")
-    said = f"{' and '.join(told)} {_WORDS[kind]}"
+    said = f"{' and '.join(told)} {_CAUSES[kind]}"
     words = details.most_common(1)[0][0] if details else ""
     return f"{said}: {words}" if words else said
 
 
-def load_failure(counts: Counts, tally: Tally) -> Finding | None:
-    """The engine ends before it is ready."""
-    if tally.ready or not counts.deaths_unready:
+def load_failure(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """The engine ended before it was ready."""
+    if aggregator.ready or not counts.deaths_unready:
         return None
     return _finding(
         Symptom.LOAD_FAILURE,
@@ -167,13 +170,12 @@ def load_failure(counts: Counts, tally: Tally) -> Finding | None:
     )
 
 
-def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
-    """Facts are missing from the record, or are not recorded at all; or a part of telemetry has
-    raised, or spans do not arrive, which takes nothing from the record. The gravest is the claim;
-    everything is in the evidence."""
+def telemetry_degraded(counts: Counts, aggregator: Aggregator) -> Finding | None:
+    """Facts are missing or not recorded; or, which leaves the record complete, a fold of telemetry
+    raised or spans are not delivered. The first of these is the claim; all are evidence."""
     claims: list[str] = []
     evidence: list[Evidence] = []
-    if not tally.recording:
+    if not aggregator.recording:
         claims.append("recording is switched off")
     if counts.steps_missing:
         claims.append(
@@ -187,13 +189,13 @@ def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
             "is said of others rests on the rest"
         )
         evidence.append(Evidence("facts_lost", counts.facts_lost, "facts"))
-    if tally.detached:
-        claims.append(detached_claim(tally.detached))
-        evidence.append(Evidence("folds_detached", len(tally.detached), "parts"))
+    if aggregator.detached:
+        claims.append(detached_claim(aggregator.detached))
+        evidence.append(Evidence("folds_detached", len(aggregator.detached), "parts"))
     if counts.exports_failed:
         claims.append(
             "spans do not reach their receiver, which fails or does not answer; serving is not "
-            "held up by it, and the record is whole"
+            "delayed by it, and the record is complete"
         )
         evidence.append(Evidence("exports_failed", counts.exports_failed, "attempts"))
     if not claims:
@@ -202,7 +204,7 @@ def telemetry_degraded(counts: Counts, tally: Tally) -> Finding | None:
 
 
 def detached_claim(detached: Mapping[str, str]) -> str:
-    """Which parts of telemetry are not fed any more, and what each raised."""
+    """The folds that are no longer fed, and what each raised."""
     parts = ", ".join(f"{name} ({error})" for name, error in list(detached.items())[:_NAMED])
     more = f" and {len(detached) - _NAMED} more" if len(detached) > _NAMED else ""
     return (
@@ -212,7 +214,7 @@ def detached_claim(detached: Mapping[str, str]) -> str:
 
 
 def diagnosis_detached(error: str) -> Finding:
-    """The fold that finds everything else is itself not fed any more."""
+    """The finding when the diagnoser itself raised and is no longer fed."""
     return _finding(
         Symptom.TELEMETRY_DEGRADED,
         detached_claim({"diagnosis": error}),
@@ -221,9 +223,9 @@ def diagnosis_detached(error: str) -> Finding:
     )
 
 
-def is_whole(counts: Counts, tally: Tally) -> bool:
-    """Whether all that happened is in the record."""
-    return tally.recording and not counts.steps_missing and not counts.facts_lost
+def is_whole(counts: Counts, aggregator: Aggregator) -> bool:
+    """Whether no fact is missing from the record."""
+    return aggregator.recording and not counts.steps_missing and not counts.facts_lost
 
 
 CHECKS: tuple[Check, ...] = (

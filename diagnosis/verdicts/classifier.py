@@ -1,73 +1,64 @@
-"""A fold that always has an opinion: healthy, at fault and by what, or not to be told.
+"""The fold that gives the verdict: healthy, at fault and by what, or indeterminate.
 
-Every half second of facts it asks whether requests are held up more than usual (`excess`), and
-if so charges their time to causes (`blame`). Its opinion depends on the facts so far and on
-nothing else, so a journal gives the verdict that was given live.
+Every tick of facts it asks whether requests are delayed beyond the baseline (`detection.excess`),
+and if so charges their time to causes (`attribution.blame`). The verdict depends on the facts so
+far and on nothing else, so a journal gives the verdict that was given live.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from diagnosis.attribution.blame import Blame, blame
-from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.excess import (
-    Exact,
-    Half,
-    Watch,
-    dispersion_of,
-    half_of,
-    held_up,
-    prompted,
-    prompted_spread,
-    slowed,
-    slowed_spread,
-    spread_of,
-    stopped,
-    stopped_of,
+    ChangeDetector,
+    DirectExcess,
+    excess_in_flight,
+    prompt_excess,
+    slow_step_excess,
+    stage_stats,
+    stopped_excess,
 )
 from diagnosis.detection.history import FindingLog
-from diagnosis.detection.reference import Reference, price, promised
+from diagnosis.detection.learning import BaselineLearner
+from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Finding, Symptom
+from diagnosis.thresholds import (
+    CHECKED_NS,
+    CLEAR_SHARE,
+    EASED_SHARE,
+    EMPTY_TICKS,
+    GIVEN_UP_TICKS,
+    LATE_FACTS_NS,
+    LONG_PROMPT,
+    PASSING_NS,
+    REFERENCE_NS,
+    UNEXPLAINED_NS,
+    UNEXPLAINED_REQUESTS,
+    WINDOW_NS,
+)
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.rules import findings_of
 from telemetry.facts.engine_records import RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
 
-_GRACE_NS = 250_000_000  # facts of another writer may be so late
-_WARM_UP_NS = 3_000_000_000
-_REFERENCE_NS = 40_000_000_000
-_LEAST_REFERENCE_NS = 12_000_000_000
-_BEHIND_NS = 2_000_000_000  # what is happening now is not yet usual
-_REFRESH_TICKS = 6
-_STEADY_TICKS = 40
-_EMPTY_TICKS = 8
-_EASED_SHARE = 0.5  # of the most that were held up at once since the alarm
-_GIVEN_UP_TICKS = 60  # that is how things are now
-_STEADY_RATIO = 1.3
-_LONG = 1.5
-_LEAST_FIRST_TOKENS = 8
-_WINDOW_NS = 30_000_000_000
-# what passes by itself so soon is one of the ups and downs of this server
-_SPELL_NS = 8_000_000_000
-_UNEXPLAINED_NS = 5_000_000_000
-# of the harm, by one cause: then it is clear what a hunch is about
-_CLEAR_SHARE = 0.65
-_CHECKED_NS = 10_000_000_000
-_LAST_FOR_LONG = (EngineDied, EngineHung, EngineRecovered, RecordingSet)  # perhaps
+_MOST_CULPRITS = 5
+# judged at once and not at the next tick: no other fact may follow for a long time
+_JUDGED_AT_ONCE = (EngineDied, EngineHung, EngineRecovered, RecordingSet)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
     """The answer of `/debug/diagnosis`.
 
-    `verdict` is `healthy`, `fault` or `indeterminate`, with the reason in `why`. The findings
-    are of the `window_ns` before the last half second, since `onset_ns`. `reference` says what
-    was usual: this run's `history`, a `baseline`, or what the `slo` promises.
+    `verdict` is `healthy`, `fault` or `indeterminate`, with the reason in `why`. Findings are of
+    the `window_ns` that ended with the last tick, since `onset_ns`. `reference` says what they are
+    compared with: this run's `history`, a `baseline` file, or the `slo`. `excess_in_flight`
+    (`held_up` in JSON) is the number of delayed requests.
     """
 
     findings: tuple[Finding, ...]
@@ -78,51 +69,53 @@ class Diagnosis(msgspec.Struct, frozen=True):
     why: str = ""
     onset_ns: int | None = None
     reference: str = "slo"
-    held_up: float = 0.0
+    excess_in_flight: float = msgspec.field(default=0.0, name="held_up")
 
 
 class Diagnoser:
-    """Feed it facts; it keeps three minutes. With a `baseline` nothing of this run is usual."""
+    """Feed it facts; it keeps three minutes of them. With a `baseline` nothing is learnt of this
+    run."""
 
     def __init__(self, baseline: Reference | None = None) -> None:
-        self._tally = Tally()
-        self._watch = Watch()
-        self._baseline = baseline
-        self._reference: Reference | None = baseline
+        self._aggregator = Aggregator()
+        self._detector = ChangeDetector()
+        self._learner = BaselineLearner(self._aggregator, baseline)
         self._tick: int | None = None
-        self._quiet_from_ns = 0
-        self._refresh = self._empty = 0
+        self._empty_ticks = 0
         self._standing: list[Finding] = []
-        self._halves: deque[tuple[int, Half]] = deque(maxlen=_REFERENCE_NS // BUCKET_NS + 8)
-        self._suspect: Symptom | None = None
+        self._pending_symptom: Symptom | None = None
         self._blame: Blame | None = None
-        self._held_up = self._peak = 0.0
+        self._excess = self._peak = 0.0
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
-            self._tally.take(fact)
-            self._advance(fact_ns(fact) - _GRACE_NS)
-            if isinstance(fact, _LAST_FOR_LONG):
+            self._aggregator.on_fact(fact)
+            self._advance(fact_ns(fact) - LATE_FACTS_NS)
+            if isinstance(fact, _JUDGED_AT_ONCE):
                 self._judge(fact.at_ns + 1)
 
     def diagnosis(self) -> Diagnosis:
-        """As of the last half second that is complete."""
+        """As of the last complete tick."""
         return self._diagnosis
 
     @property
     def live(self) -> int:
-        """Requests and sequences of which no end is known."""
-        return self._tally.live
+        """Requests and sequences in the books; zero when all have ended."""
+        return self._aggregator.live
 
     def blame(self) -> Blame | None:
         """The charges behind the last findings."""
         return self._blame
 
     def reference(self) -> Reference | None:
-        """What is usual, None while that is not known."""
-        return self._reference
+        """The baseline, None until one is learnt."""
+        return self._learner.reference
+
+    def baseline(self) -> Reference | None:
+        """The baseline of this run so far, to be saved; None if too little was normal."""
+        return self._learner.fit(self._aggregator.last_ns)
 
     def _advance(self, at_ns: int) -> None:
         if self._tick is None:
@@ -130,162 +123,115 @@ class Diagnoser:
             return
         while (self._tick + 1) * BUCKET_NS <= at_ns:
             behind = at_ns // BUCKET_NS - self._tick
-            if behind > _REFERENCE_NS // BUCKET_NS:  # nothing happened for long
+            if behind > REFERENCE_NS // BUCKET_NS:  # no facts for a long time
                 self._tick += behind - 1
-            self._half_second(self._tick * BUCKET_NS)
+            self._on_tick(self._tick * BUCKET_NS)
             self._tick += 1
 
-    def _half_second(self, begin_ns: int) -> None:
+    def _on_tick(self, begin_ns: int) -> None:
         end_ns = begin_ns + BUCKET_NS
-        was_ill_ns = self._watch.onset_ns
-        counts = self._tally.counts(begin_ns, end_ns)
-        reference = self._reference or promised()
-        half = half_of(counts)
-        self._halves.append((begin_ns, half))
-        held = held_up(half, reference)
-        self._held_up = sum(held)
-        steps = self._tally.steps(begin_ns, end_ns)
-        exact = Exact(
-            slow=slowed(steps, reference),
-            prompts=prompted(steps, counts.first_tokens, reference),
-            stopped=stopped(half, reference),
+        previous_onset_ns = self._detector.onset_ns
+        counts = self._aggregator.counts(begin_ns, end_ns)
+        reference = self._learner.reference or slo_baseline()
+        stats = stage_stats(counts)
+        self._learner.add(begin_ns, stats)
+        excess = excess_in_flight(stats, reference)
+        self._excess = sum(excess)
+        steps = self._aggregator.steps(begin_ns, end_ns)
+        direct = DirectExcess(
+            slow=slow_step_excess(steps, reference),
+            prompts=prompt_excess(steps, counts.first_tokens, reference),
+            stopped=stopped_excess(stats, reference),
         )
-        self._watch.take(begin_ns, held, exact, counts.first_commit_logs, reference)
-        is_over = was_ill_ns is not None and self._watch.onset_ns is None
-        if is_over and end_ns - (was_ill_ns or 0) > _SPELL_NS:
-            self._quiet_from_ns = end_ns
-        if not self._watch.suspects or (self._reference is None and self._is_steady()):
-            self._learn(end_ns)
+        self._detector.add(begin_ns, excess, direct, counts.first_commit_logs, reference)
+        is_over = previous_onset_ns is not None and self._detector.onset_ns is None
+        if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
+            self._learner.exclude_until(end_ns)
+        self._learner.learn(end_ns, is_elevated=self._detector.is_elevated)
         self._judge(end_ns)
-        self._tally.forget(end_ns)
-
-    def _is_steady(self) -> bool:
-        """No better and no worse than before, for twenty seconds: that is how this server is,
-        whatever is promised."""
-        live = [sum(half.live_ns) for _, half in self._halves][-_STEADY_TICKS:]
-        middle = len(live) // 2
-        before, after = sum(live[:middle]), sum(live[middle:])
-        return len(live) == _STEADY_TICKS and after < _STEADY_RATIO * before
-
-    def _learn(self, now_ns: int) -> None:
-        """Take what has been so far as usual, if it has been well for long enough."""
-        self._refresh += 1
-        if self._baseline is not None or self._refresh % _REFRESH_TICKS:
-            return
-        found = self._price(now_ns - _BEHIND_NS)
-        if found is not None:
-            self._reference = found
-
-    def _price(self, end_ns: int) -> Reference | None:
-        started = self._tally.started
-        first_ns = self._tally.first_ns or 0
-        born_ns = max(first_ns, 0 if started is None else started.at_ns) + _WARM_UP_NS
-        begin_ns = max(born_ns, self._quiet_from_ns + _BEHIND_NS, end_ns - _REFERENCE_NS)
-        begin_ns = -(-begin_ns // BUCKET_NS) * BUCKET_NS
-        end_ns = end_ns // BUCKET_NS * BUCKET_NS
-        if end_ns - begin_ns < _LEAST_REFERENCE_NS:
-            return None
-        counts = self._tally.counts(begin_ns, end_ns)
-        if counts.first_tokens < _LEAST_FIRST_TOKENS:
-            return None
-        steps = self._tally.steps(begin_ns, end_ns)
-        found = price((end_ns - begin_ns) / 1e9, counts, steps, started)
-        timed = [one for one in self._halves if begin_ns <= one[0] < end_ns]
-        halves = [half for _, half in timed]
-        halted, halted_spread = stopped_of(halves)
-        return msgspec.structs.replace(
-            found,
-            spread=spread_of(halves, found),
-            slow_spread=slowed_spread(steps, found.cost),
-            own_prompt_spread=prompted_spread(steps, timed, found),
-            stopped=halted,
-            stopped_spread=halted_spread,
-            dispersion=dispersion_of(halves),
-        )
-
-    def baseline(self) -> Reference | None:
-        """All of this run but its first seconds, to be saved."""
-        return self._price(self._tally.last_ns)
+        self._aggregator.forget(end_ns)
 
     def _judge(self, end_ns: int) -> None:
         found, degraded = self._checked(end_ns)
         if not degraded:
-            self._heed_hunch(end_ns)
-        onset_ns = self._watch.onset_ns
-        begin_ns = end_ns - _WINDOW_NS
+            self._promote_pending(end_ns)
+        onset_ns = self._detector.onset_ns
+        begin_ns = end_ns - WINDOW_NS
         self._blame = None
         if onset_ns is None or degraded:
             self._standing, self._peak = [], 0.0
         else:
             begin_ns = max(onset_ns, begin_ns)
             self._blame, charged = self._charge(begin_ns, end_ns, onset_ns)
-            found = _together(self._settled(charged), found)
+            found = _ranked(self._settled(charged), found)
         self._diagnosis = self._verdict(begin_ns, end_ns, found, degraded)
-        self.log.take(end_ns, found)
+        self.log.update(end_ns, found)
 
-    def _heed_hunch(self, end_ns: int) -> None:
-        """What is not sure yet is believed once it has been clear twice what it would be."""
-        hunch_ns, before = self._watch.hunch_ns, self._suspect
-        self._suspect = None
-        if self._watch.onset_ns is not None or hunch_ns is None or self._reference is None:
+    def _promote_pending(self, end_ns: int) -> None:
+        """A pending alarm fires when one cause was clear, and the same, in two ticks in a row."""
+        pending_ns, before = self._detector.pending_ns, self._pending_symptom
+        self._pending_symptom = None
+        is_firing = self._detector.onset_ns is not None
+        if is_firing or pending_ns is None or self._learner.reference is None:
             return
-        _, charged = self._charge(max(hunch_ns, end_ns - _WINDOW_NS), end_ns, hunch_ns)
-        if charged and charged[0].share >= _CLEAR_SHARE:
-            self._suspect = charged[0].symptom
-            if self._suspect is before:
-                self._watch.believe()
+        _, charged = self._charge(max(pending_ns, end_ns - WINDOW_NS), end_ns, pending_ns)
+        if charged and charged[0].share >= CLEAR_SHARE:
+            self._pending_symptom = charged[0].symptom
+            if self._pending_symptom is before:
+                self._detector.promote()
 
     def _settled(self, charged: list[Finding]) -> list[Finding]:
-        """What stands while the alarm is on: a finding is not taken back for one quiet moment,
-        nor made when what it explains has passed.
-        An alarm for which nothing can be found and that eases was one of the ups and downs; if
-        it comes back, it will ring again."""
-        self._peak = max(self._peak, self._held_up)
-        if charged and (self._standing or not self._watch.has_eased):
-            self._empty, self._standing = 0, charged
+        """The findings that stand while the alarm fires. They are not withdrawn for one quiet tick,
+        and none is made once the harm has eased. An alarm without findings is cleared: soon if it
+        eases, which is normal variation; else after GIVEN_UP_TICKS."""
+        self._peak = max(self._peak, self._excess)
+        if charged and (self._standing or not self._detector.has_eased):
+            self._empty_ticks, self._standing = 0, charged
             return charged
-        self._empty += 1
-        has_eased = self._held_up < _EASED_SHARE * self._peak
-        if self._empty >= (_EMPTY_TICKS if has_eased else _GIVEN_UP_TICKS):
-            self._watch.reset()
-            self._empty, self._standing, self._peak = 0, [], 0.0
+        self._empty_ticks += 1
+        has_eased = self._excess < EASED_SHARE * self._peak
+        if self._empty_ticks >= (EMPTY_TICKS if has_eased else GIVEN_UP_TICKS):
+            self._detector.reset()
+            self._empty_ticks, self._standing, self._peak = 0, [], 0.0
         return self._standing
 
     def _charge(self, begin_ns: int, end_ns: int, onset_ns: int) -> tuple[Blame, list[Finding]]:
         window = Window(
             seconds=(end_ns - begin_ns) / 1e9,
-            counts=self._tally.counts(begin_ns, end_ns),
-            later=self._tally.counts((begin_ns + end_ns) // 2, end_ns),
-            steps=self._tally.steps(begin_ns, end_ns),
-            started=self._tally.started,
-            is_told=bool(self._standing),
+            counts=self._aggregator.counts(begin_ns, end_ns),
+            later_half=self._aggregator.counts((begin_ns + end_ns) // 2, end_ns),
+            steps=self._aggregator.steps(begin_ns, end_ns),
+            started=self._aggregator.started,
+            has_finding=bool(self._standing),
         )
-        charged = blame(window, self._reference or _alike(window))
-        sufferers = self._tally.requests.lived(begin_ns, end_ns)
-        found = findings_of(charged, onset_ns, sufferers, self._culprits(window.counts))
+        charged = blame(window, self._learner.reference or _slo_baseline_like(window))
+        affected = self._aggregator.requests.active(begin_ns, end_ns)
+        found = findings_of(charged, onset_ns, affected, self._culprits(window.counts))
         return charged, found
 
     def _culprits(self, counts: Counts) -> tuple[str, ...]:
-        """Requests with more prompt tokens than any usually has, the longest first."""
-        usual = 0 if self._reference is None else self._reference.longest_prompt
+        """Requests with more prompt tokens than any in the baseline, the longest first."""
+        reference = self._learner.reference
+        longest = 0 if reference is None else reference.longest_prompt
         owners: dict[str, int] = {}
         for seq_id, tokens in counts.prefill_by_sequence.items():
-            if tokens > _LONG * usual:
-                name = self._tally.requests.owner(seq_id)
+            if tokens > LONG_PROMPT * longest:
+                name = self._aggregator.requests.owner(seq_id)
                 owners[name] = owners.get(name, 0) + tokens
-        return tuple(sorted(owners, key=lambda name: -owners[name]))[:5]
+        return tuple(sorted(owners, key=lambda name: -owners[name]))[:_MOST_CULPRITS]
 
     def _checked(self, end_ns: int) -> tuple[list[Finding], bool]:
-        """What is found by counting, and whether the record is too thin for anything else."""
-        counts = self._tally.counts(end_ns - _CHECKED_NS, end_ns)
-        found = (check(counts, self._tally) for check in CHECKS)
+        """Findings by counting, and whether the record is too incomplete for any other."""
+        counts = self._aggregator.counts(end_ns - CHECKED_NS, end_ns)
+        found = (check(counts, self._aggregator) for check in CHECKS)
         kept = [finding for finding in found if finding is not None]
-        return kept, not is_whole(counts, self._tally)
+        return kept, not is_whole(counts, self._aggregator)
 
     def _is_unexplained(self, end_ns: int) -> bool:
-        """Requests are held up, and have been for long; a burst that drains is nothing."""
-        onset_ns = self._watch.onset_ns
-        return onset_ns is not None and end_ns - onset_ns > _UNEXPLAINED_NS and self._held_up > 1.0
+        """Requests are delayed, and have been for long: a burst that drains is no fault."""
+        onset_ns = self._detector.onset_ns
+        is_old = onset_ns is not None and end_ns - onset_ns > UNEXPLAINED_NS
+        return is_old and self._excess > UNEXPLAINED_REQUESTS
 
     def _verdict(
         self, begin_ns: int, end_ns: int, found: list[Finding], degraded: bool
@@ -294,23 +240,23 @@ class Diagnoser:
         if degraded:
             verdict, why = "indeterminate", f"the record is not whole: {found[0].claim}"
         elif not found and self._is_unexplained(end_ns):
-            verdict, why = "indeterminate", "requests are held up, by nothing that the record shows"
-        known = "history" if self._baseline is None else "baseline"
+            verdict, why = "indeterminate", "requests are delayed, and nothing recorded explains it"
+        known = "baseline" if self._learner.is_given else "history"
         return Diagnosis(
             findings=tuple(found),
             window_ns=end_ns - begin_ns,
-            steps=len(self._tally.steps(begin_ns, end_ns)),
+            steps=len(self._aggregator.steps(begin_ns, end_ns)),
             healthy=not found,
             verdict=verdict,
             why=why,
-            onset_ns=self._watch.onset_ns,
-            reference=known if self._reference is not None else "slo",
-            held_up=round(self._held_up, 3),
+            onset_ns=self._detector.onset_ns,
+            reference=known if self._learner.reference is not None else "slo",
+            excess_in_flight=round(self._excess, 3),
         )
 
 
-def not_fed(error: str) -> Diagnosis:
-    """In the place of an opinion that stands still because the diagnoser raised `error`."""
+def diagnoser_failed(error: str) -> Diagnosis:
+    """The verdict after the diagnoser raised `error` and is no longer fed."""
     found = diagnosis_detached(error)
     return Diagnosis(
         findings=(found,),
@@ -322,15 +268,15 @@ def not_fed(error: str) -> Diagnosis:
     )
 
 
-def _together(charged: list[Finding], counted: list[Finding]) -> list[Finding]:
-    """Failures first, then what makes requests late, then what does not yet."""
+def _ranked(charged: list[Finding], counted: list[Finding]) -> list[Finding]:
+    """Failures first, then what delays requests, then what does not delay them yet."""
     named = {finding.symptom for finding in charged}
     rest = [finding for finding in counted if finding.symptom not in named]
     return sorted([*charged, *rest], key=_is_no_failure)
 
 
 def _is_no_failure(finding: Finding) -> bool:
-    """What ends requests is said before what delays them."""
+    """The sort key: what ends requests comes before what delays them."""
     return finding.symptom not in (
         Symptom.ENGINE_HUNG,
         Symptom.OUT_OF_MEMORY,
@@ -339,11 +285,11 @@ def _is_no_failure(finding: Finding) -> bool:
     )
 
 
-def _alike(window: Window) -> Reference:
-    """What the SLO promises to requests like those of the window."""
+def _slo_baseline_like(window: Window) -> Reference:
+    """The SLO's targets, for requests of the size of those in the window."""
     counts = window.counts
     return msgspec.structs.replace(
-        promised(),
+        slo_baseline(),
         prompt_tokens=counts.prompt_tokens,
         output_tokens=counts.output_tokens,
         choices=counts.choices,

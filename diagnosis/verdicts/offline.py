@@ -1,4 +1,4 @@
-"""The diagnosis of a journal: what `/debug/diagnosis` said, or would have said, at its end."""
+"""The diagnosis of a journal: the answer of `/debug/diagnosis` at its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def diagnose_journal(journal: Journal, baseline: Reference | None = None) -> Dia
 
 
 def baseline_of(journal: Journal) -> Reference:
-    """What was usual in the journal's last seconds. Raises JournalError, BaselineError."""
+    """The baseline of the journal's last seconds. Raises JournalError, BaselineError."""
     diagnoser = Diagnoser()
     replay_folds(journal.facts(), [diagnoser])
     found = diagnoser.baseline()
     if found is None:
         raise BaselineError(
-            "too little happened to say what is usual: it takes 12 seconds with 8 requests"
+            "too little happened to fit a baseline: it takes 12 seconds with 8 requests"
         )
     return found

@@ -1,7 +1,7 @@
-"""From charged time to findings: what is claimed, on what evidence, and what it is not.
+"""From charges to findings: one entry a symptom.
 
-One entry a symptom: the claim, the measurements that decide it, and the neighbours that look
-alike, each with the measurement that rules it out.
+Each has the claim, the measurements that decide it, and the neighbours that look alike, each with
+the measurement that rules it out.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnosis.attribution.blame import Blame
-from diagnosis.detection.requests import Sufferer
+from diagnosis.detection.requests import AffectedRequest
 from diagnosis.symptoms import Evidence, Exclusion, Finding, Symptom
+from diagnosis.thresholds import (
+    LEAST_CONFIDENCE,
+    LEAST_DELAYED,
+    LEAST_DELAYED_SHARE,
+    LEAST_LARGEST,
+    LEAST_SHARE,
+)
 from diagnosis.verdicts.confidence import confidence
 from diagnosis.verdicts.runbook import runbook_name
 
 S = Symptom
 
-# a cause that has less of the harm is not named beside a larger one, and where the largest has
-# less, what is known (of a step that still runs, say) is too little to name anything
-_LEAST_SHARE = 0.1
-_LEAST_LARGEST = 0.2
-# what is less likely to be at work is not said at all
-_LEAST_SURE = 0.4
-# requests held up in a stage, on average and of those usually in it: below that nothing is found
-_LEAST_HELD_UP = 0.05
-_LEAST_HELD_UP_SHARE = 0.25
-_NAMED = 10
+_MOST_VICTIMS, _MOST_EXEMPLARS = 10, 3
 
 _UNITS = {
     "_share": "of 1", "_tokens": "tokens", "_each": "each", "_per_s": "1/s", "_rows": "rows",
@@ -58,7 +56,7 @@ RULES: dict[Symptom, Rule] = {
          S.GRAMMAR_COST: "mask"},
     ),
     S.LONG_PROMPTS: Rule(
-        "first tokens come late because prompts are longer than usual",
+        "first tokens come late because prompts are longer than in the baseline",
         ("own_prefill", "prompt_tokens_each", "usual_prompt_tokens_each"),
         {S.PREFIX_CACHE_COLD: "avoidable_tokens", S.INGEST_BACKLOG: "ingest"},
     ),
@@ -121,7 +119,7 @@ RULES: dict[Symptom, Rule] = {
         {S.HOST_STALL: "host"},
     ),
     S.CANCELLATION_LEAK: Rule(
-        "the engine goes on for clients that have gone",
+        "the engine goes on computing for clients that have disconnected",
         ("zombie_rows",),
         {S.QUEUE_OVERLOAD: "requests_per_s", S.KV_EXHAUSTION: "wait_kv"},
     ),
@@ -146,30 +144,30 @@ RULES: dict[Symptom, Rule] = {
 def findings_of(
     charged: Blame,
     onset_ns: int,
-    sufferers: Sequence[Sufferer],
+    affected: Sequence[AffectedRequest],
     culprits: tuple[str, ...],
 ) -> list[Finding]:
-    """Causes with a part in the harm, the largest first; none where hardly anybody is held up."""
-    total_ns = charged.held_up_ns
+    """Causes with a part in the harm, the largest first; none where hardly anything is delayed."""
+    total_ns = charged.excess_ns
     if not total_ns or not _hurts(charged):
         return []
     found: list[Finding] = []
     ranked = charged.harm_ns.ranked()
     largest = ranked[0][1] / total_ns if ranked else 0.0
-    if largest < _LEAST_LARGEST or confidence(largest, charged.seconds) < _LEAST_SURE:
+    if largest < LEAST_LARGEST or confidence(largest, charged.seconds) < LEAST_CONFIDENCE:
         return []
     for symptom, harm_ns in ranked:
         share = harm_ns / total_ns
-        if share < _LEAST_SHARE:
+        if share < LEAST_SHARE:
             break
-        found.append(_finding(charged, symptom, share, onset_ns, sufferers, culprits))
+        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits))
     return found
 
 
 def _hurts(charged: Blame) -> bool:
-    least_ns = _LEAST_HELD_UP * 1e9 * charged.seconds
+    least_ns = LEAST_DELAYED * 1e9 * charged.seconds
     return any(
-        excess_ns > max(least_ns, _LEAST_HELD_UP_SHARE * charged.usual_ns[stage])
+        excess_ns > max(least_ns, LEAST_DELAYED_SHARE * charged.baseline_ns[stage])
         for stage, excess_ns in charged.stages_ns.items()
     )
 
@@ -179,12 +177,12 @@ def _finding(
     symptom: Symptom,
     share: float,
     onset_ns: int,
-    sufferers: Sequence[Sufferer],
+    affected: Sequence[AffectedRequest],
     culprits: tuple[str, ...],
 ) -> Finding:
     rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
     facts = charged.facts
-    others = [one for one in sufferers if one.tenant != charged.tenant]
+    others = [one for one in affected if one.tenant != charged.tenant]
     return Finding(
         symptom=symptom,
         confidence=confidence(share, charged.seconds),
@@ -192,8 +190,8 @@ def _finding(
         harm_ms=round(harm_ms, 1),
         evidence=tuple(_evidence(n, facts[n]) for n in rule.evidence if n in facts),
         culprits=_culprits(charged, symptom, culprits),
-        victims=tuple(one.request_id for one in others[:_NAMED]),
-        exemplars=tuple(one.trace_id for one in others[:3]),
+        victims=tuple(one.request_id for one in others[:_MOST_VICTIMS]),
+        exemplars=tuple(one.trace_id for one in others[:_MOST_EXEMPLARS]),
         excluded=tuple(
             Exclusion(other, _reason(charged, other, name))
             for other, name in rule.apart.items()
@@ -213,9 +211,9 @@ def _culprits(charged: Blame, symptom: Symptom, culprits: tuple[str, ...]) -> tu
 
 
 def _reason(charged: Blame, other: Symptom, name: str) -> str:
-    said = _evidence(name, charged.facts[name])
+    measured = _evidence(name, charged.facts[name])
     harm_ms = charged.harm_ns[other] / 1e6
-    return f"{said.name} is {said.value:g} {said.unit}, which explains {harm_ms:.0f} ms"
+    return f"{measured.name} is {measured.value:g} {measured.unit}, which explains {harm_ms:.0f} ms"
 
 
 def _evidence(name: str, value: float) -> Evidence:

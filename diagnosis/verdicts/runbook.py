@@ -1,4 +1,4 @@
-"""From a symptom to the page that says what to do."""
+"""The runbook of a symptom: its headings, its name in findings, its file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from diagnosis.symptoms import Symptom
 
 HEADINGS = (
     "What you see",
+    "Mitigate now",
     "Why it happens",
     "Confirm",
     "Fix",
+    "Is it over?",
     "Reproduce",
     "False friends",
 )
 
 
 def runbook_name(symptom: Symptom) -> str:
-    """As findings name it, relative to the project."""
+    """As findings name it, relative to the project root."""
     return f"runbooks/{symptom.value}.md"
 
 

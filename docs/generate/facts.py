@@ -11,7 +11,7 @@ import msgspec
 
 from docs.generate.markdown import code, one_line, table
 from telemetry.facts import engine_records, host_records, reasons, records
-from telemetry.facts.fact import FactStruct
+from telemetry.facts.base import FactStruct
 
 _HEAD = f"""# Facts
 

@@ -10,7 +10,12 @@ from docs.generate.markdown import code, one_line, table
 from service.config.settings import GatewayConfig
 from service.gateway.ingest.request_types import NOT_SUPPORTED
 from service.gateway.routes.openapi import document as openapi
-from service.gateway.routes.route_table import DESCRIPTIONS, REQUEST_HEADERS, WHY, Description
+from service.gateway.routes.route_table import (
+    DESCRIPTIONS,
+    REQUEST_HEADERS,
+    STATUS_TEXTS,
+    Description,
+)
 
 _HEAD = """# HTTP
 
@@ -93,7 +98,9 @@ def _headers() -> list[str]:
 
 
 def _errors() -> list[str]:
-    return table(["status", "meaning"], [[str(status), why] for status, why in WHY.items()])
+    return table(
+        ["status", "meaning"], [[str(status), text] for status, text in STATUS_TEXTS.items()]
+    )
 
 
 def _type(name: str, schema: dict[str, Any]) -> list[str]:

@@ -198,8 +198,8 @@ class _Reader:
         match fact:
             case StepRecorded():
                 run.steps[fact.step_id] = self._last_step = fact
-                for filled in fact.filled:
-                    self._add_aliases(filled.seq_id, filled.first_block, filled.blocks)
+                for sealed in fact.blocks_sealed:
+                    self._add_aliases(sealed.seq_id, sealed.first_block, sealed.blocks)
             case SequenceQueued():
                 run.sequences[fact.seq_id] = RecordedSequence(fact, list(fact.blocks or ()))
                 self._commands.append((fact.at_ns, fact))

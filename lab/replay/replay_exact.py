@@ -36,7 +36,7 @@ _NOT_COMPARED = frozenset(
     {
         "device",
         "rank_skew_ns",
-        "filled",
+        "blocks_sealed",
         "at_ns",
         "begin_ns",
         "planned_ns",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from service.cli.source import add_source
 
 if TYPE_CHECKING:
-    from diagnosis.root_cause.root import Ago, RootCause
+    from diagnosis.root_cause.root import RelativeWindow, RootCause
     from diagnosis.symptoms import Finding
     from diagnosis.verdicts.classifier import Diagnosis
 
@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ago(text: str) -> Ago:
-    from diagnosis.root_cause.root import Ago
+def _ago(text: str) -> RelativeWindow:
+    from diagnosis.root_cause.root import RelativeWindow
 
     first, colon, last = text.partition(":")
     try:
-        ago = Ago(float(first), float(last))
+        ago = RelativeWindow(float(first), float(last))
     except ValueError:
         colon = ""
     if not colon or not ago.from_s > ago.until_s >= 0:

@@ -44,7 +44,7 @@ def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRe
             raise ConfigError(f"--journal-dir {config.journal_dir}: {error.strerror}") from error
     loop = asyncio.get_running_loop()
 
-    def poke(callback: Callable[[], None]) -> None:
+    def call_on_loop(callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
             loop.call_soon_threadsafe(callback)
 
@@ -56,7 +56,7 @@ def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRe
         default_dump_folder() if config.dump_dir is None else Path(config.dump_dir),
         config.dumps_kept,
         files,
-        poke,
+        call_on_loop,
     )
     recorder.attach()
     return recorder

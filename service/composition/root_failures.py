@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import harm as catalog
 from telemetry.metrics.metric import Metric
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from diagnosis.verdicts.classifier import Diagnoser, Diagnosis, not_fed
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis, diagnoser_failed
 from service.composition.root_worker import RootWorker
 from service.config.settings import ServeConfig
 from telemetry.facts.clock import Clock
@@ -16,7 +16,7 @@ from telemetry.journal.flight_recorder import FlightRecorder
 def opinion(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
     """What is said now, or that nothing can be said because the diagnoser itself raised."""
     error = pump.isolation.error("diagnosis")
-    return diagnoser.diagnosis() if error is None else not_fed(error)
+    return diagnoser.diagnosis() if error is None else diagnoser_failed(error)
 
 
 def build_root_worker(

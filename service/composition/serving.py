@@ -13,7 +13,7 @@ from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import build_telemetry
 from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.vocabulary import Vocabulary
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.engine_process import EngineProcess
 from service.gateway.engine_client.live_requests import RequestLister
 from service.gateway.engine_client.supervisor import EngineStartFailed, Supervisor
@@ -70,30 +70,30 @@ async def _serve(
     dump_on_signal(None)  # until there is a recorder
     gateway_lane = Lane(source=FactSource.GATEWAY)
     engine_lane = Lane(source=FactSource.ENGINE)
-    bridge = Bridge(engine_lane, say)
+    engine_client = EngineClient(engine_lane, say)
     deadline_s = config.gateway.engine_deadline_s
-    supervisor = Supervisor(bridge, config.engine, clock, gateway_lane, first, deadline_s)
+    supervisor = Supervisor(engine_client, config.engine, clock, gateway_lane, first, deadline_s)
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
-        bridge.use_vocabulary(vocabulary)
+        engine_client.use_vocabulary(vocabulary)
         live: set[str] = set()
         port, connections, waiting = port_of(listener), ConnectionCounts(), IngestCounts()
         # in this order: what the gateway says of a sequence then comes with or before the engine's
         lanes = (engine_lane, gateway_lane)
         telemetry = build_telemetry(
-            config, clock, bridge, lanes, port, lambda: bool(live), connections, waiting
+            config, clock, engine_client, lanes, port, lambda: bool(live), connections, waiting
         )
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, waiting)
-        start = Start(config, clock, bridge, telemetry, ingest, stages, port, say)
+        start = Start(config, clock, engine_client, telemetry, ingest, stages, port, say)
         state = GatewayState(
             config=config.gateway,
             clock=clock,
             lane=gateway_lane,
-            bridge=bridge,
+            engine=engine_client,
             tokenizer=tokenizer,
             ingest=ingest,
             model=model.name,
@@ -122,7 +122,7 @@ async def _run(
     start: Start,
 ) -> None:
     """Take requests until a signal, then end the engine before what listens to it."""
-    lister = RequestLister(state.exchanges, state.lane, state.clock)
+    lister = RequestLister(state.handlers, state.lane, state.clock)
     listing = asyncio.create_task(lister.run(), name="request-lister")
     settle_collector()
     telemetry.start()
@@ -164,7 +164,7 @@ class Start:
         self,
         config: ServeConfig,
         clock: Clock,
-        bridge: Bridge,
+        engine_client: EngineClient,
         telemetry: Telemetry,
         ingest: IngestPool,
         stages: Stages,
@@ -174,7 +174,7 @@ class Start:
         self.report: StartReport | None = None
         self._config = config
         self._clock = clock
-        self._bridge = bridge
+        self._engine_client = engine_client
         self._telemetry = telemetry
         self._ingest = ingest
         self._stages = stages
@@ -182,7 +182,7 @@ class Start:
         self._say = say
 
     async def announce(self) -> None:
-        started = await self._bridge.wait_ready()
+        started = await self._engine_client.wait_ready()
         self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
         self._ingest.warm_up()  # not before: it would take cores from the engine's start
         self._say(

@@ -17,7 +17,7 @@ from telemetry.facts.pump import Pump
 from telemetry.facts.records import RequestEnded
 from telemetry.host.machine import MachineWatch
 from telemetry.journal.flight_recorder import FlightRecorder
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.phase_fold import PhaseFold
@@ -45,7 +45,7 @@ class Telemetry:
     pusher: MetricPusher | None
     machine: MachineWatch
     drain_rate: DrainRate
-    accountant: Accountant
+    ledger_builder: LedgerBuilder
     recorder: FlightRecorder | None
     root_worker: RootWorker | None
 
@@ -62,7 +62,7 @@ class Telemetry:
 
     def harm(self) -> bytes:
         with self.pump.caught_up():
-            return msgspec.json.encode(self.accountant.harm.report())
+            return msgspec.json.encode(self.ledger_builder.harm.report())
 
     def diagnosis(self) -> bytes:
         with self.pump.caught_up():

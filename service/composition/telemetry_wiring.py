@@ -19,7 +19,7 @@ from service.composition.telemetry import Telemetry
 from service.composition.tracing_wiring import build_exporter, tracing_view
 from service.config.settings import ServeConfig
 from service.engine.inbox import SetStepCost
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.clock import Clock
 from telemetry.facts.isolation import Isolation
@@ -29,7 +29,7 @@ from telemetry.host.machine import MachineWatch
 from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.connections import ConnectionCounts, connection_families
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
@@ -41,10 +41,9 @@ from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import policy_of
 from telemetry.requests.timelines import TimelineStore
-from telemetry.stats.burn_watch import BurnWatch
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.slo import SloFold
+from telemetry.stats.slo import BurnWatch, SloFold
 from telemetry.stats.window_fold import Suppliers, WindowFold
 from telemetry.traces.otlp import SpanExporterThread
 
@@ -52,7 +51,7 @@ from telemetry.traces.otlp import SpanExporterThread
 def build_telemetry(
     config: ServeConfig,
     clock: Clock,
-    bridge: Bridge,
+    client: EngineClient,
     lanes: tuple[Lane, ...],
     port: int,
     is_busy: Callable[[], bool],
@@ -61,16 +60,16 @@ def build_telemetry(
 ) -> Telemetry:
     """Connect lanes, folds and listeners. To be called on the event loop. Raises ConfigError."""
     policy = policy_of(config.metrics.slo_file)
-    accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
-    pump = Pump(clock, remote_lost=lambda: bridge.lost_facts)
-    machine = _build_machine(config, clock, bridge, is_busy, pump.isolation)
+    ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
+    pump = Pump(clock, remote_lost=lambda: client.lost_facts)
+    machine = _build_machine(config, clock, client, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline)
-    is_culprit, happenings = accountant.harm.is_culprit, diagnoser.log.between
-    exporter = build_exporter(config, clock, port, policy, is_culprit, happenings)
+    is_culprit, span_events = ledgers.harm.is_culprit, diagnoser.log.between
+    exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
-    suppliers = _suppliers(bridge, pump, machine, recorder, exporter, slo, lambda: pusher)
+    suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher)
     window = WindowFold(histograms, suppliers)
     root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
     all_metrics = build_metrics(
@@ -82,13 +81,13 @@ def build_telemetry(
         slo,
         kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
         more=_more_families(
-            bridge, pump, machine, accountant, diagnoser, root_worker, connections, ingest
+            client, pump, machine, ledgers, diagnoser, root_worker, connections, ingest
         ),
     )
     pusher = build_pusher(config, clock, all_metrics)
     timelines = TimelineStore(capacity_bytes=config.recorder.timeline_bytes)
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
-    phases = PhaseFold(listeners, [histograms.on_measured], accountant, isolation=pump.isolation)
+    phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,
         pump=pump,
@@ -101,11 +100,11 @@ def build_telemetry(
         pusher=pusher,
         machine=machine,
         drain_rate=DrainRate(),
-        accountant=accountant,
+        ledger_builder=ledgers,
         recorder=recorder,
         root_worker=root_worker,
     )
-    _connect(config, telemetry, bridge, lanes)
+    _connect(config, telemetry, client, lanes)
     return telemetry
 
 
@@ -114,7 +113,7 @@ def _build_diagnoser(baseline: str | None) -> Diagnoser:
 
 
 def _suppliers(
-    bridge: Bridge,
+    client: EngineClient,
     pump: Pump,
     machine: MachineWatch,
     recorder: FlightRecorder | None,
@@ -124,7 +123,7 @@ def _suppliers(
 ) -> Suppliers:
     """What a snapshot asks of other owners; `pusher` is built later."""
     return Suppliers(
-        ready=lambda: bridge.ready,
+        ready=lambda: client.ready,
         facts_lost=lambda: pump.facts_lost,
         facts_waiting=lambda: pump.facts_waiting,
         folds_detached=lambda: pump.detached,
@@ -139,10 +138,10 @@ def _suppliers(
 
 
 def _more_families(
-    bridge: Bridge,
+    client: EngineClient,
     pump: Pump,
     machine: MachineWatch,
-    accountant: Accountant,
+    ledger_builder: LedgerBuilder,
     diagnoser: Diagnoser,
     root_worker: RootWorker | None,
     connections: ConnectionCounts,
@@ -151,8 +150,8 @@ def _more_families(
     """Metrics of other owners than the folds."""
     return lambda: [
         *machine_families(machine),
-        *heartbeat_families(bridge.health.heartbeat_age_ns, bridge.health.hangs),
-        *harm_families(accountant.harm),
+        *heartbeat_families(client.health.heartbeat_age_ns, client.health.hangs),
+        *harm_families(ledger_builder.harm),
         *finding_families(opinion(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *connection_families(connections),
@@ -180,7 +179,7 @@ def _listeners(
 
 
 def _connect(
-    config: ServeConfig, telemetry: Telemetry, bridge: Bridge, lanes: tuple[Lane, ...]
+    config: ServeConfig, telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...]
 ) -> None:
     """Lanes and folds to the pump."""
     pump = telemetry.pump
@@ -195,18 +194,18 @@ def _connect(
     pump.add_fold("drain_rate", telemetry.drain_rate)
     if config.engine.itl_target_ms is not None:  # the token budget follows what steps cost
         loop = asyncio.get_running_loop()
-        pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, bridge, cost)))
+        pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 
 
 def _build_machine(
     config: ServeConfig,
     clock: Clock,
-    bridge: Bridge,
+    client: EngineClient,
     is_busy: Callable[[], bool],
     isolation: Isolation,
 ) -> MachineWatch:
     def engine_pid() -> int | None:
-        return bridge.started.pid if bridge.has_engine and bridge.started is not None else None
+        return client.started.pid if client.has_engine and client.started is not None else None
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(
@@ -216,11 +215,11 @@ def _build_machine(
     )
     machine = MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
     if machine.enabled:
-        bridge.on_frame = isolation.guard("loop_probe", machine.probe.alive)
+        client.on_frame = isolation.guard("loop_probe", machine.probe.alive)
     return machine
 
 
-def _send_step_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepCost) -> None:
+def _send_step_cost(loop: asyncio.AbstractEventLoop, client: EngineClient, cost: StepCost) -> None:
     """From the pump's thread to the event loop, which owns the socket to the engine."""
     command = SetStepCost(
         base_ns=cost.base_ns,
@@ -229,4 +228,4 @@ def _send_step_cost(loop: asyncio.AbstractEventLoop, bridge: Bridge, cost: StepC
         context_token_ns=cost.context_token_ns,
     )
     with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
-        loop.call_soon_threadsafe(bridge.tell, command)
+        loop.call_soon_threadsafe(client.send, command)

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable
 
 from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
+from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.happening import Happenings
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloPolicy
 from telemetry.stats.slo import judge
@@ -24,7 +24,7 @@ def build_exporter(
     port: int,
     slo: SloPolicy,
     is_culprit: Callable[[str], bool],
-    happenings: Happenings,
+    span_events: SpanEvents,
 ) -> SpanExporterThread | None:
     """None when spans go nowhere. Raises ConfigError."""
 
@@ -44,7 +44,7 @@ def build_exporter(
             clock,
             TailSampler(policy, is_culprit, missed),
             (address, port or None),
-            happenings,
+            span_events,
         )
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Errors that clients see, in the shape of OpenAI's error objects."""
+"""The errors that clients see, as OpenAI's error objects."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from telemetry.facts.reasons import EndReason
 
 
 class EngineUnavailable(Exception):
-    """No engine is ready to take a request."""
+    """No engine is ready for a request."""
 
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """An answer that is an error. `reason` is how the request ends in the facts."""
+    """An error response. `reason` is the request's end reason in its RequestEnded."""
 
     status: int
     message: str
@@ -83,7 +83,7 @@ def not_ready() -> ApiError:
 
 
 def not_responding(hung_ns: int) -> ApiError:
-    """The engine may go on, or is replaced after --engine-deadline."""
+    """The engine hangs: it may recover, or is restarted after --engine-deadline."""
     return ApiError(
         503,
         f"the engine has not responded for {hung_ns / 1e9:.1f} s; try again",
@@ -113,7 +113,7 @@ def draining() -> ApiError:
 
 
 def timed_out(reason: EndReason) -> ApiError:
-    """`reason` is DEADLINE when the engine kept it, TIMEOUT when the gateway had to."""
+    """`reason` is DEADLINE if the engine ended the request, TIMEOUT if the gateway did."""
     message = "the request took longer than its timeout and was cancelled"
     return ApiError(408, message, "timeout_error", "timeout", reason=reason)
 
@@ -132,9 +132,9 @@ def busy(reason: EndReason, message: str, seconds: int) -> ApiError:
 def error_of_end(
     reason: EndReason, retry_after_s: Callable[[], int], detail: str | None = None
 ) -> ApiError | None:
-    """The error that an end means to a client; None for the ends that are successes.
+    """The error for an end reason; None for the reasons that are a success.
 
-    `retry_after_s` is asked only when the answer needs it: it costs a look at the queue.
+    `retry_after_s` is called only for a full queue.
     """
     match reason:
         case (
@@ -168,10 +168,10 @@ def error_of_end(
             return timed_out(reason)
         case EndReason.ENGINE_DIED | EndReason.EXECUTOR_ERROR | EndReason.INTERNAL:
             return _failure(reason)
-        case EndReason.END_LOST:  # of telemetry alone: no client was ever told so
+        case EndReason.END_LOST:  # set by telemetry only, never sent to a client
             return internal()
         case EndReason.SHUTDOWN | EndReason.DELETED | EndReason.SLOW_CLIENT | EndReason.DISCONNECT:
-            return _broken_off(reason)
+            return _cancelled(reason)
         case _:
             assert_never(reason)
 
@@ -179,7 +179,7 @@ def error_of_end(
 def _failure(
     reason: Literal[EndReason.ENGINE_DIED, EndReason.EXECUTOR_ERROR, EndReason.INTERNAL],
 ) -> ApiError:
-    """The server's own fault."""
+    """The error for a failure of the server."""
     match reason:
         case EndReason.ENGINE_DIED:
             return ApiError(
@@ -197,12 +197,12 @@ def _failure(
             return internal()
 
 
-def _broken_off(
+def _cancelled(
     reason: Literal[
         EndReason.SHUTDOWN, EndReason.DELETED, EndReason.SLOW_CLIENT, EndReason.DISCONNECT
     ],
 ) -> ApiError:
-    """Ended from outside before it was done."""
+    """The error for a request that was cancelled."""
     status, kind, message = {
         EndReason.SHUTDOWN: (503, "service_unavailable_error", "the server is shutting down"),
         EndReason.DELETED: (409, "request_cancelled", "the request was deleted"),
@@ -213,7 +213,7 @@ def _broken_off(
 
 
 class Interrupted(Exception):
-    """Nobody wants the rest any more; `reason` says why."""
+    """The request was cancelled from outside, for `reason`."""
 
     def __init__(self, reason: EndReason) -> None:
         super().__init__(reason)

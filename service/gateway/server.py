@@ -1,8 +1,8 @@
 """Runs the gateway's event loop: HTTP server and engine supervisor, until told to stop.
 
-On SIGINT or SIGTERM the server drains: new work is refused with a typed error, what runs may
-finish within a grace time, what is left then is cancelled, and at last everything recorded is
-exported. A second signal ends the grace time.
+On SIGINT or SIGTERM the server drains: new requests are refused with a typed error, running ones
+may finish within the drain timeout, and those left then are cancelled. A second signal ends the
+drain timeout.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from service.gateway.http.acceptor import Acceptor, OpenConnections
 from service.gateway.http.arrival import StampedProtocol
 from telemetry.facts.reasons import EndReason
 
-_LAST_REPLIES_S = 5
+_LAST_RESPONSES_S = 5
 _POLL_S = 0.02
 
 
 class _Server(uvicorn.Server):
-    """uvicorn re-raises a signal after it has stopped, which would end the process before
-    the engine is ended and spans are flushed; here the signals are the runner's business.
-    Connections are taken by an acceptor of our own."""
+    """uvicorn's server with our own acceptor and signal handling.
+
+    uvicorn raises a signal again after it has stopped, which would end the process before the
+    engine is stopped and spans are flushed; `run_gateway` handles the signals instead.
+    """
 
     def __init__(
         self, config: uvicorn.Config, listener: socket.socket, connections: OpenConnections
@@ -51,7 +53,7 @@ class _Server(uvicorn.Server):
 
         acceptor = Acceptor(self._listener, self._connections, make_protocol, self.config.ssl)
         acceptor.start()
-        self.servers = [acceptor]  # type: ignore[list-item]  # it is closed and waited for
+        self.servers = [acceptor]  # type: ignore[list-item]  # uvicorn only closes it and waits for it
         self.started = True
 
     @contextlib.contextmanager
@@ -63,17 +65,17 @@ async def run_gateway(
     app: ASGIApp,
     state: GatewayState,
     listener: socket.socket,
-    engine: asyncio.Task[None],
+    supervisor: asyncio.Task[None],
     announce: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until a signal comes or `engine`, the supervisor, ends (EngineStartFailed)."""
+    """Serve until a signal or until the engine supervisor ends. Raises EngineStartFailed."""
     gateway = state.config
     limits = gateway.http
-    logging.getLogger("uvicorn.error").addFilter(_says_something)
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
     server = _Server(
         uvicorn.Config(
             app,
-            ws="none",  # an upgrade would take the connection from its protocol
+            ws="none",  # no websockets
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -81,45 +83,45 @@ async def run_gateway(
             timeout_keep_alive=limits.keep_alive_timeout_s,  # type: ignore[arg-type]
             ssl_certfile=limits.ssl_certfile,
             ssl_keyfile=limits.ssl_keyfile,
-            timeout_graceful_shutdown=_LAST_REPLIES_S,
+            timeout_graceful_shutdown=_LAST_RESPONSES_S,
         ),
         listener,
         OpenConnections(limits, state.connections, gateway.slow_client_timeout_s),
     )
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, skip_grace = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
-    greeting = asyncio.ensure_future(announce())
+        loop.add_signal_handler(number, lambda: skip_grace.set() if stop.is_set() else stop.set())
+    announcing = asyncio.ensure_future(announce())
     http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    drain = asyncio.create_task(_drain(state, stop, hurry), name="drain")
+    drain = asyncio.create_task(_drain(state, stop, skip_grace), name="drain")
     try:
-        await asyncio.wait({engine, http, drain}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({supervisor, http, drain}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await http
     finally:
-        greeting.cancel()
+        announcing.cancel()
         drain.cancel()
-    if engine.done():
-        await engine
+    if supervisor.done():
+        await supervisor
 
 
-def _says_something(record: logging.LogRecord) -> bool:
-    """An answer broken off because its client stopped reading is in the facts already."""
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's message about an incomplete response: its reason is recorded as a fact."""
     return "without completing response" not in record.getMessage()
 
 
-async def _drain(state: GatewayState, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-    """From the first signal until nobody is served any more."""
+async def _drain(state: GatewayState, stop: asyncio.Event, skip_grace: asyncio.Event) -> None:
+    """Wait for the first signal, then until all requests have ended."""
     await stop.wait()
     state.drain.active = True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(state.config.drain_timeout_s):
-            while state.exchanges and not hurry.is_set():
+            while state.handlers and not skip_grace.is_set():
                 await asyncio.sleep(_POLL_S)
-    for live in list(state.exchanges.values()):
-        live.interrupt(EndReason.SHUTDOWN)
+    for handler in list(state.handlers.values()):
+        handler.interrupt(EndReason.SHUTDOWN)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_REPLIES_S):
-            while state.exchanges:
+        async with asyncio.timeout(_LAST_RESPONSES_S):
+            while state.handlers:
                 await asyncio.sleep(_POLL_S)

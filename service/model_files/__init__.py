@@ -1,1 +1,6 @@
-"""Models as files: found, fetched, read, and obeyed key by key."""
+"""Model files: finding, downloading and reading them. Must not import torch.
+
+- `model_store`, `download`: resolve `--model` to files on this machine.
+- `gguf_file`, `gguf_blocks`: read GGUF headers and dequantize tensors.
+- `strict_keys`: every key of a model's files is used, ignored for a reason, or refused.
+"""

@@ -1,7 +1,7 @@
-"""Brings one wheel with pip, so that the user's own index configuration applies.
+"""Downloads one wheel with pip, so that the user's own index configuration applies.
 
-pip shows no progress to a pipe and keeps its partial file in a temporary folder. So pip
-gets a temporary folder of ours, and progress is the size of what grows in it.
+pip shows no progress when its output is a pipe, and keeps its partial file in a temporary folder.
+So pip gets a temporary folder of ours, and progress is the size of the largest file in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def download_wheel(
     progress: Callable[[str], None],
     clock: Clock | None = None,
 ) -> None:
-    """`requirement` as `folder/name`. Raises ConfigError with what pip said last."""
+    """Download `requirement` to `folder/name`. Raises ConfigError with pip's error."""
     clock = clock or MonotonicClock()
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as scratch:
         target = Path(scratch) / "wheel"
@@ -61,7 +61,7 @@ def _watch(
     progress: Callable[[str], None],
     clock: Clock,
 ) -> None:
-    """Report about once a second until pip ends; end pip if we are interrupted."""
+    """Report progress once a second until pip ends; terminate pip on an interrupt."""
     reported_ns = clock.now_ns()
     try:
         while process.poll() is None:
@@ -83,7 +83,7 @@ def _bytes_below(folder: Path) -> int:
         try:
             total = max(total, path.stat().st_size)  # pip may hold a copy; count the largest
         except OSError:
-            continue  # gone between listing and looking
+            continue  # deleted meanwhile
     return total
 
 

@@ -1,10 +1,9 @@
-"""Turns the blocks of the commonest GGUF formats into float32, fast.
+"""Dequantizes blocks of the most common GGUF formats to float32, fast.
 
-The `gguf` package reads every format, at a tenth of the speed of memory: it makes a new
-array for each step of the arithmetic. For the formats below the same arithmetic, operation
-by operation, so with the same bits, runs over pieces that stay in a core's cache, on a few
-threads: numpy lets go of the interpreter lock meanwhile. All others are left to the package,
-which is imported only then. Layout: the block structs of ggml-common.h.
+The `gguf` package supports all formats, but allocates an array for each arithmetic operation. For
+the formats below, the same operations in the same order, so with bit-identical results, run over
+pieces that fit a core's cache, on a few threads (numpy releases the interpreter lock). Other
+formats use the package, which is imported only then. Layout: the block structs of ggml-common.h.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block_values` numbers are stored in `block_bytes` bytes; `number` is GGUF's own."""
+    """`block_values` values are stored in `block_bytes` bytes; `number` is ggml's type id."""
 
     number: int
     name: str
@@ -38,7 +37,7 @@ class BlockFormat:
 
 
 def format_of(number: int) -> BlockFormat:
-    """The format that a file names. Raises ValueError for a number that ggml does not know."""
+    """The format with ggml's type id `number`. Raises ValueError for an unknown id."""
     known = _KNOWN.get(number)
     if known is not None:
         return known[0]
@@ -48,11 +47,11 @@ def format_of(number: int) -> BlockFormat:
     return BlockFormat(number, kind.name, *GGML_QUANT_SIZES[kind])
 
 
-def dequantise(rows: Bytes, kind: BlockFormat) -> Floats:
-    """float32 [rows, values] of uint8 [rows, bytes]. Raises NotImplementedError."""
+def dequantize_blocks(rows: Bytes, kind: BlockFormat) -> Floats:
+    """uint8 [rows, bytes] to float32 [rows, values]. Raises NotImplementedError."""
     known = _KNOWN.get(kind.number)
     if known is None:
-        return _by_the_package(rows, kind)
+        return _dequantize_with_package(rows, kind)
     values = rows.size // kind.block_bytes * kind.block_values
     flat = np.empty(values, np.float32)
     blocks = rows.reshape(-1, kind.block_bytes)
@@ -129,7 +128,7 @@ _KNOWN: dict[int, tuple[BlockFormat, Callable[[Bytes, Floats], None]]] = {
 }
 
 
-def _by_the_package(rows: Bytes, kind: BlockFormat) -> Floats:
+def _dequantize_with_package(rows: Bytes, kind: BlockFormat) -> Floats:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 

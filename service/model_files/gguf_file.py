@@ -1,9 +1,8 @@
-"""Reads the header of a GGUF file: metadata and where each tensor lies.
+"""Reads the header of a GGUF file: metadata, and the position of each tensor.
 
-The `gguf` package's reader builds an object for every string of the token list, which
-takes seconds; this one takes a tenth of one, and both processes read the file when the
-service starts. Dequantising is `service.model_files.gguf_blocks`' business. Layout: the GGUF v2/v3
-specification of ggml.
+The `gguf` package's reader creates an object for every string of the token list, which takes
+seconds; this reader takes a tenth of a second. Both processes read the file at the start. Tensors
+are dequantized by `gguf_blocks`. Layout: ggml's specification of GGUF versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.config.settings import ConfigError
-from service.model_files.gguf_blocks import BlockFormat, dequantise, format_of
+from service.model_files.gguf_blocks import BlockFormat, dequantize_blocks, format_of
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -40,7 +39,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """`shape` is in row-major order (outermost first), `offset` from the file's start."""
+    """`shape` is row-major (outermost first); `offset` in bytes from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +49,7 @@ class TensorInfo:
 
 
 class _Cursor:
-    """Walks the header; running off its end means that the file is cut short."""
+    """Reads the header's values one after the other; raises struct.error at the end of the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -71,7 +70,7 @@ class _Cursor:
         return text
 
     def texts(self, count: int) -> list[str]:
-        """So many strings: a token list has tens of thousands, so the loop is spelt out."""
+        """`count` strings; inlined for speed, a token list has tens of thousands."""
         data, at, last = self._data, self.at, len(self._data)
         unpack = _LENGTH.unpack_from
         found: list[str] = []
@@ -100,7 +99,7 @@ class _Cursor:
 
 
 class GgufFile:
-    """One open file: `metadata` by key, `tensors` by name."""
+    """An open GGUF file: `metadata` by key, `tensors` by name."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when the file is missing, cut short or not GGUF."""
@@ -122,8 +121,8 @@ class GgufFile:
             ) from error
 
     def load(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """The tensor, dequantised to float32, its rows in `order` if one is given: an array
-        of the caller's own. Raises ConfigError."""
+        """A tensor as a new float32 array of its shape, with its rows in `order` if that is given.
+        Raises ConfigError."""
         info = self.tensors.get(name)
         if info is None:
             raise ConfigError(f"{self.path} has no tensor {name}")
@@ -131,14 +130,14 @@ class GgufFile:
         try:
             rows = raw.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
             if order is None:
-                return dequantise(rows, info.kind).reshape(info.shape)
+                return dequantize_blocks(rows, info.kind).reshape(info.shape)
             if len(info.shape) == 1:
-                return dequantise(rows, info.kind).reshape(-1)[order]
-            return dequantise(rows[order], info.kind).reshape(info.shape)
+                return dequantize_blocks(rows, info.kind).reshape(-1)[order]
+            return dequantize_blocks(rows[order], info.kind).reshape(info.shape)
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "
-                "cannot dequantise; use another quantisation of the model"
+                "cannot dequantize_blocks; use another quantisation of the model"
             ) from error
 
     def _read_header(self) -> None:

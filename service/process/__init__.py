@@ -1,1 +1,10 @@
-"""The engine process: its frames to the gateway, its heartbeat, its main loop."""
+"""The engine process: what surrounds the engine loop, and its protocol with the gateway.
+
+- `engine_main`: loads the executor and runs the loop; only `service.cli` imports it.
+- `frames`, `gateway_connection`: the messages, and the engine's end of the socket.
+- `heartbeat`: the shared page by which the gateway watches the engine.
+- `live_sequences`, `profiling`: records of live sequences, and kernel profiles.
+- `allocator`: settings of malloc, for the gateway process.
+
+`frames` and `heartbeat` are imported by the gateway too, so they must not import torch.
+"""

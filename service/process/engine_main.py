@@ -1,9 +1,9 @@
-"""The engine process: commands in from a socket, the loop, one frame a step out.
+"""The engine process: reads commands from a socket, runs the engine loop, sends a frame a step.
 
-It is a process of its own so that nothing the gateway does (SSE, JSON, exporters, its
-garbage collector) can hold the interpreter lock while the device waits. The process has
-one thread that works and one that beats (`service.process.heartbeat`); it never blocks on the
-gateway (`service.process.link`).
+It is a process of its own so that nothing in the gateway (SSE, JSON, exporters, garbage
+collection) holds the interpreter lock while the device waits. One thread runs the loop, another
+writes the heartbeat (`service.process.heartbeat`). The process never blocks on the gateway
+(`service.process.gateway_connection`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from service.engine.loop import EngineLoop
 from service.engine.scheduler import Scheduler
 from service.engine.warm_up import warm_up
 from service.process import frames
-from service.process.heartbeat import Pulse
-from service.process.link import GatewayGone, Link
+from service.process.gateway_connection import GatewayConnection, GatewayGone
+from service.process.heartbeat import Heartbeat
 from service.process.live_sequences import SequenceLister
 from service.process.profiling import Profiles
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
@@ -50,16 +50,16 @@ from telemetry.facts.stages import Stages
 from telemetry.host.gc_watch import GcWatch, settle_collector
 
 _PAUSES_KEPT = 1024
-_GAP_S = 1.0  # while facts were shed and that could not be told
-_LAST_WORDS_NS = 1_000_000_000
+_GAP_S = 1.0  # the longest wait while dropped facts have not been reported
+_EXIT_DELAY_NS = 1_000_000_000
 
 
-class EngineHost:
-    """Feeds the loop from the link and the link from the loop."""
+class EngineServer:
+    """Passes commands from the gateway to the engine loop, and its emissions and facts back."""
 
     def __init__(
         self,
-        link: Link,
+        gateway: GatewayConnection,
         inbox: Inbox,
         loop: EngineLoop,
         lane: Lane,
@@ -67,9 +67,9 @@ class EngineHost:
         compiler: GrammarCompiler,
         profiles: Profiles,
         pauses: Lane | None = None,
-        pulse: Pulse | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
-        self._link = link
+        self._gateway = gateway
         self._clock = clock
         self._compiler = compiler
         self._profiles = profiles
@@ -78,16 +78,16 @@ class EngineHost:
         self._lane = lane
         self._lister = SequenceLister(clock)
         self._pauses = Lane(1) if pauses is None else pauses
-        self._pulse = Pulse(None, clock) if pulse is None else pulse
+        self._heartbeat = Heartbeat(None, clock) if heartbeat is None else heartbeat
 
     def serve(self) -> None:
-        """Run until told to shut down. Raises GatewayGone when the gateway went away."""
+        """Run until a Shutdown. Raises GatewayGone when the gateway closes the socket."""
         while True:
             constrained: list[Submit] = []
             for message in self._receive():
                 match message:
                     case Submit():
-                        self._lister.heard(message.seq_id)
+                        self._lister.note_submitted(message.seq_id)
                         self._inbox.put(message)
                         if message.grammar is not None:
                             constrained.append(message)
@@ -101,10 +101,10 @@ class EngineHost:
                     ):
                         self._inbox.put(message)
                     case frames.StartProfile() | frames.StopProfile():
-                        self._profiles.take(message)
+                        self._profiles.handle(message)
                     case frames.Shutdown():
                         self._loop.apply_commands()
-                        self._link.send_frame(frames.Frame([], self._take_facts(), self._lost))
+                        self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
                         return
                     case frames.Launch() | frames.UseVocabulary():
                         raise ValueError(f"a second {type(message).__name__}")
@@ -112,20 +112,20 @@ class EngineHost:
             emissions = self._loop.step()
             facts = self._take_facts()
             live = self._loop.scheduler.table.live
-            facts += self._lister.due(facts, live, self._link.has_gap_to_tell)
+            facts += self._lister.due(facts, live, self._gateway.has_gap_to_report)
             if emissions or facts:
-                self._link.send_frame(frames.Frame(emissions, facts, self._lost))
+                self._gateway.send_frame(frames.Frame(emissions, facts, self._lost))
             if self._profiles.open is not None and self._profiles.end_full():
-                self._link.send_frame(frames.Frame([], self._take_facts(), self._lost))
+                self._gateway.send_frame(frames.Frame([], self._take_facts(), self._lost))
             self._loop.check_idle()
 
     def _receive(self) -> list[frames.ToEngine]:
-        """What has come; a turn begins with it."""
+        """Wait for messages while idle; they begin an iteration of the loop."""
         idle_s = self._idle_s()
         if idle_s != 0:
-            self._pulse.rest()
-        messages = self._link.receive(idle_s)
-        self._pulse.turn()
+            self._heartbeat.idle()
+        messages = self._gateway.receive(idle_s)
+        self._heartbeat.begin_iteration()
         return messages
 
     def _take_facts(self) -> list[Fact]:
@@ -139,7 +139,7 @@ class EngineHost:
         return self._lane.lost + self._pauses.lost
 
     def _compile(self, submits: list[Submit]) -> None:
-        """Have grammars compiled, of those requests only that the queue has taken."""
+        """Request the compilation of grammars, but not for sequences that the queue refused."""
         if not submits:
             return
         self._loop.apply_commands()
@@ -149,43 +149,46 @@ class EngineHost:
                 self._compiler.request(submit.seq_id, submit.grammar)
 
     def _idle_s(self) -> float | None:
-        """How long nothing is to be done unless a message comes."""
+        """How long the loop may wait for a message; None: without limit."""
         if self._loop.has_work or len(self._inbox):
             return 0
         wake_ns = self._loop.wake_ns
-        most_s = _GAP_S if self._link.has_gap else None
+        most_s = _GAP_S if self._gateway.has_gap else None
         if wake_ns is None:
             return most_s
         wait_s = max(0.0, (wake_ns - self._clock.now_ns()) / 1e9)
         return wait_s if most_s is None else min(wait_s, most_s)
 
 
-def run_engine_process(connection: socket.socket, pulse_fd: int | None = None) -> int:
-    """The engine process from its first message to its exit code."""
+def run_engine_process(connection: socket.socket, heartbeat_fd: int | None = None) -> int:
+    """Run the engine process; returns its exit code.
+
+    `heartbeat_fd` is the shared page of the heartbeat, if the gateway watches it.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the gateway decides when we end
-    link, clock = Link(connection), MonotonicClock()
-    pulse = Pulse(pulse_fd, clock)
-    pulse.start()
+        signal.signal(number, signal.SIG_IGN)  # the gateway sends Shutdown
+    gateway, clock = GatewayConnection(connection), MonotonicClock()
+    heartbeat = Heartbeat(heartbeat_fd, clock)
+    heartbeat.start()
     try:
-        return _run(link, _read_only(link, frames.Launch), clock, pulse)
+        return _run(gateway, _read_only(gateway, frames.Launch), clock, heartbeat)
     except GatewayGone:
         return 0
     except ConfigError as error:
-        link.send_last(frames.EngineFailed(str(error), is_config=True))
+        gateway.send_last(frames.EngineFailed(str(error), is_config=True))
         return 2
     except Exception as error:
         said, failure = f"{type(error).__name__}: {error}", told_failure(error)
-        link.send_last(frames.EngineFailed(said, is_config=False, failure=failure))
+        gateway.send_last(frames.EngineFailed(said, is_config=False, failure=failure))
         raise
 
 
 First = TypeVar("First", frames.Launch, frames.UseVocabulary)
 
 
-def _read_only(link: Link, kind: type[First]) -> First:
-    """The next message, which must be of that kind. Raises GatewayGone when told to end."""
-    message = link.receive_one()
+def _read_only(gateway: GatewayConnection, kind: type[First]) -> First:
+    """The next message, which must be of type `kind`. Raises GatewayGone on a Shutdown."""
+    message = gateway.receive_one()
     if isinstance(message, frames.Shutdown):
         raise GatewayGone
     if not isinstance(message, kind):
@@ -193,30 +196,32 @@ def _read_only(link: Link, kind: type[First]) -> First:
     return message
 
 
-def _run(link: Link, launch: frames.Launch, clock: Clock, pulse: Pulse) -> int:
+def _run(
+    gateway: GatewayConnection, launch: frames.Launch, clock: Clock, heartbeat: Heartbeat
+) -> int:
     config = launch.config
     lane, inbox = Lane(source=FactSource.ENGINE), Inbox()
     stages = Stages(clock, launch.begun_ns)
     stages.end(StartStage.IMPORTS)
 
     def progress(stage: str) -> None:
-        link.send(frames.LoadProgress(stage))
+        gateway.send(frames.LoadProgress(stage))
 
     def on_ready(ready: GrammarReady) -> None:
         inbox.put(ready)
-        link.wake()
+        gateway.wake()
 
     config.validate()
     compilers: list[GrammarCompiler] = []
 
     def make_compiler(vocab_logits: int) -> GrammarCompiler:
-        # as many as can wait at once, or one would be pushed out before it is used
+        # as many as requests can wait, or a grammar would be evicted before it is used
         kept = config.queue_limit_requests + config.max_seqs
-        vocabulary = _read_only(link, frames.UseVocabulary).vocabulary
+        vocabulary = _read_only(gateway, frames.UseVocabulary).vocabulary
         compilers.append(GrammarCompiler(vocabulary, vocab_logits, clock, on_ready, kept))
         return compilers[0]
 
-    loaded = load_executor(config, clock, progress, make_compiler, stages.end, _end_soon)
+    loaded = load_executor(config, clock, progress, make_compiler, stages.end, _exit_rank_lost)
     loaded.own_process()
     limits = _limits(config, loaded)
     progress("warming up")
@@ -230,20 +235,22 @@ def _run(link: Link, launch: frames.Launch, clock: Clock, pulse: Pulse) -> int:
         GcWatch(HostProcess.ENGINE, pauses, clock).install()
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done))
-    link.send_frame(frames.Frame([], lane.drain(), lane.lost))
-    profiles = Profiles(loop, loaded, lane, clock, link.send)
+    gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
+    profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
-        EngineHost(link, inbox, loop, lane, clock, compilers[0], profiles, pauses, pulse).serve()
+        EngineServer(
+            gateway, inbox, loop, lane, clock, compilers[0], profiles, pauses, heartbeat
+        ).serve()
     finally:
         profiles.close()
     loaded.executor.close()
     return 0
 
 
-def _end_soon(what: str) -> None:
-    """What the model is computed with is not whole any more. A step says so itself and ends the
-    process, unless there is none or it waits for a GPU that waits for another."""
-    sleep_ns(_LAST_WORDS_NS)
+def _exit_rank_lost(what: str) -> None:
+    """A rank was lost: exit after a second. A running step reports the failure itself and ends
+    the process earlier, unless it waits for a GPU that waits for the lost rank."""
+    sleep_ns(_EXIT_DELAY_NS)
     sys.stderr.write(f"phasescope: {what}\n")
     sys.stderr.flush()
     os._exit(frames.EXIT_RANK_LOST)

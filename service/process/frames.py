@@ -4,8 +4,7 @@ Each message is MessagePack behind a 4-byte little-endian length, over one local
 socket. From gateway to engine: one `Launch`, one `UseVocabulary`, then commands. From
 engine to gateway: `LoadProgress` while it loads, then one `Frame` a step: the emitted tokens
 and the step's facts are the same message, so no view can run ahead of another.
-`ProfileEnded` answers a `StartProfile`. `EngineFailed` is the engine's last word when it cannot
-go on.
+`ProfileEnded` answers a `StartProfile`. `EngineFailed` is the engine's last message when it fails.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from service.engine.vocabulary import Vocabulary
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact
 
-EXIT_RANK_LOST = 3  # of the engine process; 2 is a configuration that cannot work
+EXIT_RANK_LOST = 3  # exit code of the engine process; 2 is an invalid configuration
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
@@ -44,24 +43,24 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
 
 class UseVocabulary(msgspec.Struct, frozen=True, tag=True):
-    """What grammars are compiled against: the second message. It comes when the gateway has
-    read the tokenizer, which it does while the engine reads the weights."""
+    """The vocabulary that grammars are compiled for: the second message. The gateway sends it when
+    it has loaded the tokenizer, which it does while the engine loads the weights."""
 
     vocabulary: Vocabulary
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End the engine process now; nothing is in flight that anybody waits for."""
+    """Exit now; no request waits for a sequence in flight."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):
-    """One stage of loading has begun."""
+    """A stage of loading has begun."""
 
     stage: str
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
-    """News of one step. `lost_facts` counts, since the start, what the lane refused."""
+    """Emissions and facts of one step. `lost_facts` counts dropped facts since the start."""
 
     emissions: list[Emission]
     facts: list[Fact]
@@ -71,8 +70,8 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """Why the engine cannot start or go on; `message` is one line with the remedy.
 
-    `is_config` says that the user's settings or files are at fault, so that trying again
-    is useless. `failure` is set where the device does not compute any more.
+    `is_config` means that settings or files are wrong, so a restart would fail too. `failure` is
+    set when the device failed.
     """
 
     message: str
@@ -81,22 +80,22 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
-    """Record the next `steps` steps with torch's profiler into a new file at `path`. The answer is
-    one ProfileEnded; until then there must not be another."""
+    """Profile the next `steps` steps with torch's profiler, into a new file `path`. The engine
+    answers with one ProfileEnded; no other StartProfile may be sent before that."""
 
     steps: int
     path: str
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag=True):
-    """End the profile with what it has, and write its file if `keep`. Nothing if none goes on."""
+    """End the running profile, if there is one, and write its file if `keep`."""
 
     keep: bool
 
 
 class ProfileEnded(msgspec.Struct, frozen=True, tag=True):
-    """A profile holds `steps` steps; its file is there if that was wanted and `error`, one line,
-    is None. `contents` says in words what was recorded of a step."""
+    """The profile has `steps` steps. Its file was written if `keep` and `error` (one line) is None.
+    `contents` describes in words what was recorded."""
 
     steps: int
     contents: str

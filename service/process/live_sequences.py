@@ -1,7 +1,8 @@
-"""Lists every sequence that is live in the engine, so that folds can tell who lost its end.
+"""Records which sequences are live in the engine, so that folds can find sequences whose end was
+lost.
 
-A list is due when the engine goes idle, once a minute, and when facts were shed on the way to the
-gateway. It costs as many numbers as there are live sequences, and nothing in any other step.
+A list is written when the engine becomes idle, once a minute, and after facts were dropped on the
+way to the gateway.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ EVERY_NS = 60_000_000_000
 
 
 class SequenceLister:
-    """Asked after each turn of the engine's loop. Sequences are numbered in the order in which
-    they come, so the highest number that was heard says which the engine knows."""
+    """Asked after each iteration of the engine loop. Sequence ids grow, so the highest submitted id
+    says which sequences the engine has seen."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last_seq_id = -1
         self._next_ns = clock.now_ns() + EVERY_NS
 
-    def heard(self, seq_id: int) -> None:
-        """The engine has been handed a sequence."""
+    def note_submitted(self, seq_id: int) -> None:
+        """The engine has received a sequence."""
         self._last_seq_id = max(self._last_seq_id, seq_id)
 
     def due(self, facts: Sequence[Fact], live: Iterable[int], after_gap: bool) -> list[Fact]:
-        """The list, if `facts` of the turn or the time ask for one."""
+        """A SequencesListed if one is due, by this iteration's `facts` or by time; else nothing."""
         now_ns = self._clock.now_ns()
         is_idle = any(isinstance(fact, EngineIdled) for fact in facts)
         if not (is_idle or after_gap or now_ns >= self._next_ns):

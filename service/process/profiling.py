@@ -1,7 +1,7 @@
-"""Kernel profiles in the engine process, begun and ended as the gateway says.
+"""Kernel profiles in the engine process, started and ended by messages from the gateway.
 
-A profile that cannot be taken is told to who asked for it and costs nobody anything else: the
-engine goes on. That one was taken is a fact, since it makes steps slower.
+If a profile fails, the gateway gets the error and the engine continues. Each profile is recorded
+as a fact, because it slows the steps down.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from telemetry.facts.recorder import Lane
 
 @dataclass(frozen=True, slots=True)
 class OpenProfile:
-    """One that is being recorded."""
+    """A running profile; `request` is the message that started it."""
 
     profiler: StepProfiler
-    asked: frames.StartProfile
+    request: frames.StartProfile
     begin_ns: int
 
 
 class Profiles:
-    """At most one at a time; `open` is None between them, and the loop runs its own executor."""
+    """At most one profile at a time.
+
+    `open` is the running profile or None; while it runs, the loop's executor is replaced by a
+    StepProfiler.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Profiles:
         self._clock = clock
         self._answer = answer
 
-    def take(self, message: frames.StartProfile | frames.StopProfile) -> None:
+    def handle(self, message: frames.StartProfile | frames.StopProfile) -> None:
         match message:
             case frames.StartProfile():
                 self._start(message)
@@ -57,46 +61,46 @@ class Profiles:
                     self._end(self.open, message.keep)
 
     def end_full(self) -> bool:
-        """End the open profile if it has all its steps; whether it did."""
+        """End the running profile if it has all its steps. True if it was ended."""
         if self.open is None or not self.open.profiler.is_full:
             return False
         self._end(self.open, keep=True)
         return True
 
     def close(self) -> None:
-        """Drop what is being recorded: the process ends, and nobody is answered."""
+        """Drop the running profile, without an answer: the process exits."""
         if self.open is not None:
-            with contextlib.suppress(Exception):  # perhaps it ends because the device is broken
+            with contextlib.suppress(Exception):  # the device may be the reason for the exit
                 self.open.profiler.stop(None, {})
 
-    def _start(self, asked: frames.StartProfile) -> None:
+    def _start(self, request: frames.StartProfile) -> None:
         assert self.open is None, self.open
         begin_ns = self._clock.now_ns()
         try:
-            profiler = StepProfiler(self._loaded.executor, asked.steps, self._loop.in_flight)
+            profiler = StepProfiler(self._loaded.executor, request.steps, self._loop.in_flight)
             profiler.start()
-        except Exception as error:  # whatever torch or a driver says
+        except Exception as error:  # any error of torch or a driver
             self._answer(frames.ProfileEnded(0, "", _line(error)))
             return
         self._loop.executor = profiler
-        self.open = OpenProfile(profiler, asked, begin_ns)
+        self.open = OpenProfile(profiler, request, begin_ns)
 
     def _end(self, profile: OpenProfile, keep: bool) -> None:
         self.open, self._loop.executor = None, self._loaded.executor
         steps = len(profile.profiler.step_ids)
         contents = self._contents(profile.profiler)
-        path = Path(profile.asked.path) if keep else None
+        path = Path(profile.request.path) if keep else None
         error: str | None = None
         try:
             profile.profiler.stop(path, self._metadata(profile, contents))
-        except Exception as fault:  # whatever torch, a driver or the disk says
+        except Exception as fault:  # any error of torch, a driver or the disk
             error = _line(fault)
         end_ns = self._clock.now_ns()
         self._lane.append(ProfileTaken(end_ns, profile.begin_ns, end_ns, steps))
         self._answer(frames.ProfileEnded(steps, contents, error))
 
     def _contents(self, profiler: StepProfiler) -> str:
-        """What was recorded, for people: not every back end shows all of its work to torch."""
+        """What was recorded, in words: torch's profiler does not see the work of every backend."""
         if self._loaded.backend.computes_in_torch:
             parts = ["spans of steps", "torch operators"]
         else:
@@ -109,7 +113,7 @@ class Profiles:
         step_ids, backend = profile.profiler.step_ids, self._loaded.backend
         return {
             "steps": len(step_ids),
-            "steps_asked": profile.asked.steps,
+            "steps_asked": profile.request.steps,
             "first_step_id": step_ids[0] if step_ids else None,
             "last_step_id": step_ids[-1] if step_ids else None,
             "contents": contents,

@@ -1,1 +1,6 @@
-"""Text in, tokens out, and back: tokenizer, chat template, incremental detokenizer."""
+"""Text to tokens and back. Imports only `service.config` and `service.model_files`.
+
+- `tokenizer`: the interface; `gguf_tokenizer`, `hf_tokenizer`, `dummy_tokenizer` build one.
+- `known_keys`, `rows`, `token_bytes`, `token_bound`: what they share.
+- `chat_template`, `detokenizer`: messages to a prompt, and tokens to text one at a time.
+"""

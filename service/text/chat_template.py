@@ -1,4 +1,4 @@
-"""Renders a model's chat template: Jinja in a sandbox, because templates come with models."""
+"""Renders a model's chat template, in Jinja's sandbox: templates come from model files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def render_chat(
     eos_token: str = "",
     add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt text for `messages` (role and content). Raises TemplateError."""
+    """The prompt for `messages` (role and content). Raises TemplateError."""
     try:
         rendered: str = _compiled(template).render(
             messages=[dict(message) for message in messages],
@@ -50,7 +50,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
-    """JSON as it stands: Jinja's own filter escapes for HTML."""
+    """Plain JSON; Jinja's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

@@ -1,8 +1,7 @@
-"""Token ids to text, one at a time, without ever showing half a character.
+"""Incremental detokenization, and stop strings.
 
-The bytes of a character may be spread over several tokens; they are held back until they
-are complete. Stop strings may be spread over several pieces of text; what could still be
-the beginning of one is held back too.
+The bytes of a character can be spread over several tokens, and a stop string over several pieces
+of text. Incomplete characters, and text that may be the beginning of a stop string, are held back.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from service.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one sequence. `push` pieces and `finish` together equal the whole text."""
+    """Detokenizes one sequence; what `push` and `finish` return makes up the whole text."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -23,7 +22,7 @@ class Detokenizer:
         self._at_start = tokenizer.strip_first_space
 
     def push(self, token_id: int) -> str:
-        """Text that is certain with this token, possibly none."""
+        """The text that is complete with this token; may be empty."""
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -33,12 +32,12 @@ class Detokenizer:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What is left; bytes that never became a character are U+FFFD."""
+        """The rest; bytes of an incomplete character become U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopScanner:
-    """Finds stop strings in a text that arrives in pieces."""
+    """Finds stop strings in text that arrives in pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string would stop everything"
@@ -46,9 +45,9 @@ class StopScanner:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text that is surely not part of a stop string, and whether one was found.
+        """The text that is certainly not part of a stop string, and whether one was found.
 
-        After a find, nothing more is to be pushed: the text up to the stop is out.
+        When one was found, the text before it has been returned; call neither method again.
         """
         self._held += text
         found = [self._held.find(stop) for stop in self._stops]
@@ -63,13 +62,13 @@ class StopScanner:
         return out, False
 
     def finish(self) -> str:
-        """The held text: the end came before any stop string was complete."""
+        """The text that was held back; the text has ended without a stop string."""
         out, self._held = self._held, ""
         return out
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""A byte tokenizer for models of random weights: 256 bytes, one end token, fillers."""
+"""A byte-level tokenizer for models with random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def dummy_tokenizer(shape: str) -> Tokenizer:
-    """Bytes are tokens 0 to 255; 256 ends the text; the rest render as `<id>`."""
+    """Tokens 0 to 255 are bytes, 256 ends the text, the others are the text `<id>`."""
     vocab = dict(byte_level_table())
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,7 +1,7 @@
-"""A tokenizer from the metadata of a GGUF file.
+"""Builds a tokenizer from the metadata of a GGUF file.
 
-GGUF names the pre-tokenizer (`tokenizer.ggml.pre`) instead of describing it; the rules
-below are those that the models' authors publish in their tokenizer.json.
+GGUF has only the name of the pre-tokenizer (`tokenizer.ggml.pre`); the rules below are those in
+the models' own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from service.config.settings import ConfigError
 from service.model_files.gguf_file import GgufFile
-from service.model_files.stated import Stated
+from service.model_files.strict_keys import StrictKeys
 from service.text.known_keys import GGUF_TOKENIZER, GGUF_TOKENIZER_PREFIXES
 from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
 from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes
@@ -31,10 +31,10 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "</s>")
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
-    """Raises ConfigError when the metadata lacks something, is of an unknown kind, or states
-    something that nobody obeys."""
+    """The tokenizer of a GGUF file. Raises ConfigError when metadata is missing, not supported or
+    not known."""
     file = GgufFile(path)
-    meta = Stated(
+    meta = StrictKeys(
         path, {key: file.metadata[key] for key in file.metadata if key.startswith("tokenizer.")}
     )
     kind = meta.take("tokenizer.ggml.model")
@@ -75,9 +75,9 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _tokens(file: GgufFile, meta: Stated) -> tuple[list[str], list[int], int]:
-    """Tokens and their types, and the rows of the embedding; padding beyond them is left out.
-    Raises ConfigError."""
+def _tokens(file: GgufFile, meta: StrictKeys) -> tuple[list[str], list[int], int]:
+    """Tokens, their types, and the number of embedding rows; tokens beyond the rows are dropped if
+    they are unused. Raises ConfigError."""
     tokens: list[str] = meta.take("tokenizer.ggml.tokens", [])
     if not tokens:
         raise broken(file.path, "the file carries no token list")
@@ -132,7 +132,7 @@ def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
 def _sentencepiece(
     path: Path, tokens: list[str], scores: list[float], prefixes_space: bool
 ) -> Backend:
-    """SentencePiece BPE: pieces merge in the order of their scores."""
+    """SentencePiece BPE: pieces are merged in the order of their scores. Raises ConfigError."""
     if len(scores) != len(tokens):
         raise broken(path, "the file carries no scores for its SentencePiece tokens")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
@@ -148,7 +148,7 @@ def _sentencepiece(
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two pieces, best piece first (as SentencePiece merges)."""
+    """All pairs of pieces that make a piece, best piece first, as SentencePiece merges them."""
     found: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece, token_id in vocab.items():
         for cut in range(1, len(piece)):
@@ -169,9 +169,8 @@ def _add_special(backend: Backend, tokens: list[str], types: list[int]) -> None:
         backend.add_special_tokens(added) if special else backend.add_tokens(added)
 
 
-def _end_tokens(meta: Stated, tokens: list[str], special: frozenset[int]) -> tuple[int, ...]:
-    """The stated ends of text, turn and message, and control tokens that are known to end a
-    turn."""
+def _end_tokens(meta: StrictKeys, tokens: list[str], special: frozenset[int]) -> tuple[int, ...]:
+    """The end tokens that the file names, and control tokens that are known to end a turn."""
     stated = [meta.take(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     found = [token_id for token_id in stated if token_id is not None]
     found += [i for i in sorted(special) if tokens[i] in _END_OF_TURN]

@@ -1,4 +1,4 @@
-"""A tokenizer from a Hugging Face folder: tokenizer.json and its companions."""
+"""Builds a tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from service.model_files.stated import Stated
+from service.model_files.strict_keys import StrictKeys
 from service.text.known_keys import TOKENIZER_CONFIG
 from service.text.rows import refuse_ids_beyond, refuse_tokens_beyond
 from service.text.token_bytes import byte_level_bytes, byte_level_table, metaspace_bytes
 from service.text.tokenizer import Tokenizer, broken
 
-# Classes of transformers that build the rule for BOS and EOS anew from their flags.
-_OBEY_FLAGS = frozenset({"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizerFast"})
+# Classes of transformers that use add_bos_token and add_eos_token, not the rule in tokenizer.json.
+_CLASSES_WITH_FLAGS = frozenset({"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizerFast"})
 
 
 def hf_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ConfigError when a file is missing or broken."""
+    """The tokenizer of a folder. Raises ConfigError if a file is missing or not supported."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise broken(path, "the file is missing")
@@ -27,10 +27,10 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise broken(path, error) from error
-    backend.no_truncation()  # prompts are whole, and alone
+    backend.no_truncation()  # prompts are encoded whole and one at a time
     backend.no_padding()
     settings_path = folder / "tokenizer_config.json"
-    settings = Stated(settings_path, _json(settings_path))
+    settings = StrictKeys(settings_path, _json(settings_path))
     described: dict[str, Any] = _json(path)
     byte_level = "ByteLevel" in json.dumps(described.get("decoder") or {})
     bos = _token_id(backend, settings.take("bos_token"))
@@ -58,11 +58,11 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _adds_bos(settings: Stated, backend: Backend, bos: int | None) -> bool:
-    """As tokenizer.json does it, unless the class is one that obeys a flag of its own. Raises
-    ConfigError if a prompt is to have anything else around it."""
+def _adds_bos(settings: StrictKeys, backend: Backend, bos: int | None) -> bool:
+    """Whether prompts begin with BOS: by tokenizer.json, or by a flag for some classes. Raises
+    ConfigError if prompts would get other tokens."""
     begins, ends = settings.take("add_bos_token"), settings.take("add_eos_token", False)
-    if settings.peek("tokenizer_class") in _OBEY_FLAGS and begins is not None:
+    if settings.peek("tokenizer_class") in _CLASSES_WITH_FLAGS and begins is not None:
         if ends:
             raise settings.refused("add_eos_token", ends, "prompts have no end token")
         return bool(begins) and bos is not None
@@ -75,8 +75,8 @@ def _adds_bos(settings: Stated, backend: Backend, bos: int | None) -> bool:
     return whole != bare
 
 
-def _check_added(settings: Stated, backend: Backend) -> None:
-    """Tokens are added in tokenizer.json; a second list has to say the same. Raises
+def _check_added(settings: StrictKeys, backend: Backend) -> None:
+    """Check that added tokens in tokenizer_config.json are those of tokenizer.json. Raises
     ConfigError."""
     added = settings.take("added_tokens_decoder", {})
     for token_id, token in added.items():
@@ -108,7 +108,7 @@ def _all_bytes(backend: Backend, byte_level: bool) -> list[bytes]:
 
 
 def _end_tokens(folder: Path, backend: Backend, stated_token: Any) -> tuple[int, ...]:
-    """Raises ConfigError for one that is not a token."""
+    """The ids of the end tokens, from three files. Raises ConfigError."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         stated = _json(folder / name).get("eos_token_id")

@@ -1,22 +1,21 @@
-"""Keys of tokenizer_config.json and of a GGUF file's tokenizer that need not be obeyed, and why.
+"""Keys of tokenizer_config.json and of a GGUF file's tokenizer that are ignored, and why.
 
-Those that are obeyed are taken in `service.text.hf_tokenizer` and `service.text.gguf_tokenizer`;
-what is in neither place is refused by name.
+The keys that are used are taken in `hf_tokenizer` and `gguf_tokenizer`; all others are refused.
 """
 
 from __future__ import annotations
 
-from service.model_files.stated import Harmless
+from service.model_files.strict_keys import IgnoredKey
 
-_DESCRIBES = Harmless("it describes the file, not the tokenizer")
-_TRANSFORMERS = Harmless("it is about transformers' own classes; tokenizer.json has the rules")
-_IN_RULES = Harmless("tokenizer.json states it and is what is obeyed")
-_NAMES_A_TOKEN = Harmless("it only names a token of the vocabulary")
-_BATCHES = Harmless("prompts are neither padded nor cut")
-_EXACT = Harmless("output is the exact bytes of its tokens")
-_MORE_INPUTS = Harmless("prompts are text; nothing else is put in")
+_DESCRIBES = IgnoredKey("it describes the file, not the tokenizer")
+_TRANSFORMERS = IgnoredKey("it is for classes of transformers; tokenizer.json has the rules")
+_IN_RULES = IgnoredKey("tokenizer.json has it, and is used")
+_NAMES_A_TOKEN = IgnoredKey("it only names a token of the vocabulary")
+_BATCHES = IgnoredKey("prompts are neither padded nor truncated")
+_EXACT = IgnoredKey("output is the exact bytes of its tokens")
+_MORE_INPUTS = IgnoredKey("prompts are text only")
 
-TOKENIZER_CONFIG: dict[str, Harmless] = {
+TOKENIZER_CONFIG: dict[str, IgnoredKey] = {
     **dict.fromkeys(
         (
             "name_or_path",
@@ -77,12 +76,12 @@ TOKENIZER_CONFIG: dict[str, Harmless] = {
     ),
     **dict.fromkeys(("clean_up_tokenization_spaces", "spaces_between_special_tokens"), _EXACT),
     **dict.fromkeys(("processor_class", "tool_parser_type", "response_schema"), _MORE_INPUTS),
-    "use_default_system_prompt": Harmless("the chat template decides", only=(False,)),
-    "split_special_tokens": Harmless("special tokens stay whole", only=(False,)),
-    "auto_map": Harmless("code that comes with the model is not run", only=({},)),
+    "use_default_system_prompt": IgnoredKey("the chat template decides", only=(False,)),
+    "split_special_tokens": IgnoredKey("special tokens stay whole", only=(False,)),
+    "auto_map": IgnoredKey("code that comes with the model is not run", only=({},)),
 }
 
-GGUF_TOKENIZER: dict[str, Harmless] = {
+GGUF_TOKENIZER: dict[str, IgnoredKey] = {
     **dict.fromkeys(
         (
             "tokenizer.ggml.unknown_token_id",
@@ -105,12 +104,12 @@ GGUF_TOKENIZER: dict[str, Harmless] = {
     ),
     "tokenizer.ggml.token_type_count": _DESCRIBES,
     "tokenizer.ggml.added_tokens": _NAMES_A_TOKEN,
-    "tokenizer.huggingface.json": Harmless("the keys of tokenizer.ggml say the same"),
-    "tokenizer.chat_templates": Harmless("only the default template is used"),
-    "tokenizer.ggml.add_eos_token": Harmless("prompts have no end token", only=(False,)),
-    "tokenizer.ggml.add_sep_token": Harmless("prompts have no separator", only=(False,)),
-    "tokenizer.ggml.remove_extra_whitespaces": Harmless("spaces are kept", only=(False,)),
-    "tokenizer.ggml.precompiled_charsmap": Harmless("text is not normalised", only=([],)),
+    "tokenizer.huggingface.json": IgnoredKey("the keys of tokenizer.ggml have the same"),
+    "tokenizer.chat_templates": IgnoredKey("only the default template is used"),
+    "tokenizer.ggml.add_eos_token": IgnoredKey("prompts have no end token", only=(False,)),
+    "tokenizer.ggml.add_sep_token": IgnoredKey("prompts have no separator", only=(False,)),
+    "tokenizer.ggml.remove_extra_whitespaces": IgnoredKey("spaces are kept", only=(False,)),
+    "tokenizer.ggml.precompiled_charsmap": IgnoredKey("text is not normalised", only=([],)),
 }
 # named templates beside the default one
 GGUF_TOKENIZER_PREFIXES = ("tokenizer.chat_template.",)

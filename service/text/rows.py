@@ -1,7 +1,7 @@
-"""A tokenizer and an embedding that belong together: every token has its row.
+"""Checks that every token has a row in the embedding.
 
-A token without one would be an index out of range in the midst of a step, which fails for
-everybody whose tokens are in it.
+A token without one would be an index out of range in a step, which would fail all requests of that
+step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMES_SHOWN = 5
 
 
 def refuse_tokens_beyond(path: Path, tokens: Mapping[str, int], rows: int) -> None:
-    """Tokens that a text may become must be in the embedding. Raises ConfigError."""
+    """Raises ConfigError if a token (text to id) has no row in an embedding of `rows` rows."""
     beyond = sorted((token_id, token) for token, token_id in tokens.items() if token_id >= rows)
     if not beyond:
         return
@@ -29,7 +29,7 @@ def refuse_tokens_beyond(path: Path, tokens: Mapping[str, int], rows: int) -> No
 
 
 def refuse_ids_beyond(path: Path, key: str, token_ids: Iterable[int], rows: int) -> None:
-    """Tokens that are named by their ids, which `key` states. Raises ConfigError."""
+    """Raises ConfigError if an id, which the file has at `key`, has no row."""
     for token_id in token_ids:
         if not 0 <= token_id < rows:
             raise ConfigError(

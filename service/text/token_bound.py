@@ -1,8 +1,7 @@
-"""How many bytes of text one token can stand for at most.
+"""A bound on the bytes of text that one token can encode.
 
-With that, a text that is too long for a context is known to be so by its length, and need not
-be encoded to find out. It holds only where encoding loses nothing of the text: a tokenizer that
-folds, strips or skips parts of it has no such bound.
+With it, a prompt that is too long for the context is refused by its length, without encoding it.
+There is no bound for tokenizers that drop or change parts of the text.
 """
 
 from __future__ import annotations
@@ -16,45 +15,45 @@ from tokenizers import Tokenizer as Backend
 
 from service.text.token_bytes import byte_level_table
 
-# a canonical form is at most three times shorter: three jamo to a syllable, KELVIN SIGN to K
+# a canonical form is at most three times shorter (three jamo to a syllable, KELVIN SIGN to K)
 _CANONICAL = 4
 _KEEP_ALL = {"ByteLevel", "Digits", "Metaspace", "Punctuation"}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBound:
-    """No token stands for more than `longest_bytes` of UTF-8, and only the bytes in `unspelt`
-    may have no token at all."""
+    """No token encodes more than `longest_bytes` bytes of UTF-8; only the bytes in `missing_bytes`
+    can be without a token."""
 
     longest_bytes: int
-    unspelt: bytes
+    missing_bytes: bytes
 
     def least_tokens(self, text: str) -> int:
-        """The text has at least so many tokens."""
+        """A lower bound for the number of the text's tokens."""
         data = text.encode(errors="replace")
-        if self.unspelt:
-            data = data.translate(None, self.unspelt)
+        if self.missing_bytes:
+            data = data.translate(None, self.missing_bytes)
         return -(-len(data) // self.longest_bytes)
 
 
 def token_bound(backend: Backend, token_bytes: Sequence[bytes]) -> TokenBound | None:
-    """None where nothing bounds what a token stands for."""
+    """The tokenizer's bound; None if it has none."""
     rules: dict[str, Any] = msgspec.json.decode(backend.to_str())
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    factor = _shrinks_by(rules.get("normalizer"))
-    unspelt = _unspelt(rules, vocabulary)
-    if factor is None or unspelt is None or rules.get("truncation"):
+    factor = _shrink_factor(rules.get("normalizer"))
+    missing_bytes = _missing_bytes(rules, vocabulary)
+    if factor is None or missing_bytes is None or rules.get("truncation"):
         return None
-    if not _keeps_all(rules.get("pre_tokenizer")) or _takes_spaces_along(rules):
+    if not _keeps_all_characters(rules.get("pre_tokenizer")) or _strips_spaces(rules):
         return None
-    if unspelt and factor > 1:
-        return None  # what is spelt could become what is not
+    if missing_bytes and factor > 1:
+        return None  # normalizing could make missing bytes of others
     longest = max((len(token_bytes[token_id]) for token_id in vocabulary.values()), default=0)
-    return TokenBound(max(longest, 1) * factor, unspelt)
+    return TokenBound(max(longest, 1) * factor, missing_bytes)
 
 
-def _shrinks_by(normalizer: Any) -> int | None:
-    """How many times shorter a text can become; None if there is no telling."""
+def _shrink_factor(normalizer: Any) -> int | None:
+    """By what factor a normalizer can shorten a text; None if that is not known."""
     match normalizer:
         case None | {"type": "Prepend" | "ByteLevel"}:
             return 1
@@ -64,7 +63,7 @@ def _shrinks_by(normalizer: Any) -> int | None:
             return 1 if len(new.encode()) >= len(old.encode()) else None
         case {"type": "Sequence", "normalizers": [*parts]}:
             product = 1
-            for factor in map(_shrinks_by, parts):
+            for factor in map(_shrink_factor, parts):
                 if factor is None:
                     return None
                 product *= factor
@@ -73,24 +72,24 @@ def _shrinks_by(normalizer: Any) -> int | None:
             return None
 
 
-def _keeps_all(pre_tokenizer: Any) -> bool:
-    """Whether cutting the text into words leaves every character in one of them."""
+def _keeps_all_characters(pre_tokenizer: Any) -> bool:
+    """Whether the pre-tokenizer keeps all characters."""
     match pre_tokenizer:
         case None:
             return True
         case {"type": "Split", "behavior": str(behavior)}:
             return behavior != "Removed"
         case {"type": "Sequence", "pretokenizers": [*parts]}:
-            return all(map(_keeps_all, parts))
+            return all(map(_keeps_all_characters, parts))
         case {"type": str(kind)}:
             return kind in _KEEP_ALL
         case _:
             return False
 
 
-def _unspelt(rules: dict[str, Any], vocabulary: dict[str, int]) -> bytes | None:
-    """Bytes that have no token, as byte-level models lack those that their training never saw;
-    None where words are not spelt in bytes."""
+def _missing_bytes(rules: dict[str, Any], vocabulary: dict[str, int]) -> bytes | None:
+    """Bytes without a token (some byte-level models lack bytes that were not in their training
+    data); None if the tokenizer is not byte-level and has no byte fallback."""
     model: dict[str, Any] = rules.get("model") or {}
     if model.get("type") != "BPE":
         return None
@@ -101,8 +100,8 @@ def _unspelt(rules: dict[str, Any], vocabulary: dict[str, int]) -> bytes | None:
     return bytes(byte for name, byte in byte_level_table().items() if name not in vocabulary)
 
 
-def _takes_spaces_along(rules: dict[str, Any]) -> bool:
-    """Whether an added token stands for any number of spaces around it too."""
+def _strips_spaces(rules: dict[str, Any]) -> bool:
+    """Whether an added token matches any number of spaces around it too."""
     added = rules.get("added_tokens") or ()
     return any(token.get("lstrip") or token.get("rstrip") for token in added)
 

@@ -1,8 +1,7 @@
-"""Text to token ids and back, over the `tokenizers` library.
+"""Text to token ids and back, with the `tokenizers` library.
 
-A tokenizer comes from a Hugging Face folder, from the metadata of a GGUF file, or, for
-models of random weights, from code. Everything a server needs to know about the
-vocabulary is answered here: special tokens, end tokens, the exact bytes of a token.
+A tokenizer is loaded from a Hugging Face folder or from the metadata of a GGUF file; models with
+random weights have one in code.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from service.text.token_bound import TokenBound, token_bound
 
 
 class Tokenizer:
-    """One vocabulary. All methods are pure and may be called from any thread."""
+    """A model's tokenizer: encoding, special and end tokens, the exact bytes of each token.
+
+    All methods are pure and thread-safe.
+    """
 
     def __init__(
         self,
@@ -51,39 +53,38 @@ class Tokenizer:
         return self._special_ids
 
     def least_tokens(self, text: str) -> int:
-        """The text has at least so many, which its length says without encoding it; 0 where
-        nothing is known."""
+        """A lower bound for the number of tokens of `text`, without encoding it; may be 0."""
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     @cached_property
     def _bound(self) -> TokenBound | None:
-        """Found when it is first asked for: that takes tenths of a second."""
+        """Computed at the first call, in tenths of a second."""
         return token_bound(self._backend, self._token_bytes)
 
     def backend_json(self) -> str:
-        """The rules of encoding, in the format of the `tokenizers` library."""
+        """The tokenizer as JSON, in the format of tokenizer.json."""
         text: str = self._backend.to_str()
         return text
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of a plain prompt, with the model's BOS if it wants one."""
+        """Token ids of a plain prompt, with BOS if the model uses one."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if add_special and self._add_bos and self.bos_token_id is not None:
             return [self.bos_token_id, *ids]
         return ids
 
     def encode_chat(self, rendered: str) -> list[int]:
-        """Ids of a rendered chat template, which contains all special tokens it wants."""
+        """Token ids of a rendered chat template, which has all special tokens in it."""
         ids: list[int] = self._backend.encode(rendered, add_special_tokens=False).ids
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Exact bytes that the token stands for in a text; none for the padding that some
-        models have above their vocabulary."""
+        """The exact bytes of a token; empty for ids above the vocabulary, which some models have as
+        padding."""
         return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
 
     def token_text(self, token_id: int) -> str:
-        """The token for people: invalid UTF-8 becomes U+FFFD."""
+        """The token as text; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def is_special(self, token_id: int) -> bool:
@@ -91,7 +92,7 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
-        """The whole text of `token_ids`."""
+        """The text of `token_ids`."""
         data = b"".join(
             self.token_bytes(i) for i in token_ids if not (skip_special and i in self._special_ids)
         )
@@ -101,7 +102,7 @@ class Tokenizer:
 
 
 def load_tokenizer(model: ModelRef) -> Tokenizer:
-    """The model's own tokenizer. Raises ConfigError with one line."""
+    """Load the model's tokenizer. Raises ConfigError."""
     from service.text.dummy_tokenizer import dummy_tokenizer
     from service.text.gguf_tokenizer import gguf_tokenizer
     from service.text.hf_tokenizer import hf_tokenizer

@@ -2,21 +2,21 @@
 
     T = base + sum of coefficient * term
 
-Terms are defined here, on what a step computes (`telemetry.costs.step_load`). A preset says which
-of them a model has and how they are fitted; presets differ because their users do:
+The terms are functions of what a step computes (`telemetry.costs.step_load`). A preset says which
+terms a model has and how they are fitted. The presets differ because their uses differ:
 
-    BUDGET    the scheduler's token budget. Whole steps, foretold in the engine for any plan, so
-              few terms, none negative, none of them unknown before the step.
-    LEDGER    divides the forward pass of a step that has happened among its rows. Prompts have
-              their attention term, and what prompts and decodes cost each other is a term.
-    BASELINE  what is usual, for the diagnosis. The forward pass with a stair for each size of
-              batch at which kernels begin another tile; in total as long as what was measured.
-    AROUND    its companion for sampling and for the host's part, which depend on rows alone.
-    REPLAY    whole turns, as exact as can be for a queue that is foretold. Knots in the number
-              of rows bend both ways, so coefficients may be negative.
+    BUDGET    the scheduler's token budget. Predicts whole steps for any plan, so it has few terms,
+              none negative, all known before the step.
+    LEDGER    divides the forward pass of a recorded step among its rows. It has an attention term
+              for prompts, and an interaction term of prompts and decodes.
+    BASELINE  the normal forward pass, for the diagnosis. It has a step term at each batch size at
+              which kernels begin another tile. Unbiased: its total is the measured total.
+    AROUND    its companion for sampling and host work, which depend on the rows alone.
+    REPLAY    whole iterations, as exact as possible for a simulated queue. The slope may change
+              either way at each knot in the number of rows, so coefficients may be negative.
 
-All fits are least squares of the relative error: a wrong short step harms a latency target as
-much as a wrong long one.
+All fits are least squares of the relative error: an error in a short step matters to a latency
+target as much as one in a long step.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from telemetry.costs.step_load import Load
 from telemetry.numbers.quantiles import median
 
 _RIDGE = 1e-4
-# a step that took so many times what it should teaches nothing of what work costs
+# a step that took this many times its prediction is an outlier and is left out of the fit
 _OUTLIER = 1.5
-# in a replay that bound follows how far steps usually are from the fit, within these
+# REPLAY: the bound is _FAR times the median distance from the fit, within these two
 _FAR = 6.0  # medians
 _LEAST_OUTLIER, _MOST_OUTLIER = 1.3, 2.0
 
 
 class Term(StrEnum):
-    """One column of a model; ROWS_BEYOND and ROW_STAIRS are a column for each knot."""
+    """A column of a model; ROWS_BEYOND and ROW_STEPS have a column for each knot."""
 
     PROMPT_TOKENS = "prompt_tokens"
     PAIRS = "pairs"
     DECODE_TOKENS = "decode_tokens"
     DECODE_ROWS = "decode_rows"
     CONTEXT_TOKENS = "context_tokens"
-    CROSSED = "crossed"
+    INTERACTION = "interaction"  # prompt tokens times decode tokens
     SAMPLED_ROWS = "sampled_rows"
     SAMPLED_PROMPTS = "sampled_prompts"
-    ROWS_BEYOND = "rows_beyond"  # decode rows more than the knot
-    ROW_STAIRS = "row_stairs"  # 1 with more decode rows than the knot
+    ROWS_BEYOND = "rows_beyond"  # decode rows above the knot, else 0
+    ROW_STEPS = "row_steps"  # step term: 1 with more decode rows than the knot
     ROWS_BESIDE = "rows_beside"  # decode rows from the second on, where there is a prompt
     HAS_DECODES = "has_decodes"
     HAS_PROMPTS = "has_prompts"
@@ -64,7 +64,7 @@ _VALUES: Mapping[Term, Callable[[Load], float]] = {
     Term.DECODE_TOKENS: lambda load: load.decode_tokens,
     Term.DECODE_ROWS: lambda load: load.decode_rows,
     Term.CONTEXT_TOKENS: lambda load: load.context_tokens,
-    Term.CROSSED: lambda load: load.crossed,
+    Term.INTERACTION: lambda load: load.interaction,
     Term.SAMPLED_ROWS: lambda load: load.sampled_rows,
     Term.SAMPLED_PROMPTS: lambda load: load.sampled_rows - load.decode_rows,
     Term.ROWS_BESIDE: lambda load: max(0, load.decode_rows - 1) if load.prompt_tokens else 0,
@@ -74,25 +74,25 @@ _VALUES: Mapping[Term, Callable[[Load], float]] = {
 }
 _KNOTTED: Mapping[Term, Callable[[Load, int], float]] = {
     Term.ROWS_BEYOND: lambda load, knot: max(0, load.decode_rows - knot),
-    Term.ROW_STAIRS: lambda load, knot: float(load.decode_rows > knot),
+    Term.ROW_STEPS: lambda load, knot: float(load.decode_rows > knot),
 }
 
-Usual = Callable[[np.ndarray, np.ndarray], np.ndarray]
+InlierFilter = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _not_slow(spans_ns: np.ndarray, foretold: np.ndarray) -> np.ndarray:
-    return np.asarray(spans_ns <= _OUTLIER * foretold)
+def _not_slow(spans_ns: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    return np.asarray(spans_ns <= _OUTLIER * predicted)
 
 
-def _near(spans_ns: np.ndarray, foretold: np.ndarray) -> np.ndarray:
-    within = (spans_ns <= _OUTLIER * foretold) & (spans_ns * _OUTLIER >= foretold)
+def _near_fit(spans_ns: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    within = (spans_ns <= _OUTLIER * predicted) & (spans_ns * _OUTLIER >= predicted)
     return np.asarray(within)
 
 
-def _as_near_as_most(spans_ns: np.ndarray, foretold: np.ndarray) -> np.ndarray:
-    """By how far steps usually are from the fit. On a quiet machine little is far; where it was
-    slow for a while, what only that while computed would else be taken for its price."""
-    far = np.abs(np.log(spans_ns / foretold.clip(1)))
+def _within_typical_error(spans_ns: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Steps within _FAR times the median distance from the fit. On a quiet machine the bound is
+    tight, so that a slow period does not change the cost of the loads that only it had."""
+    far = np.abs(np.log(spans_ns / predicted.clip(1)))
     middle = median(far.tolist()) or 0.0
     limit = np.clip(_FAR * middle, np.log(_LEAST_OUTLIER), np.log(_MOST_OUTLIER))
     return np.asarray(far < limit)
@@ -100,20 +100,24 @@ def _as_near_as_most(spans_ns: np.ndarray, foretold: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model's terms and its fit. Coefficients are below zero only if it is `signed`. Fitted is
-    once to all steps and again to those that are `usual`, given their spans and what the first
-    fit foretells, if at least `least_steps` are. If it is `unbiased` the total is right: a queue
-    adds small biases up."""
+    """The terms of a model and how it is fitted.
+
+    Coefficients may be negative only if `signed`. The model is fitted to all steps, and again to
+    those that `inliers` selects by the first fit, if these are at least `least_steps`. If
+    `unbiased`, coefficients are scaled so that the predicted total is the measured one: a queue
+    adds small biases up.
+    """
 
     terms: tuple[Term, ...]
     knots: tuple[int, ...] = ()
     signed: bool = False
-    usual: Usual | None = None
+    inliers: InlierFilter | None = None
     least_steps: int = 0
     unbiased: bool = False
 
     def columns(self, load: Load, knots: Sequence[int] | None = None) -> list[float]:
-        """1 for the base, and the value of each term; of other knots if they are given."""
+        """The row of the design matrix: 1 for the base, then the value of each term. `knots`
+        replace the preset's own."""
         found: list[float] = [1.0]
         for term in self.terms:
             value = _VALUES.get(term)
@@ -133,19 +137,19 @@ LEDGER = Preset(
         Term.PAIRS,
         Term.DECODE_TOKENS,
         Term.CONTEXT_TOKENS,
-        Term.CROSSED,
+        Term.INTERACTION,
     ),
-    usual=_not_slow,
+    inliers=_not_slow,
     least_steps=12,
 )
 BASELINE = Preset(
-    terms=(*LEDGER.terms, Term.SAMPLED_ROWS, Term.ROW_STAIRS),
+    terms=(*LEDGER.terms, Term.SAMPLED_ROWS, Term.ROW_STEPS),
     knots=(1, 2, 4, 8, 16, 32, 64),
-    usual=_near,
+    inliers=_near_fit,
     least_steps=30,
     unbiased=True,
 )
-AROUND = Preset(terms=(Term.SAMPLED_ROWS,), usual=_near, least_steps=30, unbiased=True)
+AROUND = Preset(terms=(Term.SAMPLED_ROWS,), inliers=_near_fit, least_steps=30, unbiased=True)
 REPLAY = Preset(
     terms=(
         Term.PROMPT_TOKENS,
@@ -161,37 +165,39 @@ REPLAY = Preset(
     ),
     knots=(1, 2, 4, 8, 16, 32, 64, 128),
     signed=True,
-    usual=_as_near_as_most,
+    inliers=_within_typical_error,
     least_steps=30,
 )
 
 
 class Fit(NamedTuple):
-    """`coefficients` in the order of a preset's columns, and (steps,) bool of those fitted to."""
+    """`coefficients` in the order of a preset's columns; `inliers` (steps,) bool, the steps that
+    were fitted to."""
 
     coefficients: np.ndarray
-    usual: np.ndarray
+    inliers: np.ndarray
 
 
 def fit(preset: Preset, columns: np.ndarray, spans_ns: np.ndarray) -> Fit:
-    """`columns` (steps, 1 + terms) as `Preset.columns` gives them."""
+    """Fit a preset. `columns` (steps, 1 + terms) are rows of `Preset.columns`; `spans_ns`
+    (steps,)."""
     columns, spans = columns.astype(np.float64), spans_ns.astype(np.float64)
     solve = _ridge if preset.signed else _non_negative
     found = solve(columns, spans)
-    usual = np.ones(len(spans), dtype=bool)
-    if preset.usual is not None:
-        near = preset.usual(spans, columns @ found)
+    inliers = np.ones(len(spans), dtype=bool)
+    if preset.inliers is not None:
+        near = preset.inliers(spans, columns @ found)
         if preset.least_steps <= near.sum() < len(spans):
-            usual, found = near, solve(columns[near], spans[near])
+            inliers, found = near, solve(columns[near], spans[near])
     if preset.unbiased:
         total = float((columns @ found).sum())
         if total > 0:
             found = found * (float(spans.sum()) / total)
-    return Fit(found, usual)
+    return Fit(found, inliers)
 
 
 def _non_negative(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """A coefficient that would be negative is taken out and the rest fitted again."""
+    """Coefficients, all at least 0: the most negative one is removed until none is negative."""
     weighted = columns / spans[:, None]
     target = np.ones(len(spans))
     scale = np.abs(weighted).max(axis=0)
@@ -207,7 +213,7 @@ def _non_negative(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
 
 def _ridge(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """With a ridge so light that it only decides what the data leave open."""
+    """Coefficients of either sign, with a ridge that only matters where the data do not decide."""
     weighted = columns / spans[:, None]
     scale = np.abs(weighted).max(axis=0)
     scale[scale == 0] = 1.0

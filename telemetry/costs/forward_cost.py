@@ -1,14 +1,14 @@
-"""What each row of a step cost: a fitted model of the model's own part of the step.
+"""What each row of a step cost: a fitted model of the forward pass.
 
     T = base + a * prefill tokens + p * prefill pairs + d * decode tokens + c * context + x * P * D
 
-A *pair* is a prompt token and a token that it attends to. Decode tokens attend to `context`
-tokens each. The last term is what prompt and decode rows cost each other; P and D are their
-tokens. Terms and fit are the preset LEDGER of `telemetry.costs.cost_model`.
+A *pair* is a prompt token and a token that it attends to; `context` are the tokens that decode
+tokens attend to. The last term is the interaction of P prompt tokens and D decode tokens. Terms
+and fit are the preset LEDGER of `telemetry.costs.cost_model`.
 
-What is divided is the time between `forward_ns` and `sample_ns` of a step that has happened.
-Steps with prompts and steps without are remembered apart, so that an hour of decoding does not
-make the fit forget what a prompt costs.
+T is the time between `forward_ns` and `sample_ns` of a recorded step. The last steps with prompts
+and the last steps without are kept apart, so that a long time without prompts does not push them
+out of the fit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _REFIT_STEPS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardCost:
-    """Nanoseconds: of any step, per prompt token, pair, decode token, token of context, and
-    per prompt token and decode token in one step. Of steps with more prompt tokens or decode
-    tokens than were seen it knows nothing."""
+    """Nanoseconds: of any step, per prompt token, pair, decode token, token of context, and per
+    prompt token times decode token. Valid for steps with at most `seen_prompt_tokens` and
+    `seen_decode_tokens`."""
 
     base_ns: float = 0.0
     prefill_token_ns: float = 0.0
@@ -44,19 +44,19 @@ class ForwardCost:
     seen_decode_tokens: int = 0
 
     def row_ns(self, row: Row) -> float:
-        """One row's own part."""
+        """The predicted cost of one row, without base and interaction."""
         if row.is_prefill:
             pairs = attention_pairs(row.tokens, row.context_tokens)
             return row.tokens * self.prefill_token_ns + pairs * self.pair_ns
         return row.tokens * self.decode_token_ns + row.context_tokens * self.context_token_ns
 
 
-# Until there is anything to fit to, nothing has been seen.
+# Before the first fit.
 UNFITTED = ForwardCost()
 
 
 class ForwardCostFit:
-    """Refits after every so many steps; what it says of a step depends on earlier ones only."""
+    """Refits every _REFIT_STEPS steps. `cost` depends only on steps that were given to `learn`."""
 
     def __init__(self) -> None:
         self.cost = UNFITTED
@@ -66,7 +66,7 @@ class ForwardCostFit:
         self._since_fit = 0
 
     def learn(self, step: StepRecorded, forward_ns: int) -> None:
-        """Take a step whose forward took so long; a failed one teaches nothing."""
+        """Add a step whose forward pass took `forward_ns`; a failed step is ignored."""
         if forward_ns <= 0 or all(row.wasted for row in step.rows):
             return
         load = load_of_step(step)
@@ -80,11 +80,11 @@ class ForwardCostFit:
 
 
 def _fit(seen: Sequence[tuple[list[float], int]]) -> ForwardCost:
-    """Without the steps that were far slower than the first fit: a stalled step says nothing of
-    what its rows cost."""
+    """Steps far slower than the first fit are left out: a stalled step does not show what rows
+    cost."""
     columns = np.array([one for one, _ in seen])
-    found, usual = fit_preset(LEDGER, columns, np.array([forward_ns for _, forward_ns in seen]))
-    most = dict(zip(LEDGER.terms, columns[usual, 1:].max(axis=0).tolist(), strict=True))
+    found, inliers = fit_preset(LEDGER, columns, np.array([forward_ns for _, forward_ns in seen]))
+    most = dict(zip(LEDGER.terms, columns[inliers, 1:].max(axis=0).tolist(), strict=True))
     base, prefill, pair, decode, context, interaction = found.tolist()
     return ForwardCost(
         base_ns=base,

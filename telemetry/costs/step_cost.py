@@ -55,7 +55,7 @@ def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> St
 
 
 class StepCostFold:
-    """Refits every REFIT_STEPS steps, however they come in batches, and tells `on_cost`.
+    """Refits every REFIT_STEPS steps, whatever the batches, and calls `on_cost`.
 
     A step's span begins where the one before was committed, if that was later than its own
     begin: steps of a deeper pipeline overlap.
@@ -83,7 +83,7 @@ class StepCostFold:
         span_ns = step.committed_ns - max(step.begin_ns, self._last_ns)
         self._last_ns = step.committed_ns
         if span_ns <= 0 or all(row.wasted for row in step.rows):
-            return  # it failed: what it took says nothing of what it computed
+            return  # a failed step: its length is not the cost of its rows
         load = load_of_step(step)
         self._features.append((load.prompt_tokens, load.decode_rows, load.context_tokens))
         self._spans_ns.append(span_ns)

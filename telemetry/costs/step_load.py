@@ -1,4 +1,4 @@
-"""What a step computes, as the numbers that every model of its cost is made of."""
+"""What a step computes: the numbers that every cost model is made of."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from telemetry.facts.engine_records import StepRecorded
 
 
 def attended(tokens: int, context: int) -> int:
-    """How many tokens `tokens` new ones attend to, all together, on a context of so many: each
-    attends to the context, to those new ones that come before it, and to itself."""
+    """Query-key pairs of `tokens` new tokens after `context` tokens: each new token attends to the
+    context, to the new tokens before it, and to itself."""
     return tokens * context + tokens * (tokens + 1) // 2
 
 
 def attention_pairs(tokens: int, context: int) -> float:
-    """The attention term of a prompt chunk: n * (k + n / 2) for n tokens on a context of k.
+    """The attention term of a prompt chunk: n * (k + n / 2) for n tokens after a context of k.
 
-    It is `attended` without half a token for each new one, which is proportional to the new
-    tokens and therefore part of what a prompt token costs.
+    This is `attended` minus half a pair for each new token; that half is proportional to the new
+    tokens and so part of the cost of a prompt token.
     """
     return attended(tokens, context) - tokens / 2
 
 
 class Load(NamedTuple):
-    """What a step computes. `pairs` is the attention term of its prompts, `context_tokens` what
-    its decodes attend to. `sampled_rows` had the sampler run for them. `reshapes` says that the
-    step before it had another number of tokens."""
+    """What a step computes. `pairs` is the attention term of its prompts, `context_tokens` the
+    tokens that its decodes attend to, `sampled_rows` the rows that the sampler ran for. `reshapes`:
+    the step before it had another number of tokens."""
 
     prompt_tokens: int = 0
     pairs: float = 0.0
@@ -40,17 +40,17 @@ class Load(NamedTuple):
         return self.prompt_tokens + self.decode_tokens
 
     @property
-    def crossed(self) -> int:
-        """Prompt tokens times decode tokens: what they cost each other in one step."""
+    def interaction(self) -> int:
+        """Prompt tokens times decode tokens: the term for what they cost each other in one step."""
         return self.prompt_tokens * self.decode_tokens
 
     def after(self, tokens: int) -> Load:
-        """The same behind a step with so many tokens."""
+        """The same load after a step with `tokens` tokens."""
         return self._replace(reshapes=self.tokens != tokens)
 
 
 def load_of_step(step: StepRecorded) -> Load:
-    """What a recorded step computed."""
+    """The load of a recorded step."""
     prompt_tokens = decode_tokens = decode_rows = context_tokens = sampled_rows = 0
     pairs = 0.0
     for row in step.rows:

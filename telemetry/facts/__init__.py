@@ -1,1 +1,8 @@
-"""What was witnessed, and the way from who saw it to the folds: facts, lanes, the pump."""
+"""Facts, and their way from the writer to the folds. Needs only the standard library and msgspec.
+
+base, reasons                                  shared small types, closed enums
+engine_records, records, host_records, stages  the facts
+clock                                          the only place that reads time
+recorder                                       lanes, the queues that facts are written to
+pump, fair_lock, isolation                     moves facts from lanes to folds
+"""

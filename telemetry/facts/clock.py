@@ -20,7 +20,7 @@ _LONGEST_AGE_NS = 600_000_000_000
 
 
 class Clock(Protocol):
-    """What the rest of the system may know about time."""
+    """The interface through which all other code reads time."""
 
     def now_ns(self) -> int:
         """Monotonic nanoseconds."""
@@ -35,7 +35,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; simulations and tests run on it."""
+    """A clock that only `advance` moves; simulations and tests run on it."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns
@@ -60,7 +60,7 @@ class WallAnchor:
 
 
 def read_wall_anchor(attempts: int = 5) -> WallAnchor:
-    """Anchor with the least uncertainty of a few bracketed readings."""
+    """The most exact anchor of a few: the wall clock is read between two monotonic readings."""
     best: WallAnchor | None = None
     best_width_ns = 0
     for _ in range(attempts):
@@ -75,8 +75,8 @@ def read_wall_anchor(attempts: int = 5) -> WallAnchor:
 
 
 def monotonic_of_unix(unix_ns: int) -> int | None:
-    """The monotonic stamp of a moment in the last minutes that somebody, the kernel say, stamped
-    by the wall clock. None for what cannot be: that clock was set in between."""
+    """The monotonic stamp of a wall clock stamp from the last ten minutes, such as one of the
+    kernel's. None if it lies outside of them: the wall clock was set in between."""
     anchor = read_wall_anchor(2)
     age_ns = anchor.unix_ns - unix_ns
     return anchor.monotonic_ns - age_ns if 0 <= age_ns < _LONGEST_AGE_NS else None
@@ -88,8 +88,8 @@ def unix_seconds() -> int:
 
 
 def process_start_ns() -> int:
-    """When this process began, on the monotonic clock, to 10 ms; the present where the system
-    does not tell."""
+    """The monotonic stamp of the start of this process, to 10 ms; the present if the system does
+    not report it."""
     now_ns = time.perf_counter_ns()
     try:
         stat = Path("/proc/self/stat").read_text()
@@ -106,10 +106,10 @@ def sleep_ns(duration_ns: int) -> None:
 
 
 def utc_stamp() -> str:
-    """Wall time for names of files, as in 20260131T235959Z: names sort by age."""
+    """Wall time for file names, as in 20260131T235959Z, so that names sort by age."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
 def thread_cpu_ns() -> int:
-    """CPU time that the calling thread has used since it began: what it costs, waits aside."""
+    """CPU time that the calling thread has used since its start, in ns."""
     return time.thread_time_ns()

@@ -1,4 +1,4 @@
-"""Facts that the engine writes: what came in, what was decided, what a step took.
+"""Facts that the engine writes: sequences, the decisions on them, and steps.
 
 The rules for facts are in `telemetry.facts.records`, which has them all in one union.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from telemetry.facts.fact import FactStruct as _Fact
+from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.reasons import EndReason, StartStage, StepFailure, WaitReason
 
 
@@ -22,9 +22,10 @@ class StageTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ModelShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the bytes and operations of a step follow from (`telemetry.host.roofline`).
+    """The sizes of the model from which the bytes and operations of a step are computed
+    (`telemetry.host.roofline`).
 
-    `weight_bytes` are of one weight of a matrix as it is stored, `cell_bytes` of one token's
+    `weight_bytes` is the stored size of one matrix weight, `cell_bytes` the size of one token's
     keys and values in all layers.
     """
 
@@ -76,9 +77,9 @@ class EngineStarted(_Fact, frozen=True):
 class SequenceQueued(_Fact, frozen=True):
     """The scheduler took a sequence into its waiting queue before step `step_id`.
 
-    `blocks` names the full blocks of its prompt: two sequences with a number in common have
-    the text up to there in common. Of a long prompt it names the first; steps name the others.
-    None: it may share nothing.
+    `blocks` are aliases of the full blocks of its prompt: two sequences that share an alias share
+    the text up to the end of that block. Of a long prompt only the first blocks are here;
+    `StepRecorded.blocks_sealed` has the others. None: it may not share blocks.
     """
 
     seq_id: int
@@ -108,10 +109,10 @@ class SequenceRefused(_Fact, frozen=True):
 
 
 class SequenceAdmitted(_Fact, frozen=True):
-    """A sequence came from the queue into the batch, first of all or after a preemption.
+    """A sequence came from the queue into the batch, for the first time or after a preemption.
 
-    Of its tokens, `hit_tokens` were in the prefix cache, the last `host_tokens` of them in
-    the host tier; `ghost_tokens` more would have been in a larger cache.
+    Of its tokens, `hit_tokens` were in the prefix cache, the last `host_tokens` of them in the CPU
+    offload; `ghost_tokens` more would have been in a larger cache.
     """
 
     seq_id: int
@@ -124,7 +125,7 @@ class SequenceAdmitted(_Fact, frozen=True):
 
 
 class SequencePaused(_Fact, frozen=True):
-    """The sequence's reader is too slow; nothing is generated for it until it resumes."""
+    """The sequence's client reads too slowly; nothing is generated for it until it resumes."""
 
     seq_id: int
     at_ns: int
@@ -132,7 +133,7 @@ class SequencePaused(_Fact, frozen=True):
 
 
 class SequenceResumed(_Fact, frozen=True):
-    """The reader of a paused sequence has caught up."""
+    """The client of a paused sequence has caught up."""
 
     seq_id: int
     at_ns: int
@@ -140,7 +141,7 @@ class SequenceResumed(_Fact, frozen=True):
 
 
 class GrammarCompiled(_Fact, frozen=True):
-    """The sequence's grammar is there, or was refused; until now the sequence waited for it."""
+    """The sequence's grammar was compiled, or refused; until now the sequence waited for it."""
 
     seq_id: int
     at_ns: int
@@ -151,7 +152,7 @@ class GrammarCompiled(_Fact, frozen=True):
 
 
 class StepCostSet(_Fact, frozen=True):
-    """From step `step_id` on the adaptive budget goes by this cost."""
+    """From step `step_id` on the adaptive budget uses this cost."""
 
     at_ns: int
     step_id: int
@@ -162,8 +163,8 @@ class StepCostSet(_Fact, frozen=True):
 
 
 class StepAborted(_Fact, frozen=True):
-    """A step could not be computed, for which `failure` is the executor's reason; `sequences` ended
-    by it. `detail` is one line for people, which holds no number and so no token."""
+    """A step could not be computed; `failure` is the executor's reason. `sequences` sequences ended
+    because of it. `detail` is one line without numbers, so without token ids."""
 
     at_ns: int
     step_id: int
@@ -173,7 +174,7 @@ class StepAborted(_Fact, frozen=True):
 
 
 class CacheFlushed(_Fact, frozen=True):
-    """Every cached prefix was forgotten, `blocks` of them unheld."""
+    """The prefix cache was emptied; `blocks` blocks that no sequence held became free."""
 
     at_ns: int
     step_id: int
@@ -181,8 +182,9 @@ class CacheFlushed(_Fact, frozen=True):
 
 
 class SequenceEnded(_Fact, frozen=True):
-    """The terminal fact of a sequence inside the engine; its blocks are free. `blocks` is of
-    older records, whose steps do not tell it: the names of its full blocks after its prompt's."""
+    """The terminal fact of a sequence in the engine; its blocks are free. `blocks` is only in older
+    journals, whose steps have no `blocks_sealed`: the aliases of its full blocks after those of its
+    prompt."""
 
     seq_id: int
     at_ns: int
@@ -196,12 +198,12 @@ class SequenceEnded(_Fact, frozen=True):
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence's share of a step.
 
-    `tokens` were computed on top of `context_tokens` already in the cache; of them
-    `recompute_tokens` had been computed before a preemption threw them away. A decode
-    row has `is_prefill` false and one token, or more when it carries drafts. The row gave
-    `sampled` new tokens, which are committed at the step's `committed_ns`: a decode row of
-    t tokens had t - 1 drafts, of which sampled - 1 were right. A `wasted` row's sequence
-    had ended while the step was in flight, so its token was dropped.
+    `tokens` were computed after `context_tokens` that were in the cache; `recompute_tokens` of
+    them had been computed before a preemption. A decode row has `is_prefill` false and one token,
+    or more with draft tokens. The row gave `sampled` new tokens, which are committed at the step's
+    `committed_ns`: a decode row of t tokens had t - 1 draft tokens, of which sampled - 1 were
+    accepted. The sequence of a `wasted` row had ended while the step was in flight, so its token
+    was dropped.
     """
 
     seq_id: int
@@ -214,7 +216,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A live sequence that got no row in the step, and the constraint that bound it."""
+    """A live sequence without a row in the step, and its binding reason."""
 
     seq_id: int
     reason: WaitReason
@@ -222,8 +224,8 @@ class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """More of a sequence's text is in the cache: `blocks` names its full blocks from block
-    `first_block` on, as `SequenceQueued` names those of its prompt."""
+    """More full blocks of a sequence are in the cache: `blocks` are the aliases of its blocks from
+    block `first_block` on, as in `SequenceQueued`."""
 
     seq_id: int
     first_block: int
@@ -231,11 +233,10 @@ class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the device's own clock says of a step: `busy_ns` from its first operation to its last,
-    and `bubble_ns` before that in which it had nothing to do since the step before; None for
-    the first step and for one after idling. One step in some also says what its time went
-    into: `attention_ns`, `matrices_ns` (and what lies between them) and `sampling_ns`; the
-    others have None."""
+    """A step by the device's own clock: `busy_ns` from its first operation to its last, and
+    `bubble_ns` before that in which the device was idle since the step before (None for the first
+    step and for one after idling). Some steps also have `attention_ns`, `matrices_ns` (with what
+    lies between them) and `sampling_ns`; in the others these are None."""
 
     busy_ns: int
     bubble_ns: int | None = None
@@ -245,7 +246,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepRecorded(_Fact, frozen=True):
-    """One iteration of the engine loop; the only thing the hot loop writes.
+    """One step: an iteration of the engine loop. The only fact that the hot loop writes.
 
     Stamps, in order: `begin_ns` (commands are drained and the plan is made),
     `planned_ns`, `launched_ns`, `forward_ns` (the model starts to run), `sample_ns`
@@ -256,10 +257,10 @@ class StepRecorded(_Fact, frozen=True):
     the first waiting sequence of each tenant that is at its limit (POLICY); every other
     sequence in the queue waits for the head (HEAD_OF_LINE), which folds derive. `preempted`
     sequences lost their blocks when this step was planned. `mask_ns` of the sampling went
-    into the masks of `masked_rows` constrained rows. `filled` names the blocks that the step
-    made full, or found, beyond those that `SequenceQueued` names. `device` is None where the
-    device has no clock. `rank_skew_ns` adds up, over the sums in which the ranks of the model
-    meet, how long the first rank waited for the last one; None where one computes alone.
+    into the masks of `masked_rows` constrained rows. `blocks_sealed` are the blocks that the step
+    filled, or found in the cache, beyond those in `SequenceQueued`. `device` is None for a device
+    without a clock. `rank_skew_ns` is the time that the first tensor-parallel rank waited for the
+    last one, summed over the step's all-reduces; None with one rank.
     """
 
     step_id: int
@@ -283,16 +284,15 @@ class StepRecorded(_Fact, frozen=True):
     mask_ns: int = 0
     masked_rows: int = 0
     copied_blocks: int = 0
-    filled: tuple[BlocksSealed, ...] = ()
+    blocks_sealed: tuple[BlocksSealed, ...] = ()
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
 
 
 class EngineIdled(_Fact, frozen=True):
-    """Gauges at the moment when the engine has nothing (more) to run.
+    """The engine has nothing to run; its gauges at that moment.
 
-    Written when the loop goes idle, so that a cancel that ends the last sequence is
-    seen although no step follows.
+    Without it, a cancellation that ends the last sequence would not be seen: no step follows.
     """
 
     at_ns: int
@@ -304,29 +304,32 @@ class EngineIdled(_Fact, frozen=True):
 
 
 class SequencesListed(_Fact, frozen=True):
-    """Every sequence that is live in the engine at `at_ns`. Of those up to `last_seq_id` the engine
-    has heard: one of them that is not in the list has ended, whatever else is recorded of it."""
+    """Every sequence that is live in the engine at `at_ns`. The engine has received all sequences
+    up to `last_seq_id`: one of those that is not in the list has ended, even if its end was
+    lost."""
 
     at_ns: int
     seq_ids: tuple[int, ...]
     last_seq_id: int
 
     def over(self, known: Iterable[int]) -> list[int]:
-        """Of the known sequences those that have ended; not those that are on their way in."""
+        """Those of the known sequences that have ended. Sequences that the engine has not received
+        yet are not among them."""
         live = frozenset(self.seq_ids)
         return [one for one in known if one <= self.last_seq_id and one not in live]
 
 
 class RecordingSet(_Fact, frozen=True):
-    """From here on steps are recorded, or are not: what was not recorded cannot be replayed."""
+    """Recording of steps was switched on or off. Steps that are not recorded cannot be replayed."""
 
     at_ns: int
     enabled: bool
 
 
 class ProfileTaken(_Fact, frozen=True):
-    """In [begin_ns, end_ns) torch's profiler recorded `steps` steps, which it made slower; the
-    engine stood still to start it, and to write its file. `at_ns` is `end_ns`."""
+    """In [begin_ns, end_ns) torch's profiler recorded `steps` steps, which it slowed down. The
+    engine was paused while the profiler started and while its file was written. `at_ns` is
+    `end_ns`."""
 
     at_ns: int
     begin_ns: int

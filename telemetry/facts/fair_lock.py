@@ -1,8 +1,8 @@
-"""A re-entrant lock that whoever waits for it gets before its holder has it again.
+"""A re-entrant lock that a waiting thread gets before its last holder gets it again.
 
-Python's own lock is free for all: a thread that lets go of it and takes it again at once mostly
-wins, for it holds the interpreter. Here everybody comes in by a door, and waits for the lock in
-the doorway: who lets go has to queue up behind.
+Python's own lock is not fair: a thread that releases it and acquires it again at once mostly wins,
+because it holds the interpreter. Here a thread first acquires a turnstile and waits for the lock
+inside it, so a thread that releases the lock queues behind the one in the turnstile.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ class FairLock:
     """As `threading.RLock`, in `with` or by `acquire` and `release`."""
 
     def __init__(self) -> None:
-        self._door = threading.Lock()
+        self._turnstile = threading.Lock()
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._depth = 0
 
     def acquire(self, timeout: float = -1) -> bool:
-        """False when it took longer than `timeout` seconds at the door, or again in it."""
-        me = threading.get_ident()
-        if self._owner != me:
-            if not self._door.acquire(timeout=timeout):
+        """False if the turnstile, or then the lock, was not free within `timeout` seconds."""
+        thread_id = threading.get_ident()
+        if self._owner != thread_id:
+            if not self._turnstile.acquire(timeout=timeout):
                 return False
             try:
                 if not self._lock.acquire(timeout=timeout):
                     return False
-                self._owner = me
+                self._owner = thread_id
             finally:
-                self._door.release()
+                self._turnstile.release()
         self._depth += 1
         return True
 
     @property
-    def is_wanted(self) -> bool:
-        """Somebody waits for it at this moment."""
-        return self._door.locked()
+    def has_waiter(self) -> bool:
+        """Whether a thread waits for the lock."""
+        return self._turnstile.locked()
 
     def release(self) -> None:
         assert self._owner == threading.get_ident(), "released by a thread that does not hold it"

@@ -1,23 +1,23 @@
 """Facts about the machine that the two processes run on: pauses, samples, the GPU.
 
-They are facts like those of `telemetry.facts.records`, whose `Fact` they belong to. `HostPaused` is
-written by the process that stood still where it can see that, the others by the gateway.
+They belong to the union `Fact` of `telemetry.facts.records`. A collection of garbage is written as
+`HostPaused` by the process that it paused; everything else is written by the gateway.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from telemetry.facts.fact import FactStruct
+from telemetry.facts.base import FactStruct
 from telemetry.facts.reasons import HostProcess, PauseCause
 
 
 class HostPaused(FactStruct, frozen=True):
-    """A process stood still in [begin_ns, end_ns), or for `lost_ns` within it where only that
-    much is known: waits for a CPU are counted, not stamped.
+    """A process made no progress in [begin_ns, end_ns), or for `lost_ns` of it if that is all that
+    is known: the kernel counts waits for a CPU, but does not stamp them.
 
-    `detail` names the generation collected or the function that held the loop. `at_ns` is
-    `end_ns`. A pause of the engine's own loop shows between its steps and is not written.
+    `detail` names the generation collected or the function that blocked the loop. `at_ns` is
+    `end_ns`. Pauses of the engine's loop are not written: they are derived from its steps.
     """
 
     at_ns: int
@@ -32,10 +32,10 @@ class HostPaused(FactStruct, frozen=True):
 class HostSampled(FactStruct, frozen=True):
     """The machine over the `window_ns` before `at_ns`; None is not measured.
 
-    `run` and `wait` are what the main thread of a process ran and waited for a CPU; `steal` is
-    what other guests of the hypervisor took, of all CPUs together; pressure is the time in
-    which at least one task was held up. `unavailable` says why a quantity has no value,
-    where that is new.
+    `run` and `wait` are the times in which the main thread of a process ran, and waited for a CPU;
+    `steal` is the time that other guests of the hypervisor took, over all CPUs; pressure is the
+    time in which at least one task was delayed (PSI). `unavailable` has the reason for a quantity
+    without a value, when the reason is new.
     """
 
     at_ns: int
@@ -58,7 +58,7 @@ class HostSampled(FactStruct, frozen=True):
 class GpuFound(FactStruct, frozen=True):
     """A GPU, or a MIG instance of one, that is sampled from now on.
 
-    The peaks are worked out as `telemetry.host.gpu_peaks` says, None where it cannot.
+    `telemetry.host.gpu_peaks` computes the peaks; None if it cannot.
     """
 
     at_ns: int
@@ -72,9 +72,9 @@ class GpuFound(FactStruct, frozen=True):
 class GpuSampled(FactStruct, frozen=True):
     """One reading of one GPU; None is not measured. Shares are in percent.
 
-    `dram_bandwidth_pct` is of the peak and comes from hardware counters; `memory_busy_pct` is
-    the share of time in which memory was in use, which is no bandwidth. `clock_events` is
-    NVML's bit mask of what holds the clocks down.
+    `dram_bandwidth_pct` is a share of the peak, from hardware counters; `memory_busy_pct` is the
+    share of time in which memory was in use, which is not a bandwidth. `clock_events` is NVML's bit
+    mask of the reasons for lowered clocks.
     """
 
     at_ns: int

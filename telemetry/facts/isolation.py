@@ -1,12 +1,12 @@
 """Keeps a part of telemetry that raises from stopping the others.
 
-A part is a fold, a listener of a fold, or a turn of the pump. What raises is counted by its
-name. A listener or a turn misses the one item that it raised on, and is detached when it has
-raised LIMIT times in a row: one odd request does not cost the traces of all others, and what is
-broken does not log for ever. A fold is detached the first time (`limit=1`): it is given many
-facts at once, and one that stopped among them has seen some of them and not the rest, so that
-its numbers would be wrong without saying so. Nothing that is detached comes back before a
-restart. Each detachment is a fact, so that the journal and the diagnosis know of it.
+A part is a fold, a listener of a fold, or a tick of the pump. Exceptions are counted by part. A
+listener or a tick misses only the item that it raised on, and is detached when it has raised LIMIT
+times in a row: one odd request does not cost the traces of all others, and a broken part does not
+log for ever. A fold is detached the first time (`limit=1`): it takes many facts at once, so after
+an exception it has seen only some of them and its numbers would be silently wrong. A detached part
+stays detached until a restart. Each detachment is a fact, so it is in the journal and the
+diagnosis.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class Isolation:
-    """The parts that were guarded, what they raised, and `lane` with the detachments. The first
-    errors of a part are logged, and its last.
+    """The guarded parts and the number of their exceptions; `lane` has the facts of detachments.
+    The first LIMIT exceptions of a part are logged, and the one that detaches it.
 
-    The pump's thread, and whoever calls a guarded part, writes; any thread may read.
+    Written by the pump's thread and by callers of guarded parts; any thread may read.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -45,7 +45,7 @@ class Isolation:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each part raised, those that never did included."""
+        """Number of exceptions of each part, 0 included."""
         return dict(self._errors)
 
     @property
@@ -53,11 +53,11 @@ class Isolation:
         return tuple(self._detached)
 
     def error(self, name: str) -> str | None:
-        """What detached the part; None while it is attached."""
+        """The exception that detached the part; None while it is attached."""
         return self._detached.get(name)
 
     def guard(self, name: str, call: Callable[[T], None], limit: int = LIMIT) -> Guarded[T]:
-        """`call` that does not raise; two parts of one name are told apart by a number."""
+        """`call` wrapped so that it never raises. A second part of the same name gets a number."""
         number, unique = 2, name
         while unique in self._errors:
             number, unique = number + 1, f"{name}_{number}"
@@ -65,8 +65,8 @@ class Isolation:
         return Guarded(self, unique, call, limit)
 
     def failed(self, name: str, error: Exception, is_detached: bool) -> None:
-        """A part raised; `is_detached` says whether it is called again. While an except clause
-        runs, so that the traceback is in the log."""
+        """Count an exception of a part; `is_detached` says that it is not called any more. Call it
+        in an except clause, so that the traceback is logged."""
         self._errors[name] = self._errors.get(name, 0) + 1
         if not is_detached:
             if self._errors[name] <= LIMIT:
@@ -79,17 +79,19 @@ class Isolation:
 
 
 class Guarded(Generic[T]):
-    """A part behind its guard."""
+    """A part that never raises: it counts exceptions and detaches itself."""
 
-    __slots__ = ("_book", "_call", "_limit", "_run", "is_detached", "name")
+    __slots__ = ("_call", "_errors_in_a_row", "_isolation", "_limit", "is_detached", "name")
 
-    def __init__(self, book: Isolation, name: str, call: Callable[[T], None], limit: int) -> None:
+    def __init__(
+        self, isolation: Isolation, name: str, call: Callable[[T], None], limit: int
+    ) -> None:
         self.name = name
         self.is_detached = False
-        self._book = book
+        self._isolation = isolation
         self._call = call
         self._limit = limit
-        self._run = 0
+        self._errors_in_a_row = 0
 
     def __call__(self, item: T) -> None:
         if self.is_detached:
@@ -97,22 +99,22 @@ class Guarded(Generic[T]):
         try:
             self._call(item)
         except Exception as error:
-            self._run += 1
-            self.is_detached = self._run >= self._limit
-            self._book.failed(self.name, error, self.is_detached)
+            self._errors_in_a_row += 1
+            self.is_detached = self._errors_in_a_row >= self._limit
+            self._isolation.failed(self.name, error, self.is_detached)
         else:
-            self._run = 0
+            self._errors_in_a_row = 0
 
 
 def guarded(isolation: Isolation | None, listener: Callable[[T], None]) -> Callable[[T], None]:
-    """A listener of the phase fold behind its guard, or as it is where nothing isolates it."""
+    """A listener of the phase fold, guarded if there is an isolation."""
     if isolation is None:
         return listener
     return isolation.guard(f"phases_{part_name(listener)}", listener)
 
 
 def part_name(call: Callable[..., object]) -> str:
-    """What a part is called in metrics: its class, or its function's name, in snake case."""
+    """The name of a part in metrics: its class or function name in snake case."""
     owner = getattr(call, "__self__", None)
     kind = type(call if owner is None else owner).__name__
     given = getattr(call, "__name__", kind) if owner is None else kind

@@ -1,10 +1,10 @@
 """Moves facts from lanes to folds, off the serving path.
 
 All folds run on one thread at a time and under one lock, so a reader that holds the lock sees
-them in agreement. They are fed a piece at a time, and the lock and the interpreter are let go of
-between two pieces: a large backlog holds up neither readers nor the event loop. A fold that
-raises is detached and reported; the others go on (`telemetry.facts.isolation`). What each fold
-costs is measured.
+them consistent. They take facts in pieces, and the lock and the interpreter are released between
+two pieces, so that a large backlog delays neither readers nor the event loop. A fold that raises
+is detached and reported; the others go on (`telemetry.facts.isolation`). The time spent in each
+fold is measured.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from telemetry.facts.records import Fact, fact_ns
 
 _INTERVAL_S = 0.05
 READER_NS = 500_000_000
-"""A reader waits so long for a backlog to be worked off, and then takes what there is: a scrape is
-wanted most when telemetry is not fast enough."""
+"""The longest time that a reader waits for a backlog; then it reads the folds as they are. A scrape
+matters most when telemetry is not fast enough."""
 PIECE_WEIGHT = 1024
-"""Facts in a piece, each row of a step counted as one: what all folds take in some milliseconds."""
+"""The size of a piece in facts and rows of steps: all folds together take some milliseconds."""
 
 
 class Fold(Protocol):
@@ -39,30 +39,28 @@ class Fold(Protocol):
 
 @dataclass(slots=True)
 class FoldCost:
-    """What a fold has cost so far."""
+    """A fold and what it has cost since the start."""
 
     name: str
     feed: Guarded[Sequence[Fact]]
-    facts: int = 0
     busy_ns: int = 0
 
 
 class Pump:
     """Drains lanes into folds, by hand (`run_once`) or on a thread (`start`, `stop`).
 
-    While `recording` is false folds are fed nothing; what came is counted in `facts_skipped`.
+    While `recording` is false, folds get no facts but `RecordingSet`.
     """
 
     def __init__(self, clock: Clock, remote_lost: Callable[[], int] = lambda: 0) -> None:
         self.lock = FairLock()
         self.recording = True
-        self.facts_skipped = 0
         self.isolation = Isolation(clock)
         self._clock = clock
         self._remote_lost = remote_lost
         self._lanes: list[Lane] = [self.isolation.lane]
         self._folds: list[FoldCost] = []
-        self._turns: list[Guarded[None]] = []
+        self._ticks: list[Guarded[None]] = []
         self._pending: deque[Fact] = deque()  # drained and in order, not yet fed
         self._drains = 0
         self._stop = threading.Event()
@@ -74,20 +72,21 @@ class Pump:
     def add_fold(self, name: str, fold: Fold) -> None:
         self._folds.append(FoldCost(name, self.isolation.guard(name, fold.on_facts, limit=1)))
 
-    def add_turn(self, turn: Callable[[], None]) -> None:
-        """Call `turn` each time the thread is awake anyway: waking one costs more than most
-        of what it would do."""
-        guarded: Guarded[None] = self.isolation.guard(f"turn_{part_name(turn)}", lambda _: turn())
-        self._turns.append(guarded)
+    def add_tick(self, tick: Callable[[], None]) -> None:
+        """Call `tick` each time the pump's thread wakes up. A thread of its own would cost more
+        than most ticks do."""
+        # "turn": the name of this part in phasescope_fold_errors
+        guarded: Guarded[None] = self.isolation.guard(f"turn_{part_name(tick)}", lambda _: tick())
+        self._ticks.append(guarded)
 
     @property
     def facts_lost(self) -> int:
-        """Facts that no fold has seen, here and in the engine process."""
+        """Facts lost before a fold saw them, here and in the engine process."""
         return sum(lane.lost for lane in self._lanes) + self._remote_lost()
 
     @property
     def facts_waiting(self) -> int:
-        """Facts that are here and have not been through the folds."""
+        """Facts in the lanes and in the backlog that the folds have not taken."""
         return len(self._pending) + sum(map(len, self._lanes))
 
     @property
@@ -96,18 +95,17 @@ class Pump:
 
     @property
     def detached(self) -> tuple[str, ...]:
-        """Folds, listeners and turns that raised and are not called any more."""
+        """Folds, listeners and ticks that raised and are not called any more."""
         return self.isolation.detached
 
     def run_once(self, within_ns: int | None = None) -> int:
-        """Everything that is in the lanes now goes through all folds, unless another thread
-        brings it there first or it takes longer than `within_ns`; returns how many facts this
-        one fed.
+        """Feed everything that is in the lanes now to all folds, for at most `within_ns`. Returns
+        the number of facts that this call fed; another thread may have fed some.
 
-        Without the lock held, others get it between two pieces. Lanes are drained at once and in
-        the order in which they were added, the engine's before the gateway's: what an engine's
-        fact follows from is then in this drain or an earlier one, and no sequence has a step
-        before it was submitted.
+        If the caller does not hold the lock, it is free between two pieces. All lanes are drained
+        together, in the order in which they were added, the engine's before the gateway's: the
+        cause of an engine's fact is then in this drain or an earlier one, and no sequence has a
+        step before it was submitted.
         """
         fed, begin_ns = 0, self._clock.now_ns()
         with self.lock:
@@ -121,14 +119,13 @@ class Pump:
                 fed += self._feed_piece()
                 if not self._pending and self._drains >= goal:
                     return fed
-            sleep_ns(0)  # lets go of the interpreter
+            sleep_ns(0)  # releases the interpreter
         return fed
 
     @contextmanager
     def caught_up(self) -> Iterator[None]:
-        """For a reader: all that is in the lanes now is brought to the folds, a piece at a time,
-        and then the lock is held. A backlog that takes longer than READER_NS is left to the pump's
-        thread; `facts_waiting` says how much that is."""
+        """For a reader: feed what is in the lanes now, for at most READER_NS, then hold the lock.
+        The rest of a larger backlog is left to the pump's thread; `facts_waiting` is its size."""
         self.run_once(READER_NS)
         with self.lock:
             yield
@@ -138,7 +135,7 @@ class Pump:
         self._thread.start()
 
     def stop(self) -> None:
-        """Drain what is there and end the thread."""
+        """End the thread and feed what is left."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -146,8 +143,8 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
-            for turn in self._turns:
-                turn(None)
+            for tick in self._ticks:
+                tick(None)
             self.run_once()
 
     # Under the lock
@@ -155,15 +152,13 @@ class Pump:
     def _drain(self) -> None:
         facts = [fact for lane in self._lanes for fact in lane.drain()]
         if not self.recording:
-            kept: list[Fact] = [fact for fact in facts if isinstance(fact, RecordingSet)]
-            self.facts_skipped += len(facts) - len(kept)
-            facts = kept
+            facts = [fact for fact in facts if isinstance(fact, RecordingSet)]
         facts.sort(key=fact_ns)
         self._pending.extend(facts)
         self._drains += 1
 
     def _feed_piece(self) -> int:
-        """The next facts to every fold; returns how many they were."""
+        """Feed the next piece to every fold; returns its number of facts."""
         facts: list[Fact] = []
         weight = 0
         while self._pending and weight < PIECE_WEIGHT:
@@ -180,4 +175,3 @@ class Pump:
         begin_ns = self._clock.now_ns()
         cost.feed(facts)
         cost.busy_ns += self._clock.now_ns() - begin_ns
-        cost.facts += len(facts)

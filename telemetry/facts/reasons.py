@@ -1,4 +1,4 @@
-"""The closed sets that facts draw from: outcomes, reasons to end, reasons to wait, phases."""
+"""The closed enums of facts: outcomes, reasons to end, reasons to wait, phases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The ways in which a request or a sequence can end. LOST: it has, and how is not recorded."""
+    """How a request or a sequence ended. LOST: it ended, and its terminal fact was lost."""
 
     FINISHED = "finished"
     REJECTED = "rejected"
@@ -16,7 +16,7 @@ class Outcome(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why it ended; each reason belongs to exactly one outcome."""
+    """Why a request or a sequence ended; each reason belongs to one outcome."""
 
     EOS = "eos"
     STOP_TOKEN = "stop_token"
@@ -75,12 +75,12 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
 
 
 class StepFailure(StrEnum):
-    """Why a step could not be computed, as the executor tells it when it happens."""
+    """Why a step could not be computed, as the executor reports it."""
 
     OUT_OF_MEMORY = "out_of_memory"  # an allocation was refused
     KERNEL_ERROR = "kernel_error"  # the device or a library refused the operation
     RANK_LOST = "rank_lost"  # a process that computes a part of the model is gone
-    BAD_INPUT = "bad_input"  # a token or a place that the model does not have
+    BAD_INPUT = "bad_input"  # a token or a position that the model does not have
 
 
 class WaitReason(StrEnum):
@@ -97,7 +97,7 @@ class WaitReason(StrEnum):
 
 
 class Phase(StrEnum):
-    """The phases that tile a request's life; `telemetry.requests.phases` defines their borders."""
+    """The phases that tile a request's time; `telemetry.requests.phases` defines their borders."""
 
     ACCEPT = "gateway.accept"
     PARSE = "gateway.parse"
@@ -110,29 +110,29 @@ class Phase(StrEnum):
 
 
 class StartStage(StrEnum):
-    """What a start is made of. The engine's stages lie between LAUNCH and ANNOUNCE and tile
-    the time to readiness with them; the gateway's own work happens beside them."""
+    """The stages of a start. LAUNCH, the engine's stages and ANNOUNCE tile the time to readiness;
+    the gateway's own stages run at the same time."""
 
     LAUNCH = "launch"  # the command line is read, the engine's process is started
     IMPORTS = "imports"  # the engine's libraries, torch above all
     WEIGHTS = "weights"
     CACHE = "cache"
     WARM_UP = "warm-up"  # the first steps, which are slow
-    ENGINE = "engine"  # grammars' vocabulary, scheduler, collector settled
-    ANNOUNCE = "announce"  # the gateway hears of it
+    ENGINE = "engine"  # vocabulary of grammars, scheduler, garbage collector
+    ANNOUNCE = "announce"  # until the gateway knows that the engine is ready
     GATEWAY_IMPORTS = "gateway imports"
     TOKENIZER = "tokenizer"
 
 
 class HostProcess(StrEnum):
-    """Whose interpreter stood still."""
+    """Which process was paused."""
 
     ENGINE = "engine"
     GATEWAY = "gateway"
 
 
 class FactSource(StrEnum):
-    """Whose facts a lane takes."""
+    """The writer of a lane's facts."""
 
     ENGINE = "engine"
     GATEWAY = "gateway"
@@ -140,31 +140,31 @@ class FactSource(StrEnum):
 
     @property
     def is_of_requests(self) -> bool:
-        """Whether what is known of requests is made of them."""
+        """Whether timelines of requests are made from its facts."""
         return self is not FactSource.OTHER
 
 
 class PauseCause(StrEnum):
-    """Why a process did not go on, the most telling cause first."""
+    """Why a process was paused, the most specific cause first."""
 
     GC = "gc"  # the garbage collector held the interpreter
-    THROTTLED = "cgroup_throttled"  # the control group had used up its share of CPU
-    OFF_CPU = "off_cpu"  # runnable, but something else had the CPU
-    LOOP_BLOCKED = "loop_blocked"  # its loop did not turn, and none of the above explains it
+    THROTTLED = "cgroup_throttled"  # the control group had used up its CPU quota
+    OFF_CPU = "off_cpu"  # runnable, but another task had the CPU
+    LOOP_BLOCKED = "loop_blocked"  # its loop was blocked, and none of the above explains it
 
 
 class HangKind(StrEnum):
-    """How an engine process that lives gives no sign of life."""
+    """In which way a live engine process does not respond."""
 
-    STOPPED = "stopped"  # a signal or a debugger has stopped it: it runs no instruction
-    SILENT = "silent"  # it runs or waits, and its heartbeat has ended
-    STUCK = "stuck"  # its heart beats, and one turn of its loop does not end
+    STOPPED = "stopped"  # stopped by a signal or a debugger
+    SILENT = "silent"  # it runs or waits, without a heartbeat
+    STUCK = "stuck"  # it has a heartbeat, but an iteration of its loop does not end
 
 
 class StackSource(StrEnum):
-    """Who told where the threads of a process are."""
+    """Where the stacks of a process come from; NOBODY: there are none."""
 
     NOBODY = "nobody"
     FAULTHANDLER = "faulthandler"  # the process itself, in C, at a signal
     PY_SPY = "py-spy"  # from outside, from its memory
-    KERNEL = "kernel"  # what /proc says of each thread: no functions of ours
+    KERNEL = "kernel"  # /proc of each thread: no Python functions

@@ -13,6 +13,7 @@ sequences, tied together by `SequenceSubmitted`.
 
 from __future__ import annotations
 
+from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineIdled,
@@ -31,7 +32,6 @@ from telemetry.facts.engine_records import (
     StepCostSet,
     StepRecorded,
 )
-from telemetry.facts.fact import FactStruct as _Fact
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 
@@ -39,8 +39,8 @@ SCHEMA_VERSION = 3
 
 
 class EngineDied(_Fact, frozen=True):
-    """The engine process ended or was ended; `detail` is one line for people. `failure` is what it
-    said of a device that does not compute any more."""
+    """The engine process ended or was ended; `detail` is one line for people. `failure` is the
+    reason that it gave if its device does not compute any more."""
 
     at_ns: int
     exit_code: int | None
@@ -50,17 +50,17 @@ class EngineDied(_Fact, frozen=True):
 
 
 class ExportFailed(_Fact, frozen=True):
-    """Spans were sent, and their receiver did not take them this time; `error` is one line."""
+    """An attempt to send spans failed; `error` is one line."""
 
     at_ns: int
     error: str
 
 
 class StallDetected(_Fact, frozen=True):
-    """The engine lives and has `sequences` to work on, but has committed no step since
+    """The engine is alive and has `sequences` sequences to work on, but has committed no step since
     `since_ns`. `process_state` is the kernel's letter for its process (T: stopped);
-    `loop_silent_ns` is for how long the gateway's own event loop, which reads the engine's
-    news, has not answered. None: not known."""
+    `loop_silent_ns` is the time since the gateway's event loop, which reads the engine's frames,
+    last answered. None: not known."""
 
     at_ns: int
     since_ns: int
@@ -72,10 +72,10 @@ class StallDetected(_Fact, frozen=True):
 
 
 class EngineHung(_Fact, frozen=True):
-    """The engine's process lives and has given no sign of life since `since_ns`; requests that come
-    are refused, and `sequences` that it has are kept. `process_state` is the kernel's letter (T:
-    stopped). `stacks` are lines about its threads, told by `stacks_source`: files, line numbers
-    and functions, no values."""
+    """The engine process is alive and has not responded since `since_ns`. New requests are refused;
+    its `sequences` sequences are kept. `process_state` is the kernel's letter (T: stopped).
+    `stacks` are lines about its threads, from `stacks_source`: files, line numbers and functions,
+    no values."""
 
     at_ns: int
     since_ns: int
@@ -88,15 +88,15 @@ class EngineHung(_Fact, frozen=True):
 
 
 class EngineRecovered(_Fact, frozen=True):
-    """The engine that gave no sign of life since `since_ns` works again."""
+    """The engine that had not responded since `since_ns` works again."""
 
     at_ns: int
     since_ns: int
 
 
 class FactsLost(_Fact, frozen=True):
-    """Here `count` facts are missing: a lane was full, or the engine's backlog was. `at_ns` is the
-    stamp of the first of them; `source` says whose they are."""
+    """`count` facts of `source` are missing here: a lane was full, or the engine's backlog. `at_ns`
+    is the stamp of the first of them."""
 
     at_ns: int
     source: FactSource
@@ -104,7 +104,7 @@ class FactsLost(_Fact, frozen=True):
 
 
 class FoldDetached(_Fact, frozen=True):
-    """The part `fold` of telemetry raised `error_type` and is not fed any more."""
+    """The part `fold` of telemetry raised `error_type` and is not called any more."""
 
     at_ns: int
     fold: str
@@ -112,17 +112,17 @@ class FoldDetached(_Fact, frozen=True):
 
 
 class RequestsListed(_Fact, frozen=True):
-    """Every request that the gateway serves at `at_ns`. One that it read earlier and that is not
-    in the list is over, whatever else is recorded of it."""
+    """Every request that the gateway serves at `at_ns`. A request that was read earlier and is not
+    in the list has ended, even if its end was lost."""
 
     at_ns: int
     request_ids: tuple[str, ...]
 
 
 class RequestAccepted(_Fact, frozen=True):
-    """The request's head had come to the host at `at_ns`; the gateway got to reading it at
-    `read_ns`. `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an
-    incoming `traceparent`, if there was one."""
+    """The request's head arrived at the host at `at_ns`, and the gateway read it at `read_ns`.
+    `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an incoming
+    `traceparent`, if there was one."""
 
     request_id: str
     at_ns: int
@@ -137,14 +137,14 @@ class RequestAccepted(_Fact, frozen=True):
     read_ns: int | None = None
 
     def was_read_before(self, at_ns: int) -> bool:
-        """Whether the gateway had got to reading it by then."""
+        """Whether the gateway had read the request before `at_ns`."""
         return (self.at_ns if self.read_ns is None else self.read_ns) < at_ns
 
 
 class RequestParsed(_Fact, frozen=True):
-    """The body is valid; what follows are the parameters worth tracing. `output_type` is
-    `json` when the answer must be JSON, else `text`. Of the time since it had come whole, it waited
-    `waited_ns` for somebody to read it."""
+    """The body is valid; these are its parameters that traces show. `output_type` is `json` if the
+    answer must be JSON, else `text`. After its last byte had arrived, the body waited `waited_ns`
+    for an ingest worker."""
 
     request_id: str
     at_ns: int
@@ -185,9 +185,9 @@ class RequestEnded(_Fact, frozen=True):
 
     `first_sent_ns` is when the first content was sent, None if none was;
     `detokenized_ns` is when the last token had become text; `detokenize_busy_ns` is the
-    time spent in detokenising, all tokens together. `detected_ns` is when a disconnect
-    or timeout was noticed. `output_valid` says whether a constrained output that ended by
-    itself obeys its constraint; None when there is none, or it was cut.
+    time spent in detokenizing all tokens. `detected_ns` is when a disconnect or timeout was
+    detected. `output_valid` says whether a constrained output that ended by itself obeys its
+    constraint; None without a constraint, or for an output that was cut.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """How long a start took, stage by stage.
 
-Stages tile their time: each begins where the last one ended, so they always add up to the
-whole, and what nobody thought of shows in the stage it fell into.
+Stages tile the time: each begins where the last one ended, so they add up to the whole, and work
+without a stage of its own counts in the stage in which it happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from telemetry.facts.reasons import StartStage
 
 
 class Stages:
-    """Stamps the ends of stages, the first of which began at `begin_ns`."""
+    """Records the ends of stages; the first stage begins at `begin_ns`."""
 
     def __init__(self, clock: Clock, begin_ns: int) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class Stages:
         self._done: list[StageTime] = []
 
     def end(self, name: StartStage, at_ns: int | None = None) -> None:
-        """The stage is over now, or was at `at_ns`."""
+        """End the stage `name` now, or at `at_ns`."""
         end_ns = max(self._last_ns, self._clock.now_ns() if at_ns is None else at_ns)
         self._done.append(StageTime(name, self._last_ns, end_ns))
         self._last_ns = end_ns
@@ -37,7 +37,7 @@ class Stages:
 class StartReport(msgspec.Struct, frozen=True):
     """From the start of the service's process to readiness.
 
-    `stages` add up to `total_ns`; `beside` is what the gateway did at the same time.
+    `stages` add up to `total_ns`; `beside` are the gateway's own stages in the same time.
     """
 
     total_ns: int

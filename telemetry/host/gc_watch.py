@@ -1,4 +1,4 @@
-"""The garbage collector: how it is set up, and each of its pauses that somebody may feel."""
+"""The garbage collector: its settings, and a fact for each of its longer pauses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _THRESHOLDS = (5_000, 20, 50)
 
 
 def settle_collector() -> None:
-    """After loading: what is there lives as long as the process, so it is never scanned, not
-    even once, for torch alone leaves half a million objects. Collect seldom from now on."""
+    """Call it after loading. Objects of the start are frozen: they stay until the process ends, and
+    torch alone leaves half a million of them to scan. Later collections are rare."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
     gc.enable()
@@ -52,7 +52,7 @@ class GcWatch:
             self._begin_ns = self._clock.now_ns()
             return
         begin_ns, self._begin_ns = self._begin_ns, None
-        if begin_ns is None:  # installed while a collection ran
+        if begin_ns is None:  # installed during a collection
             return
         end_ns = self._clock.now_ns()
         if end_ns - begin_ns < self._least_ns:

@@ -1,7 +1,7 @@
-"""Samples the GPUs through NVML: each quantity is a value, or unavailable and why.
+"""Samples the GPUs through NVML: each quantity has a value, or the reason why it has none.
 
-An observer changes nothing: no NVML mode is ever set. Memory-controller utilisation is the
-share of time in which memory was busy, not bandwidth; bandwidth comes from GPM.
+No NVML mode is ever set. Memory-controller utilization is the share of time in which memory was
+busy, not a bandwidth; bandwidth comes from GPM.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import pynvml
 
+from telemetry.facts.base import Unavailable, Value
 from telemetry.facts.clock import Clock
 from telemetry.facts.host_records import GpuFound, GpuSampled
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable, Value
 from telemetry.host.gpu_device import (
     Device,
     Values,
@@ -40,7 +40,7 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One reading of one GPU by quantity; `status` is `ok` or why there is none."""
+    """One reading of one GPU by quantity; `status` is `ok`, or why there is no reading."""
 
     status: str
     name: str | None = None
@@ -53,7 +53,7 @@ class GpuSample:
         return None if value is None or isinstance(value, Unavailable) else value
 
     def as_dict(self) -> dict[str, float | str]:
-        """For the snapshot: numbers where there are numbers, reasons where there are not."""
+        """For the Snapshot: each quantity as a number, or as the reason why it has none."""
         labels = (("status", self.status), ("name", self.name), ("gpu", self.gpu))
         found: dict[str, float | str] = {n: text for n, text in labels if text is not None}
         for quantity, value in self.values.items():
@@ -67,7 +67,7 @@ class GpuSample:
 
 
 class _Reader:
-    """One device and what must be remembered of it between two samples."""
+    """One device and its state between two samples."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -99,7 +99,7 @@ class _Reader:
 
 
 class GpuSampler:
-    """Samples all GPUs on its own thread; without a GPU it says so and does nothing.
+    """Samples all GPUs on its own thread; without a GPU it only reports the reason.
 
     `lane` takes GpuFound and GpuSampled, `xid_lane` GpuXid; neither may have another writer.
     """
@@ -123,7 +123,7 @@ class GpuSampler:
         return self._latest[0]
 
     def all_latest(self) -> tuple[GpuSample, ...]:
-        """Of each GPU; one that says why, where there is none."""
+        """The last sample of each GPU; without a GPU, one with the reason."""
         return self._latest
 
     @property
@@ -135,7 +135,7 @@ class GpuSampler:
         return {} if self._xids is None else dict(self._xids.counts)
 
     def start(self) -> None:
-        """Open NVML and begin to sample; stays silent and idle where there is no GPU."""
+        """Open NVML and begin to sample; without a GPU nothing is started."""
         try:
             pynvml.nvmlInit()
             self._open = True
@@ -180,7 +180,9 @@ class GpuSampler:
         while not self._stop.wait(self._interval_s):
             try:
                 self.sample()
-            except Exception as error:  # a driver's oddity must not end the service's telemetry
+            except (
+                Exception
+            ) as error:  # an error of the driver must not end the service's telemetry
                 self._latest = (GpuSample(f"unavailable: {type(error).__name__}: {error}"),)
                 log.exception("the GPU is not sampled any more")
                 return

@@ -1,7 +1,7 @@
-"""What NVML says of one GPU, or of one MIG instance of it: each quantity a value or a reason.
+"""Reads one GPU, or one MIG instance of it, through NVML: each quantity is a value or a reason.
 
-Nothing here sets anything. Calls that block are left out: PCIe traffic comes from byte
-counters, since NVML's own throughput call waits 20 ms for each direction.
+Nothing here sets anything. Calls that block are left out: PCIe traffic comes from byte counters,
+because NVML's throughput call waits 20 ms for each direction.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from telemetry.facts.unavailable import Unavailable, Value
+from telemetry.facts.base import Unavailable, Value
 
 Values = dict[str, Value]
 Handle = Any  # NVML's opaque pointer
@@ -20,8 +20,8 @@ Handle = Any  # NVML's opaque pointer
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`gpu` is the index as in `0`, or index and instance as in `0:7` under MIG. `handle` knows
-    its memory, `parent` is the whole GPU (the same one without MIG)."""
+    """A GPU or MIG instance. `gpu` is the index, as in `0`, or index and instance, as in `0:7`.
+    `handle` is that of the instance, `parent` that of the whole GPU; without MIG they are one."""
 
     gpu: str
     handle: Handle
@@ -40,7 +40,7 @@ def find_devices() -> list[Device]:
 
 
 def _mig_instances(index: str, parent: Handle) -> list[Device]:
-    """Empty where MIG is off, not known, or has no instance."""
+    """The MIG instances of a GPU; empty if MIG is off or not supported, or has no instance."""
     found: dict[int, Device] = {}
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(parent)
@@ -58,7 +58,7 @@ def _mig_instances(index: str, parent: Handle) -> list[Device]:
 
 
 def attempt(read: Callable[[], float]) -> Value:
-    """The value, or why NVML has none."""
+    """The value, or NVML's reason for having none."""
     try:
         return float(read())
     except pynvml.NVMLError as error:
@@ -66,7 +66,7 @@ def attempt(read: Callable[[], float]) -> Value:
 
 
 def name_of(device: Device) -> str | None:
-    """None when the driver does not tell."""
+    """None if the driver does not report it."""
     try:
         label = pynvml.nvmlDeviceGetName(device.handle)
     except pynvml.NVMLError:
@@ -83,7 +83,7 @@ def driver_version() -> str | None:
 
 
 def read_device(device: Device) -> Values:
-    """Everything that one call each can tell."""
+    """All quantities that need no state between two readings."""
     values: Values = {}
     _fill(values, _MEMORY, lambda: _memory(device.handle))
     _fill(values, ("gpu_busy_pct", "memory_controller_busy_pct"), lambda: _rates(device.handle))
@@ -101,7 +101,7 @@ _REMAPPED = (
 
 
 def _fill(values: Values, names: Sequence[str], read: Callable[[], Sequence[float]]) -> None:
-    """One call that gives several quantities, or one reason for all of them."""
+    """Add the quantities of one call, or its error as the reason for all of them."""
     try:
         values.update(zip(names, map(float, read()), strict=True))
     except pynvml.NVMLError as error:
@@ -159,7 +159,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def _fill_fields(values: Values, handle: Handle) -> None:
-    """All fields in one call; each has a return code of its own."""
+    """Add all fields, read in one call; each has its own return code."""
     try:
         found = pynvml.nvmlDeviceGetFieldValues(handle, [field for field, _ in _FIELDS.values()])
     except pynvml.NVMLError as error:
@@ -188,7 +188,7 @@ _CLOCK_EVENTS = {
 
 
 def clock_event_names(mask: int) -> tuple[str, ...]:
-    """What holds the clocks down; a bit that has no name yet is given as its number."""
+    """The reasons for lowered clocks in NVML's mask; a bit without a name is given as a number."""
     names = [name for bit, name in _CLOCK_EVENTS.items() if mask & bit]
     rest = mask & ~sum(_CLOCK_EVENTS)
     return tuple(names) + ((f"{rest:#x}",) if rest else ())

@@ -1,6 +1,6 @@
-"""XID errors of the GPUs, as they come: a thread that waits for the driver to tell.
+"""XID errors of the GPUs: a thread that waits for events of the driver.
 
-The wait is bounded, so the thread ends within WAIT_MS of being told to.
+The wait is bounded, so the thread ends within WAIT_MS after `stop`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class XidWatch:
         self._set: Handle | None = None
 
     def start(self) -> None:
-        """Register and wait; stays idle where no GPU reports events."""
+        """Register for events and wait for them; nothing is started if no GPU reports events."""
         try:
             self._set = pynvml.nvmlEventSetCreate()
             for parent in self._parents.values():
@@ -53,7 +53,7 @@ class XidWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Within WAIT_MS; before NVML is shut down."""
+        """End the thread within WAIT_MS. Call it before NVML is shut down."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -65,7 +65,7 @@ class XidWatch:
                 event = pynvml.nvmlEventSetWait_v2(self._set, WAIT_MS)
             except pynvml.NVMLError_Timeout:
                 continue
-            except pynvml.NVMLError as error:  # the GPU is lost, or the driver
+            except pynvml.NVMLError as error:  # the GPU or the driver is lost
                 self.status = f"unavailable: {error}"
                 return
             self._note(event)

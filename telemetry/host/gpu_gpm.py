@@ -1,8 +1,8 @@
-"""GPM: what hardware counters say of a GPU between two of their samples, on Hopper and newer.
+"""GPM: rates from a GPU's hardware counters between two samples, on Hopper and newer.
 
-The counters are refreshed about every 100 ms, so two samples that are closer give nonsense, and
-two that are far apart give the mean of a time in which much else happened. Under MIG the
-whole GPU has no samples; each instance has its own.
+The counters are refreshed about every 100 ms, so two samples that are closer give wrong rates; two
+that are far apart give the mean of a long time. Under MIG the whole GPU has no samples; each
+instance has its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 import pynvml
 
-from telemetry.facts.unavailable import Unavailable, Value
+from telemetry.facts.base import Unavailable, Value
 from telemetry.host.gpu_device import Device, Handle, Values
 
 LEAST_APART_NS = 100_000_000
@@ -30,7 +30,7 @@ _METRICS: dict[str, tuple[int, float]] = {
 
 
 class Gpm:
-    """Two samples that take turns; `read` compares the present with the last one."""
+    """Two sample buffers used in turn; `read` compares a new sample with the last one."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -48,23 +48,23 @@ class Gpm:
             self.close()
 
     def read(self, now_ns: int) -> Values:
-        """Means since the last call, or why there are none."""
+        """Means since the last call, or the reason why there are none."""
         if self._missing is not None:
-            return _nothing(self._missing)
+            return _all_unavailable(self._missing)
         apart_ns = None if self._taken_ns is None else now_ns - self._taken_ns
         if apart_ns is not None and apart_ns < LEAST_APART_NS:
-            return _nothing("two samples must be 100 ms apart")
+            return _all_unavailable("two samples must be 100 ms apart")
         try:
             self._take(self._samples[1])
             if apart_ns is None:
-                values = _nothing("the first of two samples was just taken")
+                values = _all_unavailable("the first of two samples was just taken")
             elif apart_ns > MOST_APART_NS:
-                values = _nothing("the last sample was too long ago: a new pair was begun")
+                values = _all_unavailable("the last sample was too long ago: a new pair was begun")
             else:
                 values = self._compare()
         except pynvml.NVMLError as error:
             self._taken_ns = None
-            return _nothing(f"GPM: {error}")
+            return _all_unavailable(f"GPM: {error}")
         self._samples.reverse()
         self._taken_ns = now_ns
         return values
@@ -96,7 +96,7 @@ class Gpm:
         }
 
 
-def _nothing(why: str) -> Values:
+def _all_unavailable(why: str) -> Values:
     return dict.fromkeys(_METRICS, Unavailable(why))
 
 

@@ -1,4 +1,4 @@
-"""What a GPU can do at most, from what NVML knows of it.
+"""Peak bandwidth and peak rate of a GPU, computed from NVML's data.
 
 Bandwidth: two transfers a clock (double data rate) times the highest memory clock times the
 width of the bus. It is within 3 % of the data sheets of A100 (2.04 TB/s), L40S (864 GB/s),
@@ -28,7 +28,8 @@ _MULTIPROCESSOR = {
 
 
 def peak_bytes_per_s(device: Device) -> float | None:
-    """None where the driver does not tell, and for a MIG instance, which has a part of it."""
+    """None if the driver does not report the data, and for a MIG instance, which has only a
+    part."""
     if device.instance_id is not None:
         return None
     try:
@@ -40,7 +41,7 @@ def peak_bytes_per_s(device: Device) -> float | None:
 
 
 def peak_flop_per_s(device: Device) -> float | None:
-    """Dense bfloat16; None as above, and for a generation that is not in the table."""
+    """Dense bfloat16 operations; None as for the bandwidth, and for an unknown generation."""
     if device.instance_id is not None:
         return None
     try:

@@ -1,10 +1,9 @@
-"""Samples the machine from the gateway's side: the engine is watched from outside.
+"""Samples the machine from the gateway, which observes the engine process from outside.
 
-On each turn of the pump's thread it looks whether the event loop is late and whether the
-engine's thread, or our control group, had to wait for a CPU; once a second it writes a
-HostSampled.
-Everything is read from files of /proc and /sys that stay open, and each is optional: what
-a machine does not tell is unavailable, with the reason.
+On each tick of the pump's thread it checks whether the event loop is late, and whether the engine's
+main thread or the control group had to wait for a CPU. Once a second it writes a HostSampled.
+Everything is read from files of /proc and /sys that stay open. Each quantity is optional: without
+its file it is unavailable, with the reason.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import Clock
 from telemetry.facts.host_records import HostPaused, HostSampled
 from telemetry.facts.reasons import HostProcess, PauseCause
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host import proc
 from telemetry.host.loop_probe import LoopProbe
 from telemetry.host.proc import CpuTimes, Source
@@ -26,8 +25,8 @@ LEAST_WAIT_NS = 20_000_000
 _NO_ENGINE = Unavailable("no engine is ready")
 
 
-class _Growth:
-    """What a counter has grown by since it was last asked."""
+class _Increase:
+    """The increase of a counter since the last call."""
 
     def __init__(self, read: Callable[[], int | Unavailable]) -> None:
         self._read = read
@@ -50,9 +49,9 @@ class _Process:
         self.pid = pid
         self.times = proc.thread_times(pid, pid)
         self.resident = proc.resident_bytes(pid)
-        self.run = _Growth(lambda: _part(self.times, 0))
-        self.wait = _Growth(lambda: _part(self.times, 1))
-        self.tick_wait = _Growth(lambda: _part(self.times, 1))
+        self.run = _Increase(lambda: _part(self.times, 0))
+        self.wait = _Increase(lambda: _part(self.times, 1))
+        self.tick_wait = _Increase(lambda: _part(self.times, 1))
 
     def close(self) -> None:
         self.times.close()
@@ -65,7 +64,7 @@ def _part(times: Source[CpuTimes], index: int) -> int | Unavailable:
 
 
 class HostSampler:
-    """To be ticked by one thread; the lane must have no other writer."""
+    """Call `tick` from one thread; the lane must have no other writer."""
 
     def __init__(
         self,
@@ -82,18 +81,18 @@ class HostSampler:
         self._gateway = _Process(os.getpid())
         self._engine: _Process | None = None
         self._throttled_source = proc.throttled_ns()
-        self._tick_throttled = _Growth(self._throttled_source.read)
-        self._throttled = _Growth(self._throttled_source.read)
+        self._tick_throttled = _Increase(self._throttled_source.read)
+        self._throttled = _Increase(self._throttled_source.read)
         self._steal_source = proc.steal_ns()
-        self._steal = _Growth(self._steal_source.read)
+        self._steal = _Increase(self._steal_source.read)
         self._pressure_sources = {name: proc.pressure_ns(name) for name in ("cpu", "memory", "io")}
         self._pressure = {
-            name: _Growth(source.read) for name, source in self._pressure_sources.items()
+            name: _Increase(source.read) for name, source in self._pressure_sources.items()
         }
         self._tick_ns = self._sampled_ns = clock.now_ns()
 
     def close(self) -> None:
-        """Close the files; nobody ticks any more."""
+        """Close the files. Call it after the last tick."""
         self._gateway.close()
         if self._engine is not None:
             self._engine.close()
@@ -105,8 +104,8 @@ class HostSampler:
             source.close()
 
     def tick(self) -> None:
-        """One look; writes what it has found."""
-        self._probe.look()
+        """Check once, and write the facts of what was found."""
+        self._probe.sample_stack()
         self._follow_engine()
         now_ns = self._clock.now_ns()
         self._note_waits(now_ns)
@@ -160,13 +159,13 @@ class HostSampler:
             "loop_lag_max_ns": self._probe.take_lag_max_ns(),
             "steal_ns": self._steal.take(),
             "throttled_ns": self._throttled.take(),
-            **{f"pressure_{name}_ns": growth.take() for name, growth in self._pressure.items()},
+            **{f"pressure_{name}_ns": increase.take() for name, increase in self._pressure.items()},
         }
         missing = {name: v.why for name, v in found.items() if isinstance(v, Unavailable)}
         values = {name: v for name, v in found.items() if not isinstance(v, Unavailable)}
-        news = {name: why for name, why in missing.items() if self.unavailable.get(name) != why}
+        changed = {name: why for name, why in missing.items() if self.unavailable.get(name) != why}
         self.unavailable = missing
         window_ns = now_ns - self._sampled_ns
         self._lane.append(
-            HostSampled(at_ns=now_ns, window_ns=window_ns, unavailable=news, **values)
+            HostSampled(at_ns=now_ns, window_ns=window_ns, unavailable=changed, **values)
         )

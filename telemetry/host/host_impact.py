@@ -1,17 +1,16 @@
-"""Whose latency a pause cost, and how much: pauses intersected with steps and deliveries.
+"""The requests that a pause delayed, and for how long: pauses against steps and deliveries.
 
-A pause of the engine costs every sequence in it the time that they overlap, but for the time
-in which the sequence waits for its own grammar or its own reader. A pause of the gateway
-costs a request
+A pause of the engine delays every sequence in it by their overlap, less the time in which the
+sequence waits for its own grammar or its own client. A pause of the gateway delays a request
 
-    not yet submitted        the overlap: nobody works on it;
+    not yet submitted        by the overlap: nothing works on it;
     with tokens committed    from the first such commit (or the pause's begin) to the pause's
       in it, or before         end: they could not be sent;
-    else                     nothing: the pause was hidden behind the engine's work.
+    otherwise                not at all: the engine worked on it during the pause.
 
-An answer that is not streamed loses only from the commit of its last token on. A request with
-several choices loses what the worst of them loses. One that nobody could accept while the
-gateway stood still is accepted late and not counted: no fact knows of it.
+An answer that is not streamed is delayed only from the commit of its last token on. A request with
+several choices is delayed as much as the choice that is delayed most. A request that arrives while
+the gateway is paused is accepted late; that delay is not counted, because no fact has it.
 """
 
 from __future__ import annotations
@@ -55,15 +54,16 @@ _FOREVER_NS = 1 << 62
 
 
 class Victim(msgspec.Struct, frozen=True):
-    """`request_id` lost `lost_ns` to a pause."""
+    """A request that a pause delayed by `lost_ns`."""
 
     request_id: str
     lost_ns: int
 
 
 class Impact(msgspec.Struct, frozen=True):
-    """One pause and what it cost. `victims` are those that lost most, of `victims_total`;
-    `victims_ns` is what all of them lost together; `step_ids` are the first steps it met."""
+    """One pause and the requests that it delayed. `victims` are those delayed most, of
+    `victims_total`; `victims_ns` is the sum over all of them; `step_ids` are the first steps that
+    it overlapped."""
 
     process: str
     cause: str
@@ -78,7 +78,7 @@ class Impact(msgspec.Struct, frozen=True):
 
 
 class ImpactTotals(msgspec.Struct):
-    """Since the start, of one process and cause."""
+    """Sums since the start, for one process and cause."""
 
     pauses: int = 0
     lost_ns: int = 0
@@ -88,30 +88,31 @@ class ImpactTotals(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Sequence:
-    """The engine's business from `submitted_ns` to `ended_ns`; `held` are its own waits."""
+    """In the engine from `submitted_ns` to `ended_ns`; `blocked` are waits for its own grammar or
+    client."""
 
     submitted_ns: int
     ended_ns: int = _FOREVER_NS
-    held_since_ns: int | None = None
-    held: list[tuple[int, int]] = field(default_factory=list)
+    blocked_since_ns: int | None = None
+    blocked: list[tuple[int, int]] = field(default_factory=list)
 
-    def hold(self, at_ns: int) -> None:
-        if self.held_since_ns is None:
-            self.held_since_ns = at_ns
+    def block(self, at_ns: int) -> None:
+        if self.blocked_since_ns is None:
+            self.blocked_since_ns = at_ns
 
-    def let_go(self, at_ns: int) -> None:
-        if self.held_since_ns is not None:
-            self.held.append((self.held_since_ns, at_ns))
-            self.held_since_ns = None
+    def unblock(self, at_ns: int) -> None:
+        if self.blocked_since_ns is not None:
+            self.blocked.append((self.blocked_since_ns, at_ns))
+            self.blocked_since_ns = None
 
     def lost_ns(self, begin_ns: int, end_ns: int) -> int:
-        """Of [begin_ns, end_ns), what it spent in the engine and not held."""
+        """The part of [begin_ns, end_ns) that it was in the engine and not blocked."""
         begin_ns, end_ns = max(begin_ns, self.submitted_ns), min(end_ns, self.ended_ns)
         lost_ns = max(0, end_ns - begin_ns)
-        for since_ns, until_ns in self.held:
+        for since_ns, until_ns in self.blocked:
             lost_ns -= _overlap(since_ns, until_ns, begin_ns, end_ns)
-        if self.held_since_ns is not None:
-            lost_ns -= _overlap(self.held_since_ns, _FOREVER_NS, begin_ns, end_ns)
+        if self.blocked_since_ns is not None:
+            lost_ns -= _overlap(self.blocked_since_ns, _FOREVER_NS, begin_ns, end_ns)
         return lost_ns
 
 
@@ -168,9 +169,9 @@ class HostImpact:
             self._forget(fact_ns(facts[-1]) - _KEEP_NS)
 
     def on_pause(self, pause: Pause) -> None:
-        """A settled pause: who lost how much."""
-        met = self._met(pause)
-        first_tokens = _first_tokens(met, pause)
+        """Add a settled pause: which requests it delayed, and by how much."""
+        steps = self._overlapping_steps(pause)
+        first_tokens = _first_tokens(steps, pause)
         lost = {
             request_id: self._lost_ns(request, pause, first_tokens)
             for request_id, request in self._requests.items()
@@ -186,7 +187,7 @@ class HostImpact:
             begin_ns=pause.begin_ns,
             end_ns=pause.end_ns,
             lost_ns=pause.lost_ns,
-            step_ids=tuple(step.step_id for step in met[:_STEPS_SHOWN]),
+            step_ids=tuple(step.step_id for step in steps[:_STEPS_SHOWN]),
             victims_total=len(victims),
             victims_ns=sum(victim.lost_ns for victim in victims),
             victims=tuple(victims[:_VICTIMS_SHOWN]),
@@ -200,7 +201,7 @@ class HostImpact:
 
     @property
     def rows_kept(self) -> int:
-        """Rows of the steps that a pause may still have met."""
+        """Rows of the kept steps, which a pause may still overlap."""
         return self._rows
 
     def _step(self, step: StepRecorded) -> None:
@@ -216,7 +217,7 @@ class HostImpact:
         self, fact: RequestAccepted | RequestParsed | SequenceSubmitted | RequestEnded
     ) -> None:
         if isinstance(fact, RequestAccepted):
-            self._drop(fact.request_id)  # a client may use an id again
+            self._drop(fact.request_id)  # a client may reuse an id
             read_ns = fact.at_ns if fact.read_ns is None else fact.read_ns
             self._requests[fact.request_id] = _Request(fact.at_ns, read_ns)
             return
@@ -233,7 +234,7 @@ class HostImpact:
                 request.ended_ns = fact.at_ns
 
     def _list_requests(self, listed: RequestsListed) -> None:
-        """Who is over and lost its end was held up by nothing from now on."""
+        """End the requests whose terminal facts were lost: they are not delayed from now on."""
         live = frozenset(listed.request_ids)
         for request_id, request in self._requests.items():
             is_open = request.ended_ns == _FOREVER_NS
@@ -242,7 +243,7 @@ class HostImpact:
 
     @property
     def live(self) -> int:
-        """Requests of which no end is known."""
+        """Requests without a known end."""
         return sum(request.ended_ns == _FOREVER_NS for request in self._requests.values())
 
     def _sequence_fact(
@@ -254,9 +255,9 @@ class HostImpact:
             return
         match fact:
             case SequenceQueued(constrained=True) | SequencePaused():
-                sequence.hold(fact.at_ns)
+                sequence.block(fact.at_ns)
             case SequenceResumed() | GrammarCompiled():
-                sequence.let_go(fact.at_ns)
+                sequence.unblock(fact.at_ns)
             case SequenceEnded():
                 self._end(fact.seq_id, fact.at_ns)
             case _:
@@ -269,7 +270,7 @@ class HostImpact:
     def _end(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequence(seq_id)
         if sequence is not None and sequence.ended_ns == _FOREVER_NS:
-            sequence.let_go(at_ns)
+            sequence.unblock(at_ns)
             sequence.ended_ns = at_ns
 
     def _forget(self, edge_ns: int) -> None:
@@ -283,8 +284,8 @@ class HostImpact:
 
     # Losses
 
-    def _met(self, pause: Pause) -> list[StepRecorded]:
-        """Steps that the pause met, oldest first."""
+    def _overlapping_steps(self, pause: Pause) -> list[StepRecorded]:
+        """Steps that the pause overlaps, oldest first."""
         found: list[StepRecorded] = []
         for step in reversed(self._steps):
             if step.committed_ns <= pause.begin_ns:
@@ -329,7 +330,7 @@ def _overlap(since_ns: int, until_ns: int, begin_ns: int, end_ns: int) -> int:
 
 
 def _due_ns(request: _Request, first_tokens: dict[int, int]) -> int:
-    """From when on something of the request was to be sent."""
+    """From when on the gateway had something of the request to send."""
     sequences = request.sequences
     due_ns = max((s.ended_ns for s in sequences.values()), default=_FOREVER_NS)
     if request.stream:
@@ -339,7 +340,7 @@ def _due_ns(request: _Request, first_tokens: dict[int, int]) -> int:
 
 
 def _first_tokens(steps: list[StepRecorded], pause: Pause) -> dict[int, int]:
-    """When the first token was committed in the pause, by sequence."""
+    """The commit of the first token in the pause, by sequence."""
     found: dict[int, int] = {}
     for step in steps:
         if pause.begin_ns <= step.committed_ns < pause.end_ns:

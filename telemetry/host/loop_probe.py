@@ -1,14 +1,14 @@
-"""How late the gateway's event loop is: a timer that ought to fire at a known moment.
+"""How late the gateway's event loop is: a timer that should fire at a known moment.
 
-A timer that fires late tells when the loop was free again, and that it was not at the moment
-the timer was due; it began to be held up between its last sign of life and that moment. While
-somebody is served, each frame of the engine is a sign of life, and costs no timer. If the
-thread ran (or was ready to run) for all that time, what it ran tells how long. If it slept in
-a callback, the first frame that lay unread narrows it down, as it was sent when the loop was
-held up already, and the middle of what is left is the best guess.
+A timer that fires late shows that the loop was blocked when the timer was due, and when it was free
+again. The block began between the loop's last activity and that moment. While requests are served,
+each frame of the engine is an activity, and needs no timer. If the thread ran, or was ready to run,
+for all that time, its CPU times give the length. If it slept in a callback, the first unread frame
+narrows the begin down, because it was sent when the loop was already blocked; the middle of the
+rest is the estimate.
 
-A timer that wakes an idle thread costs about 0.1 ms of CPU on a virtual machine, so beats are
-few, and fewer while nobody is served.
+A timer that wakes an idle thread costs about 0.1 ms of CPU on a virtual machine, so timers are
+rare, and rarer while no request is served.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.proc import CpuTimes
 
 BUSY_BEAT_NS = 50_000_000
@@ -40,7 +40,7 @@ class Timers(Protocol):
 
 
 class Timer(Protocol):
-    """One call that was asked for."""
+    """One scheduled call."""
 
     def cancel(self) -> None: ...
 
@@ -55,10 +55,10 @@ class _Slept(NamedTuple):
 
 
 class LoopProbe:
-    """Runs on the loop that it watches; the lane must have no other writer.
+    """Runs on the loop that it probes; the lane must have no other writer.
 
-    `own_times` reads the CPU times of the loop's thread. `look` is for another thread: it
-    notes which function holds the loop while it is late.
+    `own_times` reads the CPU times of the loop's thread. `sample_stack` is for another thread: it
+    notes which function blocks the loop while the loop is late.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class LoopProbe:
         self._lag_max_ns = 0
 
     def start(self, loop: Timers, thread_ident: int) -> None:
-        """Beat on `loop`, whose thread has this identifier."""
+        """Begin to probe `loop`, whose thread has this identifier."""
         self._loop, self._thread_ident = loop, thread_ident
         self._times = self._own_times()
         self._arm(self._clock.now_ns())
 
     def alive(self, facts: Sequence[Fact] = ()) -> None:
-        """The loop is working; called on it with the facts of a frame that was just read."""
+        """The loop is active. Called on it with the facts of a frame that was just read."""
         now_ns = self._clock.now_ns()
         if now_ns - self._due_ns >= LEAST_LATE_NS:  # before the timer, which fires soon
             self._late(now_ns)
@@ -98,21 +98,22 @@ class LoopProbe:
             self._write_slept(facts)
         self._alive_ns = now_ns
         if self._timer is not None and BUSY_BEAT_NS < self._due_ns - now_ns < _NEVER_NS // 2:
-            self._timer.cancel()  # set when nobody was served: it would hide half a pause
+            self._timer.cancel()  # the long timer of an idle server would hide half a pause
             self._times = self._own_times()
             self._arm(now_ns, BUSY_BEAT_NS)
 
     def stop(self) -> None:
-        """From any thread: the timer that is set does nothing more."""
+        """Stop probing; from any thread."""
         self._loop = None
 
     def take_lag_max_ns(self) -> int:
-        """The latest beat since the last call."""
+        """The largest lateness since the last call, in ns."""
         lag_ns, self._lag_max_ns = self._lag_max_ns, 0
         return lag_ns
 
-    def look(self) -> None:
-        """From another thread: who holds the loop, if it is late by now."""
+    def sample_stack(self) -> None:
+        """Note the function that blocks the loop, if the loop is late by now. From another
+        thread."""
         due_ns = self._due_ns
         if self._loop is None or self._clock.now_ns() - due_ns < _SUSPICIOUS_NS:
             return
@@ -135,7 +136,7 @@ class LoopProbe:
         if self._loop is None:
             return
         now_ns = self._clock.now_ns()
-        if self._slept is not None:  # and no frame has come since
+        if self._slept is not None:  # no frame has come since
             self._write_slept(())
         if now_ns >= self._due_ns:
             self._late(now_ns)
@@ -162,7 +163,7 @@ class LoopProbe:
         self._slept = _Slept(self._alive_ns, self._due_ns, now_ns, detail)
 
     def _write_slept(self, facts: Sequence[Fact]) -> None:
-        """The pause that is not written yet; `facts` are of the first frame after it."""
+        """Write the pending pause; `facts` are those of the first frame after it."""
         slept, self._slept = self._slept, None
         assert slept is not None
         latest_ns = slept.due_ns

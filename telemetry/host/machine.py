@@ -1,6 +1,6 @@
-"""Everything that is known of the machine, as one part: probes, samplers, lanes and folds.
+"""All observation of the machine as one part: probes, samplers, lanes and folds.
 
-It is turned off as a whole: then nothing is installed, and no fold is fed.
+It can be switched off as a whole: then nothing is installed, and no fold is fed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LANE_FACTS = 4096
 
 
 class MachineWatch:
-    """The gateway's half; the engine's own part is a `GcWatch` in its process.
+    """The part in the gateway; the engine process has a `GcWatch` of its own.
 
-    `engine_pid` is that of the engine that is ready, `is_busy` says whether anybody is being
+    `engine_pid` is the pid of the engine that is ready, `is_busy` says whether requests are being
     served; both are called from other threads.
     """
 
@@ -57,19 +57,19 @@ class MachineWatch:
         self.roofline = Roofline(peaks)
 
     def attach(self, pump: Pump) -> None:
-        """Have facts of the machine folded; before anything that asks `pauses`."""
+        """Add lanes and folds to the pump. Call it before folds that read `pauses` are added."""
         if not self.enabled:
             return
         for lane in self._lanes:
             pump.add_lane(lane)
         self._on_pause = pump.isolation.guard("pauses_host_impact", self.impact.on_pause)
-        pump.add_turn(self._host.tick)
+        pump.add_tick(self._host.tick)
         pump.add_fold("host_impact", self.impact)
         pump.add_fold("pauses", self.pauses)
         pump.add_fold("roofline", self.roofline)
 
     def start(self, loop: Timers) -> None:
-        """From the thread that runs `loop`."""
+        """Start all probes. Call it on the thread that runs `loop`."""
         if not self.enabled:
             return
         self._gc.install()
@@ -77,7 +77,7 @@ class MachineWatch:
         self.gpu.start()
 
     def stop(self) -> None:
-        """When the pump has stopped."""
+        """Stop all probes. Call it after the pump has stopped."""
         if not self.enabled:
             return
         self._gc.remove()
@@ -86,15 +86,15 @@ class MachineWatch:
         self.gpu.stop()
 
     def host_json(self) -> bytes:
-        """For `/debug/host`; under the pump's lock."""
+        """The answer of `/debug/host`. Hold the pump's lock."""
         found = self.impact.as_dict(self._host.unavailable)
         gpus = [sample.as_dict() for sample in self.gpu.all_latest()]
         return msgspec.json.encode({**found, "gpus": gpus, "xids": self.gpu.xid_status})
 
     def roofline_json(self) -> bytes:
-        """For `/debug/roofline`; under the pump's lock."""
+        """The answer of `/debug/roofline`. Hold the pump's lock."""
         return msgspec.json.encode(self.roofline_view())
 
     def roofline_view(self) -> RooflineView:
-        """Of the last seconds; under the pump's lock."""
+        """The roofline of the last seconds. Hold the pump's lock."""
         return self.roofline.view(self._clock.now_ns())

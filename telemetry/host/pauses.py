@@ -1,14 +1,13 @@
-"""Pauses of the two processes, each stretch of time under the one cause that explains it best.
+"""Pauses of the two processes, each interval under the most specific cause.
 
-Causes overlap: a collection inside a blocked loop, a wait for a CPU inside either. A
-nanosecond goes to the first of them in the order of `PauseCause`, so what is left to
-LOOP_BLOCKED is what nothing else explains. Waits are counted and not stamped: of `lost_ns` in
-a longer stretch nobody knows when. They are taken to be spread evenly, and they explain a
-blocked loop only where they fill two thirds of the stretch; what is less came on top of it.
+Causes overlap: a garbage collection inside a blocked loop, a wait for a CPU inside either. A
+nanosecond counts for the first cause in the order of `PauseCause`, so LOOP_BLOCKED is what nothing
+else explains. Waits for a CPU are counted by the kernel and not stamped: when `lost_ns` of a longer
+interval were lost is not known. They are taken as spread evenly. They explain a blocked loop only
+if they fill two thirds of the interval; a shorter wait was in addition to the block.
 
-The engine's own loop is not probed: that it stood still shows as a gap between the commit
-of one step and the begin of the next, or before an idle engine takes up a sequence that
-was submitted, while work was waiting.
+The engine's own loop is not probed. Its pauses show as gaps while work was waiting: between the
+commit of one step and the begin of the next, or before an idle engine takes up a sequence.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from telemetry.facts.records import EngineDied, Fact, SequenceSubmitted, fact_ns
 LEAST_GAP_NS = 5_000_000
 SETTLE_NS = 400_000_000
 _KEPT = 4096
-_DISORDER_NS = 2_000_000_000  # how far from the order of their ends pauses may come
+_DISORDER_NS = 2_000_000_000  # how far out of the order of their ends pauses may arrive
 _ORDER = {cause: place for place, cause in enumerate(PauseCause)}
 
 Span = tuple[int, int]
@@ -57,8 +56,8 @@ def pause_of(fact: HostPaused) -> Pause:
 
 
 def overlaps(pauses: Iterable[Pause], begin_ns: int, end_ns: int) -> dict[PauseCause, int]:
-    """Nanoseconds of [begin_ns, end_ns) by cause; no nanosecond counts twice, so they add up
-    to the length of the interval at most. The pauses should be of one process."""
+    """Nanoseconds of [begin_ns, end_ns) by cause. No nanosecond counts twice, so the sum is at most
+    the length of the interval. All pauses must be of one process."""
     free: list[Span] = [(begin_ns, end_ns)] if begin_ns < end_ns else []
     found: dict[PauseCause, int] = {}
     for pause in sorted(pauses, key=lambda p: (_rank(p), p.begin_ns)):
@@ -71,13 +70,13 @@ def overlaps(pauses: Iterable[Pause], begin_ns: int, end_ns: int) -> dict[PauseC
 
 
 def _rank(pause: Pause) -> int:
-    """Causes of a lower rank explain better."""
+    """The order in which causes explain an interval, lowest first."""
     is_full = 3 * pause.lost_ns >= 2 * (pause.end_ns - pause.begin_ns)
     return _ORDER[pause.cause] + (0 if is_full else len(_ORDER))
 
 
 def _take(free: list[Span], pause: Pause) -> tuple[list[Span], int]:
-    """What is left of `free`, and what the pause took of it."""
+    """The intervals of `free` that the pause leaves, and the time in ns that it takes."""
     left: list[Span] = []
     taken_ns = 0
     for begin_ns, end_ns in free:
@@ -97,11 +96,11 @@ def _take(free: list[Span], pause: Pause) -> tuple[list[Span], int]:
 
 
 class PauseLog:
-    """A fold: the pauses of the last minutes, and `on_pause` for each when it is settled.
+    """A fold: keeps the pauses of the last minutes, and calls `on_pause` for each settled pause.
 
-    A pause is settled once facts are SETTLE_NS past its end: by then every cause that may
-    explain it better is known. It is given with what is left to it, and not at all when
-    that is nothing.
+    A pause is settled once facts are SETTLE_NS past its end: by then every more specific cause is
+    known. `on_pause` gets it with the time that no more specific cause explains, and is not called
+    if that is 0.
     """
 
     def __init__(self, on_pause: Callable[[Pause], None] = lambda pause: None) -> None:
@@ -126,7 +125,7 @@ class PauseLog:
             self._settle(fact_ns(facts[-1]) - SETTLE_NS)
 
     def between(self, process: HostProcess, begin_ns: int, end_ns: int) -> list[Pause]:
-        """Known pauses of the process that meet the interval, settled or not."""
+        """Known pauses of the process that overlap the interval, settled or not."""
         found: list[Pause] = []
         for pause in reversed(self._recent[process]):
             if pause.end_ns < begin_ns - _DISORDER_NS:
@@ -136,16 +135,16 @@ class PauseLog:
         return found
 
     def causes(self, process: HostProcess, begin_ns: int, end_ns: int) -> dict[PauseCause, int]:
-        """Nanoseconds of the interval that a pause of the process explains, by cause."""
+        """Nanoseconds of the interval that pauses of the process explain, by cause."""
         return overlaps(self.between(process, begin_ns, end_ns), begin_ns, end_ns)
 
     @property
     def live(self) -> int:
-        """Sequences that the engine has not taken up, as far as is known."""
+        """Sequences that were submitted and that the engine has not taken up."""
         return self._gaps.live
 
     def close(self) -> None:
-        """No more facts will come: settle what is left."""
+        """No more facts will come: settle all pauses."""
         self._settle(max((pause.end_ns for pause in self._unsettled), default=0))
 
     def _add(self, pause: Pause) -> None:
@@ -153,7 +152,7 @@ class PauseLog:
         self._unsettled.append(pause)
 
     def _settle(self, edge_ns: int) -> None:
-        """In the order of their ends, whatever batches the facts came in."""
+        """Settle the pauses that ended by `edge_ns`, in the order of their ends."""
         due = [pause for pause in self._unsettled if pause.end_ns <= edge_ns]
         if not due:
             return
@@ -162,7 +161,7 @@ class PauseLog:
             self._give(pause)
 
     def _give(self, pause: Pause) -> None:
-        """What is left of the pause when those that explain it better have had their part."""
+        """Call `on_pause` with the time of the pause that no more specific cause explains."""
         nearby = self.between(pause.process, pause.begin_ns, pause.end_ns)
         better = [other for other in nearby if _rank(other) < _rank(pause)]
         explained_ns = sum(overlaps(better, pause.begin_ns, pause.end_ns).values())
@@ -174,12 +173,11 @@ class PauseLog:
 
 
 class EngineGaps:
-    """Finds stretches in which the engine had work and its loop did not turn.
+    """Finds intervals in which the engine had work and its loop made no progress.
 
-    They lie between two steps, in the parts of a step that only plan and keep books, and
-    before an idle engine takes a request up. What a step takes on the device is not looked at
-    here: it has a cost. With a deeper pipeline the device may have been at work meanwhile,
-    so there a gap is the most that can be lost.
+    They lie between two steps, in the parts of a step that plan and commit, and before an idle
+    engine takes up a request. The time on the device is not considered: it is the cost of a step.
+    With a deeper pipeline the device may have worked in a gap, so the gap is an upper bound.
     """
 
     def __init__(self) -> None:
@@ -190,11 +188,11 @@ class EngineGaps:
 
     @property
     def live(self) -> int:
-        """Sequences that were handed over and not taken up."""
+        """Sequences that were submitted and not taken up."""
         return len(self._submitted)
 
     def take(self, fact: Fact) -> Sequence[Pause]:
-        """Of any fact but a step."""
+        """The gap that a fact other than a step shows, if any."""
         match fact:
             case SequenceSubmitted():
                 self._submitted[fact.seq_id] = fact.at_ns
@@ -227,14 +225,14 @@ class EngineGaps:
         commits.append(step.committed_ns)
         self._idle = False
         host_ns = step.forward_ns - since_ns + step.committed_ns - step.collected_ns
-        if host_ns < LEAST_GAP_NS:  # nearly always so
+        if host_ns < LEAST_GAP_NS:  # nearly always
             return ()
         parts = [
             (since_ns, begin_ns, "between two steps"),
             (begin_ns, step.planned_ns, "while it planned a step"),
             (step.collected_ns, step.committed_ns, "while it committed a step"),
         ]
-        if not overlapping:  # else the forward pass waits for the one before
+        if not overlapping:  # otherwise the forward pass waits for the step before
             parts.append((step.planned_ns, step.forward_ns, "while it prepared a step"))
         return [_gap(*part) for part in parts if part[1] - part[0] >= LEAST_GAP_NS]
 

@@ -1,8 +1,8 @@
-"""What Linux says of a process and of its machine, a number at a time.
+"""Numbers of a process and its machine, from /proc and /sys of Linux.
 
-Parsers take the text of a file and raise ValueError for one that they do not understand. A
-`Source` keeps its file open, because opening is what costs: a reading takes about a
-microsecond. All of it is optional on some machine, so a reading is a value or a reason.
+Parsers take the text of a file and raise ValueError if they cannot read it. A `Source` keeps its
+file open, because opening is slow and a reading takes about a microsecond. Any file may be missing
+on some machine, so a reading is a value or a reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from telemetry.facts.unavailable import Unavailable
+from telemetry.facts.base import Unavailable
 
 T = TypeVar("T")
 _READ_BYTES = 4096
@@ -20,7 +20,7 @@ _NS_PER_US = 1000
 
 
 class CpuTimes(NamedTuple):
-    """What a thread has run, and how long it was ready to run and did not, in ns."""
+    """For how long a thread ran, and for how long it was ready to run and waited, in ns."""
 
     run_ns: int
     wait_ns: int
@@ -41,7 +41,7 @@ def parse_steal_ns(text: str, ticks_per_s: int) -> int:
 
 
 def parse_pressure_ns(text: str) -> int:
-    """/proc/pressure/*: total time in which at least one task was held up."""
+    """/proc/pressure/*: total time in which at least one task was delayed."""
     for line in text.splitlines():
         words = line.split()
         if words[:1] == ["some"]:
@@ -86,7 +86,7 @@ def cpu_stat_paths(own_groups: str) -> tuple[str, ...]:
 
 
 class Source(Generic[T]):
-    """The first of `paths` that can be read and understood. Not for two threads at once."""
+    """The first of `paths` that can be read and parsed. For one thread at a time."""
 
     def __init__(self, paths: Sequence[str], parse: Callable[[str], T]) -> None:
         self._paths = paths
@@ -95,7 +95,7 @@ class Source(Generic[T]):
         self._missing: Unavailable | None = None
 
     def read(self) -> T | Unavailable:
-        """The present value. What could not be opened is not tried again."""
+        """The present value. A file that could not be opened is not tried again."""
         if self._missing is not None:
             return self._missing
         if self._fd is None:
@@ -104,7 +104,7 @@ class Source(Generic[T]):
             return self._read(self._fd)
         except (OSError, ValueError) as error:
             self.close()
-            return self._give_up(error)
+            return self._set_missing(error)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -125,7 +125,7 @@ class Source(Generic[T]):
                 undo.pop_all()
                 self._fd = fd
                 return value
-        return self._give_up(fault)
+        return self._set_missing(fault)
 
     def _read(self, fd: int) -> T:
         text = os.pread(fd, _READ_BYTES, 0).decode()
@@ -134,14 +134,14 @@ class Source(Generic[T]):
         except IndexError as error:
             raise ValueError(f"not understood: {text[:40]!r}") from error
 
-    def _give_up(self, fault: OSError | ValueError) -> Unavailable:
+    def _set_missing(self, fault: OSError | ValueError) -> Unavailable:
         why = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
         self._missing = Unavailable(f"{self._paths[0]}: {why}")
         return self._missing
 
 
 def thread_times(pid: int, thread_id: int) -> Source[CpuTimes]:
-    """CPU times of a thread of any process that is ours to look at."""
+    """CPU times of a thread, of any process that may be read."""
     return Source([f"/proc/{pid}/task/{thread_id}/schedstat"], parse_schedstat)
 
 
@@ -161,7 +161,7 @@ def pressure_ns(resource: str) -> Source[int]:
 
 
 def throttled_ns() -> Source[int]:
-    """How long our control group had to wait for its next share of CPU."""
+    """For how long our control group was throttled: it had used up its CPU quota."""
     try:
         with open("/proc/self/cgroup") as file:
             own_groups = file.read()

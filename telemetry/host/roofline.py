@@ -1,16 +1,16 @@
-"""What a step must at least read and compute, and how near it comes to what the hardware can do.
+"""The least that a step must read and compute, and how near that comes to the hardware's peaks.
 
-The floor of a step is arithmetic, not the executor's account of itself: every weight is read
-once, every key and value that its rows attend to is read once, and each weight costs two
-operations a token. Weights that are looked up (the embedding, when it is not also the head),
-written cells and activations are left out, so the floor is a little below the truth.
+The floor of a step is computed from the model's sizes, not reported by the executor: every weight
+is read once, every key and value that its rows attend to is read once, and each weight costs two
+operations a token. Weights that are looked up (the embedding, unless it is also the head), KV
+writes and activations are left out, so the floor is a little too low.
 
     MBU = bytes of the floor / time / peak bandwidth
     MFU = operations of the floor / time / peak rate
 
-against the time from one step to the next (`span`, what the service achieves) and against the
-forward pass alone (what the kernels achieve). Peaks come from the GPU, or from whoever measured
-the machine and said so; without them the two are not measured.
+The time is that from one step to the next (`span`, what the service achieves), or that of the
+forward pass alone (what the kernels achieve). Peaks come from the GPU, or from a measurement of the
+machine that the operator states; without them MBU and MFU are not measured.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def layer_weights(shape: ModelShape) -> int:
 
 
 def step_bytes(shape: ModelShape, read_cells: int) -> float:
-    """What a step must read from memory when its rows attend to so many cells, each read once."""
+    """Bytes that a step must read from memory if its rows attend to `read_cells` cells (keys and
+    values of one token), each read once."""
     weights = shape.layers * layer_weights(shape) + shape.vocab * shape.hidden
     return weights * shape.weight_bytes + read_cells * shape.cell_bytes
 
 
 def step_flop(shape: ModelShape, new_tokens: int, read_tokens: int, sampled_rows: int) -> float:
-    """Operations of a step. `read_tokens`: over the new tokens, how many each attends to."""
+    """Operations of a step. `read_tokens` is the number of query-key pairs of its new tokens."""
     products = 2 * shape.layers * layer_weights(shape) * new_tokens
     attention = 4 * shape.layers * shape.q_size * read_tokens
     head = 2 * shape.vocab * shape.hidden * sampled_rows
@@ -53,7 +54,7 @@ def step_flop(shape: ModelShape, new_tokens: int, read_tokens: int, sampled_rows
 
 
 def prefill_flop(shape: ModelShape, tokens: int) -> float:
-    """A chunk at the beginning of a prompt; token i attends to i + 1 tokens."""
+    """Operations of a chunk at the beginning of a prompt: token i attends to i + 1 tokens."""
     return step_flop(shape, tokens, attended(tokens, 0), 1)
 
 
@@ -66,7 +67,7 @@ class StepKind(StrEnum):
 
 
 class Work(msgspec.Struct):
-    """Of some steps together: how many, how long, and their floors."""
+    """Sums over some steps: their number, their times, and their floors."""
 
     steps: int = 0
     span_ns: int = 0
@@ -83,8 +84,8 @@ class Work(msgspec.Struct):
 
 
 class StepFloor:
-    """The floors of a model's steps. They are linear, so what each part of a step adds is
-    worked out once: a step of many rows is to cost little."""
+    """The floors of a model's steps. They are linear in what a step computes, so the coefficients
+    are computed once, to keep steps with many rows cheap."""
 
     def __init__(self, shape: ModelShape) -> None:
         self._base_bytes, self._cell_bytes = step_bytes(shape, 0), shape.cell_bytes
@@ -93,8 +94,8 @@ class StepFloor:
         self._sampled_flop = step_flop(shape, 0, 0, 1)
 
     def work_of(self, step: StepRecorded, since_ns: int) -> tuple[StepKind, Work]:
-        """Of a step that began at `since_ns` at the earliest, where the one before ended. Where
-        the device has a clock, that says how long the model ran: the host only asked for it."""
+        """Kind and work of a step; `since_ns` is the end of the step before, so its span begins
+        there or later. The forward time is that of the device's clock, if it has one."""
         new_tokens = read_tokens = read_cells = sampled_rows = decodes = 0
         for row in step.rows:
             tokens, context = row.tokens, row.context_tokens
@@ -129,7 +130,7 @@ def _forward_ns(step: StepRecorded) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the hardware can do at most, and who says so; None is not measured."""
+    """Peak rates of the hardware, and where they come from; None is not measured."""
 
     bytes_per_s: float | None = None
     flop_per_s: float | None = None
@@ -137,7 +138,7 @@ class Peaks:
 
 
 class Achieved(msgspec.Struct, frozen=True):
-    """Rates of one kind of step over the window; None is not measured (or no such step)."""
+    """Rates of one kind of step over the window; None is not measured."""
 
     steps: int
     gb_per_s: float | None
@@ -188,9 +189,9 @@ class _Bucket:
 
 
 class Roofline:
-    """A fold. `peaks` are those of a machine that was measured; a GPU's own go before them.
+    """A fold. `peaks` are the measured ones of the machine; those of a GPU have precedence.
 
-    With several GPUs the first one's counters are compared: one engine computes on one.
+    With several GPUs the counters of the first one are used: an engine computes on one.
     """
 
     def __init__(self, peaks: Peaks | None = None) -> None:
@@ -224,14 +225,15 @@ class Roofline:
 
     @property
     def peaks(self) -> Peaks:
-        """Of what the engine computes on."""
+        """The peaks of the device that the engine computes on."""
         gpu = self._gpu
         if self._on_gpu and gpu is not None:
             return Peaks(gpu.peak_bytes_per_s, gpu.peak_flop_per_s, f"NVML, {gpu.name}")
         return self._peaks
 
     def view(self, now_ns: int) -> RooflineView:
-        """As of now; rates are over the time of the steps, bandwidth over the window."""
+        """The roofline as of now; rates are over the time of the steps, bandwidth over the
+        window."""
         self._forget(now_ns)
         peaks = self.peaks
         sums = {kind: Work() for kind in StepKind}

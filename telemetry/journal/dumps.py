@@ -1,8 +1,8 @@
 """Dumps of the flight recorder: files written when something went wrong, or on request.
 
-A dump appears under its name only when it is complete, is readable by its owner alone, and
-the oldest go when there are too many. Each reason has its own pause, so that a service that
-stays unwell does not write the same minutes again and again.
+A dump appears under its name only when it is complete, and only its owner can read it. The oldest
+are deleted when there are too many. Each reason has a least interval between dumps, so that a
+service with a lasting fault does not write the same minutes again and again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DumpReason(StrEnum):
     REQUEST = "request"
 
 
-PAUSE_NS = {
+LEAST_INTERVAL_NS = {
     DumpReason.SLO_BURN: 300 * _SECOND_NS,
     DumpReason.STALL: 60 * _SECOND_NS,
     DumpReason.ENGINE_DIED: 60 * _SECOND_NS,
@@ -52,7 +52,7 @@ class DumpRefused(Exception):
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """A dump that was written; `took_ns` is the time from the request to the file's name."""
+    """A dump that was written; `took_ns` is the time from the request to the complete file."""
 
     path: str
     reason: DumpReason
@@ -81,10 +81,10 @@ class Dumps:
         self._last_ns: dict[DumpReason, int] = {}
         self._numbers = 0
 
-    def write(self, reason: DumpReason, asked_ns: int) -> Dump:
-        """Raises DumpRefused when it comes too soon after the last one, OSError when the
-        folder cannot be written."""
-        self._check_pause(reason)
+    def write(self, reason: DumpReason, requested_ns: int) -> Dump:
+        """Write a dump. Raises DumpRefused if it is too soon after the last one for that reason,
+        OSError if the folder cannot be written."""
+        self._check_interval(reason)
         try:
             path, size_bytes = self._write(reason)
         except OSError:
@@ -95,13 +95,13 @@ class Dumps:
         self.written[reason] += 1
         self.last_path = str(path)
         self._prune()
-        return Dump(str(path), reason, size_bytes, now_ns - asked_ns)
+        return Dump(str(path), reason, size_bytes, now_ns - requested_ns)
 
-    def _check_pause(self, reason: DumpReason) -> None:
+    def _check_interval(self, reason: DumpReason) -> None:
         last_ns = self._last_ns.get(reason)
         if last_ns is None:
             return
-        left_ns = last_ns + PAUSE_NS[reason] - self._clock.now_ns()
+        left_ns = last_ns + LEAST_INTERVAL_NS[reason] - self._clock.now_ns()
         if left_ns > 0:
             self.suppressed[reason] += 1
             raise DumpRefused(reason, -(-left_ns // _SECOND_NS))
@@ -125,7 +125,7 @@ class Dumps:
         return path, size_bytes
 
     def _prune(self) -> None:
-        """The oldest dumps beyond the number kept, and what a killed writer left behind."""
+        """Delete the oldest dumps beyond the number kept, and partial files of killed writers."""
         for partial in self._folder.glob(f"*{SUFFIX}{_PARTIAL}"):
             if not _is_alive(partial.name.split("-")[1]):
                 _remove(partial)

@@ -1,7 +1,7 @@
 """The flight recorder: the journal in memory, its dumps, its files, and the stall watchdog.
 
-It has a thread of its own, so that a dump is written, and a stall seen, while the engine is
-stopped, a fold hangs or the gateway's event loop is blocked. Dumps are asked for by
+It has a thread of its own, so that dumps are written and stalls detected while the engine is
+stopped, a fold hangs or the gateway's event loop is blocked. Dumps are requested by
 `request_dump` (which never blocks and is safe in a signal handler) or `dump`.
 """
 
@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from telemetry.facts.base import RecorderStats
 from telemetry.facts.clock import Clock
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.journal.dumps import KEPT, Dump, DumpReason, DumpRefused, Dumps
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import JournalFiles
@@ -28,26 +28,26 @@ log = logging.getLogger("phasescope.recorder")
 
 _TICK_S = 0.25
 _PUMP_WAIT_S = 0.25
-_AFTERMATH_NS = 500_000_000
+_DUMP_DELAY_NS = 500_000_000
 _JOIN_S = 5.0
 
-Poke = Callable[[Callable[[], None]], None]
+CallOnLoop = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A dump that is wanted; it is taken at `due_ns`, so that the aftermath is in it."""
+class _DumpRequest:
+    """A requested dump; it is taken at `due_ns`, so that what follows a fault is in it."""
 
     reason: DumpReason
-    asked_ns: int
+    requested_ns: int
     due_ns: int
-    answer: Future[Dump]
+    result: Future[Dump]
 
 
 class FlightRecorder:
-    """`journal` and `watchdog` are folds for the pump; `lane` brings it the verdicts.
+    """`journal` and `watchdog` are folds of the pump; `lane` has the facts of detected stalls.
 
-    `poke` runs something on the gateway's event loop, to see whether that still answers.
+    `call_on_loop` schedules a callback on the gateway's event loop, to see whether it answers.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FlightRecorder:
         dump_folder: Path,
         dumps_kept: int = KEPT,
         files: JournalFiles | None = None,
-        poke: Poke | None = None,
+        call_on_loop: CallOnLoop | None = None,
     ) -> None:
         self.journal = journal
         self.watchdog = watchdog
@@ -68,16 +68,16 @@ class FlightRecorder:
         self._pump = pump
         self._dumps = Dumps(dump_folder, clock, self.frames, dumps_kept)
         self._files = files
-        self._poke = poke
+        self._call_on_loop = call_on_loop
         self._loop_seen_ns: int | None = None
         self._deaths = 0
-        self._asked: deque[_Asked] = deque()
+        self._requests: deque[_DumpRequest] = deque()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="phasescope-recorder", daemon=True)
 
     def attach(self) -> None:
-        """Become part of the pump."""
+        """Add the lane and the folds to the pump."""
         self._pump.add_lane(self.lane)
         self._pump.add_fold("journal", self.journal)
         self._pump.add_fold("watchdog", self.watchdog)
@@ -86,34 +86,35 @@ class FlightRecorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take the dumps that are still wanted, end the files; bounded. After the pump."""
+        """Take the pending dumps and close the files, for a bounded time. Call it after the pump
+        has stopped."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
-        for asked in self._asked:
-            asked.answer.cancel()
+        for request in self._requests:
+            request.result.cancel()
         if self._files is not None and not self._thread.is_alive():
             self.journal.seal()
             self._files.write(self.journal)
             self._files.close()
 
     def request_dump(self, reason: DumpReason) -> None:
-        """Ask for a dump and forget it. Takes no lock: a signal handler may call it."""
+        """Request a dump without waiting for it. Takes no lock: a signal handler may call it."""
         now_ns = self._clock.now_ns()
-        wait_ns = _AFTERMATH_NS if reason is DumpReason.ENGINE_DIED else 0
-        self._asked.append(_Asked(reason, now_ns, now_ns + wait_ns, Future()))
+        wait_ns = _DUMP_DELAY_NS if reason is DumpReason.ENGINE_DIED else 0
+        self._requests.append(_DumpRequest(reason, now_ns, now_ns + wait_ns, Future()))
 
     def dump(self, reason: DumpReason) -> Future[Dump]:
-        """Ask for a dump at once. The answer may be a DumpRefused or an OSError."""
+        """Request a dump at once. The future may raise DumpRefused or OSError."""
         now_ns = self._clock.now_ns()
-        asked = _Asked(reason, now_ns, now_ns, Future())
-        self._asked.append(asked)
+        request = _DumpRequest(reason, now_ns, now_ns, Future())
+        self._requests.append(request)
         self._wake.set()
-        return asked.answer
+        return request.result
 
     def frames(self, reason: str) -> list[bytes]:
-        """The file of a dump taken now, with what is in the lanes; nothing is written."""
+        """The contents of a dump taken now, facts in the lanes included; nothing is written."""
         self._catch_up()
         return self.journal.frames(reason, self._pump.facts_lost)
 
@@ -130,7 +131,7 @@ class FlightRecorder:
         )
 
     def tick(self) -> None:
-        """One turn of the thread; also for tests with a clock of their own."""
+        """One iteration of the thread; also called by tests with their own clock."""
         self.journal.seal_if_old()
         if self._files is not None:
             self._files.write(self.journal)
@@ -148,7 +149,7 @@ class FlightRecorder:
         self._take_dumps(is_last=True)
 
     def _catch_up(self) -> None:
-        """Have the pump bring what is in the lanes, unless a fold holds it up."""
+        """Feed the facts in the lanes to the folds, unless a fold blocks the pump."""
         if self._pump.lock.acquire(timeout=_PUMP_WAIT_S):
             try:
                 self._pump.run_once()
@@ -157,11 +158,11 @@ class FlightRecorder:
 
     def _watch(self) -> None:
         now_ns = self._clock.now_ns()
-        if self._poke is not None:
+        if self._call_on_loop is not None:
             self._loop_seen_ns = self._loop_seen_ns or now_ns
-            self._poke(self._loop_answers)
+            self._call_on_loop(self._loop_answered)
         if self.watchdog.is_stalled(now_ns):
-            self._catch_up()  # the step may be in a lane
+            self._catch_up()  # a step may be in a lane
             silent_ns = None if self._loop_seen_ns is None else now_ns - self._loop_seen_ns
             stall = self.watchdog.check(now_ns, silent_ns)
             if stall is not None:
@@ -177,26 +178,26 @@ class FlightRecorder:
             self._deaths = self.watchdog.deaths
             self.request_dump(DumpReason.ENGINE_DIED)
 
-    def _loop_answers(self) -> None:
+    def _loop_answered(self) -> None:
         self._loop_seen_ns = self._clock.now_ns()
 
     def _take_dumps(self, is_last: bool = False) -> None:
         now_ns = self._clock.now_ns()
-        for _ in range(len(self._asked)):
-            asked = self._asked.popleft()
-            if asked.due_ns > now_ns and not is_last:
-                self._asked.append(asked)
+        for _ in range(len(self._requests)):
+            request = self._requests.popleft()
+            if request.due_ns > now_ns and not is_last:
+                self._requests.append(request)
             else:
-                self._take_dump(asked)
+                self._take_dump(request)
 
-    def _take_dump(self, asked: _Asked) -> None:
+    def _take_dump(self, request: _DumpRequest) -> None:
         try:
-            dump = self._dumps.write(asked.reason, asked.asked_ns)
+            dump = self._dumps.write(request.reason, request.requested_ns)
         except DumpRefused as error:
-            asked.answer.set_exception(error)
+            request.result.set_exception(error)
         except Exception as error:
-            log.warning("a dump (%s) could not be written: %s", asked.reason.value, error)
-            asked.answer.set_exception(error)
+            log.warning("a dump (%s) could not be written: %s", request.reason.value, error)
+            request.result.set_exception(error)
         else:
             log.warning("dump (%s): %s, %d bytes", dump.reason.value, dump.path, dump.bytes)
-            asked.answer.set_result(dump)
+            request.result.set_result(dump)

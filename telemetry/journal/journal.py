@@ -1,12 +1,12 @@
 """The flight recorder's memory: the last minutes of all facts, compressed, always on.
 
-A fold that keeps what it is given in the order in which all folds take it. Facts are encoded
-and compressed in pieces (`telemetry.journal.journal_format`); pieces are grouped into segments, and
-when the whole is over its capacity the oldest segment goes. Each segment knows what was live
-when it began, so that whatever is left can be read by itself.
+A fold that keeps all facts in the order in which the folds take them. Facts are encoded and
+compressed in pieces (`telemetry.journal.journal_format`); pieces are grouped into segments. When
+the journal is over its capacity the oldest segment is dropped. Each segment has the facts about
+what was live when it began, so that the remaining segments can be read by themselves.
 
-It runs on the pump's thread and holds the interpreter lock only to encode one piece; zlib
-works without it. Any thread may ask for `frames`.
+It runs on the pump's thread and holds the interpreter lock only to encode one piece; zlib works
+without it. Any thread may call `frames`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from telemetry.facts.base import JournalStats
 from telemetry.facts.clock import Clock, WallAnchor, read_wall_anchor
 from telemetry.facts.engine_records import StepRecorded
-from telemetry.facts.recorder_stats import JournalStats
 from telemetry.facts.records import SCHEMA_VERSION, Fact, fact_ns
 from telemetry.journal import journal_format as form
 from telemetry.journal.journal_format import Header
@@ -39,10 +39,9 @@ _REFERENCE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One FACT frame; `segment` is the number of the segment that it is in."""
+    """One FACT frame."""
 
     number: int
-    segment: int
     frame: bytes
     facts: int
     first_ns: int
@@ -50,8 +49,9 @@ class Piece:
 
 @dataclass(slots=True)
 class Segment:
-    """Pieces that are dropped together. `carried_bytes` counts what of `carried` is not in
-    an older segment's already; `facts_before` is how many facts came before it."""
+    """Pieces that are dropped together. `carried` are encoded facts about what was live when it
+    began; `carried_bytes` counts those that no older segment has. `facts_before` is the number of
+    facts before it."""
 
     number: int
     begun_ns: int
@@ -65,8 +65,8 @@ class Segment:
 
 
 class Journal:
-    """A bounded ring of facts. One writer, the pump; `frames`, `after` and `stats` from
-    anywhere."""
+    """A bounded ring of facts. The pump writes; any thread may call `frames`, `after` and
+    `stats`."""
 
     def __init__(
         self,
@@ -104,17 +104,17 @@ class Journal:
             self._seal_if_old()
 
     def seal_if_old(self) -> None:
-        """Facts do not lie around uncompressed, and unwritten, for more than a second."""
+        """Seal the pending facts if they are a second old: they are not in any file before."""
         with self._lock:
             self._seal_if_old()
 
     def seal(self) -> None:
-        """Close the piece in the making."""
+        """Seal the pending facts as a piece."""
         with self._lock:
             self._seal()
 
     def frames(self, reason: str, facts_lost: int = 0) -> list[bytes]:
-        """A whole file of what is kept now; its frames are shared, not copied."""
+        """The journal as the frames of one file; frames are shared, not copied."""
         with self._lock:
             self._seal()
             segments = list(self._segments)
@@ -136,7 +136,7 @@ class Journal:
         return [form.MAGIC, form.head(header), *_carried([segment], segment.facts_before)]
 
     def after(self, piece_number: int) -> list[tuple[Segment, Piece]]:
-        """Sealed pieces with a higher number than that, oldest first."""
+        """Sealed pieces with a higher number than `piece_number`, oldest first."""
         found: list[tuple[Segment, Piece]] = []
         with self._lock:
             for segment in reversed(self._segments):
@@ -197,7 +197,7 @@ class Journal:
         self._pending_since_ns = self._clock.now_ns()
         segment = self._segment_for_next()
         data = form.piece(facts)
-        piece = Piece(self._next_piece, segment.number, data, len(facts), fact_ns(facts[0]))
+        piece = Piece(self._next_piece, data, len(facts), fact_ns(facts[0]))
         self._next_piece += 1
         segment.pieces.append(piece)
         segment.facts += len(facts)
@@ -230,19 +230,20 @@ class Journal:
         return segment
 
     def _drop_oldest(self) -> None:
-        """What the oldest segment carried and the next one carries too is counted there now."""
+        """Drop the oldest segment. What it carried and the next one carries too now counts for the
+        next one."""
         gone = self._segments.popleft()
         self._facts -= gone.facts
         self._dropped += gone.facts
         self._bytes -= gone.bytes + gone.carried_bytes
-        heir = self._segments[0]
-        all_bytes = sum(map(len, heir.carried)) + _REFERENCE_BYTES * len(heir.carried)
-        self._bytes += all_bytes - heir.carried_bytes
-        heir.carried_bytes = all_bytes
+        successor = self._segments[0]
+        all_bytes = sum(map(len, successor.carried)) + _REFERENCE_BYTES * len(successor.carried)
+        self._bytes += all_bytes - successor.carried_bytes
+        successor.carried_bytes = all_bytes
 
 
 def write_journal(path: Path, facts: Iterable[Fact], clock: Clock, reason: str) -> None:
-    """A file of facts that are all there, in their order. Raises OSError."""
+    """Write a complete list of facts as a journal file, in their order. Raises OSError."""
     journal = Journal(clock, capacity_bytes=1 << 40)
     for fact in facts:
         journal.on_facts((fact,))
@@ -251,14 +252,14 @@ def write_journal(path: Path, facts: Iterable[Fact], clock: Clock, reason: str) 
 
 
 def _carried(segments: list[Segment], dropped: int) -> list[bytes]:
-    """Nothing is carried when nothing is missing: the facts themselves are there."""
+    """The CARR frame; empty if no facts were dropped, because the facts themselves are there."""
     if not segments or not dropped or not segments[0].carried:
         return []
     return [form.carried(segments[0].carried, segments[0].begun_ns)]
 
 
 def _weight(fact: Fact) -> int:
-    """About how many rows a fact is worth when it is encoded."""
+    """The approximate cost of encoding a fact, in rows of a step."""
     if isinstance(fact, StepRecorded):
         return 8 + len(fact.rows) + len(fact.skips)
     return 4

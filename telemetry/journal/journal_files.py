@@ -1,9 +1,9 @@
-"""The flight recorder on disk, for a gateway that may itself be killed.
+"""The flight recorder on disk, which survives a gateway that is killed.
 
-Sealed pieces are appended to files in a folder, each of which can be read by itself; the
-kernel keeps what was written when the process is gone. When the folder is over its capacity
-the oldest file goes, of an earlier run first. What a killed gateway loses is the piece in the
-making: the last second or so.
+Sealed pieces are appended to files in a folder, each of which can be read by itself. The kernel
+keeps what was written when the process is gone. When the folder is over its capacity the oldest
+file is deleted, those of earlier runs first. A killed gateway loses the piece that is not sealed:
+about the last second.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FILES_KEPT = 256
 
 
 class FolderInUse(Exception):
-    """Another server writes there."""
+    """Another server writes its journal to this folder."""
 
 
 class JournalFiles:
     """Rolling files of one run in `folder`. Used by one thread."""
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
-        """Raises OSError when the folder cannot be used, FolderInUse."""
+        """Raises OSError if the folder cannot be used, FolderInUse if another server uses it."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.error: str | None = None
         self._folder = folder
@@ -49,8 +49,8 @@ class JournalFiles:
         self._last_segment = -1
 
     def write(self, journal: Journal) -> None:
-        """Append what was sealed since the last call. A disk that refuses ends the writing,
-        not the service."""
+        """Append the pieces sealed since the last call. An error of the disk ends the writing, not
+        the service."""
         if self.error is not None:
             return
         try:
@@ -64,7 +64,7 @@ class JournalFiles:
             log.warning("the journal folder is given up (%s); dumps go on", self.error)
 
     def close(self) -> None:
-        """End the last file."""
+        """Complete the last file and release the folder."""
         if self.error is None:
             try:
                 self._end_file()
@@ -82,7 +82,8 @@ class JournalFiles:
         return fd
 
     def _append(self, journal: Journal, segment: Segment, frame: bytes, facts: int) -> None:
-        """A file begins only where a segment does, which knows what was live."""
+        """Append a piece. A file begins only where a segment does, because that has the facts about
+        what was live."""
         is_full = self._file_bytes >= self._capacity_bytes // _FILES
         if self._file is None or (is_full and segment.number != self._last_segment):
             self._end_file()
@@ -110,7 +111,7 @@ class JournalFiles:
             self._file = None
 
     def _prune(self) -> None:
-        """Make room for one more file."""
+        """Delete old files to make room for one more."""
         files = sorted(self._folder.glob(f"*{SUFFIX}"))
         sizes = [file.stat().st_size for file in files]
         total_bytes = sum(sizes) + self._capacity_bytes // _FILES

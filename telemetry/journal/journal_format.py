@@ -3,9 +3,9 @@
     file    MAGIC frame...
     frame   kind (4 bytes) | payload bytes (u32) | CRC-32 of the payload (u32) | payload
     HEAD    once, first: `Header` as a MessagePack map
-    CARR    at most once, next: facts from before the first FACT frame, without which what
-            follows would not be understood: the engine's start and what is known of the
-            requests that were live then. A piece of arrays of facts, one array a request
+    CARR    at most once, next: carried facts, from before the first FACT frame, that the rest
+            depends on: the engine's start and the requests that were live then. A piece of
+            arrays of facts, one array a request
     FACT    any number: a piece of facts, in the order in which the folds took them
     DONE    once, last: the number of facts in all FACT frames, as MessagePack. A writer that
             was killed leaves none
@@ -14,8 +14,8 @@
 
 Integers are little-endian, stamps monotonic nanoseconds; HEAD holds the anchors that turn them
 into Unix time. A fact is the array of its class's name and fields (`telemetry.facts.records`): no
-prompt, no output, no token id. Whoever adds a field or a kind of fact at the end keeps FORMAT
-and SCHEMA_VERSION; whoever changes what is there raises SCHEMA_VERSION.
+prompt, no output, no token id. A field or a kind of fact that is added at the end leaves FORMAT
+and SCHEMA_VERSION as they are; a change to an existing one raises SCHEMA_VERSION.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEVEL = 2  # as fast as 1 on these pieces, and 7 % smaller
 
 
 class Kind(bytes, Enum):
-    """What a frame holds."""
+    """The kind of a frame."""
 
     HEAD = b"HEAD"
     CARRIED = b"CARR"
@@ -48,7 +48,7 @@ class Kind(bytes, Enum):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wrote the file, when and why, and what is missing from it.
+    """Which process wrote the file, when and why, and what is missing from it.
 
     `reason` is a reason to dump, `rolling` for the files of a journal folder, or `drill` for
     a simulated run. `cut_ns` is the stamp at which the facts begin when older ones had been
@@ -68,17 +68,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """The part of a Header that is understood whatever else it says."""
+    """The part of a Header that every version can read."""
 
     format: int
     schema: int
 
 
 class PieceInfo(msgspec.Struct, frozen=True, gc=False):
-    """What stands before a piece's compressed facts."""
+    """The number of facts in a piece and the stamps of the first and the last, for its header."""
 
     facts: int
-    raw_bytes: int
     first_ns: int
     last_ns: int
 
@@ -100,14 +99,14 @@ def done(facts: int) -> bytes:
 
 def piece(facts: Sequence[Fact]) -> bytes:
     """A FACT frame of some facts: at least one, in their order."""
-    info = PieceInfo(len(facts), 0, fact_ns(facts[0]), fact_ns(facts[-1]))
+    info = PieceInfo(len(facts), fact_ns(facts[0]), fact_ns(facts[-1]))
     return _packed(Kind.FACTS, info, _encoder.encode(facts))
 
 
 def carried(groups: Sequence[bytes], at_ns: int) -> bytes:
     """A CARR frame of encoded arrays of facts (`encode_facts`)."""
     raw = _encoder.encode([msgspec.Raw(group) for group in groups])
-    return _packed(Kind.CARRIED, PieceInfo(len(groups), 0, at_ns, at_ns), raw)
+    return _packed(Kind.CARRIED, PieceInfo(len(groups), at_ns, at_ns), raw)
 
 
 def encode_facts(facts: Sequence[Fact]) -> bytes:
@@ -115,6 +114,6 @@ def encode_facts(facts: Sequence[Fact]) -> bytes:
 
 
 def _packed(kind: Kind, info: PieceInfo, raw: bytes) -> bytes:
-    """zlib lets go of the interpreter lock while it works."""
+    """Compress and frame. zlib releases the interpreter lock while it works."""
     data = zlib.compress(raw, LEVEL)
     return frame(kind, PIECE.pack(info.facts, len(raw), info.first_ns, info.last_ns) + data)

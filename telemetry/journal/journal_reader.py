@@ -1,9 +1,9 @@
 """Reads the flight recorder's files back, one piece in memory at a time.
 
-A dump, a journal folder of rolling files and the journal of a simulated run read alike. What
-is not a journal, was written by another version, or is damaged raises a JournalError with one
-line for people. A missing tail is no error: a writer that was killed leaves one. It is told
-in `Journal.truncated` once the facts have been read.
+A dump, a folder of rolling files and the journal of a simulated run are read in the same way. A
+file that is not a journal, was written by another version, or is damaged raises a JournalError with
+one line for people. A missing tail is no error, because a writer that was killed leaves one;
+`Journal.truncated` reports it once the facts have been read.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class JournalError(Exception):
 
 
 class NotAJournal(JournalError):
-    """It is something else."""
+    """The file is not a journal."""
 
 
 class UnknownVersion(JournalError):
-    """It was written in a format, or with facts, that this version does not know."""
+    """The format, or a fact, is not known to this version."""
 
 
 class JournalDamaged(JournalError):
-    """A frame is complete but not what was written."""
+    """A frame is complete, but its contents are wrong."""
 
 
 class _HeaderMissing(JournalDamaged):
@@ -58,7 +58,7 @@ class _Truncated(Exception):
 
 
 class Journal:
-    """One opened journal: its header, what it carries, and its facts as a stream."""
+    """An opened journal: its header, its carried facts, and all facts as a stream."""
 
     def __init__(self, paths: list[Path]) -> None:
         """`paths` are the files of one run, oldest first. Raises JournalError."""
@@ -73,8 +73,8 @@ class Journal:
         )
 
     def facts(self) -> Iterator[Fact]:
-        """Carried facts in order of time, then all others in order of the folds. May be called
-        again. Raises JournalDamaged."""
+        """The carried facts in order of time, then all others in the order of the folds. May be
+        called again. Raises JournalDamaged."""
         self.truncated = None
         yield from self.carried
         for path in self._paths:

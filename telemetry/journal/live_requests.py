@@ -1,10 +1,10 @@
-"""What must be known of the present before the facts that follow can be understood.
+"""The facts about live requests that later facts depend on; the journal carries them.
 
-When the flight recorder drops its oldest facts, requests that were live then lose their
-beginning. So it carries, for each point at which it may be cut, the facts that name the live
-requests and their sequences (accepted, parsed, tokenized, submitted, queued, first admitted,
-grammar, a pause that goes on), the engine's start and its last step cost. What is cut off for
-good is what had happened to those requests: their steps, tokens and waits so far.
+When the journal drops its oldest facts, requests that were live then lose their first facts. So
+each segment carries the facts that identify the live requests and their sequences (accepted,
+parsed, tokenized, submitted, queued, first admitted, grammar, a pause that is not over), the
+engine's start and its last step cost. The steps, tokens and waits of those requests before the cut
+are lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LIVE_KEPT = 8192
 
 @dataclass(slots=True)
 class _Live:
-    """One live request; `encoded` is its facts as they were carried last."""
+    """One live request; `encoded` are its facts as they were last encoded."""
 
     facts: list[Fact]
     seq_ids: set[int] = field(default_factory=set)
@@ -50,8 +50,8 @@ class _Live:
 
 
 class LiveRequests:
-    """Follows the facts. Who lost its end is forgotten when it is not listed as live any more.
-    Bounded: beyond `_LIVE_KEPT` requests the oldest is forgotten."""
+    """The facts of live requests. A request whose terminal fact was lost is dropped when it is not
+    listed as live any more. Bounded: beyond `_LIVE_KEPT` requests the oldest is dropped."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Live] = {}
@@ -83,7 +83,7 @@ class LiveRequests:
 
     @property
     def live(self) -> int:
-        """Requests and sequences of which something is carried."""
+        """Requests and sequences whose facts are carried."""
         return len(self._requests) + len(self._owners) + len(self._early)
 
     def take(self, fact: Fact) -> None:
@@ -92,8 +92,8 @@ class LiveRequests:
             handler(fact)
 
     def encoded(self) -> tuple[bytes, ...]:
-        """The engine's facts, then those of each live request, as encoded arrays. What did
-        not change since the last call is the same object."""
+        """The engine's facts, then those of each live request, as encoded arrays. An array that has
+        not changed since the last call is the same object."""
         if self._engine_encoded is None:
             self._engine_encoded = encode_facts(list(self._engine.values()))
         groups = [self._engine_encoded] if self._engine else []
@@ -110,7 +110,7 @@ class LiveRequests:
         self._engine_encoded = None
 
     def _engine_died(self, fact: EngineDied) -> None:
-        """With it die all sequences; requests live on until their own end."""
+        """All sequences end with the engine; requests stay until their own terminal facts."""
         self._engine.clear()
         self._engine_encoded = None
         self._owners.clear()
@@ -146,7 +146,7 @@ class LiveRequests:
             self._add(live, known)
 
     def _request_ended(self, fact: RequestEnded) -> None:
-        """Its sequences may still run: they end it when they end."""
+        """The request is dropped once its sequences have ended too."""
         live = self._requests.get(fact.request_id)
         if live is not None:
             live.has_ended = True
@@ -172,13 +172,13 @@ class LiveRequests:
             self._note_early(fact)
 
     def _note_early(self, fact: SequenceQueued) -> None:
-        """A sequence can be queued before the news that it was submitted."""
+        """Keep the fact: a sequence can be queued before the fact that it was submitted arrives."""
         self._early[fact.seq_id] = [fact]
         if len(self._early) > _LIVE_KEPT:
             del self._early[next(iter(self._early))]
 
     def _admitted(self, fact: SequenceAdmitted) -> None:
-        """The first time counts: later ones follow a preemption."""
+        """Keep the first admission; later ones follow a preemption."""
         live = self._owner(fact.seq_id)
         if live is not None and not any(
             isinstance(known, SequenceAdmitted) and known.seq_id == fact.seq_id
@@ -201,7 +201,7 @@ class LiveRequests:
             self._end_sequence(seq_id, None)
 
     def _end_sequence(self, seq_id: int, fact: SequenceEnded | None) -> None:
-        """None: its end was lost."""
+        """The sequence has ended; None: its terminal fact was lost."""
         self._early.pop(seq_id, None)
         request_id = self._owners.pop(seq_id, None)
         live = self._requests.get(request_id) if request_id is not None else None

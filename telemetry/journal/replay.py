@@ -1,9 +1,9 @@
-"""The folds over facts that were read back: the same code, the same order, the same numbers.
+"""Feeds facts that were read back to the folds: the same code, the same order, the same numbers.
 
 A journal keeps facts in the order in which the live folds took them, and no fold depends on
-how they come in batches. So a fold over a whole journal ends in the state that the live one
-was in. Of a journal that was cut, timelines of the requests that were live at the cut lack
-their beginning; those are named in `Replay.cut` and give no measurement.
+batches. So a fold over a whole journal ends in the state of the live one. If a journal was cut, the
+requests that were live at the cut lack their first facts; `Replay.cut` has their ids, and they are
+not measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from telemetry.facts.pump import Fold
 from telemetry.facts.records import Fact, fact_ns
 from telemetry.journal.journal_reader import Journal
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
@@ -31,7 +31,7 @@ def replay_folds(
 ) -> int | None:
     """Feed the facts to each fold; returns the last stamp, None when there was no fact.
 
-    What a fold raises comes out: offline there is nothing to keep alive.
+    Exceptions of folds are raised: offline there is no service to protect.
     """
     stream = iter(facts)
     last_ns: int | None = None
@@ -44,7 +44,7 @@ def replay_folds(
 
 
 class Replay:
-    """The gateway's folds over one journal; `folds` are any others, fed alongside."""
+    """The gateway's folds over one journal; `folds` are additional ones."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Replay:
         capacity: int = 1_000_000,
         policy: SloPolicy = DEFAULT_POLICY,
     ) -> None:
-        """Reads it all. `policy` is that of the server, where it had a file of its own.
+        """Reads the whole journal. `policy` is the SLO policy of the server that wrote it.
 
         Raises JournalError.
         """
@@ -62,17 +62,17 @@ class Replay:
         self.histograms = Histograms(ClassBook(policy))
         self.timelines = TimelineStore(capacity)
         self.window = WindowFold(self.histograms)
-        self.accountant = Accountant(lambda slo_class: policy.of(slo_class).itl_ns)
+        self.ledger_builder = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
         self.phases = PhaseFold(
             [self.timelines.on_timeline, self.window.on_timeline, *on_timeline],
             [self.histograms.on_measured],
-            self.accountant,
+            self.ledger_builder,
             self.cut,
         )
         last_ns = replay_folds(journal.facts(), (self.phases, self.window, *folds))
         self.last_ns = max(journal.header.at_ns, last_ns or 0)
 
     def request(self, request_id: str) -> bytes | None:
-        """What `/debug/requests/{id}` answered when the journal was written, as JSON; None
-        when the journal does not know the request."""
+        """The answer of `/debug/requests/{id}` when the journal was written, as JSON; None if the
+        request is not in the journal."""
         return self.timelines.get(request_id, self.phases, self.last_ns)

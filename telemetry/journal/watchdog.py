@@ -1,9 +1,8 @@
 """Notices an engine that is alive and has work, but commits no step.
 
-Work is a sequence that was handed to the engine, has not ended, and is held back neither by
-its reader nor by its grammar. An engine whose steps are long is given three times the longest of
-the last ones. The verdict is a fact, `StallDetected`, given once per stall: the next committed
-step ends it.
+Work is a sequence that was submitted, has not ended, and is blocked neither by its client nor by
+its grammar. The engine may be silent for three times its longest recent step, but at least for
+`stall_ns`. A stall is recorded once, as `StallDetected`; the next committed step ends it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class StallWatchdog:
         self._last_step_id: int | None = None
         self._last_ns = 0
         self._work: dict[int, int] = {}
-        self._held: set[int] = set()
+        self._blocked: set[int] = set()
         self._work_since_ns: int | None = None
         self._spans_ns: deque[int] = deque(maxlen=_STEPS)
         self._patience_ns = stall_ns
@@ -57,9 +56,9 @@ class StallWatchdog:
             StepRecorded: self._stepped,
             SequenceSubmitted: lambda fact: self._add(fact.seq_id, fact.at_ns),
             SequenceQueued: self._queued,
-            SequencePaused: lambda fact: self._hold(fact.seq_id),
-            SequenceResumed: lambda fact: self._release(fact.seq_id, fact.at_ns),
-            GrammarCompiled: lambda fact: self._release(fact.seq_id, fact.at_ns),
+            SequencePaused: lambda fact: self._block(fact.seq_id),
+            SequenceResumed: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
+            GrammarCompiled: lambda fact: self._unblock(fact.seq_id, fact.at_ns),
             SequenceEnded: lambda fact: self._remove(fact.seq_id),
             SequencesListed: self._listed,
         }
@@ -73,13 +72,13 @@ class StallWatchdog:
         self._patience_ns = max(self._stall_ns, _LONG_STEPS * max(self._spans_ns, default=0))
 
     def is_stalled(self, now_ns: int) -> bool:
-        """Whether a stall has begun that was not told yet."""
+        """Whether there is a stall that is not recorded yet."""
         since_ns = self._quiet_since_ns()
         return since_ns is not None and self._is_armed and now_ns - since_ns >= self._patience_ns
 
     def check(self, now_ns: int, loop_silent_ns: int | None = None) -> StallDetected | None:
-        """The verdict, once a stall. `loop_silent_ns` is for how long the gateway's own event
-        loop has not answered: it is what reads the engine's news."""
+        """The fact, once for each stall. `loop_silent_ns` is the time since the gateway's event
+        loop, which reads the engine's frames, last answered."""
         since_ns = self._quiet_since_ns()
         if since_ns is None or not self.is_stalled(now_ns):
             return None
@@ -111,60 +110,60 @@ class StallWatchdog:
         self.deaths += 1
         self._pid = None
         self._work.clear()
-        self._held.clear()
+        self._blocked.clear()
 
     def _stepped(self, fact: StepRecorded) -> None:
         self._last_step_id, self._last_ns = fact.step_id, fact.committed_ns
-        if self._is_armed:  # the length of a stall is no measure
+        if self._is_armed:  # a step that ended a stall is no measure
             self._spans_ns.append(fact.committed_ns - fact.begin_ns)
         self._is_armed = True
 
     def _idled(self, fact: EngineIdled) -> None:
-        """Nothing lives in the engine: what we still know of lost its end. What may have been
-        on its way to the engine stays."""
+        """The engine has no sequence. Drop all, whose terminal facts were lost, but for those that
+        may not have reached the engine yet."""
         if fact.running or fact.waiting:
             return
         edge_ns = fact.at_ns - _IN_FLIGHT_NS
         for seq_id in [s for s, since_ns in self._work.items() if since_ns < edge_ns]:
             del self._work[seq_id]
-        self._held.clear()
+        self._blocked.clear()
 
     def _listed(self, fact: SequencesListed) -> None:
-        for seq_id in fact.over([*self._work, *self._held]):
+        for seq_id in fact.over([*self._work, *self._blocked]):
             self._remove(seq_id)
 
     @property
     def live(self) -> int:
-        """Sequences that the engine has and did not end, as far as is known."""
-        return len(self._work) + len(self._held)
+        """Sequences without a known end."""
+        return len(self._work) + len(self._blocked)
 
     def _queued(self, fact: SequenceQueued) -> None:
         if fact.constrained:
-            self._hold(fact.seq_id)
+            self._block(fact.seq_id)
         else:
             self._work.setdefault(fact.seq_id, fact.at_ns)
 
     def _add(self, seq_id: int, at_ns: int) -> None:
-        if seq_id not in self._held:
+        if seq_id not in self._blocked:
             self._work.setdefault(seq_id, at_ns)
 
-    def _hold(self, seq_id: int) -> None:
+    def _block(self, seq_id: int) -> None:
         self._work.pop(seq_id, None)
-        self._held.add(seq_id)
+        self._blocked.add(seq_id)
 
-    def _release(self, seq_id: int, at_ns: int) -> None:
-        if seq_id in self._held:
-            self._held.discard(seq_id)
+    def _unblock(self, seq_id: int, at_ns: int) -> None:
+        if seq_id in self._blocked:
+            self._blocked.discard(seq_id)
             self._work[seq_id] = at_ns
 
     def _remove(self, seq_id: int) -> None:
         self._work.pop(seq_id, None)
-        self._held.discard(seq_id)
+        self._blocked.discard(seq_id)
 
 
 def process_state(pid: int) -> str | None:
-    """The kernel's letter for a process: R runs, S sleeps, D waits for a device, T is stopped,
-    Z is dead. None where the system does not tell."""
+    """The kernel's letter for a process: R running, S sleeping, D waiting for a device, T stopped,
+    Z dead. None if the system does not report it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,12 +1,12 @@
-"""Charges an interval of a sequence's life to the steps of the tape.
+"""Charges an interval of a sequence's time to the steps of the tape.
 
-A sequence that has a row in a step waits for all of it: its own row, everybody else's, and
-what no row owns. One that waits for the step pays the same, with nothing of its own. Others'
-prompts and masks are charged to whom they belong to; others' decodes are charged together and
-to nobody, because a batch is slow by its size and not by one of its rows, and because naming
-each would cost as much as the batch is large, for each token. An interval that begins or ends
-within a step takes the very parts that it covers; the rows' time, which has no order within a
-step, is scaled and rounded by largest remainders.
+A sequence with a row in a step waits for the whole step: its own row, the rows of others, and
+the time that no row owns. A sequence that waits for the step is charged the same, without a row
+of its own. Prompts and masks of others are charged to their owners. Decodes of others are one
+sum without a payer: a batch is slow because of its size, not because of one row, and a payer for
+each row would cost O(batch) for each token. An interval that begins or ends within a step takes
+exactly the parts that it covers. The time of the rows has no order within a step, so it is scaled
+and rounded by largest remainders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSES_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """The last pauses of each process, in the order of their ends."""
+    """The last _PAUSES_KEPT pauses of each process, in the order of their ends."""
 
     engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
     gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
@@ -36,8 +36,8 @@ class Pauses:
 
 
 class Charger:
-    """Puts intervals of one sequence into a book. `own` are the sequences of its request, itself
-    among them: what those take is the request's own."""
+    """Charges intervals of one sequence to `book`. `own` are the sequences of its request, itself
+    included: their time counts as the request's own."""
 
     def __init__(
         self, tape: Tape, pauses: Pauses, track: Track, own: Mapping[int, Track] | None = None
@@ -49,18 +49,18 @@ class Charger:
         self.book: Book = Book()
 
     def plain(self, state: State, reason: str, part: Part, begin_ns: int, end_ns: int) -> None:
-        """All of [begin, end) into one part."""
+        """Charge all of [begin, end) to one part."""
         if end_ns > begin_ns:
             self.book[state, reason, part, None] += end_ns - begin_ns
 
     def gateway(self, state: State, part: Part, begin_ns: int, end_ns: int) -> None:
-        """[begin, end) in the gateway's hands: into one part, less its known pauses."""
+        """Charge [begin, end), spent in the gateway, to one part, less the gateway's pauses."""
         self.plain(state, "", part, begin_ns, end_ns)
-        for pause, since_ns, until_ns in _meeting(self._pauses.gateway, begin_ns, end_ns):
-            self._move(state, "", (part,), until_ns - since_ns, pause.cause.value)
+        for pause, since_ns, until_ns in _overlaps(self._pauses.gateway, begin_ns, end_ns):
+            self._move_to_stall(state, "", (part,), until_ns - since_ns, pause.cause.value)
 
     def shared(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
-        """[begin, end) by the steps that own it; what no step owns is of no known owner."""
+        """Charge [begin, end) to the steps that it covers; the rest is a gap."""
         if end_ns <= begin_ns:
             return
         before = self.book.total()
@@ -77,8 +77,8 @@ class Charger:
         self._pause(state, reason, begin_ns, end_ns)
 
     def unknown(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
-        """[begin, end) where the sequence had neither a row nor a reason to have none: gaps
-        between steps are gaps, a step's body has no known owner."""
+        """Charge [begin, end) in which the sequence had no row and no recorded wait reason: time
+        between steps is a gap, time inside a step is unattributed."""
         if end_ns <= begin_ns:
             return
         first, stop = self._tape.overlapping(begin_ns, end_ns)
@@ -99,7 +99,7 @@ class Charger:
         return begin_ns > before_ns or end_ns < step_end_ns
 
     def _gap(self, state: State, reason: str, gap_ns: int) -> None:
-        """A turn-around of the loop; of a longer one nobody knows what it was."""
+        """Up to GAP_NS is the loop's turn-around; more than that is unattributed."""
         if gap_ns > 0:
             self.book[state, reason, Part.GAP, None] += min(gap_ns, GAP_NS)
         if gap_ns > GAP_NS:
@@ -184,7 +184,7 @@ class Charger:
         self.book[state, reason, Part.OWN_AVOIDABLE, None] += avoidable_ns
 
     def _mask(self, state: State, reason: str, masked: Sequence[int], mask_ns: int) -> None:
-        """Masks are made one after another, for all that are constrained alike."""
+        """Masks are computed one after another: each constrained row is charged an equal share."""
         if not masked:
             self.book[state, reason, Part.CO_MASK, None] += mask_ns
             return
@@ -194,12 +194,12 @@ class Charger:
             self.book[key] += spent_ns
 
     def _pause(self, state: State, reason: str, begin_ns: int, end_ns: int) -> None:
-        """Known pauses take over what they cover: of gaps, host work and sampling all, of the
-        rows' time no more than the step was slow."""
-        for pause, since_ns, until_ns in _meeting(self._pauses.engine, begin_ns, end_ns):
-            self._take_over(state, reason, since_ns, until_ns, pause.cause.value)
+        """Move what the engine's pauses cover to HOST_STALL: of gaps, host work and sampling all,
+        of the forward pass at most the step's slow share."""
+        for pause, since_ns, until_ns in _overlaps(self._pauses.engine, begin_ns, end_ns):
+            self._charge_pause(state, reason, since_ns, until_ns, pause.cause.value)
 
-    def _take_over(
+    def _charge_pause(
         self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
     ) -> None:
         left_ns = until_ns - since_ns
@@ -210,10 +210,10 @@ class Charger:
                 if within_ns > 0:
                     left_ns -= within_ns
                     most_ns = min(within_ns, slow_ns) if start is At.FORWARD else within_ns
-                    self._move(state, reason, parts, most_ns, cause)
-        self._move(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
+                    self._move_to_stall(state, reason, parts, most_ns, cause)
+        self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
 
-    def _move(
+    def _move_to_stall(
         self, state: State, reason: str, parts: tuple[Part, ...], most_ns: int, cause: str
     ) -> None:
         for part in parts:
@@ -242,9 +242,9 @@ _PLAIN_SHARES = (
 )
 
 
-def _meeting(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
-    """The pauses that meet [begin, end), with what they cover of it. Time that was counted and
-    not stamped is taken to be the end of the interval in which it was lost."""
+def _overlaps(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
+    """The pauses that overlap [begin, end), each with the part [since, until) that it covers. Where
+    only the lost time is known, it is taken to lie at the end of the pause."""
     for pause in reversed(pauses):
         if pause.end_ns <= begin_ns:
             break

@@ -1,9 +1,8 @@
-"""Whose work took others' time: by request, by tenant, by class.
+"""Time that requests took from others: by request, by tenant, by class.
 
-The sums are those of the ended requests' ledgers, so they count time that others spent in
-steps with a row of the taker, running or waiting. It is direct harm: what a backlog did to
-requests that came later is not in it. Whom prompts and masks took time from is known by name;
-what the decodes of a batch took from each other is one sum and nobody's.
+The sums come from the ledgers of ended requests: time that these spent in steps with a prompt or
+a mask of another request, running or waiting. This is direct harm: what a backlog cost requests
+that came later is not in it. Time lost to the decodes of a batch is one sum without an owner.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import msgspec
 from telemetry.requests.account import Part
 
 _REQUESTS_KEPT = 4096
-_ACCUSED_KEPT = 8_192
+_CULPRITS_KEPT = 8_192
 _LABELS_KEPT = 64
 OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
-    """Whose a sequence is."""
+class SequenceOwner:
+    """The request that a sequence belongs to."""
 
     request_id: str
     trace_id: str
@@ -32,8 +31,8 @@ class Taker:
 
 
 class HarmReport(msgspec.Struct, frozen=True):
-    """Nanoseconds taken from other requests since the start; `by_request` the largest first.
-    `co_decode` is in the total and among the parts, and of no tenant, class or request."""
+    """Nanoseconds taken from other requests since the start, each mapping largest first.
+    `co_decode` is in the total and among the parts, but has no tenant, class or request."""
 
     total_ns: int
     by_part_ns: dict[str, int]
@@ -43,20 +42,22 @@ class HarmReport(msgspec.Struct, frozen=True):
 
 
 class Harm:
-    """Sums over ended requests. Labels and requests are bounded; the smallest go first."""
+    """Sums over ended requests. Bounded: further labels count as OTHER, and of too many requests
+    the smallest are dropped."""
 
     def __init__(self) -> None:
         self._by_part: Counter[Part] = Counter()
         self._by_tenant: Counter[str] = Counter()
         self._by_class: Counter[str] = Counter()
         self._by_request: Counter[str] = Counter()
-        self._accused: OrderedDict[str, None] = OrderedDict()
+        self._culprits: OrderedDict[str, None] = OrderedDict()
 
-    def add(self, taker: Taker, part: Part, spent_ns: int) -> None:
+    def add(self, culprit: SequenceOwner, part: Part, spent_ns: int) -> None:
+        """Time that an ended request lost to `culprit`'s prompts or masks."""
         self._by_part[part] += spent_ns
-        _add(self._by_tenant, taker.tenant, spent_ns)
-        _add(self._by_class, taker.slo_class, spent_ns)
-        self._by_request[taker.request_id] += spent_ns
+        _add(self._by_tenant, culprit.tenant, spent_ns)
+        _add(self._by_class, culprit.slo_class, spent_ns)
+        self._by_request[culprit.request_id] += spent_ns
         if len(self._by_request) > 2 * _REQUESTS_KEPT:
             self._by_request = Counter(dict(self._by_request.most_common(_REQUESTS_KEPT)))
 
@@ -65,14 +66,14 @@ class Harm:
         if spent_ns:
             self._by_part[Part.CO_DECODE] += spent_ns
 
-    def accuse(self, request_id: str) -> None:
-        """The request made somebody's token late; its trace is worth keeping."""
-        self._accused[request_id] = None
-        if len(self._accused) > _ACCUSED_KEPT:
-            self._accused.popitem(last=False)
+    def mark_culprit(self, request_id: str) -> None:
+        """The request made a token of another one late: the tail sampler keeps its trace."""
+        self._culprits[request_id] = None
+        if len(self._culprits) > _CULPRITS_KEPT:
+            self._culprits.popitem(last=False)
 
     def is_culprit(self, request_id: str) -> bool:
-        return request_id in self._accused
+        return request_id in self._culprits
 
     def report(self, requests: int = 20) -> HarmReport:
         return HarmReport(
@@ -85,6 +86,6 @@ class Harm:
 
 
 def _add(sums: Counter[str], label: str, spent_ns: int) -> None:
-    """Labels come from clients, so their number is bounded."""
-    known = label in sums or len(sums) < _LABELS_KEPT
-    sums[label if known else OTHER] += spent_ns
+    """Add to a label, or to OTHER: labels come from clients, so their number is bounded."""
+    is_known = label in sums or len(sums) < _LABELS_KEPT
+    sums[label if is_known else OTHER] += spent_ns

@@ -8,14 +8,14 @@ its stamps, which at a pipeline deeper than one are clamped so that steps do not
 
 Between `forward` and `sample` every nanosecond has one owner, as integers that add up: the
 base of any step, each prompt row, all decode rows together, the interaction of prompts with
-decodes, and what the step took longer than the model foretells (`slow`). A step faster than
-foretold shrinks all but `slow` in proportion, so no share is ever negative. A gap is the loop's
-turn-around up to GAP_NS; what is longer has no known owner.
+decodes, and what the step took longer than predicted (`slow`). In a step faster than predicted
+all but `slow` shrink in proportion, so no share is negative. A gap is the loop's turn-around up
+to GAP_NS; the rest of a longer one is unattributed.
 
-Shares are kept as running sums, so that a span of steps costs the same however many steps and
-rows it has. Names are kept of prompt rows and of masks only: of the decode rows each sequence
-knows its own part (`telemetry.ledger.track.Track`), and the others' is what is left. The tape is
-bounded by steps and by bytes; the older half goes first.
+Shares are kept as running sums, so that reading a span of steps costs the same for any number of
+steps and rows. Only prompt rows and masks are kept with their sequences: of the decode rows each
+sequence knows its own part (`telemetry.ledger.track.Track`), and the rest is that of the others.
+The tape is bounded by steps and by bytes; when it is full, the older half is dropped.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from telemetry.facts.engine_records import Row, StepRecorded
 CAPACITY_STEPS = 65_536
 CAPACITY_BYTES = 64 * 1024 * 1024
 GAP_NS = 1_000_000
-_NAMED_BYTES = 512  # of a step with prompts or masks, beside what each of those takes
+_NAMED_BYTES = 512  # overhead of a step with prompts or masks
 
 
 class At(IntEnum):
-    """Stamps of a step, in ns. BEGUN is when it was begun, which may be before the last one's
-    end; the others are in order."""
+    """Stamps of a step, in ns. BEGUN is its own `begin_ns`, which may lie before the end of the
+    step before; the others are in order."""
 
     BEFORE = 0
     START = 1
@@ -70,7 +70,8 @@ _STEP_BYTES = 8 * (len(At) + len(Share))
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Whose prompts a step computed and for how long, and whose masks were made in it."""
+    """The sequences whose prompts a step computed, with the time of each in ns, and those whose
+    masks it computed."""
 
     step_id: int
     prompt_ids: tuple[int, ...]
@@ -84,8 +85,8 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A step's forward pass as it was cut up: `prompts_ns` of each prompt row, in order, and of a
-    decode row `token_ns` a token and `context_ns` a token of its context."""
+    """A step's forward pass, divided. `prompts_ns` has one entry for each prompt row, in order; a
+    decode row has `token_ns` for each token and `context_ns` for each token of its context."""
 
     base_ns: int
     interaction_ns: int
@@ -97,8 +98,8 @@ class Cut:
 
 
 def apportion(parts: Sequence[int], total: int) -> list[int]:
-    """`parts` scaled to sum to `total`, by the method of largest remainders; ties go to the
-    first. All zero parts leave nothing to scale by: the first gets everything."""
+    """`parts` scaled to sum to `total`, by the method of largest remainders; ties go to the first.
+    If all parts are zero, the first gets everything."""
     whole = sum(parts)
     if whole == 0:
         return [total, *([0] * (len(parts) - 1))] if parts else []
@@ -111,7 +112,7 @@ def apportion(parts: Sequence[int], total: int) -> list[int]:
 
 
 class Tape:
-    """The last steps. Steps are named by an index that never repeats."""
+    """The last steps, each with an index that is never reused."""
 
     def __init__(
         self, capacity_steps: int = CAPACITY_STEPS, capacity_bytes: int = CAPACITY_BYTES
@@ -139,16 +140,18 @@ class Tape:
 
     @property
     def bytes(self) -> int:
-        """About what the tape holds in memory."""
+        """Approximate memory in use."""
         return _STEP_BYTES * len(self._stamps[At.END]) + self._named_bytes
 
     def restart(self, at_ns: int) -> None:
-        """A new engine is there: its first step does not begin at the old one's last."""
+        """A new engine started at `at_ns`: its first step begins there, not at the end of the old
+        engine's last step. The cost fit starts again."""
         self._end_ns = max(self._end_ns, at_ns)
         self._fit = ForwardCostFit()
 
     def append(self, step: StepRecorded, constrained: set[int]) -> tuple[int, Cut]:
-        """Cut a step up; its index, and how it was cut."""
+        """Divide a step and store its shares. `constrained` are the sequences with a grammar.
+        Returns the step's index, and how its forward pass was divided."""
         if self.stop - self._first >= self._capacity_steps or self.bytes > self._capacity_bytes:
             kept_steps = self.stop - self._first
             self._drop(kept_steps - kept_steps // 2)
@@ -189,7 +192,7 @@ class Tape:
         return [column[place] for column in self._stamps]
 
     def sums(self, first: int, stop: int) -> list[int]:
-        """Of each share over the steps [first, stop)."""
+        """The sum in ns of each share over the steps [first, stop)."""
         begin, end = first - self._first, stop - self._first
         return [column[end] - column[begin] for column in self._sums]
 
@@ -198,14 +201,14 @@ class Tape:
         return column[stop - self._first] - column[first - self._first]
 
     def named(self, first: int, stop: int) -> Iterator[tuple[int, Named]]:
-        """Of [first, stop), the steps with prompts or masks, in order."""
+        """The steps of [first, stop) with prompts or masks, in order, with their index."""
         ids = self._named_ids
         begin, end = bisect_left(ids, first), bisect_left(ids, stop)
         for index in islice(ids, begin, end):
             yield index, self._named[index]
 
     def overlapping(self, begin_ns: int, end_ns: int) -> tuple[int, int]:
-        """The steps [first, stop) that own any of [begin, end)."""
+        """The steps [first, stop) that overlap [begin, end)."""
         first = bisect_right(self._stamps[At.END], begin_ns)
         stop = bisect_left(self._stamps[At.BEFORE], end_ns)
         return self._first + first, self._first + max(first, stop)
@@ -219,7 +222,7 @@ class Tape:
         self._named_bytes += named.bytes
 
     def _stamps_of(self, step: StepRecorded) -> list[int]:
-        """In order, none before the end of the step before."""
+        """The stamps in the order of `At`, none before the end of the step before."""
         stamps = [self._end_ns or step.begin_ns]
         for stamp_ns in (
             step.begin_ns,
@@ -233,11 +236,11 @@ class Tape:
         return stamps
 
     def forget_before(self, at_ns: int) -> None:
-        """Let go of the steps that ended before `at_ns`."""
+        """Drop the steps that ended before `at_ns`."""
         self._drop(bisect_left(self._stamps[At.END], at_ns))
 
     def _drop(self, steps: int) -> None:
-        """The oldest ones."""
+        """Drop the oldest `steps` steps."""
         for column in (*self._stamps, *self._sums):
             del column[:steps]
         self._first += steps
@@ -248,11 +251,11 @@ class Tape:
 
 
 def divide(step: StepRecorded, forward_ns: int, cost: ForwardCost) -> Cut:
-    """Base, interaction, slow, each prompt row's part of `forward_ns` and that of all decode rows,
-    as integers that add up.
+    """Divide `forward_ns` into base, interaction, slow, each prompt row and all decode rows
+    together, as integers that add up.
 
-    What a step took beyond the foretold is a residual, `slow`; except in a step larger than any
-    that the model was fitted to, where it belongs to the rows that made it so large.
+    What a step took beyond the prediction is `slow`. In a step larger than any that the cost was
+    fitted to, it belongs to the rows that made the step so large.
     """
     decode_tokens = context_tokens = 0
     prompts: list[Row] = []
@@ -264,8 +267,8 @@ def divide(step: StepRecorded, forward_ns: int, cost: ForwardCost) -> Cut:
             context_tokens += row.context_tokens
     prompt_tokens = sum(row.tokens for row in prompts)
     token_ns, context_ns = cost.decode_token_ns, cost.context_token_ns
-    foretold_ns = decode_tokens * token_ns + context_tokens * context_ns
-    decodes_ns = round(foretold_ns)
+    predicted_ns = decode_tokens * token_ns + context_tokens * context_ns
+    decodes_ns = round(predicted_ns)
     prompts_ns = [round(cost.row_ns(row)) for row in prompts]
     shared_ns = [round(cost.base_ns), round(cost.interaction_ns * prompt_tokens * decode_tokens)]
     beyond_ns = forward_ns - sum(shared_ns) - decodes_ns - sum(prompts_ns)
@@ -279,7 +282,7 @@ def divide(step: StepRecorded, forward_ns: int, cost: ForwardCost) -> Cut:
         beyond_ns = 0
     elif decode_tokens > cost.seen_decode_tokens:
         extra_ns, beyond_ns = beyond_ns, 0
-    scale = decodes_ns / foretold_ns if foretold_ns else 0.0
+    scale = decodes_ns / predicted_ns if predicted_ns else 0.0
     each_ns = extra_ns / decode_tokens if decode_tokens else 0.0
     return Cut(
         base_ns=shared_ns[0],

@@ -1,4 +1,4 @@
-"""What the ledger keeps of a sequence while it lives."""
+"""What the ledger keeps of a live sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MAX_STALLS = 64
 
 
 class Culprit(NamedTuple):
-    """Whose sequence made a token late, by a prompt or by masks, and most of all in which step."""
+    """The sequence that made a token late, by a prompt (CO_PREFILL) or by masks (CO_MASK), and the
+    step in which it took most."""
 
     part: Part
     seq_id: int
@@ -28,26 +29,25 @@ class LateTokens:
         self._longest: list[tuple[int, int, int, Culprit]] = []
 
     def add(self, begin_ns: int, end_ns: int, culprit: Culprit) -> None:
-        held = (end_ns - begin_ns, -begin_ns, end_ns, culprit)
+        entry = (end_ns - begin_ns, -begin_ns, end_ns, culprit)
         if len(self._longest) < MAX_STALLS:
-            heapq.heappush(self._longest, held)
+            heapq.heappush(self._longest, entry)
         else:
-            heapq.heappushpop(self._longest, held)
+            heapq.heappushpop(self._longest, entry)
 
     def culprits(self) -> dict[int, Culprit]:
-        """By the moment of the late token."""
+        """Culprits by the stamp of the late token."""
         return {end_ns: culprit for _, _, end_ns, culprit in self._longest}
 
 
 @dataclass(slots=True)
 class Track:
-    """What a sequence did on the tape: the steps with a row of it, in order, and the ns of its
-    decode rows up to and with each of those.
+    """The rows of a sequence on the tape: `steps` are the indices of the steps with a row of it,
+    and `decoded_ns` the running sum of its decode rows' time up to and including each of those.
 
-    For prompt rows `split` says how their time divides: computed for the first time, computed
-    again after a preemption, and what a larger prefix cache would have had. The last token came
-    at `token_ns` from step `token_step`; a gap above `late_ns` is a late token, None where no
-    class is known. In the last `pause` the client did not read.
+    `split` has, by step, how the time of a prompt row divides (see `builder.split_prompt`). The
+    last token came at `token_ns` from step `token_step`; a gap above `late_ns` makes a token late
+    (None: the request's class is not known). The client did not read in `pause`, its last pause.
     """
 
     seq_id: int
@@ -74,7 +74,7 @@ class Track:
             self.paused_at_ns = None
 
     def decodes_ns(self, first: int, stop: int) -> int:
-        """Of its decode rows in the steps [first, stop)."""
+        """Time of its decode rows in the steps [first, stop), in ns."""
         begin, end = bisect_left(self.steps, first), bisect_left(self.steps, stop)
         if begin == end:
             return 0

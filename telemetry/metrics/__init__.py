@@ -1,1 +1,12 @@
-"""Metrics: the catalog, their families, and the formats in which they are scraped."""
+"""Metrics: the catalog, the values of its families, and the formats that leave the process.
+
+Reads folds and counters; measures nothing itself.
+
+    catalog, metric                             every metric as data
+    families, *_metrics, gen_ai, vllm_names,
+    connections, ingest_counts, exemplars       the values
+    prometheus, prometheus_protobuf,
+    negotiation, exposition                     the answer to a scrape
+    otlp_metrics, otlp_push                     OTLP messages, and the thread that sends them
+    metrics_doc                                 the reference page
+"""

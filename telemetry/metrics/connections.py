@@ -1,7 +1,7 @@
-"""Connections of the HTTP server: how many are open, and how many were refused and why.
+"""Counters of HTTP connections: how many are open, and how many were refused and why.
 
-They are counted where they happen, on the event loop, and read by whoever exposes metrics: a
-connection that never sends a request leaves no fact.
+They are counted on the event loop, and not derived from facts: a connection that never sends a
+request leaves no fact.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import gateway
 from telemetry.metrics.metric import Metric
 
 Family = tuple[Metric, list[tuple[Mapping[str, str], float]]]
 
 
 class Refusal(StrEnum):
-    """Why a connection was ended by the server before it had an answer to a request."""
+    """Why the server closed a connection before it had answered a request."""
 
-    LIMIT = "limit"  # as many as may be were open, all at work
-    DISPLACED = "displaced"  # it did nothing, and another needed its place
+    LIMIT = "limit"  # the most allowed were open, all with a request
+    DISPLACED = "displaced"  # it was idle, and a new one needed its place
     HEADER_TIMEOUT = "header_timeout"
     HEADERS_TOO_LARGE = "headers_too_large"
     INVALID = "invalid"  # not HTTP
-    PIPELINE = "pipeline"  # more requests sent ahead than are kept
-    UNREAD = "unread"  # it took nothing of its answer for too long
-    HANDSHAKE = "handshake"  # TLS could not be agreed on
+    PIPELINE = "pipeline"  # too many pipelined requests
+    UNREAD = "unread"  # the client read nothing of the answer for too long
+    HANDSHAKE = "handshake"  # the TLS handshake failed
 
 
 @dataclass(slots=True)
 class ConnectionCounts:
-    """One writer, the event loop."""
+    """Counters since the start, but for `open`. Only the event loop writes."""
 
     open: int = 0
     accepted: int = 0
@@ -43,11 +43,11 @@ class ConnectionCounts:
 
 
 def connection_families(counts: ConnectionCounts) -> Iterator[Family]:
-    """All of them as metrics."""
-    yield catalog.CONNECTIONS, [({}, float(counts.open))]
-    yield catalog.CONNECTIONS_ACCEPTED, [({}, float(counts.accepted))]
-    yield catalog.ACCEPT_FAILURES, [({}, float(counts.accept_failures))]
+    """The counters as metrics."""
+    yield gateway.CONNECTIONS, [({}, float(counts.open))]
+    yield gateway.CONNECTIONS_ACCEPTED, [({}, float(counts.accepted))]
+    yield gateway.ACCEPT_FAILURES, [({}, float(counts.accept_failures))]
     refused: list[tuple[Mapping[str, str], float]] = [
         ({"reason": reason.value}, float(n)) for reason, n in counts.refused.items()
     ]
-    yield catalog.CONNECTIONS_REFUSED, refused
+    yield gateway.CONNECTIONS_REFUSED, refused

@@ -1,7 +1,6 @@
-"""Exemplars: for each bucket of a latency histogram a trace that shows such a value.
+"""Exemplars: for each bucket of a latency histogram the last kept trace with such a value.
 
-Only traces that are kept are offered, so that a link from a dashboard leads somewhere. The
-newest in a bucket wins.
+Only kept traces are used, so that a link from a dashboard finds its trace.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ class Exemplar:
 
 
 class ExemplarStore:
-    """A listener of the phase fold, to be called after whoever decides which traces are kept.
+    """A listener of the phase fold, called after the tail sampler.
 
-    `kept` says whether the trace of an ended request was. `wall` ties stamps to Unix time; an
-    exemplar's time is settled once, since Prometheus takes one whose time moved for another.
+    `kept` says whether the trace of an ended request is kept. `wall` converts stamps to Unix time;
+    an exemplar's time is computed once, because Prometheus takes one with another time for a new
+    one.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class ExemplarStore:
         self._buckets: dict[tuple[Measure, WorkloadClass], dict[int, Exemplar]] = {}
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
-        """Offer all values of an ended request, stalled tokens among them, if it was kept."""
+        """Add all values of an ended request, gaps between tokens included, if it is kept."""
         if not self._kept(timeline):
             return
         trace_id, workload = timeline.accepted.trace_id, timeline.workload
         for measured in timeline.measures():
-            self.offer(measured.measure, workload, trace_id, measured.value_ns, measured.at_ns)
+            self.add(measured.measure, workload, trace_id, measured.value_ns, measured.at_ns)
         for sequence in timeline.sequences:
-            self._offer_gaps(workload, trace_id, sequence.token_ns, timeline.ended.at_ns)
+            self._add_gaps(workload, trace_id, sequence.token_ns, timeline.ended.at_ns)
 
-    def offer(
+    def add(
         self, measure: Measure, workload: WorkloadClass, trace_id: str, value_ns: int, at_ns: int
     ) -> None:
-        """A value that was measured at `at_ns` in a trace that is kept."""
+        """Add a value that was measured at `at_ns` in a kept trace."""
         if abs(at_ns - self._anchor.monotonic_ns) > _ANCHOR_EVERY_NS:
             self._anchor = self._wall()
         key = (measure, self._book.bounded(workload))
@@ -74,7 +74,7 @@ class ExemplarStore:
         buckets[bisect_left(_BOUNDS_NS, value_ns)] = Exemplar(trace_id, value_ns, unix_ns)
 
     def of(self, measure: Measure, includes: Callable[[WorkloadClass], bool]) -> list[Exemplar]:
-        """All of a measure whose class `includes` accepts, oldest first."""
+        """The exemplars of a measure in the classes that `includes` accepts, oldest first."""
         found = [
             exemplar
             for (m, workload), buckets in self._buckets.items()
@@ -83,24 +83,21 @@ class ExemplarStore:
         ]
         return sorted(found, key=lambda exemplar: exemplar.unix_ns)
 
-    def _offer_gaps(
+    def _add_gaps(
         self, workload: WorkloadClass, trace_id: str, token_ns: tuple[int, ...], at_ns: int
     ) -> None:
-        """The last gap in each bucket that the tokens' gaps fall into.
-
-        They are offered as of the request's end, for only then is its trace kept: a Prometheus
-        that has seen a newer exemplar takes no older one.
-        """
+        """Add the last gap between tokens in each bucket, with the time of the request's end: only
+        then is its trace kept, and Prometheus takes no exemplar older than its last one."""
         if len(token_ns) < 2:
             return
         gaps = np.diff(np.array(token_ns, np.int64))
         _, from_end = np.unique(np.searchsorted(_BOUNDS, gaps)[::-1], return_index=True)
         for place in len(gaps) - 1 - from_end:
-            self.offer(Measure.ITL, workload, trace_id, int(gaps[place]), at_ns)
+            self.add(Measure.ITL, workload, trace_id, int(gaps[place]), at_ns)
 
 
 def by_bucket(exemplars: Iterable[Exemplar], bounds_s: tuple[float, ...]) -> dict[int, Exemplar]:
-    """The newest exemplar of each bucket; `len(bounds_s)` stands for the one without end."""
+    """The newest exemplar by index of its bucket; `len(bounds_s)` is the +Inf bucket."""
     bounds_ns = [round(bound_s * 1e9) for bound_s in bounds_s]
     found: dict[int, Exemplar] = {}
     for exemplar in sorted(exemplars, key=lambda e: e.unix_ns):

@@ -1,7 +1,7 @@
-"""All metrics at one moment, and their exposition in the format that a scraper asks for.
+"""All metrics at one moment, in the format that a scraper asks for.
 
-What the folds hold is copied under the pump's lock; it is written out after that, so that a
-scrape holds up neither facts nor other readers.
+Values are copied under the pump's lock and formatted without it, so that a scrape delays neither
+facts nor other readers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo import SloFold
 from telemetry.stats.window_fold import WindowFold
 
-# of other owners, asked under the pump's lock
+# families that are not made from the folds below; called under the pump's lock
 MoreFamilies = Callable[[], Iterable[tuple[Metric, Sequence[Sample]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The folds that metrics are made of; `vllm` is None where its names are not wanted."""
+    """The folds that metrics are made of; `vllm` is None if vLLM's names are switched off."""
 
     model: str
     clock: Clock
@@ -48,7 +48,7 @@ class Metrics:
 
     @property
     def listeners(self) -> list[Callable[[RequestTimeline], None]]:
-        """What is to be told of ended requests, after it is decided whose traces are kept."""
+        """Listeners for ended requests, to be called after the tail sampler."""
         found: list[Callable[[RequestTimeline], None]] = [
             self.slo.on_timeline,
             self.gen_ai.on_timeline,
@@ -59,8 +59,8 @@ class Metrics:
         return found
 
     def families(self, full: bool = False, aliases: bool = False) -> Sequence[Family]:
-        """Everything as of now; `full` splits our latencies by all parts of the class, and
-        `aliases` adds vLLM's names, where they are wanted."""
+        """All families as of now; `full` splits latencies by all parts of the workload class, and
+        `aliases` adds vLLM's names if they are switched on."""
         with self.pump.caught_up():
             snapshot = self.window.snapshot(self.clock.now_ns())
             found = [
@@ -74,7 +74,7 @@ class Metrics:
         return found
 
     def exposition(self, accept: str, full: bool = False) -> tuple[str, bytes]:
-        """Content type and body."""
+        """Content type and body for an Accept header."""
         families = one_by_one(self.families(full, aliases=True))
         match choose(accept):
             case Format.PROTOBUF:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from telemetry.facts.clock import sleep_ns
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import latency
 from telemetry.metrics.exemplars import Exemplar, ExemplarStore
 from telemetry.metrics.gen_ai import GenAiFold
 from telemetry.metrics.metric import Metric
@@ -38,8 +38,8 @@ class Family:
 
 
 def one_by_one(families: Iterable[Family]) -> Iterator[Family]:
-    """The same, with a chance for other threads after each: what is made of a family holds the
-    interpreter for a millisecond, and of all of them for longer than a token may wait."""
+    """The same families, yielding to other threads after each: formatting one holds the interpreter
+    for a millisecond, and formatting all of them without a break would delay tokens."""
     for family in families:
         yield family
         sleep_ns(0)
@@ -48,8 +48,8 @@ def one_by_one(families: Iterable[Family]) -> Iterator[Family]:
 def latency_families(
     histograms: Histograms, exemplars: ExemplarStore, full: bool
 ) -> Iterator[Family]:
-    """Ours: by SLO class, or `full`y by all parts of the workload class."""
-    for metric in catalog.HISTOGRAMS:
+    """Our latency histograms by SLO class, or if `full` by all parts of the workload class."""
+    for metric in latency.HISTOGRAMS:
         assert metric.measure is not None
         points = _by_class if full else _by_slo_class
         yield Family(metric, (), tuple(points(metric.measure, histograms, exemplars)))
@@ -71,15 +71,15 @@ def _by_class(
     measure: Measure, histograms: Histograms, exemplars: ExemplarStore
 ) -> Iterable[HistogramPoint]:
     for cell, values in histograms.by_class(measure).items():
-        labels = dict(zip(catalog.CLASS_LABELS, cell, strict=True))
+        labels = dict(zip(latency.CLASS_LABELS, cell, strict=True))
         seen = exemplars.of(measure, cell.__eq__)
         yield HistogramPoint(labels, values, tuple(seen))
 
 
 def gen_ai_families(gen_ai: GenAiFold, model: str) -> list[Family]:
-    """Those of the GenAI convention."""
+    """The histograms of the GenAI semantic conventions."""
     found: list[Family] = []
-    for measure, metric in catalog.GEN_AI_HISTOGRAMS.items():
+    for measure, metric in latency.GEN_AI_HISTOGRAMS.items():
         points: list[HistogramPoint] = []
         for (operation, error), values in gen_ai.of(measure).items():
             labels = {

@@ -1,8 +1,8 @@
 """The `gen_ai.server.*` latencies, as the GenAI semantic conventions define them.
 
-They differ from ours: the duration is of every request, with `error.type` on those that did
-not finish; the time per output token is (duration - TTFT) / (output tokens - 1), so that it
-contains the delivery. They are kept by operation, not by workload class.
+They differ from ours. The duration is that of every request, with `error.type` if it did not
+finish. The time per output token is (duration - TTFT) / (output tokens - 1), so it includes the
+delivery. They are kept by operation, not by workload class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from telemetry.stats.histograms import LatencyHistogram
 
 
 class GenAiMeasure(StrEnum):
-    """The three of the convention."""
+    """The latencies that the conventions define."""
 
     DURATION = "request.duration"
     TTFT = "time_to_first_token"
@@ -26,7 +26,7 @@ class GenAiMeasure(StrEnum):
 class GenAiFold:
     """A listener of the phase fold.
 
-    Operations and error types (the reasons that are no success) are closed sets.
+    Operations and error types (the end reasons other than success) are closed sets.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class GenAiFold:
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         if timeline.outcome is Outcome.LOST or timeline.is_incomplete:
-            return  # how long it took is not known
+            return  # its duration is not known
         if timeline.outcome is not Outcome.FINISHED:
             reason = timeline.ended.reason.value
             self._record(GenAiMeasure.DURATION, timeline, timeline.e2e_ns, reason)

@@ -1,11 +1,11 @@
-"""The harm that requests did to each other, as metrics."""
+"""Harm as metrics: the time that requests took from each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from telemetry.ledger.harm import Harm
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import harm as catalog
 from telemetry.metrics.metric import Metric
 
 

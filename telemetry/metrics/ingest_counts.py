@@ -1,6 +1,7 @@
-"""Bodies that wait to be read: how many, how many were refused, and workers that had to end.
+"""Counters of ingest: request bodies that wait for a worker or were refused, and workers that
+ended.
 
-They are counted where they happen, on the event loop, and read by whoever exposes metrics.
+They are counted on the event loop, and not derived from facts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import gateway
 from telemetry.metrics.metric import Metric
 
 Family = tuple[Metric, list[tuple[Mapping[str, str], float]]]
@@ -18,15 +19,15 @@ Family = tuple[Metric, list[tuple[Mapping[str, str], float]]]
 class WorkerEnd(StrEnum):
     """Why a worker process was ended and replaced."""
 
-    CLIENT_LEFT = "client_left"  # nobody wants what it was at work on
-    TIMEOUT = "timeout"  # its job took longer than any may
-    DIED = "died"  # by itself, or by somebody else
+    CLIENT_LEFT = "client_left"  # the client of its request disconnected
+    TIMEOUT = "timeout"  # its job took too long
+    DIED = "died"  # it crashed or was killed from outside
     NOT_STARTED = "not_started"
 
 
 @dataclass(slots=True)
 class IngestCounts:
-    """One writer, the event loop."""
+    """Only the event loop writes. `waiting_*` are gauges, the others counters since the start."""
 
     waiting_jobs: int = 0
     waiting_bytes: int = 0
@@ -38,11 +39,11 @@ class IngestCounts:
 
 
 def ingest_families(counts: IngestCounts) -> Iterator[Family]:
-    """All of them as metrics."""
-    yield catalog.INGEST_WAITING, [({}, float(counts.waiting_jobs))]
-    yield catalog.INGEST_WAITING_BYTES, [({}, float(counts.waiting_bytes))]
-    yield catalog.INGEST_REFUSED, [({}, float(counts.refused))]
+    """The counters as metrics."""
+    yield gateway.INGEST_WAITING, [({}, float(counts.waiting_jobs))]
+    yield gateway.INGEST_WAITING_BYTES, [({}, float(counts.waiting_bytes))]
+    yield gateway.INGEST_REFUSED, [({}, float(counts.refused))]
     ends: list[tuple[Mapping[str, str], float]] = [
         ({"reason": reason.value}, float(n)) for reason, n in counts.worker_ends.items()
     ]
-    yield catalog.INGEST_WORKERS_ENDED, ends
+    yield gateway.INGEST_WORKERS_ENDED, ends

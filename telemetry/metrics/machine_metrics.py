@@ -1,4 +1,5 @@
-"""The machine's metrics: pauses and their victims, the last samples, GPUs, the roofline."""
+"""Values of the machine's metrics: pauses and the requests they delayed, samples, GPUs,
+roofline."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from telemetry.host.gpu import GpuSample
 from telemetry.host.host_impact import HostImpact
 from telemetry.host.machine import MachineWatch
 from telemetry.host.roofline import Peaks, RooflineView, StepKind, Work
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import engine
+from telemetry.metrics.catalog import machine as catalog
 from telemetry.metrics.metric import Metric
 
 Family = tuple[Metric, list[tuple[Mapping[str, str], float]]]
@@ -19,13 +21,13 @@ _WINDOW_FIELDS = ("at_ns", "window_ns", "unavailable")
 
 
 def heartbeat_families(age_ns: int | None, hangs: int) -> Iterator[Family]:
-    """Of the engine's process; no age while none has loaded."""
-    yield catalog.ENGINE_HEARTBEAT_AGE, [] if age_ns is None else [({}, age_ns / 1e9)]
-    yield catalog.ENGINE_HUNG, [({}, float(hangs))]
+    """Heartbeat of the engine process; `age_ns` is None before an engine has loaded."""
+    yield engine.ENGINE_HEARTBEAT_AGE, [] if age_ns is None else [({}, age_ns / 1e9)]
+    yield engine.ENGINE_HUNG, [({}, float(hangs))]
 
 
 def pause_families(impact: HostImpact) -> Iterator[Family]:
-    """Counters by process and cause."""
+    """Counters of pauses by process and cause."""
     totals = [
         ({"process": process, "cause": cause}, found)
         for (process, cause), found in sorted(impact.totals.items())
@@ -40,7 +42,7 @@ def pause_families(impact: HostImpact) -> Iterator[Family]:
 
 
 def host_families(sample: HostSampled | None) -> Iterator[Family]:
-    """The last sample; what was not measured is absent."""
+    """The last sample of the host; quantities without a value are absent."""
     if sample is None:
         return
     yield (
@@ -56,7 +58,7 @@ def host_families(sample: HostSampled | None) -> Iterator[Family]:
 def gpu_families(
     samples: Sequence[GpuSample], xids: Mapping[tuple[str, int | None], int]
 ) -> Iterator[Family]:
-    """Each GPU's numbers and its errors."""
+    """The quantities and errors of each GPU."""
     yield (
         catalog.GPU,
         [
@@ -78,7 +80,7 @@ def gpu_families(
 def roofline_families(
     totals: Mapping[StepKind, Work], view: RooflineView, peaks: Peaks
 ) -> Iterator[Family]:
-    """Counters that a query can divide, and the shares of the last seconds."""
+    """Counters by kind of step, whose ratios are rates, and the utilization of the last seconds."""
     by_kind = [({"kind": kind.value}, work) for kind, work in totals.items() if work.steps]
     yield catalog.STEP_SECONDS, [(labels, work.span_ns / 1e9) for labels, work in by_kind]
     yield catalog.FORWARD_SECONDS, [(labels, work.forward_ns / 1e9) for labels, work in by_kind]
@@ -103,7 +105,7 @@ def roofline_families(
 
 
 def machine_families(machine: MachineWatch) -> list[Family]:
-    """All of them; under the pump's lock."""
+    """All families of the machine. Hold the pump's lock."""
     gpu = gpu_families(machine.gpu.all_latest(), machine.gpu.xid_counts())
     if not machine.enabled:
         return list(gpu)

@@ -39,7 +39,7 @@ class Metric:
 
     @property
     def counted(self) -> str:
-        """What the value is of: the last word of the name that says so; "" for a bare number."""
+        """The unit or thing that is counted: the last word of the name in UNITS; "" without one."""
         words = [word for word in self.name.split("_") if word in UNITS]
         return words[-1] if words else ""
 
@@ -65,7 +65,7 @@ UNITS = frozenset(
 
 
 def _decades() -> tuple[float, ...]:
-    """1, 2, 5 in each decade from 100 us to 500 s: a p99 is never below the first bound."""
+    """1, 2, 5 in each decade from 100 us to 500 s, in s; the first is below any p99."""
     return tuple(float(f"{step}e{power}") for power in range(-4, 3) for step in (1, 2, 5))
 
 

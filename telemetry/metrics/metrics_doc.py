@@ -11,8 +11,8 @@ _HEAD = f"""# Metrics
 Everything at `/metrics`, written from `{all_metrics.__module__}` by `make docs`.
 
 The format follows the `Accept` header: protobuf with native histograms, OpenMetrics 1.0 with
-exemplars, or text 0.0.4. A counter's samples end in `_total`. What could not be measured is absent,
-never 0. Over OTLP the names have dots and histograms are exponential.
+exemplars, or text 0.0.4. A counter's samples end in `_total`. A value that was not measured is
+absent, never 0. Over OTLP the names have dots and histograms are exponential.
 
 Latency histograms are split by `slo_class`; `/metrics?classes=full` splits them by `prompt` (length
 bin), `cache` (cold or warm) and `tenant` too. Native buckets grow by 0.54 %.
@@ -21,12 +21,12 @@ bin), `cache` (cold or warm) and `tenant` too. Native buckets grow by 0.54 %.
 _VLLM = """
 ## vLLM's names
 
-With `--vllm-metrics` what is the same thing here is given under vLLM's name too.
+With `--vllm-metrics`, metrics that vLLM defines in the same way are exposed under its name too.
 """
 
 
 def document() -> str:
-    """The whole page."""
+    """The page as Markdown."""
     vllm = [one for one in vars(vllm_names).values() if isinstance(one, Metric)]
     return "\n".join(
         [

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Format(StrEnum):
-    """What `/metrics` can answer, best first: ties go to the one that says most."""
+    """The formats of `/metrics`; in a tie the first is chosen, because it carries the most."""
 
     PROTOBUF = "protobuf"
     OPEN_METRICS = "openmetrics"
@@ -17,7 +17,7 @@ _FAMILY = "io.prometheus.client.metricfamily"
 
 
 def choose(accept: str) -> Format:
-    """The format with the highest q; text when nothing fits, since some answer beats none."""
+    """The format with the highest q in an Accept header; text if none fits."""
     best, best_q = Format.TEXT, 0.0
     for wanted in accept.split(","):
         media_type, parameters = _parse(wanted)
@@ -41,7 +41,7 @@ def _parse(wanted: str) -> tuple[str, dict[str, str]]:
 
 
 def _format(media_type: str, parameters: dict[str, str]) -> Format | None:
-    """The format that a media range asks for; None for what we do not have."""
+    """The format that a media range asks for; None if it is not available."""
     version = parameters.get("version")
     match media_type:
         case "application/vnd.google.protobuf":

@@ -12,11 +12,11 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
-from telemetry.metrics.catalog import OTEL_LABELS
+from telemetry.metrics.catalog.latency import OTEL_LABELS
 from telemetry.metrics.exemplars import Exemplar
 from telemetry.metrics.families import Family, HistogramPoint, Labels
 from telemetry.metrics.metric import Kind, Metric
-from telemetry.numbers.exponential import OTLP_SCALE, buckets
+from telemetry.numbers.hdr import OTLP_SCALE, exponential_buckets
 
 _CUMULATIVE = metrics_pb2.AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}
@@ -25,7 +25,7 @@ _SCOPE = "phasescope"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From when on the counters count, and now; Unix nanoseconds."""
+    """When the counters started, and now, in Unix nanoseconds."""
 
     start_unix_ns: int
     now_unix_ns: int
@@ -34,7 +34,7 @@ class Interval:
 def export_request(
     families: Iterable[Family], resource: Labels, interval: Interval
 ) -> ExportMetricsServiceRequest:
-    """One message with all of it; families without a value are left out."""
+    """One message with all families that have a value."""
     metrics = [_metric(family, interval) for family in families if _has_values(family)]
     scope = metrics_pb2.ScopeMetrics(metrics=metrics)
     scope.scope.name = _SCOPE
@@ -67,7 +67,7 @@ def _metric(family: Family, interval: Interval) -> metrics_pb2.Metric:
 
 
 def _unit(metric: Metric) -> str:
-    """UCUM; what is counted is an annotation."""
+    """The unit in UCUM; the thing that is counted is an annotation, as in {request}."""
     return _UNITS.get(metric.counted) or f"{{{metric.counted.removesuffix('s')}}}"
 
 
@@ -99,7 +99,7 @@ def _exponential(
         scale=OTLP_SCALE,
         exemplars=[_exemplar(exemplar) for exemplar in point.exemplars],
     )
-    places, counts = buckets(values, OTLP_SCALE)
+    places, counts = exponential_buckets(values, OTLP_SCALE)
     first = int(places[0])
     dense = [0] * (int(places[-1]) - first + 1)
     for place, count in zip(places.tolist(), counts.tolist(), strict=True):

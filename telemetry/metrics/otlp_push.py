@@ -1,7 +1,7 @@
-"""Sends metrics over OTLP every few seconds, from a thread that holds nobody up.
+"""Sends metrics over OTLP at an interval, from a thread of its own.
 
-Counters and histograms are cumulative: an export that fails loses nothing, the next one
-says it all, so nothing is retried and nothing is queued.
+Counters and histograms are cumulative, so a failed export loses nothing: the next one contains it.
+There are no retries and no queue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PushStats:
 
 
 class MetricPusher:
-    """Asks `collect` for everything, and sends it, every `interval_s` and once at the end."""
+    """Sends what `collect` returns, every `interval_s` and once at the end."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class MetricPusher:
         self._thread.start()
 
     def shutdown(self) -> None:
-        """One last export, for a bounded time; call it when all facts have been folded."""
+        """One last export, for a bounded time. Call it after the pump has stopped."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             log.warning("the last metrics were not exported: %s does not answer", self.target)
         closer = threading.Thread(target=self._sender.close, daemon=True)
-        closer.start()  # may wait for the export that hangs
+        closer.start()  # may wait for an export that hangs
         closer.join(_JOIN_S / 3)
 
     def _run(self) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from telemetry.facts.base import RecorderStats
 from telemetry.facts.pump import FoldCost
 from telemetry.facts.reasons import StepFailure
-from telemetry.facts.recorder_stats import RecorderStats
-from telemetry.metrics import catalog
+from telemetry.metrics.catalog import engine, gateway, latency, recording, slo, tracing
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample
 from telemetry.metrics.metric import Metric
@@ -26,7 +26,7 @@ OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def scalar_families(snapshot: Snapshot, costs: Sequence[FoldCost]) -> list[Family]:
-    """Gauges and counters. What was not measured is absent, never 0."""
+    """The gauges and counters of the Snapshot. A value that was not measured is absent, never 0."""
     found = [Family(metric, tuple(samples)) for metric, samples in _scalars(snapshot, costs)]
     if snapshot.slo is not None:
         found += [Family(metric, tuple(s)) for metric, s in _slo(snapshot.slo)]
@@ -64,61 +64,61 @@ def _scalars(
     def one(value: float) -> list[Sample]:
         return [({}, float(value))]
 
-    yield catalog.READY, one(snapshot.ready)
-    yield catalog.RUNNING, one(snapshot.running)
-    yield catalog.WAITING, one(snapshot.waiting)
-    yield catalog.WAITING_TOKENS, one(snapshot.waiting_tokens)
-    yield catalog.BLOCKS_USED, one(snapshot.blocks_used)
-    yield catalog.BLOCKS_CACHED, one(snapshot.blocks_cached)
-    yield catalog.BLOCKS_TOTAL, one(snapshot.blocks_total)
-    yield catalog.ENGINE_RESTARTS, one(snapshot.engine_restarts)
-    yield catalog.STEPS, one(snapshot.steps_total)
+    yield engine.READY, one(snapshot.ready)
+    yield engine.RUNNING, one(snapshot.running)
+    yield engine.WAITING, one(snapshot.waiting)
+    yield engine.WAITING_TOKENS, one(snapshot.waiting_tokens)
+    yield engine.BLOCKS_USED, one(snapshot.blocks_used)
+    yield engine.BLOCKS_CACHED, one(snapshot.blocks_cached)
+    yield engine.BLOCKS_TOTAL, one(snapshot.blocks_total)
+    yield engine.ENGINE_RESTARTS, one(snapshot.engine_restarts)
+    yield engine.STEPS, one(snapshot.steps_total)
     failed = snapshot.totals.steps_failed
-    yield catalog.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
-    yield catalog.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)
-    yield catalog.OUTPUT_TOKENS, one(snapshot.output_tokens_total)
-    yield catalog.PREEMPTIONS, one(snapshot.preemptions_total)
+    yield engine.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
+    yield engine.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)
+    yield engine.OUTPUT_TOKENS, one(snapshot.output_tokens_total)
+    yield engine.PREEMPTIONS, one(snapshot.preemptions_total)
     yield (
-        catalog.REQUESTS,
+        gateway.REQUESTS,
         [
             ({"outcome": outcome}, float(count))
             for outcome, count in snapshot.requests_total.items()
         ],
     )
-    yield catalog.FACTS_LOST, one(snapshot.facts_lost)
-    yield catalog.FACTS_WAITING, one(snapshot.facts_waiting)
-    yield catalog.FOLDS_DETACHED, [({"fold": name}, 1.0) for name in snapshot.folds_detached]
-    yield catalog.FOLD_ERRORS, [({"fold": n}, float(c)) for n, c in snapshot.fold_errors.items()]
-    yield catalog.RECORDING, one(snapshot.recording)
+    yield recording.FACTS_LOST, one(snapshot.facts_lost)
+    yield recording.FACTS_WAITING, one(snapshot.facts_waiting)
+    yield recording.FOLDS_DETACHED, [({"fold": name}, 1.0) for name in snapshot.folds_detached]
+    yield recording.FOLD_ERRORS, [({"fold": n}, float(c)) for n, c in snapshot.fold_errors.items()]
+    yield recording.RECORDING, one(snapshot.recording)
     yield from tracing_samples(snapshot.tracing)
-    for name, metric in catalog.TOTALS.items():
+    for name, metric in engine.TOTALS.items():
         yield metric, one(getattr(snapshot.totals, name))
-    yield catalog.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
+    yield engine.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
     yield from _device(snapshot.totals)
     ranked = snapshot.totals.rank_steps
-    yield catalog.RANK_SKEW, one(snapshot.totals.rank_skew_ns / 1e9) if ranked else []
-    yield catalog.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
-    yield catalog.CLASS_OVERFLOW, one(snapshot.class_overflow_values)
+    yield engine.RANK_SKEW, one(snapshot.totals.rank_skew_ns / 1e9) if ranked else []
+    yield recording.FOLD_SECONDS, [({"fold": cost.name}, cost.busy_ns / 1e9) for cost in costs]
+    yield latency.CLASS_OVERFLOW, one(snapshot.class_overflow_values)
     yield (
-        catalog.METRIC_EXPORTS,
+        tracing.METRIC_EXPORTS,
         [({"result": r}, float(n)) for r, n in snapshot.metric_exports.items()],
     )
-    yield catalog.METRIC_POINTS_REJECTED, one(snapshot.metric_points_rejected)
+    yield tracing.METRIC_POINTS_REJECTED, one(snapshot.metric_points_rejected)
     if snapshot.recorder is not None:
         yield from _recorder(snapshot.recorder)
 
 
 def _device(totals: Totals) -> Iterable[tuple[Metric, list[Sample]]]:
-    """Named, and without a value where no device has a clock."""
+    """Device times; the families have no sample if the device has no clock."""
     phases = {
         "attention": totals.device_attention_ns,
         "matrices": totals.device_matrices_ns,
         "sampling": totals.device_sampling_ns,
     }
     found: list[tuple[Metric, list[Sample]]] = [
-        (catalog.DEVICE_BUSY, [({}, totals.device_busy_ns / 1e9)]),
-        (catalog.DEVICE_BUBBLE, [({}, totals.device_bubble_ns / 1e9)]),
-        (catalog.DEVICE_PHASE, [({"phase": p}, ns / 1e9) for p, ns in phases.items()]),
+        (engine.DEVICE_BUSY, [({}, totals.device_busy_ns / 1e9)]),
+        (engine.DEVICE_BUBBLE, [({}, totals.device_bubble_ns / 1e9)]),
+        (engine.DEVICE_PHASE, [({"phase": p}, ns / 1e9) for p, ns in phases.items()]),
     ]
     for metric, samples in found:
         yield metric, samples if totals.device_steps else []
@@ -126,16 +126,16 @@ def _device(totals: Totals) -> Iterable[tuple[Metric, list[Sample]]]:
 
 def _recorder(stats: RecorderStats) -> Iterable[tuple[Metric, list[Sample]]]:
     journal = stats.journal
-    yield catalog.JOURNAL_BYTES, [({}, float(journal.bytes))]
-    yield catalog.JOURNAL_CAPACITY, [({}, float(journal.capacity_bytes))]
-    yield catalog.JOURNAL_FACTS, [({}, float(journal.facts))]
-    yield catalog.JOURNAL_SECONDS, [({}, journal.covered_ns / 1e9)]
-    yield catalog.JOURNAL_DROPPED, [({}, float(journal.facts_dropped))]
-    yield catalog.JOURNAL_SHORT, [({}, float(journal.is_short))]
-    yield catalog.DUMPS, _by_reason(stats.dumps)
-    yield catalog.DUMPS_SUPPRESSED, _by_reason(stats.dumps_suppressed)
-    yield catalog.DUMPS_FAILED, [({}, float(stats.dumps_failed))]
-    yield catalog.STALLS, [({}, float(stats.stalls))]
+    yield recording.JOURNAL_BYTES, [({}, float(journal.bytes))]
+    yield recording.JOURNAL_CAPACITY, [({}, float(journal.capacity_bytes))]
+    yield recording.JOURNAL_FACTS, [({}, float(journal.facts))]
+    yield recording.JOURNAL_SECONDS, [({}, journal.covered_ns / 1e9)]
+    yield recording.JOURNAL_DROPPED, [({}, float(journal.facts_dropped))]
+    yield recording.JOURNAL_SHORT, [({}, float(journal.is_short))]
+    yield recording.DUMPS, _by_reason(stats.dumps)
+    yield recording.DUMPS_SUPPRESSED, _by_reason(stats.dumps_suppressed)
+    yield recording.DUMPS_FAILED, [({}, float(stats.dumps_failed))]
+    yield recording.STALLS, [({}, float(stats.stalls))]
 
 
 def _by_reason(counts: Mapping[str, int]) -> list[Sample]:
@@ -143,23 +143,23 @@ def _by_reason(counts: Mapping[str, int]) -> list[Sample]:
 
 
 def _slo(report: SloReport) -> Iterable[tuple[Metric, list[Sample]]]:
-    """Of each class."""
+    """The families of SLOs, by class."""
     labelled = [({"slo_class": status.name}, status) for status in report.classes]
     yield (
-        catalog.SLO_REQUESTS,
+        slo.SLO_REQUESTS,
         [
             ({"slo_class": status.name, "verdict": verdict}, float(count))
             for status in report.classes
             for verdict, count in status.requests.items()
         ],
     )
-    yield catalog.SLO_TOKENS, [(labels, float(s.tokens)) for labels, s in labelled]
-    yield catalog.SLO_GOOD_TOKENS, [(labels, float(s.good_tokens)) for labels, s in labelled]
-    yield catalog.SLO_OBJECTIVE, [(labels, s.objective) for labels, s in labelled]
-    yield catalog.SLO_TTFT_TARGET, [(labels, s.ttft_target_ns / 1e9) for labels, s in labelled]
-    yield catalog.SLO_ITL_TARGET, [(labels, s.itl_target_ns / 1e9) for labels, s in labelled]
+    yield slo.SLO_TOKENS, [(labels, float(s.tokens)) for labels, s in labelled]
+    yield slo.SLO_GOOD_TOKENS, [(labels, float(s.good_tokens)) for labels, s in labelled]
+    yield slo.SLO_OBJECTIVE, [(labels, s.objective) for labels, s in labelled]
+    yield slo.SLO_TTFT_TARGET, [(labels, s.ttft_target_ns / 1e9) for labels, s in labelled]
+    yield slo.SLO_ITL_TARGET, [(labels, s.itl_target_ns / 1e9) for labels, s in labelled]
     yield (
-        catalog.SLO_BURN,
+        slo.SLO_BURN,
         [
             ({"slo_class": status.name, "window": f"{window.window_s}s"}, window.burn)
             for status in report.classes
@@ -167,7 +167,7 @@ def _slo(report: SloReport) -> Iterable[tuple[Metric, list[Sample]]]:
             if window.burn is not None
         ],
     )
-    yield catalog.SLO_UNKNOWN, [({}, float(report.unknown_class_requests))]
+    yield slo.SLO_UNKNOWN, [({}, float(report.unknown_class_requests))]
     prices = [
         ({"which": which, "window": f"{cost.window_s}s"}, price)
         for cost in report.cost
@@ -176,7 +176,7 @@ def _slo(report: SloReport) -> Iterable[tuple[Metric, list[Sample]]]:
             ("good", cost.per_million_good_tokens),
         )
     ]
-    yield catalog.COST, [(labels, price) for labels, price in prices if price is not None]
+    yield slo.COST, [(labels, price) for labels, price in prices if price is not None]
 
 
 def _samples(family: Family, with_exemplars: bool) -> Iterator[str]:

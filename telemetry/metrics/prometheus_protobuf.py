@@ -1,8 +1,8 @@
 """Prometheus' protobuf exposition, the only format in which it scrapes native histograms.
 
-Length-delimited `io.prometheus.client.MetricFamily` messages, written by hand: fifteen fields
-of a format that is frozen do not deserve generated code. Classic buckets and exemplars go
-along, for a Prometheus that has native histograms turned off.
+Length-delimited `io.prometheus.client.MetricFamily` messages, encoded by hand: fifteen fields of
+a frozen format need no generated code. Classic buckets and exemplars are sent too, for a
+Prometheus with native histograms switched off.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Labels
 from telemetry.metrics.metric import Kind
-from telemetry.numbers.exponential import NATIVE_SCHEMA, buckets
-from telemetry.numbers.hdr import Ints
+from telemetry.numbers.hdr import NATIVE_SCHEMA, Ints, exponential_buckets
 
 CONTENT_TYPE = (
     "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
@@ -29,7 +28,7 @@ _ZERO_THRESHOLD = 2.0**-128
 _RECENT_NS = 60_000_000_000
 
 _GAP = 4
-"""Buckets further apart than this are in two spans; else the empty ones between are sent too."""
+"""Buckets further apart than this are in two spans; otherwise the empty ones between are sent."""
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
@@ -75,18 +74,18 @@ def _histogram(point: HistogramPoint, bounds_s: tuple[float, ...]) -> bytes:
             bucket += _bytes(3, _exemplar(slowest[place]))
         parts.append(_bytes(3, bucket))
     parts += (_signed(5, NATIVE_SCHEMA), _double(6, _ZERO_THRESHOLD), _integer(7, 0))
-    parts += _native(*buckets(values, NATIVE_SCHEMA))
+    parts += _native(*exponential_buckets(values, NATIVE_SCHEMA))
     newest_last = sorted(shown.values(), key=lambda exemplar: exemplar.unix_ns)
     parts += (_bytes(16, _exemplar(exemplar)) for exemplar in newest_last)
     return b"".join(parts)
 
 
 def _slowest(shown: dict[int, Exemplar]) -> dict[int, Exemplar]:
-    """The one exemplar that goes into the classic buckets: the slowest of the last minute.
+    """The one exemplar in the classic buckets: the slowest of the last minute.
 
-    Before field 16 was read, Prometheus took one exemplar a scrape from there, that of the
-    lowest bucket that has one, and none that is older than the last it took. Newer versions
-    read field 16, which has all of them in order of time.
+    Prometheus versions that do not read field 16 take one exemplar a scrape from the classic
+    buckets: that of the lowest bucket with one, and none older than the last they took. Newer
+    versions read field 16, which has all exemplars in order of time.
     """
     newest_ns = max((exemplar.unix_ns for exemplar in shown.values()), default=0)
     recent = [place for place, e in shown.items() if e.unix_ns >= newest_ns - _RECENT_NS]
@@ -94,21 +93,21 @@ def _slowest(shown: dict[int, Exemplar]) -> dict[int, Exemplar]:
 
 
 def _native(places: Ints, counts: Ints) -> list[bytes]:
-    """Spans of buckets that follow on each other, and the differences of their counts."""
+    """The spans of consecutive buckets, and the deltas of their counts."""
     if not len(places):
         # without a span it would be read as a classic histogram
         return [_bytes(12, _signed(1, 0) + _integer(2, 0))]
     parts: list[bytes] = []
     dense: list[Ints] = []
-    end = 0  # the bucket behind the last span
+    end = 0  # the bucket after the last span
     cuts = np.nonzero(np.diff(places) > _GAP)[0] + 1
-    for run, held in zip(np.split(places, cuts), np.split(counts, cuts), strict=True):
+    for run, run_counts in zip(np.split(places, cuts), np.split(counts, cuts), strict=True):
         start, length = int(run[0]), int(run[-1] - run[0]) + 1
         parts.append(_bytes(12, _signed(1, start - end) + _integer(2, length)))
         end = start + length
-        filled: Ints = np.zeros(length, np.int64)
-        filled[run - start] = held
-        dense.append(filled)
+        span: Ints = np.zeros(length, np.int64)
+        span[run - start] = run_counts
+        dense.append(span)
     deltas = np.diff(np.concatenate(dense), prepend=0)
     parts.append(_bytes(13, b"".join([_signed_varint(delta) for delta in deltas.tolist()])))
     return parts

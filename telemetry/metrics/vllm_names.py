@@ -1,7 +1,7 @@
-"""`vllm:` names for what we measure too, so that dashboards and tools made for vLLM work.
+"""vLLM's metric names (`vllm:`), so that dashboards and tools made for vLLM work.
 
-Only what is the same thing here is given; the rest of vLLM's names is absent rather than
-approximate. Buckets are vLLM's.
+Only metrics with the same definition here are exposed; the others are absent, not approximated.
+Buckets are vLLM's.
 """
 
 from __future__ import annotations
@@ -35,22 +35,27 @@ def _metric(name: str, kind: Kind, text: str, *more_labels: str) -> Metric:
 
 
 def _histogram(name: str, measure: Measure, bounds_s: tuple[float, ...]) -> Metric:
-    text = f"vLLM's name for phasescope_{measure.value}_seconds."
+    text = f"Latency in seconds: phasescope_{measure.value}_seconds under vLLM's name and buckets."
     return Metric(f"vllm:{name}", Kind.HISTOGRAM, text, _LABELS, measure, bounds_s)
 
 
-RUNNING = _metric("num_requests_running", Kind.GAUGE, "Sequences in the running set.")
-WAITING = _metric("num_requests_waiting", Kind.GAUGE, "Sequences in the waiting queue.")
-KV_USAGE = _metric("kv_cache_usage_perc", Kind.GAUGE, "Blocks held, as a share (1 is all).")
-PREEMPTIONS = _metric("num_preemptions", Kind.COUNTER, "Sequences that lost their blocks.")
-QUERIES = _metric("prefix_cache_queries", Kind.COUNTER, "Tokens looked up in the prefix cache.")
-HITS = _metric("prefix_cache_hits", Kind.COUNTER, "Tokens found there.")
-GENERATION_TOKENS = _metric("generation_tokens", Kind.COUNTER, "Tokens generated.")
+RUNNING = _metric("num_requests_running", Kind.GAUGE, "Number of sequences in the running set.")
+WAITING = _metric("num_requests_waiting", Kind.GAUGE, "Number of sequences in the waiting queue.")
+KV_USAGE = _metric("kv_cache_usage_perc", Kind.GAUGE, "Share of KV cache blocks in use, 0 to 1.")
+PREEMPTIONS = _metric("num_preemptions", Kind.COUNTER, "Number of preemptions.")
+QUERIES = _metric(
+    "prefix_cache_queries", Kind.COUNTER, "Number of tokens looked up in the prefix cache."
+)
+HITS = _metric("prefix_cache_hits", Kind.COUNTER, "Number of tokens found in the prefix cache.")
+GENERATION_TOKENS = _metric("generation_tokens", Kind.COUNTER, "Number of output tokens generated.")
 PROMPT_TOKENS = _metric(
-    "prompt_tokens", Kind.COUNTER, "Prompt tokens of ended requests that got a token."
+    "prompt_tokens", Kind.COUNTER, "Number of prompt tokens of ended requests that got a token."
 )
 SUCCESS = _metric(
-    "request_success", Kind.COUNTER, "Requests ended, by finish reason.", "finished_reason"
+    "request_success",
+    Kind.COUNTER,
+    "Number of requests ended, by finish reason.",
+    "finished_reason",
 )
 HISTOGRAMS = (
     _histogram("time_to_first_token_seconds", Measure.TTFT, _TTFT),
@@ -65,7 +70,7 @@ _LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
 class VllmFold:
-    """A listener of the phase fold: the counters that only these names have."""
+    """A listener of the phase fold: the counters that only vLLM's names need."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -89,7 +94,7 @@ class VllmFold:
 def vllm_families(
     snapshot: Snapshot, histograms: Histograms, fold: VllmFold, model: str
 ) -> list[Family]:
-    """All of them, for the served model."""
+    """All of vLLM's names that are exposed, for the served model."""
     labels: Labels = {"model_name": model, "engine": "0"}
 
     def one(metric: Metric, value: float) -> Family:

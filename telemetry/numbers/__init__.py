@@ -1,1 +1,6 @@
-"""Numbers by themselves: quantiles, HDR counters, sliding windows."""
+"""Numbers without facts: quantiles, HDR histograms, sliding windows.
+
+quantiles   the one definition of a percentile
+hdr         histograms as arrays, and as exponential buckets
+windows     the values of the last seconds and minutes
+"""

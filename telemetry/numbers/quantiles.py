@@ -8,7 +8,7 @@ histogram's resolution and by nothing else. The median of an even number is thus
 two in the middle.
 
 Medians of A/B ratios in benchmarks are `statistics.median`, which is a definition of its own;
-latencies, lengths and whatever is shown as p50, p95 or p99 come from here.
+latencies, lengths and everything shown as p50, p95 or p99 come from here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import msgspec
 
 Number = TypeVar("Number", int, float)
 
-# 0.07 * 100 is 7.000000000000001 in binary; a product this near to a whole number is meant as it
+# 0.07 * 100 is 7.000000000000001 in floating point: a product this near to an integer is one
 _SAME = 1e-12
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of one measure over some time, in ns. `count` 0 leaves the others None."""
+    """Percentiles of `count` values in ns; None without values."""
 
     count: int
     p50_ns: int | None
@@ -38,7 +38,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 def rank(share: float, count: int) -> int:
-    """The place, from 1, of the quantile at `share` among `count` values in order of size."""
+    """The rank, from 1, of the quantile at `share` among `count` values in ascending order."""
     exact = share * count
     whole = round(exact)
     place = whole if math.isclose(exact, whole, rel_tol=_SAME) else math.ceil(exact)
@@ -46,15 +46,15 @@ def rank(share: float, count: int) -> int:
 
 
 def quantile(values: Iterable[Number], share: float) -> Number | None:
-    """None of nothing. `share` is from 0 (the least) to 1 (the greatest)."""
+    """The quantile at `share`, from 0 (the minimum) to 1 (the maximum); None without values."""
     return quantile_sorted(sorted(values), share)
 
 
 def quantile_sorted(ordered: Sequence[Number], share: float) -> Number | None:
-    """`quantile` of values that are in order already."""
+    """`quantile` of values in ascending order."""
     return ordered[rank(share, len(ordered)) - 1] if len(ordered) else None
 
 
 def median(values: Iterable[Number]) -> Number | None:
-    """The quantile at one half; None of nothing."""
+    """The quantile at 0.5; None without values."""
     return quantile(values, 0.5)

@@ -16,7 +16,7 @@ _PARTS = 8
 
 
 class _Slot:
-    """What came in one slot's time, in parts that are put together when they are many."""
+    """The values of one slot, in parts that are merged when there are more than _PARTS."""
 
     __slots__ = ("parts",)
 
@@ -26,9 +26,9 @@ class _Slot:
     def add(self, part: Distribution) -> None:
         self.parts.append(part)
         if len(self.parts) > _PARTS:
-            self.settle()
+            self.merge()
 
-    def settle(self) -> None:
+    def merge(self) -> None:
         self.parts = [merged(self.parts)]
 
 
@@ -59,16 +59,16 @@ class _Ring:
         ]
 
     def _open(self, number: int) -> _Slot:
-        """A new slot; the one before it will hardly grow, those out of reach go."""
+        """A new slot. The one before it is merged, those out of reach are dropped."""
         last = self._slots.get(self._newest)
         if last is not None:
-            last.settle()
+            last.merge()
         self._newest = max(self._newest, number)
         oldest = self._newest - self._kept
         for old in [other for other in self._slots if other < oldest]:
             del self._slots[old]
         slot = _Slot()
-        if number >= oldest:  # else it is too late for any window
+        if number >= oldest:  # an older one is in no window
             self._slots[number] = slot
         return slot
 

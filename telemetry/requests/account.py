@@ -1,11 +1,11 @@
 """The exact ledger: every nanosecond of a request has one state, one part and one payer.
 
 [accepted, ended) is cut at integer stamps into half-open intervals, so the entries sum to the
-end-to-end time by construction. A request with several choices is followed along the one whose
-tokens came last, which is the one that its client waited for.
+end-to-end time by construction. A request with several choices is followed along the choice whose
+tokens came last: its client waited for that one.
 
-`direct` is what this ledger is: who was in the steps that the request went through or waited
-for. It does not say what would have happened without them; replay does.
+The ledger is direct: it names the requests in the steps that a request ran in or waited for. What
+would have happened without them is not in it; replay answers that.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class State(StrEnum):
 
 
 class Part(StrEnum):
-    """What the time went into. CO_PREFILL and CO_MASK have a payer, another request; CO_DECODE is
-    the decodes of all others together."""
+    """What the time went into. CO_PREFILL and CO_MASK are prompts and masks of another request, the
+    payer; CO_DECODE is the decodes of all other requests together."""
 
-    ACCEPT = "accept"  # in the socket; the gateway did not get to reading it
+    ACCEPT = "accept"  # in the socket, not yet read by the gateway
     PARSE = "parse"
     TOKENIZE = "tokenize"
     DISPATCH = "dispatch"  # submitted to the engine's socket, or refused before that
@@ -62,10 +62,10 @@ class Part(StrEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """So many ns in one state for one reason went into one part.
+    """The time in ns that one state, for one reason, spent in one part.
 
-    `payer` is the request id that CO_PREFILL and CO_MASK name (None: those beyond the largest
-    NAMED_PAYERS), or the cause of a HOST_STALL. `reason` is empty where the state needs none.
+    `payer` is a request id for CO_PREFILL and CO_MASK (None: all beyond the largest NAMED_PAYERS),
+    and the cause for HOST_STALL. `reason` is empty where the state needs none.
     """
 
     state: State
@@ -76,7 +76,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Of one request. `entries` sum to `e2e_ns`."""
+    """The entries of one request; they sum to `e2e_ns`."""
 
     e2e_ns: int
     entries: tuple[Entry, ...]
@@ -107,7 +107,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return found
 
     def by_payer(self) -> Counter[str]:
-        """Time taken by each named other request."""
+        """Time in ns taken by each other request that is named."""
         found: Counter[str] = Counter()
         for entry in self.entries:
             if entry.payer is not None and entry.part is not Part.HOST_STALL:
@@ -116,9 +116,9 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A gap between two tokens that was longer than its class allows, and what took the most of
-    it. The culprit fields are None when that was no other request's doing; `culprit_step_id` is
-    the step in which the culprit's row was largest."""
+    """A gap between two tokens that was longer than its class allows, and the largest part of it.
+    The culprit fields are None if that part is not another request's prompt or mask;
+    `culprit_step_id` is the step in which the culprit took most."""
 
     seq_id: int
     begin_ns: int
@@ -136,7 +136,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What the accountant says of one ended request. `stalls_cut` more were not kept."""
+    """Where the time of one ended request went. `stalls_cut` more stalls were not kept."""
 
     ledger: Ledger
     stalls: tuple[Stall, ...] = ()
@@ -149,8 +149,8 @@ Book = Counter[Key]
 
 
 def entries_of(book: Book, request_of: Callable[[int], str | None]) -> tuple[Entry, ...]:
-    """The book in the order of states and parts, payers as request ids, the smaller ones
-    beyond NAMED_PAYERS of one key put together."""
+    """The book as entries, in the order of states and parts. Sequences become request ids by
+    `request_of`; payers beyond the largest NAMED_PAYERS of a key are merged into one entry."""
     groups: dict[tuple[State, str, Part], Counter[str | None]] = {}
     for (state, reason, part, payer), spent_ns in book.items():
         if spent_ns:
@@ -160,11 +160,11 @@ def entries_of(book: Book, request_of: Callable[[int], str | None]) -> tuple[Ent
     entries: list[Entry] = []
     for state, reason, part in sorted(groups, key=lambda k: (order[k[0]], k[1], order[k[2]])):
         payers = groups[state, reason, part]
-        nameless_ns = payers.pop(None, 0)
+        unnamed_ns = payers.pop(None, 0)
         ranked = sorted(payers.items(), key=lambda item: (-item[1], str(item[0])))
-        nameless_ns += sum(spent_ns for _, spent_ns in ranked[NAMED_PAYERS:])
+        unnamed_ns += sum(spent_ns for _, spent_ns in ranked[NAMED_PAYERS:])
         for name, spent_ns in ranked[:NAMED_PAYERS]:
             entries.append(Entry(state, part, spent_ns, reason, name))
-        if nameless_ns:
-            entries.append(Entry(state, part, nameless_ns, reason))
+        if unnamed_ns:
+            entries.append(Entry(state, part, unnamed_ns, reason))
     return tuple(entries)

@@ -1,8 +1,8 @@
 """Workload classes: which requests a latency histogram puts together.
 
 A class is SLO class x prompt-length bin x prefix cache cold or warm x tenant. Tenants and SLO
-classes come from request headers, so the number of classes is bounded: what is beyond a bound
-is counted under `other`.
+classes come from request headers, so the number of classes is bounded: further ones are counted
+under `other`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PROMPT_BINS = ("1-128", "129-512", "513-2048", "2049-8192", "8193-32768", "32769
 
 
 class WorkloadClass(NamedTuple):
-    """As a request states it (unbounded), or as a ClassBook has bounded it.
+    """As a request states it (unbounded), or as `ClassBook.bounded` returned it.
 
-    A tuple, because one is hashed for each token.
+    A tuple, because it is hashed for each token.
     """
 
     slo_class: str
@@ -35,7 +35,7 @@ class WorkloadClass(NamedTuple):
 
 
 ENGINE_WIDE = WorkloadClass(NONE, NONE, NONE, NONE)
-"""What is measured of a step and of no request."""
+"""The class of values that belong to a step and not to a request."""
 
 
 def workload_class(
@@ -55,10 +55,10 @@ def workload_class(
 
 
 class ClassBook:
-    """Hands out classes, at most MAX_CELLS of them and one `other` for each SLO class.
+    """Bounds the number of classes: at most MAX_CELLS, and one `other` for each SLO class.
 
-    SLO classes are those of the policy: an unknown one is the policy's default. The first
-    tenants to come keep their names. What was once handed out stays, so counters never fall.
+    SLO classes are those of the policy; an unknown one becomes the policy's default. The first
+    MAX_TENANTS tenants keep their names. A class never goes away, so counters never fall.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
 """Folds facts into request timelines and measurements, as `telemetry.requests.phases` defines them.
 
-Facts of gateway and engine arrive roughly in order of time; the fold needs no more than
-that. A request's timeline is given out once, when its own end and the ends of all its
-sequences are known, or a grace time after its own end.
+Facts of gateway and engine must arrive roughly in order of time. A request's timeline is emitted
+once: when its own terminal fact and those of all its sequences are known, or a grace time after
+its own.
 
-Facts may be lost. Whatever was live across a gap is not measured; and what has ended without
-saying so is found when engine and gateway list who is live (`SequencesListed`,
-`RequestsListed`): it is given out with the outcome `lost`, so that nothing stays live for ever.
+Facts may be lost. A request that was live across a gap is not measured. One whose terminal fact
+was lost is found when engine and gateway list what is live (`SequencesListed`,
+`RequestsListed`); it is emitted with the outcome `lost`, so that nothing stays live for ever.
 
-A listener that raises harms nobody else (`telemetry.facts.isolation`).
+A listener that raises does not affect the others (`telemetry.facts.isolation`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
-from telemetry.requests.accounts import Accounts, Ledger
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
+from telemetry.requests.ledger_guard import LedgerGuard, LedgerSource
 from telemetry.requests.phases import Measure, Measured, RequestTimeline, tile
 from telemetry.requests.sequence_fold import Sequence, SequenceFold
 
@@ -61,22 +61,22 @@ class _Request:
 
 
 class PhaseFold:
-    """Gives each ended request once to `on_timeline`, each measurement to `on_measured`."""
+    """Calls `on_timeline` once for each ended request and `on_measured` for each measurement."""
 
     def __init__(
         self,
         on_timeline: Many[Callable[[RequestTimeline], None]] = (),
         on_measured: Many[Callable[[Measured], None]] = (),
-        accountant: Ledger | None = None,
+        ledger_builder: LedgerSource | None = None,
         cut: Collection[str] = (),
         isolation: Isolation | None = None,
     ) -> None:
-        """`cut` are requests whose beginning is missing from the facts: their timelines are
-        given out, but no measurement of their phases is. Without `isolation` what a listener
-        raises comes out, and the fold is not to be used again."""
+        """`cut` are requests whose first facts are missing: their timelines are emitted, their
+        phases are not measured. Without `isolation` an exception of a listener is raised, and the
+        fold must not be used again."""
         self._on_timeline = tuple(guarded(isolation, listener) for listener in on_timeline)
         self._on_measured = tuple(guarded(isolation, listener) for listener in on_measured)
-        self._accounts = None if accountant is None else Accounts(accountant, isolation)
+        self._ledger = None if ledger_builder is None else LedgerGuard(ledger_builder, isolation)
         self._requests: dict[str, _Request] = {}
         self._sequences = SequenceFold(self._gap)
         self._ending: dict[str, int] = {}
@@ -84,24 +84,24 @@ class PhaseFold:
 
     @property
     def live(self) -> int:
-        """Requests that have not been given out."""
+        """Requests whose timelines have not been emitted."""
         return len(self._requests)
 
     @property
     def live_sequences(self) -> int:
-        """Sequences of which no end is known."""
+        """Sequences without a known end."""
         return len(self._sequences.live_ids())
 
     def accepted(self, request_id: str) -> RequestAccepted | None:
-        """A request that has not been given out yet."""
+        """The first fact of a request whose timeline has not been emitted."""
         found = self._requests.get(request_id)
         return None if found is None else found.accepted
 
     def on_facts(self, facts: Many[Fact]) -> None:
         for fact in facts:
             self._take(fact)
-            if self._accounts is not None:
-                self._accounts.take(fact)
+            if self._ledger is not None:
+                self._ledger.take(fact)
             if self._ending:
                 self._expire(fact_ns(fact))
 
@@ -113,9 +113,9 @@ class PhaseFold:
         return _timeline(request, ended)
 
     def close(self) -> None:
-        """No more facts will come: give out every request that has ended."""
+        """No more facts will come: emit every request that has ended."""
         for request_id in list(self._ending):
-            self._give(request_id, self._requests[request_id])
+            self._emit(request_id, self._requests[request_id])
 
     def _take(self, fact: Fact) -> None:
         match fact:
@@ -151,13 +151,13 @@ class PhaseFold:
                 for seq_id in self._sequences.live_ids():
                     self._end_sequence(seq_id, fact.at_ns, EndReason.ENGINE_DIED)
             case _:
-                pass  # the engine's own start and idleness are of no request
+                pass  # facts of the engine or the machine: of no request
 
     def _accept(self, fact: RequestAccepted) -> None:
-        """A client may use an id again before the engine's last word on its old request."""
+        """A client may reuse an id before the engine has ended the old request."""
         old = self._requests.get(fact.request_id)
         if old is not None and old.ended is not None:
-            self._give(fact.request_id, old)
+            self._emit(fact.request_id, old)
         self._requests[fact.request_id] = _Request(fact)
 
     def _request_fact(
@@ -179,7 +179,7 @@ class PhaseFold:
             case RequestEnded():
                 request.ended = fact
                 self._ending[fact.request_id] = fact.at_ns
-                self._give_if_done(fact.request_id)
+                self._emit_if_done(fact.request_id)
 
     def _gap(self, sequence: Sequence, gap_ns: int, at_ns: int) -> None:
         workload = sequence.workload or self._workload(sequence)
@@ -197,16 +197,17 @@ class PhaseFold:
     def _end_sequence(self, seq_id: int, at_ns: int, reason: EndReason) -> None:
         sequence = self._sequences.end(seq_id, at_ns, reason)
         if sequence is not None and sequence.request_id is not None:
-            self._give_if_done(sequence.request_id)
+            self._emit_if_done(sequence.request_id)
 
     def _lose_sequence(self, seq_id: int) -> None:
-        """It has ended, and when is not known."""
+        """The sequence has ended; its terminal fact was lost."""
         sequence = self._sequences.end_lost(seq_id)
         if sequence is not None and sequence.request_id is not None:
-            self._give_if_done(sequence.request_id)
+            self._emit_if_done(sequence.request_id)
 
     def _list_requests(self, listed: RequestsListed) -> None:
-        """Whoever was read before the list was made, and is not in it, lost its end."""
+        """A request that was read before the list was made and is not in it has ended; its terminal
+        fact was lost."""
         live = frozenset(listed.request_ids)
         for request_id, request in list(self._requests.items()):
             is_over = request_id not in live and request.accepted.was_read_before(listed.at_ns)
@@ -214,39 +215,39 @@ class PhaseFold:
                 self._request_fact(end_lost(request.accepted, listed.at_ns))
 
     def _note_gap(self) -> None:
-        """What happened in the gap is not known, so what spans it is not measured."""
+        """Facts were lost: requests that are live now are not measured."""
         self._sequences.note_gap()
         for request in self._requests.values():
             request.is_incomplete = True
 
-    def _give_if_done(self, request_id: str) -> None:
+    def _emit_if_done(self, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is None or request.ended is None:
             return
         if all(sequence.has_ended for sequence in request.sequences):
-            self._give(request_id, request)
+            self._emit(request_id, request)
 
     def _expire(self, now_ns: int) -> None:
-        """Requests whose engine facts never came (they were lost) are given as they are.
+        """Emit requests whose engine facts have not come within the grace time.
 
-        Asked after each fact, so that the outcome does not hang on how the facts come in
-        batches; those that have waited longest stand first.
+        Called after each fact, so that the result does not depend on batches. `_ending` is in the
+        order of ends.
         """
         while self._ending:
             request_id, at_ns = next(iter(self._ending.items()))
             if now_ns - at_ns <= _GRACE_NS:
                 return
-            self._give(request_id, self._requests[request_id])
+            self._emit(request_id, self._requests[request_id])
 
-    def _give(self, request_id: str, request: _Request) -> None:
+    def _emit(self, request_id: str, request: _Request) -> None:
         del self._requests[request_id]
         del self._ending[request_id]
         assert request.ended is not None
         for sequence in request.sequences:
             self._sequences.drop(sequence.seq_id)
         timeline = _timeline(request, request.ended)
-        if self._accounts is not None:
-            timeline = self._accounts.draw_up(timeline)
+        if self._ledger is not None:
+            timeline = self._ledger.with_account(timeline)
         if request_id not in self._cut:
             for measured in timeline.measures():
                 self._publish(measured)
@@ -258,8 +259,8 @@ class PhaseFold:
             listener(measured)
 
     def _workload(self, sequence: Sequence) -> WorkloadClass:
-        """The class of the sequence's request, settled with its second token: by then it has
-        been admitted."""
+        """The class of the sequence's request, fixed at its second token: it has been admitted by
+        then."""
         request = self._requests.get(sequence.request_id or "")
         if request is None:
             return ENGINE_WIDE
@@ -270,7 +271,7 @@ class PhaseFold:
 
 
 def end_lost(accepted: RequestAccepted, at_ns: int) -> RequestEnded:
-    """In the place of the end of a request that is over: all that is known is by when."""
+    """A terminal fact in place of a lost one: the request had ended by `at_ns`."""
     return RequestEnded(
         request_id=accepted.request_id,
         at_ns=at_ns,
@@ -287,7 +288,7 @@ def end_lost(accepted: RequestAccepted, at_ns: int) -> RequestEnded:
 
 
 def _classify(request: _Request) -> WorkloadClass:
-    """By what is known of the request so far."""
+    """The workload class, from the facts so far."""
     admitted = [s.admitted for s in request.sequences if s.admitted is not None]
     return workload_class(
         request.accepted.slo_class,

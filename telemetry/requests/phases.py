@@ -6,14 +6,14 @@ Borders of the phases, which tile [accepted, ended) without gap or overlap:
        |         |       |         |     scheduled    tokens    token         |          |
        +-accept--+-parse-+tokenize-+--queue--+-prefill-+--decode-+-detokenize-+--deliver-+
 
-`accepted` is when the kernel had the request's head, `read` when the gateway got to it (where
-nobody knows the first, `accept` is empty). `first scheduled` is the `begin_ns` of the first
+`accepted` is when the kernel received the request's head, `read` when the gateway read it (if the
+first is not known, `accept` is empty). `first scheduled` is the `begin_ns` of the first
 step that has a row of any of the request's sequences; `first tokens` is the commit of the step
 that gave the last of its sequences their first token (with one sequence: the first token). A
 request that ends early has its last phase cut at `ended`, and no later ones.
 
-Who follows requests while they live, as the diagnosis does, takes the borders from the same
-functions: `decode_begins_ns`, `first_commit_ns`, `last_commit_ns`.
+Code that follows live requests, such as the diagnosis, takes the borders from the same functions:
+`decode_begins_ns`, `first_commit_ns`, `last_commit_ns`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
 
 
 class Measure(StrEnum):
-    """What latency histograms are kept of; all in nanoseconds.
+    """The latencies that have histograms; all in nanoseconds.
 
     TOKENIZE, QUEUE, PREFILL and DELIVER are the phases of that name, of every request that left
     them. TTFT is accepted to first content sent (a stream) or first token committed (a whole
     answer); TPOT is the time from first to last token over the tokens after the first; ITL is
     each gap between successive tokens of a sequence; E2E is accepted to ended. TTFT, TPOT, E2E
     and DELIVER are of finished requests only. GRAMMAR_COMPILE is the time to compile a constraint
-    (near 0 from the cache), MASK what the masks of constrained rows took in one step;
-    CANCEL_TO_FREE is from the moment in which a disconnect, delete or timeout was noticed to
-    that in which the last block was free.
+    (near 0 from the cache), MASK the time for the masks of constrained rows in one step;
+    CANCEL_TO_FREE is from the detection of a disconnect, delete or timeout until the last block
+    is free.
     """
 
     QUEUE = "queue"
@@ -57,8 +57,8 @@ class Measure(StrEnum):
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """One value for a histogram. One is made for each token, and a struct is made ten times
-    as fast as a frozen dataclass."""
+    """One value for a histogram. A struct, because one is created for each token, ten times as fast
+    as a frozen dataclass."""
 
     measure: Measure
     value_ns: int
@@ -68,7 +68,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """One phase of one request, half open."""
+    """One phase of one request: [start_ns, end_ns)."""
 
     name: Phase
     start_ns: int
@@ -91,7 +91,7 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class PreemptedSpan:
-    """From the plan that took the blocks to the commit of the next token (or the end)."""
+    """From the plan of the step that preempted the sequence to its next token, or its end."""
 
     seq_id: int
     step_id: int
@@ -101,8 +101,8 @@ class PreemptedSpan:
 
 @dataclass(frozen=True, slots=True)
 class WaitSpan:
-    """Time without a row in any step, under one binding reason. Behind the head of the queue
-    `head_reason` is what bound the head."""
+    """Time without a row in any step, for one binding reason. Behind the head of the queue
+    `head_reason` is what blocks the head."""
 
     reason: WaitReason
     holder_seq_id: int | None
@@ -139,9 +139,9 @@ class SequenceTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """How a cancelled request left: noticed, its last step committed, its blocks free.
+    """The stamps of a cancellation: detected, last step committed, blocks free.
 
-    `detected_ns` is the gateway's (or the engine's, for a deadline); `last_step_ns` is None
+    `detected_ns` is taken by the gateway (by the engine for a deadline); `last_step_ns` is None
     for a request that never had a row in a step.
     """
 
@@ -152,9 +152,9 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimeline:
-    """Everything known about one ended request. `account` is there where the phase fold has an
-    accountant and the request's end is known. `is_incomplete`: facts were lost while it was live,
-    so nothing of it is measured."""
+    """Everything known about one ended request. `account` is set if the phase fold has a ledger and
+    the request's end is known. `is_incomplete`: facts were lost while it was live, so it adds to no
+    histogram."""
 
     accepted: RequestAccepted
     parsed: RequestParsed | None
@@ -180,7 +180,7 @@ class RequestTimeline:
 
     @property
     def stamps(self) -> int:
-        """What its size in memory goes by: tokens, chunks, waits and preemptions."""
+        """A measure of its size in memory: tokens, chunks, waits and preemptions."""
         return self.token_count + sum(
             len(s.chunks) + len(s.waits) + len(s.preempted) for s in self.sequences
         )
@@ -219,7 +219,7 @@ class RequestTimeline:
 
     @property
     def tpot_ns(self) -> int | None:
-        """Mean over the sequences' tokens after their first."""
+        """Mean time per token after the first, over all sequences; None with no such token."""
         spans = [
             (s.token_ns[-1] - s.token_ns[0], len(s.token_ns) - 1)
             for s in self.sequences
@@ -235,7 +235,7 @@ class RequestTimeline:
         return None
 
     def measures(self) -> list[Measured]:
-        """The values that this request adds to histograms, ITL aside."""
+        """The values that this request adds to histograms, all but ITL."""
         if self.is_incomplete or self.outcome is Outcome.LOST:
             return []
         values: dict[Measure, int | None] = {
@@ -293,20 +293,20 @@ def tile(
 
 
 def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:
-    """When the last of a request's sequences got its first token, given the commits of those
-    tokens; None while one has none."""
+    """When the last of a request's sequences got its first token, given the commits of the first
+    tokens; None while a sequence has none."""
     known = [first_ns for first_ns in firsts_ns if first_ns is not None]
     return max(known) if known and len(known) == len(firsts_ns) else None
 
 
 def first_commit_ns(firsts_ns: Iterable[int | None]) -> int | None:
-    """When the first of a request's sequences got its first token; what TTFT ends with where
-    nothing is sent before the end."""
+    """When the first of a request's sequences got its first token. TTFT ends here for an answer
+    that is not streamed."""
     return min((first_ns for first_ns in firsts_ns if first_ns is not None), default=None)
 
 
 def last_commit_ns(lasts_ns: Iterable[int | None]) -> int | None:
-    """When the last token of a request was there, given the last of each of its sequences."""
+    """When the last token of a request was committed, given the last of each sequence."""
     return max((last_ns for last_ns in lasts_ns if last_ns is not None), default=None)
 
 

@@ -1,9 +1,9 @@
 """Folds the engine's facts into what happened to each sequence: chunks, tokens, waits.
 
-Waits are derived. A sequence waits for its grammar until GrammarCompiled, for its reader
-between SequencePaused and SequenceResumed. Else, while it is in the queue, it waits for
-what binds the head of the queue: the head for the head's own reason, the sequences of a
-tenant that is at its limit for that limit, everybody else for the head.
+Waits are derived. A sequence waits for its grammar until GrammarCompiled, and for its client
+between SequencePaused and SequenceResumed. Otherwise, while it is queued, it waits behind the head
+of the queue: the head for its own reason, sequences of a tenant at its limit for that limit, all
+others for the head.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SAME_WAIT_NS = 1_000_000
 
 @dataclass(slots=True)
 class Sequence:
-    """A sequence in the making.
+    """A live sequence.
 
-    `waiting_since_ns` is set while it is in the queue and nothing of its own holds it back;
-    `held_since` while something does. `is_lost`: it has ended, and when was lost. `has_gap`: facts
-    were lost since its last token.
+    `blocked_since` (reason, ns) is set while its own grammar or client blocks it, and
+    `waiting_since_ns` while it is queued and not blocked. `is_lost`: it has ended and its terminal
+    fact was lost. `has_gap`: facts were lost since its last token.
     """
 
     seq_id: int
@@ -50,7 +50,7 @@ class Sequence:
     compile_ns: int | None = None
     in_queue: bool = False
     waiting_since_ns: int | None = None
-    held_since: tuple[WaitReason, int] | None = None
+    blocked_since: tuple[WaitReason, int] | None = None
     preempted_at: tuple[int, int] | None = None
     workload: WorkloadClass | None = None
     is_lost: bool = False
@@ -87,8 +87,8 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """From `since_ns` on, `seq_id` stood at the head of the queue, bound by `reason`, and
-    the tenants in `capped` were at their limit."""
+    """From `since_ns` on `seq_id` was the head of the queue, blocked by `reason`, and the tenants
+    in `capped` were at their limit."""
 
     since_ns: int
     seq_id: int | None
@@ -104,7 +104,8 @@ class _Head:
 
 
 class SequenceFold:
-    """Live sequences by id. `on_token(sequence, at_ns)` is told of each token but the first."""
+    """Live sequences by id. `on_gap(sequence, gap_ns, at_ns)` is called for each token but the
+    first."""
 
     def __init__(self, on_gap: Callable[[Sequence, int, int], None]) -> None:
         self._on_gap = on_gap
@@ -112,7 +113,7 @@ class SequenceFold:
         self._heads: deque[_Head] = deque(maxlen=_HEADS_KEPT)
 
     def get(self, seq_id: int) -> Sequence:
-        """The sequence, new if it was not known."""
+        """The sequence; a new one if the id is not known."""
         found = self._sequences.get(seq_id)
         if found is None:
             found = self._sequences[seq_id] = Sequence(seq_id)
@@ -128,7 +129,7 @@ class SequenceFold:
         sequence = self.get(fact.seq_id)
         sequence.queued_ns, sequence.tenant, sequence.in_queue = fact.at_ns, fact.tenant, True
         if fact.constrained:
-            sequence.held_since = (WaitReason.GRAMMAR, fact.at_ns)
+            sequence.blocked_since = (WaitReason.GRAMMAR, fact.at_ns)
         else:
             sequence.waiting_since_ns = fact.at_ns
 
@@ -138,25 +139,25 @@ class SequenceFold:
             sequence.admitted = fact
 
     def compiled(self, fact: GrammarCompiled) -> Sequence | None:
-        """The sequence whose grammar it is, if it is known."""
+        """The sequence whose grammar was compiled; None if it is not known."""
         sequence = self._sequences.get(fact.seq_id)
         if sequence is not None:
             sequence.compile_ns = fact.compile_ns
-            self._let_go(sequence, fact.at_ns)
+            self._unblock(sequence, fact.at_ns)
         return sequence
 
     def paused(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequences.get(seq_id)
-        if sequence is None or sequence.held_since is not None:
+        if sequence is None or sequence.blocked_since is not None:
             return
         if sequence.waiting_since_ns is not None:
             self._close_wait(sequence, at_ns)
-        sequence.held_since = (WaitReason.CLIENT_PAUSE, at_ns)
+        sequence.blocked_since = (WaitReason.CLIENT_PAUSE, at_ns)
 
     def resumed(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequences.get(seq_id)
         if sequence is not None:
-            self._let_go(sequence, at_ns)
+            self._unblock(sequence, at_ns)
 
     def step(self, step: StepRecorded) -> None:
         for seq_id in step.preempted:
@@ -168,11 +169,11 @@ class SequenceFold:
         self._skips(step)
 
     def end(self, seq_id: int, at_ns: int, reason: EndReason) -> Sequence | None:
-        """The sequence has ended; None if it was not known."""
+        """Remove and return the sequence, which has ended; None if it is not known."""
         sequence = self._sequences.pop(seq_id, None)
         if sequence is None:
             return None
-        self._let_go(sequence, at_ns)
+        self._unblock(sequence, at_ns)
         if sequence.waiting_since_ns is not None:
             self._close_wait(sequence, at_ns)
         self._close_preemption(sequence, at_ns)
@@ -180,23 +181,23 @@ class SequenceFold:
         return sequence
 
     def end_lost(self, seq_id: int) -> Sequence | None:
-        """The sequence has ended, and its end was lost; None if it was not known."""
+        """Remove and return the sequence, whose terminal fact was lost; None if it is not known."""
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
             sequence.is_lost, sequence.end_reason = True, EndReason.END_LOST
         return sequence
 
     def note_gap(self) -> None:
-        """Facts were lost: nobody's next token says how long it took."""
+        """Facts were lost: the next gap between tokens of each sequence is not measured."""
         for sequence in self._sequences.values():
             sequence.has_gap = True
 
-    def _let_go(self, sequence: Sequence, at_ns: int) -> None:
-        """What held the sequence back of its own does so no more."""
-        if sequence.held_since is None:
+    def _unblock(self, sequence: Sequence, at_ns: int) -> None:
+        """The sequence's own grammar or client no longer blocks it."""
+        if sequence.blocked_since is None:
             return
-        reason, since_ns = sequence.held_since
-        sequence.held_since = None
+        reason, since_ns = sequence.blocked_since
+        sequence.blocked_since = None
         if at_ns > since_ns:
             sequence.waits.append(WaitSpan(reason, None, since_ns, at_ns))
         if sequence.in_queue:
@@ -207,7 +208,7 @@ class SequenceFold:
         if sequence is None:
             return
         sequence.in_queue = True
-        if sequence.held_since is None:
+        if sequence.blocked_since is None:
             sequence.waiting_since_ns = step.begin_ns
         if sequence.preempted_at is None:
             sequence.preempted_at = (step.step_id, step.begin_ns)
@@ -263,7 +264,7 @@ class SequenceFold:
             self._heads.append(head)
 
     def _close_wait(self, sequence: Sequence, end_ns: int) -> None:
-        """The wait ends now: name its reasons from the history of the queue's head."""
+        """End the wait, and derive its reasons from the history of the queue's head."""
         start_ns = sequence.waiting_since_ns
         assert start_ns is not None
         sequence.waiting_since_ns = None
@@ -287,7 +288,7 @@ class SequenceFold:
 
 
 def _wait(sequence: Sequence, head: _Head, begin_ns: int, end_ns: int) -> WaitSpan | None:
-    """At the head, the head's own reason; at the tenant's limit, the limit; behind, the head."""
+    """The wait of one sequence under one state of the head; None if nothing blocked it."""
     if sequence.tenant in head.capped:
         return WaitSpan(WaitReason.POLICY, None, begin_ns, end_ns)
     if head.reason is None:
@@ -298,7 +299,7 @@ def _wait(sequence: Sequence, head: _Head, begin_ns: int, end_ns: int) -> WaitSp
 
 
 def _extend(waits: list[WaitSpan], wait: WaitSpan) -> None:
-    """Append, or lengthen the last span when it is the same wait going on."""
+    """Append the wait, or extend the last span if it continues that one."""
     if waits and (waits[-1].reason, waits[-1].holder_seq_id) == (wait.reason, wait.holder_seq_id):
         last = waits[-1]
         if wait.start_ns - last.end_ns < _SAME_WAIT_NS:

@@ -2,7 +2,7 @@
 
 A file is TOML or JSON:
 
-    default = "chat"            # what a request gets that names no class, or an unknown one
+    default = "chat"            # the class of a request that names none, or an unknown one
 
     [classes.chat]
     ttft_ms = 500
@@ -25,10 +25,10 @@ class SloFileError(ValueError):
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True):
-    """A class of requests and what is promised to it.
+    """An SLO class and its targets.
 
-    `objective` of its requests shall be good: first token within `ttft_ns` of acceptance, and
-    all gaps between tokens but one in a hundred within `itl_ns`.
+    The share `objective` of its requests must be good: first token within `ttft_ns` of acceptance,
+    and at least 99 of 100 gaps between tokens within `itl_ns`.
     """
 
     name: str

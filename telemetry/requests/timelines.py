@@ -1,7 +1,7 @@
 """The last ended requests, by id, for `/debug/requests/{id}`.
 
-They are kept as JSON: a timeline has a stamp for each token, and ten thousand of those
-would be most of the gateway's memory. Bounded by number and by bytes; the oldest go first.
+They are kept as JSON: a timeline has a stamp for each token, and ten thousand timelines would be
+most of the gateway's memory. Bounded by number and by bytes; the oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TimelineStore:
             self.bytes -= len(self._described.popitem(last=False)[1])
 
     def get(self, request_id: str, fold: PhaseFold, now_ns: int) -> bytes | None:
-        """What is known of a request, ended or live, as JSON; None if nothing is."""
+        """A request, ended or live, as JSON; None if it is not known."""
         live = fold.accepted(request_id)
         if live is not None:
             return msgspec.json.encode(_running(live, now_ns))
@@ -59,7 +59,7 @@ def _running(accepted: RequestAccepted, now_ns: int) -> dict[str, Any]:
 
 
 def describe(timeline: RequestTimeline) -> dict[str, Any]:
-    """A timeline without its prompt, its output or any token id: it never had them."""
+    """A timeline as it is shown. No prompt, output or token id: a timeline never has them."""
     accepted, ended = timeline.accepted, timeline.ended
     return {
         "request_id": accepted.request_id,
@@ -94,7 +94,7 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
 
 
 def _describe_account(account: Account | None) -> dict[str, Any]:
-    """The exact ledger, and the tokens that came late."""
+    """The exact ledger and the stalls."""
     if account is None:
         return {}
     ledger = account.ledger

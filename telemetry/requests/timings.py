@@ -1,4 +1,4 @@
-"""What a response says of its own times, when it is asked to: from the one timeline."""
+"""The timings that a response carries on request, taken from its timeline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from telemetry.requests.phases import RequestTimeline
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
     """All in ms, as `telemetry.requests.phases` defines them; None is not measured.
 
-    `generation_time_ms` is the phase from the last choice's first token to the last token of
-    all. `tokens_per_second` is the inverse of `mean_itl_ms`: how fast one choice came.
+    `generation_time_ms` is the decode phase: from the first token of the last choice to the last
+    token of all. `tokens_per_second` is the inverse of `mean_itl_ms`, the speed of one choice.
     `total_time_ms` ends when the timings are written, so before the last byte.
     """
 
@@ -28,7 +28,7 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings_of(timeline: RequestTimeline) -> RequestTimings:
-    """Of a timeline that has just ended, or is about to."""
+    """The timings of a timeline that has ended or is about to."""
     tpot_ns = timeline.tpot_ns
     gaps = (
         b - a

@@ -1,7 +1,7 @@
-"""How long the queue needs to drain: what a refused client is told as Retry-After.
+"""How long the queue needs to drain: the Retry-After of a refused request.
 
-Tokens that wait over the tokens computed a second in the last ten seconds. The answer is
-worked out on the pump's thread and only read by whoever refuses: refusals come in storms.
+Waiting tokens over the tokens computed per second in the last ten seconds. It is computed on the
+pump's thread and only read where requests are refused, because refusals come in bursts.
 """
 
 from __future__ import annotations

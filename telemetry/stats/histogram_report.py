@@ -1,7 +1,7 @@
-"""Histograms for other processes: what `/debug/histograms` answers, and how answers add up.
+"""Histograms for other processes: the answer of `/debug/histograms`, and merging of answers.
 
-The HDR encoding carries counters only, and to a counter's width. So each entry states the
-true maximum and the exact sum beside it, and merging keeps them.
+The HDR encoding has counters only. So each entry has the exact maximum and sum beside it, and
+merging keeps them exact.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class HistogramEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistogramReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All histograms of one process that hold something over `window`: TOTAL or one of
-    WINDOWS_S."""
+    """All histograms of one process with values in `window`: TOTAL or one of WINDOWS_S."""
 
     schema: int
     window: str
@@ -52,14 +51,14 @@ class HistogramReport(msgspec.Struct, frozen=True, kw_only=True):
     histograms: tuple[HistogramEntry, ...]
 
 
-Found = dict[tuple[Measure, WorkloadClass], Distribution]
+Distributions = dict[tuple[Measure, WorkloadClass], Distribution]
 
 
-def distributions(histograms: Histograms, window: str, now_ns: int) -> Found:
-    """What every histogram holds over a window; hold the pump's lock. Raises KeyError for an
+def distributions(histograms: Histograms, window: str, now_ns: int) -> Distributions:
+    """The values of every histogram in a window. Hold the pump's lock. Raises KeyError for an
     unknown window."""
     length_s = None if window == TOTAL else WINDOWS_S[window]
-    found: Found = {}
+    found: Distributions = {}
     for key, histogram in histograms.cells.items():
         values = histogram.total() if length_s is None else histogram.last(now_ns, length_s)
         if values.count:
@@ -67,12 +66,12 @@ def distributions(histograms: Histograms, window: str, now_ns: int) -> Found:
     return found
 
 
-def report(found: Found, window: str, now_ns: int) -> HistogramReport:
-    """Encodes them; a third of a millisecond each, so hold no lock."""
+def report(found: Distributions, window: str, now_ns: int) -> HistogramReport:
+    """Encode the distributions. Takes a third of a millisecond each, so hold no lock."""
     entries: list[HistogramEntry] = []
     for (measure, cell), values in sorted(found.items(), key=lambda pair: pair[0]):
         entries.append(_entry(measure, cell, values))
-        sleep_ns(0)  # let the threads that serve go first
+        sleep_ns(0)  # yields to the threads that serve
     return HistogramReport(schema=SCHEMA, window=window, at_ns=now_ns, histograms=tuple(entries))
 
 
@@ -91,10 +90,10 @@ def _entry(measure: Measure, cell: WorkloadClass, values: Distribution) -> Histo
     )
 
 
-def merge(bodies: Iterable[bytes]) -> Found:
-    """Answers of several processes, put together as if one had measured everything.
+def merge(bodies: Iterable[bytes]) -> Distributions:
+    """The answers of several processes merged, as if one process had measured everything.
 
-    Raises ValueError for an answer that is none, or of another schema or layout.
+    Raises ValueError for a body that is no answer, or has another schema or layout.
     """
     parts: dict[tuple[Measure, WorkloadClass], list[Distribution]] = {}
     for body in bodies:

@@ -1,8 +1,7 @@
 """Latency histograms: HDR, 1 us to 1 h, three significant digits, per measure and class.
 
-A token is one append to a list here. Once a second, or when somebody looks, what has come
-goes into the counters and the windows at once. True maxima and exact sums are kept beside
-them.
+Recording a token is one append to a list. Once a second, or when values are read, the pending
+values are counted together. Exact maxima and sums are kept beside the counters.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import numpy as np
 
 from telemetry.numbers.hdr import PAGE, Distribution, Ints, distribution_of, merged
 from telemetry.numbers.quantiles import Percentiles
-from telemetry.numbers.windows import SECOND_NS, WINDOWS_S, Windows
+from telemetry.numbers.windows import SECOND_NS, Windows
 from telemetry.requests.classes import OTHER, ClassBook, WorkloadClass
 from telemetry.requests.phases import Measure, Measured
 
 _PENDING = 8192
 _KNOWN = 4096
-_SCREEN_WINDOW_S = WINDOWS_S["1m"]
 
 
 class LatencyHistogram:
-    """One measure of one class. One writer; who reads holds the same lock."""
+    """One measure of one class. One writer; readers hold the pump's lock."""
 
     def __init__(self) -> None:
         self._low = 0
@@ -43,13 +41,13 @@ class LatencyHistogram:
         self._pending.append(value_ns)
 
     def flush(self) -> None:
-        """Count what is pending; its values are all of one second."""
+        """Count the pending values, which are all of one second."""
         if not self._pending:
             return
         part = distribution_of(self._pending)
         self._pending = []
         self._total = None
-        self._reach(int(part.indices[0]), int(part.indices[-1]))
+        self._extend_to(int(part.indices[0]), int(part.indices[-1]))
         self._counters[part.indices - self._low] += part.counts
         self._count += part.count
         self._sum_ns += part.sum_ns
@@ -58,7 +56,7 @@ class LatencyHistogram:
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """Number of values."""
         return self._count + len(self._pending)
 
     def total(self) -> Distribution:
@@ -71,17 +69,17 @@ class LatencyHistogram:
             )
         return self._total
 
-    def last(self, now_ns: int, length_s: int = _SCREEN_WINDOW_S) -> Distribution:
-        """Of the last `length_s` seconds, one of WINDOWS_S."""
+    def last(self, now_ns: int, length_s: int) -> Distribution:
+        """The values of the last `length_s` seconds, one of WINDOWS_S."""
         return merged(self.parts(now_ns, length_s))
 
     def parts(self, now_ns: int, length_s: int) -> list[Distribution]:
-        """`last`, not yet put together."""
+        """`last` as parts that are not merged."""
         self.flush()
         return self._windows.last(now_ns, length_s)
 
-    def _reach(self, low: int, high: int) -> None:
-        """Counters cover the octaves that have been seen, not all 22 of them."""
+    def _extend_to(self, low: int, high: int) -> None:
+        """Extend the counters to [low, high]: they cover only the octaves in use, not all 22."""
         start, stop = low // PAGE * PAGE, (high // PAGE + 1) * PAGE
         size = len(self._counters)
         if size:
@@ -114,7 +112,7 @@ class Histograms:
 
     @property
     def overflowed(self) -> int:
-        """Values that were counted under `other`, because there were too many classes."""
+        """Values counted under `other`, because there were too many classes."""
         return sum(histogram.count for (_, cell), histogram in self._cells.items() if OTHER in cell)
 
     def overall(self, measure: Measure) -> Distribution:
@@ -122,7 +120,7 @@ class Histograms:
         return merged(h.total() for (m, _), h in self._cells.items() if m is measure)
 
     def by_slo_class(self, measure: Measure) -> dict[str, Distribution]:
-        """Since the start, the other parts of the class put together."""
+        """By SLO class since the start, over all prompt lengths, tenants and cache states."""
         names = sorted({cell.slo_class for m, cell in self._cells if m is measure})
         return {
             name: merged(
@@ -141,8 +139,9 @@ class Histograms:
             if m is measure
         }
 
-    def windows(self, now_ns: int, length_s: int = _SCREEN_WINDOW_S) -> dict[str, Percentiles]:
-        """Percentiles of a window, by measure, all classes together."""
+    def window_percentiles(self, now_ns: int, length_s: int) -> dict[str, Percentiles]:
+        """Percentiles of the last `length_s` seconds (one of WINDOWS_S) by measure, over all
+        classes."""
         found: dict[str, Percentiles] = {}
         for measure in Measure:
             parts = [

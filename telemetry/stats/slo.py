@@ -1,9 +1,10 @@
-"""Goodput: which requests met the SLO of their class, how fast the error budget burns, and
-what a million tokens cost."""
+"""Goodput: which requests met the SLO of their class, how fast the error budget burns, and what a
+million tokens cost. `BurnWatch` calls back when a class burns its budget fast."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,6 +17,12 @@ WINDOWS_S = (60, 300, 3600)
 _SLOT_NS = 10_000_000_000
 _SLOTS_KEPT = max(WINDOWS_S) * 1_000_000_000 // _SLOT_NS + 1
 _GAPS_PER_LATE_ONE = 100
+
+FAST_BURN = 14.4  # times the pace that lasts the period: the page alert of the SRE workbook
+BURN_LEAST_REQUESTS = 10  # with fewer in a window its burn rate is not judged
+_BURN_WINDOWS_S = (60, 300)  # the journal holds the last five minutes
+_BURN_LARGEST_SHARE = 0.5
+_BURN_CHECK_NS = 1_000_000_000
 
 
 def judge(timeline: RequestTimeline, target: SloClass) -> Verdict:
@@ -51,7 +58,7 @@ def _judge_finished(timeline: RequestTimeline, target: SloClass) -> Verdict:
 
 
 def _judge_rejected(reason: EndReason) -> Verdict:
-    """A request that nobody could have served is no miss of ours."""
+    """A request that no server could have served is not a miss."""
     wrong = (
         EndReason.INVALID,
         EndReason.INVALID_TOKEN,
@@ -68,7 +75,7 @@ def _judge_cancelled(reason: EndReason) -> Verdict:
 
 
 def _begin_ns(now_ns: int, window_s: int) -> int:
-    """The begin of the slot in which the last `window_s` seconds begin."""
+    """The begin of the slot that contains now minus `window_s`."""
     return (now_ns - window_s * 1_000_000_000) // _SLOT_NS * _SLOT_NS
 
 
@@ -102,7 +109,7 @@ class _Class:
         return found
 
     def sum(self, now_ns: int, window_s: int) -> _Slot:
-        """The last `window_s` seconds, and at most ten more."""
+        """The sum over the last `window_s` seconds and at most ten more."""
         newest, oldest = now_ns // _SLOT_NS, _begin_ns(now_ns, window_s) // _SLOT_NS
         whole = _Slot()
         for number, slot in self.slots.items():
@@ -116,7 +123,8 @@ class _Class:
 
 
 class SloFold:
-    """A listener of the phase fold. `started_ns` is when the service began to be paid for."""
+    """A listener of the phase fold. `started_ns` is when the service started, which is when its
+    cost begins."""
 
     def __init__(
         self, policy: SloPolicy, started_ns: int, price_per_hour: float | None = None
@@ -208,3 +216,42 @@ def _window(whole: _Slot, window_s: int, covered_s: float, objective: float) -> 
         good_tokens_per_s=whole.good_tokens / covered_s if covered_s else 0.0,
         burn=burn,
     )
+
+
+class BurnWatch:
+    """A listener of the phase fold, after the SLO fold: calls `on_burn` when a class burns fast in
+    the last minute and in the last five. It is called once, until the last minute is back at the
+    pace of the budget."""
+
+    def __init__(self, slo: SloFold, on_burn: Callable[[], None]) -> None:
+        self._slo = slo
+        self._on_burn = on_burn
+        self._burning: set[str] = set()
+        self._checked_ns: int | None = None
+
+    def on_timeline(self, timeline: RequestTimeline) -> None:
+        now_ns = timeline.ended.at_ns
+        if self._checked_ns is not None and now_ns - self._checked_ns < _BURN_CHECK_NS:
+            return
+        self._checked_ns = now_ns
+        for status in self._slo.report(now_ns).classes:
+            self._check(status)
+
+    def _check(self, status: SloStatus) -> None:
+        windows = {window.window_s: window for window in status.windows}
+        short, long = (windows[window_s] for window_s in _BURN_WINDOWS_S)
+        if status.name in self._burning:
+            if (short.burn or 0.0) <= 1.0:
+                self._burning.discard(status.name)
+        elif _is_fast(short, status.objective) and _is_fast(long, status.objective):
+            self._burning.add(status.name)
+            self._on_burn()
+
+
+def _is_fast(window: SloWindow, objective: float) -> bool:
+    """Whether a window has enough requests and burns at FAST_BURN; for a class with a low
+    objective, whether half of its requests missed."""
+    least_burn = min(FAST_BURN, _BURN_LARGEST_SHARE / (1 - objective))
+    if window.attempted < BURN_LEAST_REQUESTS or window.burn is None:
+        return False
+    return window.burn >= least_burn

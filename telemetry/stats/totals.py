@@ -17,15 +17,15 @@ from telemetry.facts.records import Fact, RequestEnded
 
 
 class Totals(msgspec.Struct):
-    """Counts of tokens, unless the name says something else.
+    """Counts of tokens, if the name does not say otherwise.
 
-    Of `admitted_tokens`, `prefix_hit_tokens` were found in the prefix cache and not
-    computed (`host_hit_tokens` of them came back from the host tier), and
-    `ghost_hit_tokens` more would have been found in a larger cache. `drafted_tokens` were
-    guessed, `accepted_tokens` of them rightly. `mask_ns` went into the masks of
-    `masked_tokens` constrained tokens. `device_*` are of the `device_steps` whose device has a
-    clock of its own, its phases of those steps that tell them. `rank_skew_ns` is of the
-    `rank_steps` that several ranks computed. `steps_failed` are by why.
+    Of `admitted_tokens`, `prefix_hit_tokens` were found in the prefix cache and not computed
+    (`host_hit_tokens` of them in the CPU offload), and `ghost_hit_tokens` more would have been
+    found in a larger cache. Of `drafted_tokens`, `accepted_tokens` were right. `mask_ns` went into
+    the masks of `masked_tokens` constrained tokens. `device_*_ns` are sums over the `device_steps`
+    with device times; attention, matrices and sampling over those of them that have these.
+    `rank_skew_ns` is the sum over the `rank_steps` that several ranks computed. `steps_failed` is
+    keyed by failure.
     """
 
     admitted_tokens: int = 0

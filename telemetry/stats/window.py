@@ -1,7 +1,7 @@
-"""A sliding window over the facts, published as a frozen Snapshot.
+"""The Snapshot: the state of the service at one moment, frozen.
 
-Monitor, /metrics, /debug/snapshot and the state of readiness read the Snapshot and
-nothing else, so two screens cannot disagree.
+Monitor, /metrics, /debug/snapshot and readiness all read the Snapshot, so two screens cannot
+disagree.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.facts.recorder_stats import RecorderStats
+from telemetry.facts.base import RecorderStats
 from telemetry.numbers.quantiles import Percentiles
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
 from telemetry.traces.tracing_view import TracingView
 
+PERCENTILE_WINDOW_S = 60
+
 
 class Cell(StrEnum):
-    """What one request did in one step; the monitor's batch grid is made of these."""
+    """What one sequence did in one step: a cell of the batch grid."""
 
     PREFILL = "P"
     DECODE = "D"
@@ -39,12 +41,12 @@ class GridRow(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The service at one moment. Rates are over `window_ns`; counters since the start.
+    """The service at one moment. Rates are over `window_ns`, percentiles over
+    PERCENTILE_WINDOW_S, counters since the start.
 
     `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
     grammar_compile, cancel_to_free, tokenize, deliver, mask.
-    `requests_total` is keyed by outcome, `fold_errors` by part of telemetry. Values that nobody
-    could measure are None.
+    `requests_total` is keyed by outcome, `fold_errors` by part of telemetry. None is not measured.
     """
 
     at_ns: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from telemetry.facts.base import RecorderStats
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -16,14 +17,13 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepRecorded,
 )
-from telemetry.facts.recorder_stats import RecorderStats
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import RequestTimeline
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import Cell, GridRow, Snapshot
+from telemetry.stats.window import PERCENTILE_WINDOW_S, Cell, GridRow, Snapshot
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000
@@ -33,7 +33,7 @@ GRID_ROWS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppliers:
-    """What the snapshot shows but no fact tells: asked at the moment it is taken."""
+    """Values of the Snapshot that are in no fact: each is read when the Snapshot is taken."""
 
     ready: Callable[[], bool] = lambda: False
     facts_lost: Callable[[], int] = lambda: 0
@@ -50,7 +50,7 @@ class Suppliers:
 
 @dataclass(slots=True)
 class _Seen:
-    """A sequence as the batch grid shows it."""
+    """A sequence in the batch grid."""
 
     seq_id: int
     request_id: str = ""
@@ -77,7 +77,7 @@ class _Gauges:
 
 
 class WindowFold:
-    """Keeps just enough of the recent past to take a Snapshot at any moment."""
+    """Keeps the recent past that a Snapshot needs."""
 
     def __init__(self, histograms: Histograms, suppliers: Suppliers | None = None) -> None:
         self._histograms = histograms
@@ -102,11 +102,11 @@ class WindowFold:
             self._totals.take(fact)
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
-        """Count a request when its timeline is given out, so that counters agree with it."""
+        """Count a request when its timeline is emitted, so that counters agree with timelines."""
         self._outcomes[timeline.outcome.value] += 1
 
     def snapshot(self, now_ns: int) -> Snapshot:
-        """The service as of the last facts; rates reach back ten seconds from now."""
+        """The service as of the last facts; rates are over the last RATE_WINDOW_NS."""
         self._forget(now_ns)
         gauges, started = self._gauges, self._started
         seconds = RATE_WINDOW_NS / 1e9
@@ -140,7 +140,7 @@ class WindowFold:
                 name: self._outcomes[name]
                 for name in ("finished", "rejected", "cancelled", "failed", "lost")
             },
-            percentiles=self._histograms.windows(now_ns),
+            percentiles=self._histograms.window_percentiles(now_ns, PERCENTILE_WINDOW_S),
             grid_step_ids=(self._step_ids[0], self._step_ids[-1]) if self._step_ids else None,
             grid=self._grid(),
             facts_lost=self._suppliers.facts_lost(),
@@ -190,7 +190,7 @@ class WindowFold:
                 self._sequence_ended(fact)
             case SequencesListed():
                 for seq_id in fact.over([s for s, one in self._seen.items() if one.is_live]):
-                    del self._seen[seq_id]  # when it ended was lost
+                    del self._seen[seq_id]  # its terminal fact was lost
             case RequestEnded():
                 self._ends.append(fact.at_ns)
             case _:
@@ -198,7 +198,7 @@ class WindowFold:
 
     @property
     def live(self) -> int:
-        """Sequences that the batch grid shows as not ended."""
+        """Sequences of the batch grid that have not ended."""
         return sum(seen.is_live for seen in self._seen.values())
 
     def _see(self, seq_id: int) -> _Seen:
@@ -210,7 +210,7 @@ class WindowFold:
     def _sequence_ended(self, fact: SequenceEnded) -> None:
         seen = self._seen.get(fact.seq_id)
         if seen is None or not seen.cells:
-            self._seen.pop(fact.seq_id, None)  # it never ran: nothing to show
+            self._seen.pop(fact.seq_id, None)  # it never ran: it has no cell
             return
         seen.state, seen.ended_step = fact.reason.value, fact.step_id
 
@@ -253,7 +253,7 @@ class WindowFold:
         return seen
 
     def _drop_old_rows(self) -> None:
-        """Once in a while: cells and ended sequences that have left the grid."""
+        """Every GRID_STEPS steps, drop cells and ended sequences that have left the grid."""
         if self._steps_total % GRID_STEPS:
             return
         self._forget(self._steps[-1][0])
@@ -272,7 +272,7 @@ class WindowFold:
             self._ends.popleft()
 
     def _grid(self) -> tuple[GridRow, ...]:
-        """Live sequences first, oldest first; then those that have just ended."""
+        """The live sequences, oldest first, then those that ended within the grid."""
         if not self._step_ids:
             return ()
         oldest = self._step_ids[0]

@@ -1,1 +1,11 @@
-"""Traces: spans of a timeline, what is kept, and its delivery over OTLP."""
+"""Traces: the spans of a timeline, tail sampling, and delivery over OTLP.
+
+Reads timelines; measures nothing. No span carries a prompt, an output or a token id.
+
+    sampling                                      which traces are kept
+    spans, span_attributes, stall_spans           a timeline as a tree of spans
+    link_targets, traceparent                     links between traces, W3C Trace Context
+    otlp, export_queue                            the exporter's thread, and what it has to deliver
+    otlp_delivery, otlp_wire, otlp_config         retries, one attempt, settings
+    tracing_view                                  counters of all this
+"""

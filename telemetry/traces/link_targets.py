@@ -1,8 +1,8 @@
-"""The spans that a link may point to: those of traces that are kept, and of no others.
+"""The spans that a link may point to: those of sampled traces only.
 
-A stall's span names who made the token late by a link to that request's own span. Whether there
-is such a span is known when its request has ended and was judged; until then it is undecided.
-Ids follow from what both sides know, so neither has to be built before the other.
+A stall's span links to the span of the culprit. Whether that span is exported is known when the
+culprit has ended and the sampler has decided on it. Span ids are derived from facts that both
+requests have, so neither tree has to be built before the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def chunk_span_id(trace_id: str, seq_id: int, step_id: int) -> int:
 
 
 def phase_span_id(timeline: RequestTimeline, phase: PhaseSpan) -> int | None:
-    """The id of a phase's span; None of a request that never got to the engine."""
+    """The id of a phase's span; None for a request that never reached the engine."""
     if not timeline.sequences:
         return None
     first = timeline.sequences[0].seq_id
@@ -36,7 +36,7 @@ def phase_span_id(timeline: RequestTimeline, phase: PhaseSpan) -> int | None:
 
 
 def chunks_in(timeline: RequestTimeline, phase: PhaseSpan) -> list[ChunkSpan]:
-    """All that begin within a phase; the first MAX_CHUNKS of them have spans."""
+    """All prefill chunks that begin within a phase; the first MAX_CHUNKS have spans."""
     return [
         chunk
         for sequence in timeline.sequences
@@ -47,13 +47,14 @@ def chunks_in(timeline: RequestTimeline, phase: PhaseSpan) -> list[ChunkSpan]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What of a sequence may be pointed to: chunks by their steps, phases of its request."""
+    """The spans of a sequence that links may point to: its chunks by step, and its request's phases
+    with their span ids."""
 
     steps: frozenset[int] = frozenset()
     phases: tuple[tuple[PhaseSpan, int], ...] = ()
 
     def span_of(self, stall: Stall) -> int | None:
-        """The span of what made the token late; None if there is none."""
+        """The id of the span in which the culprit made the token late; None if there is none."""
         trace_id, seq_id, step_id = (
             stall.culprit_trace_id,
             stall.culprit_seq_id,
@@ -72,12 +73,12 @@ class Target:
         return None
 
 
-NOTHING = Target()
+NO_TARGET = Target()
 
 
 class LinkTargets:
-    """By sequence, of the requests that were judged last; bounded by their chunks. Any thread
-    may ask and tell."""
+    """Targets by sequence, of the last requests that the sampler decided on; bounded by the number
+    of chunks. Thread-safe."""
 
     def __init__(self, steps_kept: int = _STEPS_KEPT) -> None:
         self._steps_kept = steps_kept
@@ -86,8 +87,8 @@ class LinkTargets:
         self._lost: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def kept(self, timeline: RequestTimeline) -> None:
-        """The tree of this request will be exported."""
+    def exported(self, timeline: RequestTimeline) -> None:
+        """The spans of this request will be exported."""
         steps: dict[int, set[int]] = {s.seq_id: set() for s in timeline.sequences}
         phases: list[tuple[PhaseSpan, int]] = []
         for phase in timeline.phases:
@@ -99,30 +100,30 @@ class LinkTargets:
         for seq_id, found in steps.items():
             self._put(seq_id, Target(frozenset(found), tuple(phases)))
 
-    def left(self, timeline: RequestTimeline) -> None:
+    def not_exported(self, timeline: RequestTimeline) -> None:
         """No span of this request will be exported."""
         for sequence in timeline.sequences:
-            self._put(sequence.seq_id, NOTHING)
+            self._put(sequence.seq_id, NO_TARGET)
 
     def is_undecided(self, timeline: RequestTimeline) -> bool:
-        """Whether somebody whom its stalls name has not been judged, or so long ago that it is
-        forgotten."""
+        """Whether a culprit of its stalls is not decided on, or was dropped from here."""
         stalls = timeline.account.stalls if timeline.account is not None else ()
         culprits = {stall.culprit_seq_id for stall in stalls} - {None}
         return not culprits <= self._targets.keys()
 
     def lost(self, trace_id: str) -> None:
-        """A part of this trace did not arrive."""
+        """Some spans of this trace were not delivered."""
         with self._lock:
             self._lost[trace_id] = None
             if len(self._lost) > _LOST_KEPT:
                 self._lost.popitem(last=False)
 
     def span_of(self, stall: Stall) -> int | None:
-        """The exported span of what made a token late; None if there is none."""
+        """The id of the exported span in which the culprit made the token late; None if there is
+        none."""
         if stall.culprit_seq_id is None or stall.culprit_trace_id in self._lost:
             return None
-        return self._targets.get(stall.culprit_seq_id, NOTHING).span_of(stall)
+        return self._targets.get(stall.culprit_seq_id, NO_TARGET).span_of(stall)
 
     def _put(self, seq_id: int, target: Target) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""From flags and the standard OTEL_* variables to where spans and metrics go, and how.
+"""Settings of the OTLP export, from flags and the standard OTEL_* variables.
 
-Flags win. Read are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER (`none`),
-OTEL_METRIC_EXPORT_INTERVAL (ms), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, and with or
+Flags win. The variables are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER
+(`none`), OTEL_METRIC_EXPORT_INTERVAL (ms), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, and with or
 without `_TRACES` or `_METRICS` after OTLP: OTEL_EXPORTER_OTLP_ENDPOINT, _PROTOCOL, _HEADERS,
 _TIMEOUT (s), _COMPRESSION, _INSECURE, _CERTIFICATE, _CLIENT_KEY, _CLIENT_CERTIFICATE.
 """
@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.re import parse_env_headers
 
+from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.happening import Happenings
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_delivery import RetryPolicy
 from telemetry.traces.otlp_wire import WireSettings, open_sender
@@ -33,7 +33,8 @@ _METRIC_INTERVAL_S = 10.0
 
 
 def service_resource(service_name: str | None) -> Resource:
-    """Who we are; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it and win."""
+    """The resource of all spans and metrics; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to
+    it and win."""
     pid = os.getpid()
     host = socket.gethostname()
     defaults: Attributes = {
@@ -60,9 +61,9 @@ def exporter_from_config(
     clock: Clock,
     sampler: TailSampler | None = None,
     server: tuple[str, int | None] | None = None,
-    happenings: Happenings = lambda begin_ns, end_ns: (),
+    span_events: SpanEvents = lambda begin_ns, end_ns: (),
 ) -> SpanExporterThread | None:
-    """The exporter that flags and variables ask for; None when they ask for none.
+    """The exporter that flags and variables configure; None when they configure none.
 
     `server` is the address and port that requests come to; a unix socket has no port. Raises
     OSError when a certificate cannot be read.
@@ -79,12 +80,12 @@ def exporter_from_config(
         clock,
         target,
         retry_policy(),
-        happenings=happenings,
+        span_events=span_events,
     )
 
 
 def asked_target(endpoint: str | None, signal: Signal = "traces") -> str | None:
-    """Where flag or variables send the signal, as they say it; None when nowhere."""
+    """The receiver of a signal, as the flag or a variable states it; None when there is none."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if endpoint is None and os.environ.get(f"OTEL_{signal.upper()}_EXPORTER") == "none":
@@ -95,11 +96,11 @@ def asked_target(endpoint: str | None, signal: Signal = "traces") -> str | None:
 def wire_settings(
     endpoint: str | None, protocol: str | None, signal: Signal = "traces"
 ) -> WireSettings:
-    """Where a signal goes and how; `endpoint` and `protocol` are the flags."""
+    """How a signal is sent; `endpoint` and `protocol` are the flags."""
     target = endpoint or _env("ENDPOINT", signal)
     assert target is not None
-    chosen = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
-    is_http = chosen.startswith("http")
+    passes_rate = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
+    is_http = passes_rate.startswith("http")
     headers = parse_env_headers(_env("HEADERS", signal) or "", liberal=True)
     return WireSettings(
         endpoint=_http_url(endpoint, target, signal) if is_http else _authority(target),
@@ -124,7 +125,7 @@ def metric_interval_s() -> float:
 
 
 def retry_policy() -> RetryPolicy:
-    """OTEL_EXPORTER_OTLP_TIMEOUT is of one attempt; what is no number is ignored."""
+    """OTEL_EXPORTER_OTLP_TIMEOUT limits one attempt; a value that is no number is ignored."""
     policy = RetryPolicy()
     try:
         return replace(policy, attempt_s=float(_env("TIMEOUT", "traces") or policy.attempt_s))
@@ -169,7 +170,7 @@ def _http_url(flag: str | None, target: str, signal: Signal) -> str:
 
 
 def _authority(target: str) -> str:
-    """What a gRPC channel is opened to."""
+    """The host:port of a gRPC channel."""
     return urlsplit(target).netloc or target if "//" in target else target
 
 

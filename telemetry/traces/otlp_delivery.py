@@ -1,6 +1,7 @@
-"""Tries to deliver one encoded chunk until the receiver has it, refuses it, or it is given up.
+"""Delivers one encoded chunk: tries until the receiver takes it, refuses it, or time is up.
 
-Waits can be cut short from another thread: `hurry` allows one last attempt, `stop` none.
+Waits can be cut short from another thread: after `hurry` there is one more attempt, after `stop`
+none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from telemetry.facts.clock import Clock
 from telemetry.traces.otlp_wire import Answer, Sender
-from telemetry.traces.tracing_view import Drop
+from telemetry.traces.tracing_view import DropReason
 
 log = logging.getLogger("phasescope.otlp")
 
@@ -22,9 +23,9 @@ LAST_ATTEMPT_S = 1.2
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a chunk is tried: attempts of `attempt_s`, waits from `first_s` on, doubled up
-    to `longest_s`, given up when the next would begin `give_up_s` after the first. A wait that
-    the receiver asks for is kept up to `longest_asked_s`."""
+    """Retries of a chunk. An attempt takes at most `attempt_s`. Waits begin at `first_s` and double
+    up to `longest_s`; a wait that the receiver asks for is at most `longest_asked_s`. A chunk is
+    given up when the next attempt would begin more than `give_up_s` after the first."""
 
     attempt_s: float = 5.0
     first_s: float = 0.5
@@ -35,23 +36,22 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver took the chunk, `rejected_spans` of it aside; `remark` is its own word."""
+    """The receiver took the chunk but for `rejected_spans`; `message` is what it answered."""
 
     rejected_spans: int
-    remark: str | None
+    message: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The chunk will not arrive."""
+    """The chunk was not delivered."""
 
-    reason: Drop
+    reason: DropReason
     error: str
 
 
 class Delivery:
-    """One sender and what is known about its receiver. `on_attempt` hears of every attempt and
-    its size in bytes."""
+    """One sender with retries. `on_attempt(answer, size_bytes)` is called after every attempt."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Delivery:
         return self._stop.is_set()
 
     def hurry(self) -> None:
-        """From now on nothing is waited for, and the first failure is the last."""
+        """From now on do not wait, and stop at the first failure."""
         self._hurry.set()
 
     def stop(self) -> None:
@@ -92,26 +92,26 @@ class Delivery:
         self._sender.close()
 
     def deliver(self, request: bytes, spans: int) -> Delivered | Lost | None:
-        """What became of the chunk of so many spans; None when it was stopped before that."""
+        """Deliver a chunk of `spans` spans; None when it was stopped before there was a result."""
         first_ns, wait_s = self._clock.now_ns(), self._retry.first_s
         while not self.stopped:
             answer = self._attempt(request)
             if answer.error is None:
                 return _delivered(answer.body, spans)
             if not answer.retryable:
-                return Lost(Drop.REJECTED, answer.error)
+                return Lost(DropReason.REJECTED, answer.error)
             if self.hurried:
-                self.stop()  # what follows would only fail one by one
+                self.stop()  # the receiver does not answer: later chunks would fail too
                 break
             pause_s = self._pause_s(answer, wait_s)
             if (self._clock.now_ns() - first_ns) / 1e9 + pause_s > self._retry.give_up_s:
-                return Lost(Drop.EXPORT_FAILED, answer.error)
+                return Lost(DropReason.EXPORT_FAILED, answer.error)
             self._hurry.wait(pause_s)
             wait_s = min(2 * wait_s, self._retry.longest_s)
         return None
 
     def _attempt(self, request: bytes) -> Answer:
-        """One attempt; says once when the receiver goes and once when it is back."""
+        """One attempt. Logs once when the receiver becomes unreachable and once when it is back."""
         limit_s = LAST_ATTEMPT_S if self.hurried else self._retry.attempt_s
         answer = self._sender.send(request, min(limit_s, self._retry.attempt_s))
         self._on_attempt(answer, len(request))
@@ -124,15 +124,15 @@ class Delivery:
         return answer
 
     def _pause_s(self, answer: Answer, wait_s: float) -> float:
-        """What the receiver asks for, or our own wait give or take a fifth, so that a fleet
-        does not come back all at once."""
+        """The wait that the receiver asks for, or ours plus or minus a fifth, so that a fleet does
+        not retry all at once."""
         if answer.retry_after_s is not None:
             return min(answer.retry_after_s, self._retry.longest_asked_s)
         return wait_s * (0.8 + secrets.randbelow(401) / 1000)
 
 
 def _delivered(body: bytes, spans: int) -> Delivered:
-    """Reads the response. A body that is none is taken for a plain yes: the status said so."""
+    """The result in the response. A body that cannot be read counts as accepted: the status was."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     try:

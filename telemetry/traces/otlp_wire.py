@@ -1,10 +1,9 @@
-"""One attempt to hand an encoded OTLP request to a receiver, over gRPC or HTTP.
+"""One attempt to send an encoded OTLP request to a receiver, over gRPC or HTTP.
 
-The official exporters are not used for this: they never read what the receiver answers, so
-spans that it rejects look delivered; their retries cannot be watched or cut short; and over
-gRPC they look for the receiver's wish to be left alone in a place where collectors do not put
-it. The encoder and the protocol's messages are the official ones, and so are the OTEL_*
-variables (`telemetry.traces.otlp_config`).
+The official exporters are not used for this. They do not read the response, so spans that the
+receiver rejects look delivered. Their retries cannot be observed or cut short. Over gRPC they do
+not find RetryInfo where collectors put it. The encoder, the messages and the OTEL_* variables
+(`telemetry.traces.otlp_config`) are the official ones.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _MAX_ERROR_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one attempt.
+    """The result of one attempt.
 
-    `error` None: the receiver took the request and `body` is its encoded response. Else it is
-    one line, `retryable` says whether trying again can help, and `retry_after_s` how long the
-    receiver wants to be left alone, if it said so.
+    `error` None: the receiver took the request and `body` is its encoded response. Otherwise it is
+    one line, `retryable` says whether a retry can help, and `retry_after_s` is the wait that the
+    receiver asks for, if it does.
     """
 
     body: bytes = b""
@@ -47,8 +46,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireSettings:
-    """Where and how. `endpoint` is the full URL over HTTP, host:port over gRPC; the last three
-    are paths of PEM files."""
+    """Where and how to send. `endpoint` is the full URL for HTTP and host:port for gRPC; the last
+    three are paths of PEM files."""
 
     endpoint: str
     is_http: bool
@@ -69,8 +68,8 @@ class Sender(Protocol):
         ...
 
     def close(self) -> None:
-        """No more requests. May be called from another thread; over gRPC that ends one in
-        flight, over HTTP it runs into its timeout."""
+        """No more requests. May be called from another thread: over gRPC it ends a request in
+        flight, over HTTP that one runs into its timeout."""
         ...
 
 
@@ -103,7 +102,7 @@ class HttpSender:
             response = self._session.post(
                 self._url, data=body, timeout=timeout_s, allow_redirects=False
             )
-        except Exception as error:  # whatever it is, spans must not cost more than themselves
+        except Exception as error:  # any failure costs these spans and nothing else
             return Answer(error=_one_line(error), retryable=_is_transient(error))
         if 200 <= response.status_code < 300:
             is_protobuf = "protobuf" in response.headers.get("content-type", "")
@@ -188,8 +187,8 @@ def _credentials(settings: WireSettings) -> grpc.ChannelCredentials:
 
 
 def _rpc_failure(error: grpc.RpcError) -> Answer:
-    """The protocol says which codes may be tried again; RESOURCE_EXHAUSTED only if the
-    receiver says when."""
+    """A failure as an answer. OTLP defines which codes may be retried; RESOURCE_EXHAUSTED only if
+    the receiver gives a delay."""
     import grpc
 
     code = error.code()
@@ -220,7 +219,7 @@ def _retry_info_s(error: grpc.RpcError) -> float | None:
             continue
         try:
             details = Status.FromString(item.value).details
-        except Exception:  # not what it says it is: no wish
+        except Exception:  # not a Status
             return None
         for detail in details:
             info = RetryInfo()

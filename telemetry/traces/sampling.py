@@ -1,25 +1,25 @@
-"""Which traces are kept, decided on the finished request before any span of it is built.
+"""Tail sampling: which traces are kept, decided on the ended request before its spans are built.
 
 In mode `full` every trace is kept, in `off` none. In `sampled` these are kept, and the rest at
 a rate; the first that fits is the reason:
 
     failed       the server's own fault
-    culprit      others waited for it: their stall spans link to it
+    culprit      it made tokens of others late: their stall spans link to it
     cancelled    disconnect, delete, deadline, shutdown
-    preempted    it lost its blocks on the way
+    preempted    it was preempted
     slow         it missed its class's target, or its TTFT, TPOT or largest token gap is above
                  the 99th percentile of its class's last requests
-    parent       the caller records its own part of the trace
-    rejected     refused requests, so many a second and no more
-    rate         a share of everything else, chosen by the trace id
+    parent       the caller samples its own part of the trace
+    rejected     a refused request, up to REJECTED_PER_S
+    rate         a share of everything else, passes_rate by the trace id
 
-A caller that says "not sampled" is respected in every mode: nobody would see the rest of that
-trace. Two reasons outweigh its word: nobody else records that the server failed, and a stall
-span must not link to nothing. Such a root stands alone (`telemetry.traces.spans` says so on it).
+A caller's "not sampled" is respected in every mode, because the rest of that trace is missing.
+There are two exceptions: a failure of the server is recorded nowhere else, and the stall span of
+another request may link to a culprit. Such a root has no parent span (`telemetry.traces.spans`).
 
-Reason and ratio go on the root. The ratio is the share of its kind that was kept, so 1 / ratio
-is how many requests the trace stands for: of the rejected ones itself and those passed over
-since the last one kept, of the rest one over the rate. Everything here is pure.
+Reason and ratio are attributes of the root. 1 / ratio is the number of requests that the trace
+stands for: of rejected requests, itself and those not kept since the last one; of the rest, one
+over the rate. Everything here is pure.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TracingMode(StrEnum):
     FULL = "full"
 
 
-class Keep(StrEnum):
+class SampledReason(StrEnum):
     """Why a trace is kept: `sampling.reason`."""
 
     FULL = "full"
@@ -66,7 +66,7 @@ class Keep(StrEnum):
     RATE = "rate"
 
 
-class Leave(StrEnum):
+class NotSampledReason(StrEnum):
     """Why a trace is not kept."""
 
     OFF = "off"
@@ -76,32 +76,32 @@ class Leave(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A trace is kept; 1 / `ratio` is how many requests it stands for."""
+class Sampled:
+    """The trace is kept; it stands for 1 / `ratio` requests."""
 
-    reason: Keep
+    reason: SampledReason
     ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """What an operator sets: a mode, and the share of unremarkable requests in `sampled`."""
+    """Set by the operator: the mode, and the share of other requests that `sampled` keeps."""
 
     mode: TracingMode = TracingMode.FULL
     rate: float = DEFAULT_RATE
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a rate that is no share."""
+        """Raises ValueError for a rate outside [0, 1]."""
         if not 0 <= self.rate <= 1:
             raise ValueError(f"a trace rate is a share from 0 to 1, not {self.rate:g}")
 
 
 class TailSampler:
-    """Decides on one finished request after another; one thread decides.
+    """Decides on ended requests; one thread calls it.
 
-    `policy` may be replaced at any moment, by any thread. `is_culprit(request_id)` says whether
-    others are known to have waited for a request, None where nobody keeps that account;
-    `missed_target(timeline)` whether a request broke a target of its class.
+    `policy` may be replaced at any moment, by any thread. `is_culprit(request_id)` says whether a
+    request made tokens of others late (None: there is no ledger); `missed_target(timeline)`
+    whether it missed a target of its SLO class.
     """
 
     def __init__(
@@ -114,57 +114,66 @@ class TailSampler:
         self._is_culprit = is_culprit
         self._missed_target = missed_target
         self._tails: dict[str, _Tails] = {}
-        self._rejected = _Allowance(REJECTED_PER_S)
+        self._rejected = _RateLimit(REJECTED_PER_S)
 
-    def decide(self, timeline: RequestTimeline) -> Verdict | Leave:
-        """Keep it, and why; or why not."""
+    def decide(self, timeline: RequestTimeline) -> Sampled | NotSampledReason:
+        """Why the trace is kept, or why it is not."""
         policy = self.policy
         if policy.mode is TracingMode.OFF:
-            return Leave.OFF
+            return NotSampledReason.OFF
         if timeline.accepted.trace_sampled is False:
-            return self._against_the_caller(timeline)
+            return self._parent_not_sampled(timeline)
         if policy.mode is TracingMode.FULL:
-            return Verdict(Keep.FULL)
-        reason = self._remarkable(timeline)
+            return Sampled(SampledReason.FULL)
+        reason = self._always_sampled(timeline)
         if reason is not None:
-            return Verdict(reason)
+            return Sampled(reason)
         if timeline.outcome is Outcome.REJECTED:
             ratio = self._rejected.take(timeline.ended.at_ns)
-            return Leave.REJECTED if ratio is None else Verdict(Keep.REJECTED, ratio)
-        if chosen(timeline.accepted.trace_id, policy.rate):
-            return Verdict(Keep.RATE, policy.rate)
-        return Leave.RATE
+            return (
+                NotSampledReason.REJECTED
+                if ratio is None
+                else Sampled(SampledReason.REJECTED, ratio)
+            )
+        if passes_rate(timeline.accepted.trace_id, policy.rate):
+            return Sampled(SampledReason.RATE, policy.rate)
+        return NotSampledReason.RATE
 
-    def may_turn_out_culprit(self, leave: Leave) -> bool:
-        """Whether waiting could change the verdict: a victim's gap ends after its culprit may
-        have. A refused request has never been in a step."""
-        return self._is_culprit is not None and leave in (Leave.RATE, Leave.PARENT)
+    def may_become_culprit(self, reason: NotSampledReason) -> bool:
+        """Whether a later decision may differ: the late token may come after its culprit has ended.
+        A rejected request cannot be a culprit, because it was never in a step."""
+        return self._is_culprit is not None and reason in (
+            NotSampledReason.RATE,
+            NotSampledReason.PARENT,
+        )
 
-    def reconsider(self, timeline: RequestTimeline, leave: Leave) -> Verdict | Leave:
-        """The last word on a request that was left, some time later."""
+    def reconsider(
+        self, timeline: RequestTimeline, reason: NotSampledReason
+    ) -> Sampled | NotSampledReason:
+        """The final decision on a request that was not sampled, some time later."""
         if self._is_culprit is not None and self._is_culprit(timeline.accepted.request_id):
-            return Verdict(Keep.CULPRIT)
-        return leave
+            return Sampled(SampledReason.CULPRIT)
+        return reason
 
-    def _against_the_caller(self, timeline: RequestTimeline) -> Verdict | Leave:
+    def _parent_not_sampled(self, timeline: RequestTimeline) -> Sampled | NotSampledReason:
         if timeline.outcome is Outcome.FAILED:
-            return Verdict(Keep.FAILED)
-        return self.reconsider(timeline, Leave.PARENT)
+            return Sampled(SampledReason.FAILED)
+        return self.reconsider(timeline, NotSampledReason.PARENT)
 
-    def _remarkable(self, timeline: RequestTimeline) -> Keep | None:
-        """The first reason to keep a trace whatever the rate is."""
+    def _always_sampled(self, timeline: RequestTimeline) -> SampledReason | None:
+        """The first reason to keep a trace at any rate; None if there is none."""
         slow = self._is_slow(timeline)  # first, because it must see every finished request
         if timeline.outcome is Outcome.FAILED:
-            return Keep.FAILED
+            return SampledReason.FAILED
         if self._is_culprit is not None and self._is_culprit(timeline.accepted.request_id):
-            return Keep.CULPRIT
+            return SampledReason.CULPRIT
         if timeline.outcome is Outcome.CANCELLED:
-            return Keep.CANCELLED
+            return SampledReason.CANCELLED
         if any(sequence.preempted for sequence in timeline.sequences):
-            return Keep.PREEMPTED
+            return SampledReason.PREEMPTED
         if slow:
-            return Keep.SLOW
-        return Keep.PARENT if timeline.accepted.trace_sampled else None
+            return SampledReason.SLOW
+        return SampledReason.PARENT if timeline.accepted.trace_sampled else None
 
     def _is_slow(self, timeline: RequestTimeline) -> bool:
         if timeline.outcome is not Outcome.FINISHED:
@@ -179,16 +188,16 @@ class TailSampler:
         return in_tail or self._missed_target(timeline)
 
 
-def chosen(trace_id: str, rate: float) -> bool:
-    """Whether a trace is in the share `rate` of all: every server decides alike, and what a
-    small share holds a larger one holds too. The rule is OpenTelemetry's consistent sampling:
-    the last 56 bits of the id are at least the threshold."""
+def passes_rate(trace_id: str, rate: float) -> bool:
+    """Whether a trace is in the share `rate` of all. Every server decides alike, and a larger share
+    contains each smaller one. This is OpenTelemetry's consistent probability sampling: the last 56
+    bits of the trace id are at least the threshold."""
     threshold = (1 << _RANDOM_BITS) - round(rate * (1 << _RANDOM_BITS))
     return int(trace_id[-_RANDOM_BITS // 4 :], 16) >= threshold
 
 
 def largest_gap_ns(timeline: RequestTimeline) -> int | None:
-    """The longest wait between two tokens of a sequence; None when there were no two."""
+    """The longest gap between two tokens of a sequence; None without two tokens."""
     gaps = [
         max(map(operator.sub, sequence.token_ns[1:], sequence.token_ns))
         for sequence in timeline.sequences
@@ -198,14 +207,14 @@ def largest_gap_ns(timeline: RequestTimeline) -> int | None:
 
 
 class _Tails:
-    """The recent values of one class's three latencies. E2E is none of them: it mostly says
-    how long the answer was."""
+    """Recent TTFT, TPOT and largest gaps of one class. Not E2E: it mostly depends on the length of
+    the answer."""
 
     def __init__(self) -> None:
         self._ttft, self._tpot, self._gap = _Recent(), _Recent(), _Recent()
 
     def take(self, timeline: RequestTimeline) -> bool:
-        """Whether any of them is in its tail; all are remembered."""
+        """Whether any of the three is in its tail; all are added."""
         return any(
             [
                 self._ttft.take(timeline.ttft_ns),
@@ -216,7 +225,7 @@ class _Tails:
 
 
 class _Recent:
-    """The last values, in order of age and in order of size."""
+    """The last _WINDOW_REQUESTS values, in order of age and in order of size."""
 
     def __init__(self) -> None:
         self._by_age: deque[int] = deque()
@@ -237,32 +246,32 @@ class _Recent:
         return is_tail
 
 
-class _Allowance:
-    """So many a second. What is passed over is remembered until the next that is not."""
+class _RateLimit:
+    """At most `per_s` a second. Counts those refused since the last one taken."""
 
     def __init__(self, per_s: int) -> None:
         self._per_s = per_s
         self._second = -1
         self._taken = 0
-        self._passed_over = 0
+        self._refused = 0
 
     def take(self, at_ns: int) -> float | None:
-        """The ratio of one that is taken; None for one too many."""
+        """The sampling ratio if one may be taken; None if the limit is reached."""
         second = at_ns // _SECOND_NS
         if second > self._second:
             self._second, self._taken = second, 0
         if self._taken >= self._per_s:
-            self._passed_over += 1
+            self._refused += 1
             return None
         self._taken += 1
-        ratio = 1 / (1 + self._passed_over)
-        self._passed_over = 0
+        ratio = 1 / (1 + self._refused)
+        self._refused = 0
         return ratio
 
 
 class KeptTraces:
-    """The ids of the last traces that were kept: what an exemplar may point to. Bounded;
-    any thread may ask."""
+    """The ids of the last kept traces: those that an exemplar may point to. Bounded; any thread may
+    read."""
 
     def __init__(self, capacity: int = 8_192) -> None:
         self._capacity = capacity
@@ -277,5 +286,5 @@ class KeptTraces:
             self._ids.popitem(last=False)
 
     def discard(self, trace_id: str) -> None:
-        """It got lost on the way."""
+        """The trace was not delivered."""
         self._ids.pop(trace_id, None)

@@ -1,4 +1,4 @@
-"""What spans say about a request: the GenAI convention, the names that vLLM emits, and ours.
+"""Attributes of spans: the GenAI semantic conventions, the names that vLLM emits, and ours.
 
 The same value often has two names, because tools read one or the other. Nothing here is a
 prompt, an output or a stop string.
@@ -19,12 +19,12 @@ _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
 def cut(kind: str, found: Sequence[object], limit: int) -> Attributes:
-    """How many of a kind a limit keeps out; nothing when it keeps none."""
+    """The attribute that counts what is beyond `limit`; empty when nothing is."""
     return {f"phasescope.cut.{kind}": len(found) - limit} if len(found) > limit else {}
 
 
 def root_attributes(timeline: RequestTimeline) -> Attributes:
-    """GenAI convention, the names that vLLM emits, and ours."""
+    """Attributes of the root span."""
     accepted, parsed, ended = timeline.accepted, timeline.parsed, timeline.ended
     attributes: Attributes = {
         "gen_ai.operation.name": accepted.operation,
@@ -148,11 +148,12 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
 
 def _queue_attributes(timeline: RequestTimeline) -> Attributes:
     attributes: Attributes = {}
-    held: dict[str, int] = {}
+    waits_ns: dict[str, int] = {}
     for sequence in timeline.sequences:
         for wait in sequence.waits:
-            held[wait.reason.value] = held.get(wait.reason.value, 0) + wait.end_ns - wait.start_ns
-    for reason, spent_ns in held.items():
+            reason, spent_ns = wait.reason.value, wait.end_ns - wait.start_ns
+            waits_ns[reason] = waits_ns.get(reason, 0) + spent_ns
+    for reason, spent_ns in waits_ns.items():
         attributes[f"phasescope.wait.{reason}_ms"] = spent_ns / 1e6
     return attributes
 

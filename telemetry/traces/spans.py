@@ -1,15 +1,15 @@
-"""A timeline becomes a tree of OpenTelemetry spans, after the fact, with its own times.
+"""Builds the tree of OpenTelemetry spans of a timeline, after the request has ended.
 
-Spans are built as finished `ReadableSpan`s: ids and times are ours, and the hot path never
-sees a span object. One wall anchor serves a whole trace, so that a step of the wall clock
-cannot turn a child inside out. No span carries a prompt or an output.
+Spans are built as finished `ReadableSpan`s with ids and times from the timeline, so the hot path
+has no span object. One wall anchor serves a whole trace, so that a step of the wall clock cannot
+give a span a negative length. No span carries a prompt or an output.
 
-Status: ERROR for failed requests only; rejected and cancelled ones are what was asked of
-the server, and say so in `error.type` and `phasescope.outcome`. Finished ones are unset.
+Status: ERROR for failed requests only. Rejected and cancelled requests are no errors of the server;
+`error.type` and `phasescope.outcome` name them. Finished ones are unset.
 
-Everything that a request can have many of is bounded here, below the limits of 128 attributes,
-events and links that OpenTelemetry's SDKs and many receivers have, so that nothing is cut where
-nobody sees it. What is cut here is counted on the span: `phasescope.cut.chunks` and so on.
+All lists are bounded here, below the limits of 128 attributes, events and links that OpenTelemetry
+SDKs and many receivers have: those would cut them silently. What is cut here is counted on the
+span, as `phasescope.cut.chunks` and so on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
+from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
-from telemetry.facts.happening import Happening
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
@@ -45,16 +45,16 @@ from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_lin
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
-MAX_HOLDS = 64
+MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
 MAX_EVENTS = 128
-_HOLDS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
+_OWN_WAITS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
 _SLOW_FACTOR = 2
 
 
 class SpanBuilder:
-    """Builds the trees of timelines under one resource. `targets` are the spans that those of
-    other requests may be linked to."""
+    """Builds the span trees of timelines under one resource. `targets` are the spans that links may
+    point to; `server` is the address and port that requests come to."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class SpanBuilder:
         self,
         timeline: RequestTimeline,
         anchor: WallAnchor,
-        about: Attributes | None = None,
-        happenings: Sequence[Happening] = (),
+        extra: Attributes | None = None,
+        span_events: Sequence[SpanEvent] = (),
     ) -> list[ReadableSpan]:
-        """Root first, then the phases in order, each followed by its children. `about` and
-        `happenings` go on the root."""
+        """The root, then the phases in order, each followed by its children. `extra` and
+        `span_events` are added to the root."""
         tree = _Tree(self._resource, self._new_span_id, timeline, anchor, self.targets)
-        root = tree.root({**self._server, **(about or {})}, happenings)
+        root = tree.root({**self._server, **(extra or {})}, span_events)
         spans = [root]
         for phase in timeline.phases:
             span = tree.phase(phase, root)
@@ -91,7 +91,7 @@ class SpanBuilder:
 
 
 class _Tree:
-    """One trace in the making."""
+    """The spans of one trace while they are built."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Tree:
         targets: LinkTargets,
     ) -> None:
         self._targets = targets
-        self._holders: list[tuple[PreemptedSpan, ReadableSpan]] = []
+        self._preemptions: list[tuple[PreemptedSpan, ReadableSpan]] = []
         self._resource = resource
         self._new_span_id = new_span_id
         self._timeline = timeline
@@ -112,12 +112,12 @@ class _Tree:
         state = accepted.trace_state
         self._state = TraceState.from_header([state]) if state else None
 
-    def root(self, about: Attributes, happenings: Sequence[Happening] = ()) -> ReadableSpan:
-        """The span of the request. A caller that does not sample has no span for it to hang
-        from: then the root stands alone and names its parent in an attribute."""
+    def root(self, extra: Attributes, span_events: Sequence[SpanEvent] = ()) -> ReadableSpan:
+        """The span of the request. If the caller does not sample, its span does not exist: the root
+        then has no parent and names the caller's span in an attribute."""
         timeline = self._timeline
         accepted, parsed = timeline.accepted, timeline.parsed
-        attributes = root_attributes(timeline) | about
+        attributes = root_attributes(timeline) | extra
         parent = None
         if accepted.parent_span_id is not None and accepted.trace_sampled is not False:
             parent = self._context(int(accepted.parent_span_id, 16), remote=True)
@@ -135,7 +135,7 @@ class _Tree:
             attributes,
             [
                 Event(one.name, dict(one.attributes), self._anchor.to_unix_ns(one.at_ns))
-                for one in happenings
+                for one in span_events
             ],
             kind=SpanKind.SERVER,
             status=status,
@@ -153,7 +153,7 @@ class _Tree:
             attributes |= cut("slow_tokens", slow, MAX_SLOW_GAPS)
         attributes |= cut("chunks", chunks_in(timeline, phase), MAX_CHUNKS)
         attributes |= cut("preempted", self._preempted_in(phase), MAX_PREEMPTED)
-        attributes |= cut("holds", self._waits_in(phase), MAX_HOLDS)
+        attributes |= cut("holds", self._waits_in(phase), MAX_OWN_WAITS)
         return self._span(
             phase.name.value,
             root.context,
@@ -165,8 +165,8 @@ class _Tree:
         )
 
     def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Holds, preemptions, stalls and prefill chunks that begin within the phase."""
-        spans, first = self._holds_in(phase, parent), len(self._holders)
+        """Own waits, preemptions, stalls and prefill chunks that begin within the phase."""
+        spans, first = self._own_waits_in(phase, parent), len(self._preemptions)
         for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
             end_ns = min(gap.end_ns, phase.end_ns)
             attributes: Attributes = {
@@ -175,20 +175,20 @@ class _Tree:
             }
             span = self._span("preempted", parent.context, gap.start_ns, end_ns, attributes)
             spans.append(span)
-            self._holders.append((gap, span))
+            self._preemptions.append((gap, span))
         spans += self._stalls_in(phase, parent)
         for chunk in chunks_in(self._timeline, phase)[:MAX_CHUNKS]:
-            holders = self._holders[first:]
-            holder = next((span for gap, span in holders if _holds(gap, chunk)), parent)
+            preemptions = self._preemptions[first:]
+            holder = next((span for gap, span in preemptions if _covers(gap, chunk)), parent)
             spans.append(self._chunk(chunk, holder, phase))
         return spans
 
-    def _holds_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """What held a sequence back of its own: its grammar, or its reader."""
+    def _own_waits_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """Spans of waits for the sequence's own grammar or client."""
         found: list[ReadableSpan] = []
-        for seq_id, wait in self._waits_in(phase)[:MAX_HOLDS]:
+        for seq_id, wait in self._waits_in(phase)[:MAX_OWN_WAITS]:
             attributes: Attributes = {"phasescope.seq_id": seq_id}
-            name, end_ns = _HOLDS[wait.reason], min(wait.end_ns, phase.end_ns)
+            name, end_ns = _OWN_WAITS[wait.reason], min(wait.end_ns, phase.end_ns)
             found.append(self._span(name, parent.context, wait.start_ns, end_ns, attributes))
         return found
 
@@ -197,7 +197,7 @@ class _Tree:
             (sequence.seq_id, wait)
             for sequence in self._timeline.sequences
             for wait in sequence.waits
-            if wait.reason in _HOLDS and _begins_in(wait.start_ns, phase)
+            if wait.reason in _OWN_WAITS and _begins_in(wait.start_ns, phase)
         ]
 
     def _preempted_in(self, phase: PhaseSpan) -> list[PreemptedSpan]:
@@ -209,7 +209,7 @@ class _Tree:
         ]
 
     def _stalls_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Late tokens, each linked to what made it late."""
+        """A span for each stall, linked to the culprit's span."""
         account = self._timeline.account
         if account is None:
             return []
@@ -224,7 +224,7 @@ class _Tree:
                         stall.begin_ns,
                         end_ns,
                         stall_attributes(stall),
-                        links=stall_links(stall, self._targets, self._holders),
+                        links=stall_links(stall, self._targets, self._preemptions),
                     )
                 )
         return found
@@ -286,14 +286,14 @@ def _begins_in(start_ns: int, phase: PhaseSpan) -> bool:
     return phase.start_ns <= start_ns < phase.end_ns
 
 
-def _holds(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
+def _covers(gap: PreemptedSpan, chunk: ChunkSpan) -> bool:
     return gap.seq_id == chunk.seq_id and gap.start_ns <= chunk.start_ns < gap.end_ns
 
 
 def _within_limits(
     attributes: Attributes, events: Sequence[Event]
 ) -> tuple[Attributes, Sequence[Event]]:
-    """The last guard: no span that we build is ever larger, and one that is cut says so."""
+    """Cut to MAX_ATTRIBUTES and MAX_EVENTS, with the number cut as an attribute."""
     if len(events) > MAX_EVENTS:
         attributes = attributes | cut("events", events, MAX_EVENTS)
         events = events[:MAX_EVENTS]
@@ -305,7 +305,7 @@ def _within_limits(
 
 
 def _slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, int]]:
-    """The gaps of more than twice the median, the slowest first."""
+    """The gaps longer than _SLOW_FACTOR times the median, longest first."""
     gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
     if len(gaps) < 3:
         return []

@@ -1,4 +1,4 @@
-"""What the ledger puts on spans: a request's shares, its late tokens and whom they point to."""
+"""The ledger on spans: a request's time by part, its stalls, and their links to culprits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_LINKS = 8
 def stall_links(
     stall: Stall, targets: LinkTargets, preempted: Sequence[tuple[PreemptedSpan, ReadableSpan]]
 ) -> tuple[Link, ...]:
-    """To the span of the request that made the token late, if that span is exported, and to the
-    sequence's own preemption within the gap. `preempted` are spans of the same trace."""
+    """Links to the culprit's span, if that is exported, and to the sequence's own preemptions
+    within the gap. `preempted` are spans of the same trace."""
     links: list[Link] = []
     span_id = targets.span_of(stall)
     if span_id is not None and stall.culprit_trace_id is not None:
@@ -35,7 +35,7 @@ def stall_links(
 
 
 def stall_attributes(stall: Stall) -> Attributes:
-    """What made the token late, by whom, and the parts of the gap in ms."""
+    """The gap, its largest part and the culprit; times in ms."""
     attributes: Attributes = {
         "phasescope.seq_id": stall.seq_id,
         "phasescope.stall.gap_ms": (stall.end_ns - stall.begin_ns) / 1e6,
@@ -54,7 +54,7 @@ def stall_attributes(stall: Stall) -> Attributes:
 
 
 def account_attributes(account: Account | None) -> Attributes:
-    """The ledger by part, in ms; they add up to the span."""
+    """The ledger by part, in ms; the parts add up to the length of the root span."""
     if account is None:
         return {}
     parts = account.ledger.by_part()

@@ -1,4 +1,4 @@
-"""W3C Trace Context: who called us, and names for what we trace ourselves."""
+"""W3C Trace Context: reads the caller's headers, and makes new trace and span ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TraceParent:
 
 
 def parse_traceparent(header: str | None) -> TraceParent | None:
-    """None when there is no header or it is not valid: then a new trace begins."""
+    """The caller's trace context; None without a valid header, and then a new trace begins."""
     match = _TRACEPARENT.fullmatch((header or "").strip())
     if match is None:
         return None
@@ -33,7 +33,7 @@ def parse_traceparent(header: str | None) -> TraceParent | None:
 
 
 def parse_tracestate(header: str | None) -> str | None:
-    """The vendor's list as it came, unless it is too long to be passed on."""
+    """The header unchanged; None if it is absent or too long to pass on."""
     if not header or len(header) > _MAX_STATE_CHARACTERS:
         return None
     return header

@@ -1,5 +1,5 @@
-"""What tracing has done and cost so far: counted by the exporter, shown by snapshot,
-`/debug/tracing` and `/metrics`."""
+"""Counters of tracing: kept by the exporter, shown by the snapshot, `/debug/tracing` and
+`/metrics`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.traces.sampling import DEFAULT_RATE, Keep, Leave, SamplingPolicy, TracingMode
+from telemetry.traces.sampling import (
+    DEFAULT_RATE,
+    NotSampledReason,
+    SampledReason,
+    SamplingPolicy,
+    TracingMode,
+)
 
 
-class Drop(StrEnum):
-    """Why spans of a trace that was to be kept did not arrive.
+class DropReason(StrEnum):
+    """Why spans of a sampled trace were not delivered.
 
-    QUEUE_FULL: the receiver is slower than we are. EXPORT_FAILED: no answer, or "try again",
-    until the chunk was given up. REJECTED: the receiver answered that it does not take them.
-    SHUTDOWN: not delivered when the server had to end. BUILD_ERROR: our own fault; the tree
-    was never built, so it counts as one span.
+    QUEUE_FULL: the receiver is slower than the server. EXPORT_FAILED: no answer, or an answer that
+    asks for a retry, until the chunk was given up. REJECTED: the receiver refused them. SHUTDOWN:
+    not delivered when the server ended. BUILD_ERROR: the spans could not be built, a bug; the tree
+    counts as one span.
     """
 
     QUEUE_FULL = "queue_full"
@@ -37,10 +43,10 @@ class ExportStats:
     the last delivered chunk was, counted from its request's end; `last_error` is one line.
     """
 
-    traces_kept: Counter[Keep] = field(default_factory=Counter)
-    traces_left: Counter[Leave] = field(default_factory=Counter)
+    traces_kept: Counter[SampledReason] = field(default_factory=Counter)
+    traces_not_sampled: Counter[NotSampledReason] = field(default_factory=Counter)
     spans_exported: int = 0
-    spans_dropped: Counter[Drop] = field(default_factory=Counter)
+    spans_dropped: Counter[DropReason] = field(default_factory=Counter)
     attempts: int = 0
     attempts_failed: int = 0
     bytes_sent: int = 0
@@ -51,10 +57,11 @@ class ExportStats:
 
 
 class TracingView(msgspec.Struct, frozen=True, kw_only=True):
-    """Tracing at one moment, for people and programs. `target` None: spans go nowhere.
+    """Tracing at one moment. `target` is the receiver, None without one.
 
-    `lag_ns` is the age of the oldest trace that is on its way, counted from its request's end;
-    0 when none is. `last_export_ns` is a stamp of the monotonic clock.
+    `traces_left` are the traces that were not sampled, by reason; `traces_held` wait to see whether
+    they become culprits. `lag_ns` is the age of the oldest trace that is queued or in flight, from
+    the end of its request; 0 when there is none. `last_export_ns` is a monotonic stamp.
     """
 
     mode: TracingMode = TracingMode.OFF
@@ -77,19 +84,20 @@ class TracingView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def view_of(
-    stats: ExportStats, policy: SamplingPolicy, target: str, queued: int, held: int, lag_ns: int
+    stats: ExportStats, policy: SamplingPolicy, target: str, queued: int, deferred: int, lag_ns: int
 ) -> TracingView:
-    """Every reason is there, with 0 where nothing happened: absent would mean not counted."""
+    """The view of `stats`. Every reason is present: 0 means that nothing happened, absent would
+    mean not counted."""
     return TracingView(
         mode=policy.mode,
         rate=policy.rate,
         target=target,
-        traces_kept={reason.value: stats.traces_kept[reason] for reason in Keep},
-        traces_left={reason.value: stats.traces_left[reason] for reason in Leave},
+        traces_kept={reason.value: stats.traces_kept[reason] for reason in SampledReason},
+        traces_left={reason.value: stats.traces_not_sampled[reason] for reason in NotSampledReason},
         traces_queued=queued,
-        traces_held=held,
+        traces_held=deferred,
         spans_exported=stats.spans_exported,
-        spans_dropped={reason.value: stats.spans_dropped[reason] for reason in Drop},
+        spans_dropped={reason.value: stats.spans_dropped[reason] for reason in DropReason},
         attempts=stats.attempts,
         attempts_failed=stats.attempts_failed,
         bytes_sent=stats.bytes_sent,

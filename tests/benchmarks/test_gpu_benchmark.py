@@ -25,8 +25,8 @@ from benchmarks.paired import Block, Pair
 from benchmarks.recording import Instant
 from service.device.spec import DUMMY_SHAPES
 from service.engine.admission import Limits
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock
-from telemetry.facts.unavailable import Unavailable
 from tests.support.models.fake_nvml import loaded
 
 SECOND = 1_000_000_000

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.timeline.build import Drawn, write_timeline
+from dashboards.timeline.build import TraceSummary, write_timeline
 from dashboards.timeline.engine_track import ranges
 from dashboards.timeline.host_track import HostTrack
-from dashboards.timeline.trace import Slice, Slots, TraceWriter, nested
+from dashboards.timeline.trace import RowAllocator, Slice, TraceWriter, nested
 from service.cli.main import main
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import CacheFlushed, StepRecorded
@@ -38,7 +38,9 @@ from tests.support.worlds.facts import (
 )
 
 
-def drawn(folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS) -> tuple[Trace, Drawn]:
+def drawn(
+    folder: Path, facts: Sequence[Fact], late_ns: int = 50 * MS
+) -> tuple[Trace, TraceSummary]:
     write_journal(folder / "facts.journal", facts, ManualClock(), "request")
     summary = write_timeline(
         open_journal(folder / "facts.journal"), folder / "trace.json.gz", late_ns
@@ -228,13 +230,13 @@ def test_nested_slices_never_stick_out_of_each_other(pairs: list[tuple[int, int]
 
 
 def test_a_row_is_taken_again_only_by_what_begins_after_its_last_end() -> None:
-    slots = Slots()
-    first, second = slots.take(10), slots.take(20)
+    slots = RowAllocator()
+    first, second = slots.allocate(10), slots.allocate(20)
     slots.release(first, 50)
 
     assert (first, second) == (0, 1)
-    assert slots.take(49) == 2
-    assert slots.take(50) == 0
+    assert slots.allocate(49) == 2
+    assert slots.allocate(50) == 0
 
 
 @pytest.mark.parametrize(
@@ -264,11 +266,11 @@ def test_facts_of_other_kinds_are_drawn_by_their_shape(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     with TraceWriter(path, 0, {}) as trace:
         track = HostTrack(trace)
-        track.take(GpuSampled(10 * MS, "0", 250.5, None))  # type: ignore[arg-type]
-        track.take(HostPaused(30 * MS, 20 * MS, 30 * MS, "engine", "gc"))  # type: ignore[arg-type]
-        track.take(HostPaused(35 * MS, 25 * MS, 35 * MS, "engine", "gc"))  # type: ignore[arg-type]
-        track.take(HostPaused(33 * MS, 21 * MS, 33 * MS, "gateway", "gc"))  # type: ignore[arg-type]
-        track.take(CacheFlushed(40 * MS, 7, 12))
+        track.on_fact(GpuSampled(10 * MS, "0", 250.5, None))  # type: ignore[arg-type]
+        track.on_fact(HostPaused(30 * MS, 20 * MS, 30 * MS, "engine", "gc"))  # type: ignore[arg-type]
+        track.on_fact(HostPaused(35 * MS, 25 * MS, 35 * MS, "engine", "gc"))  # type: ignore[arg-type]
+        track.on_fact(HostPaused(33 * MS, 21 * MS, 33 * MS, "gateway", "gc"))  # type: ignore[arg-type]
+        track.on_fact(CacheFlushed(40 * MS, 7, 12))
     found = checked(path)
 
     assert [(e["name"], e["args"]) for e in found.phase("C")] == [("gpu power_w", {"value": 250.5})]

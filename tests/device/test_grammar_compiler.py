@@ -9,7 +9,7 @@ import pytest
 
 from service.engine.inbox import GrammarReady
 from service.engine.plan import Grammar, GrammarKind
-from service.gateway.ingest.json_schemas import fault_of_schema
+from service.gateway.ingest.json_schemas import schema_error
 from service.text.dummy_tokenizer import dummy_tokenizer
 from tests.support.worlds.grammar_world import World, regex, schema
 
@@ -91,7 +91,7 @@ def test_the_benchmark_has_twenty_good_schemas_and_twenty_bad_ones() -> None:
     world = World(dummy_tokenizer("tiny"))
     good = [world.compiled(i, schema(one["schema"])).error for i, one in enumerate(data["valid"])]
     bad = [
-        fault_of_schema(json.dumps(one["schema"]))
+        schema_error(json.dumps(one["schema"]))
         or world.compiled(100 + i, schema(one["schema"])).error
         for i, one in enumerate(data["invalid"])
     ]

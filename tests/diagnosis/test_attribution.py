@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.diagnosis.promise import Promise
+from benchmarks.diagnosis.predicted_gain import PredictedGain
 from benchmarks.diagnosis.twin_attribution import compared, question_of
-from benchmarks.diagnosis.weighing import Lives, Pair, summary
+from benchmarks.diagnosis.weighing import Pair, TwinLatencies, summary
 from diagnosis.root_cause.interventions import Cause, interventions
-from diagnosis.root_cause.prefixes import found_as_before
+from diagnosis.root_cause.prefixes import restored_prefixes
 from lab.replay.noise import Disturbance
 from lab.twins.registry import build_twin
 
@@ -43,7 +43,7 @@ def test_the_blame_is_what_the_clean_life_does_without(
 def test_prompts_that_miss_a_full_cache_begin_as_those_before() -> None:
     """With what their own tenant's requests found, and only where more miss than used to."""
     question = question_of(build_twin("prefix_cache_cold", 2001, "salt"))
-    begun = found_as_before(question)
+    begun = restored_prefixes(question)
     sequences = question.run.sequences
     before = [one for one in sequences.values() if one.entry.at_ns < question.window.begin_ns]
 
@@ -56,7 +56,7 @@ def test_prompts_that_miss_a_full_cache_begin_as_those_before() -> None:
         assert tuple(sequences[seq_id].block_aliases[: len(names)]) != names
     assert all(question.window.has(sequences[seq_id].entry.at_ns) for seq_id in begun)
     healthy = question_of(build_twin("queue_overload", 2001, "requests"))
-    assert found_as_before(healthy) == {}
+    assert restored_prefixes(healthy) == {}
     assert Cause.PREFIX not in interventions(healthy)
 
 
@@ -69,7 +69,7 @@ def test_a_slow_turn_is_slow_in_proportion_and_a_stall_is_as_long_as_it_was() ->
 
 def test_what_is_too_small_to_be_measured_does_not_count() -> None:
     """The two lives differed by as much before anything was wrong."""
-    met = Lives({}, {}, {"ttft_mean": 50.0}, {"ttft_mean": 46.0})
+    met = TwinLatencies({}, {}, {"ttft_mean": 50.0}, {"ttft_mean": 46.0})
     assert met.floor_ms("ttft_mean") == 4.0
     assert met.floor_ms("tpot_mean") == 0.0
     small = Pair(name="a", named="throttled", blamed_ms=9.0, true_ms=11.0, floor_ms=4.0)
@@ -81,6 +81,6 @@ def test_what_is_too_small_to_be_measured_does_not_count() -> None:
 
 
 def test_a_promise_is_off_by_what_part_of_it_the_truth_differs() -> None:
-    assert Promise(promised=0.5, kept=0.4).off == pytest.approx(0.2)
-    assert Promise(promised=0.5, kept=0.6).off == pytest.approx(0.2)
-    assert Promise(promised=0.0, kept=0.6).off == float("inf")
+    assert PredictedGain(promised=0.5, kept=0.4).off == pytest.approx(0.2)
+    assert PredictedGain(promised=0.5, kept=0.6).off == pytest.approx(0.2)
+    assert PredictedGain(promised=0.0, kept=0.6).off == float("inf")

@@ -56,13 +56,13 @@ def test_what_is_clear_is_said_before_it_is_certain(monkeypatch: pytest.MonkeyPa
     names = ("prefix_cache_cold", "cpu_starvation", "heavy_sampling", "grammar_cost")
     twins = [twin(name, TWINS[name][0]) for name in names]
 
-    with_hunches = [first_said_ns(one) for one in twins]
-    monkeypatch.setattr("diagnosis.verdicts.classifier._CLEAR_SHARE", 1.01)
+    with_pending = [first_said_ns(one) for one in twins]
+    monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
     without = [first_said_ns(one) for one in twins]
 
-    assert sum(with_hunches) < sum(without)
-    assert all(soon <= late for soon, late in zip(with_hunches, without, strict=True))
-    assert min(with_hunches) > 0
+    assert sum(with_pending) < sum(without)
+    assert all(soon <= late for soon, late in zip(with_pending, without, strict=True))
+    assert min(with_pending) > 0
 
 
 def test_what_is_clear_once_and_not_again_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,13 @@ def test_what_is_clear_once_and_not_again_has_to_wait(monkeypatch: pytest.Monkey
 
     def every_other(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
         charged, found = charge(self, begin_ns, end_ns, onset_ns)
-        is_hunch = self._watch.onset_ns is None
-        return charged, [] if is_hunch and next(looks) % 2 else found
+        is_pending = self._detector.onset_ns is None
+        return charged, [] if is_pending and next(looks) % 2 else found
 
     soon = first_said_ns(one)
     monkeypatch.setattr(Diagnoser, "_charge", every_other)
     wavering = first_said_ns(one)
-    monkeypatch.setattr("diagnosis.verdicts.classifier._CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
 
     assert soon < wavering == first_said_ns(one)
 
@@ -87,7 +87,7 @@ def test_once_something_is_found_the_window_says_so(monkeypatch: pytest.MonkeyPa
     told: list[bool] = []
 
     def seen(*args: Any, **more: Any) -> Window:
-        told.append(more["is_told"])
+        told.append(more["has_finding"])
         return Window(*args, **more)
 
     monkeypatch.setattr("diagnosis.verdicts.classifier.Window", seen)
@@ -185,7 +185,7 @@ def test_what_is_charged_is_no_more_than_what_was_lost() -> None:
     charged = diagnoser.blame()
 
     assert charged is not None
-    assert 0 < sum(charged.harm_ns.values()) <= charged.held_up_ns * (1 + 1e-9)
+    assert 0 < sum(charged.harm_ns.values()) <= charged.excess_ns * (1 + 1e-9)
     assert all(spent >= 0 for spent in charged.harm_ns.values())
 
 
@@ -202,7 +202,7 @@ def test_a_baseline_is_saved_and_read_back_as_it_was(tmp_path: Path) -> None:
         read_baseline(tmp_path / "absent.json")
 
 
-def test_without_a_baseline_a_configuration_that_is_bad_from_the_start_passes_for_usual() -> None:
+def test_without_a_baseline_a_configuration_that_is_bad_from_the_start_is_not_found() -> None:
     """That is why there are baselines: a server does not know how it would have been."""
     one = twin("oversized_batch", "max_seqs")
     diagnoser = Diagnoser()

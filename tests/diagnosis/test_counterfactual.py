@@ -20,7 +20,7 @@ from diagnosis.root_cause.counterfactual import (
     finished_in_both,
     timelines_of,
 )
-from diagnosis.root_cause.interventions import Cause, Edit, interventions
+from diagnosis.root_cause.interventions import Cause, Intervention, interventions
 from diagnosis.root_cause.question import Question, Span
 from diagnosis.root_cause.root import REMEDIES
 from lab.replay.iteration_cost import fit_iterations
@@ -214,7 +214,7 @@ def test_more_choices_than_before_end_with_their_first_token() -> None:
     assert all(choices[request_id] - number in (1, 2) for request_id, number in cut.items())
 
 
-def test_answers_are_put_back_to_what_they_would_have_been() -> None:
+def test_answers_are_restored_to_their_lengths_in_the_reference() -> None:
     """Not only the longest: where all grew, all shrink, and the blame is what the same requests
     with the answers of before do without."""
     question = Twin(disturb=longer).question(7)
@@ -242,14 +242,14 @@ def test_only_who_finishes_either_way_is_compared() -> None:
 
     for lives in ((was, now), (now, was)):
         one, other = finished_in_both(*map(timelines_of, lives))
-        names = [[timeline.accepted.request_id for timeline in life] for life in (one, other)]
+        names = [[timeline.accepted.request_id for timeline in run] for run in (one, other)]
         assert names[0] == names[1]
         assert set(names[0]) == {fact.request_id for fact in ended[2:]}
 
 
 def test_edits_add_up() -> None:
-    one = Edit(limits={"max_seqs": 9}, without=frozenset({1}), prompts={3: 50, 4: 10, 5: 1})
-    two = Edit(
+    one = Intervention(limits={"max_seqs": 9}, without=frozenset({1}), prompts={3: 50, 4: 10, 5: 1})
+    two = Intervention(
         limits={"blocks_total": 99}, without=frozenset({2}), prompts={3: 40, 4: 20}, pauses=False
     )
     both = one | two

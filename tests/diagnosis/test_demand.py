@@ -1,4 +1,4 @@
-"""What was asked for beyond the usual is told from chance, from bursts, and from each other."""
+"""Demand beyond the baseline is told from chance, from bursts, and from other demand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from diagnosis.attribution.demand import asked
+from diagnosis.attribution.demand import demand_delta
 from diagnosis.detection.counts import Counts, Stage
-from diagnosis.detection.excess import slowed
-from diagnosis.detection.reference import Reference, fit_cost, promised
+from diagnosis.detection.excess import slow_step_excess
+from diagnosis.detection.reference import Reference, fit_cost, slo_baseline
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
@@ -20,10 +20,10 @@ S = Symptom
 SECONDS = 8.0
 
 
-def usual(tenants: dict[str, float] | None = None, **more: object) -> Reference:
+def baseline(tenants: dict[str, float] | None = None, **more: object) -> Reference:
     """Ten requests a second of three tenants, prompts of 30 tokens."""
     return msgspec.structs.replace(
-        promised(),
+        slo_baseline(),
         seconds=30.0,
         requests_per_s=10.0,
         tenants_per_s=tenants or {"red": 4.0, "green": 3.0, "blue": 3.0},
@@ -46,10 +46,10 @@ def came(requests: dict[str, int], prompts: list[int] | None = None, waits: str 
 
 
 def window(
-    counts: Counts, later: Counts, seconds: float = SECONDS, is_told: bool = False
+    counts: Counts, later: Counts, seconds: float = SECONDS, has_finding: bool = False
 ) -> Window:
     steps = Steps(np.zeros((0, len(StepRow._fields))))
-    return Window(seconds, counts, later, steps, started=None, is_told=is_told)
+    return Window(seconds, counts, later, steps, started=None, has_finding=has_finding)
 
 
 def test_more_requests_are_demand_only_while_they_go_on() -> None:
@@ -57,24 +57,24 @@ def test_more_requests_are_demand_only_while_they_go_on() -> None:
     many = came({"red": 70, "green": 60, "blue": 60})
     lasting, over = came({"red": 35, "green": 30, "blue": 30}), came({"red": 12, "green": 14})
 
-    assert asked(window(many, lasting), usual()).more_requests == 190 - 80
-    assert asked(window(many, over), usual()).more_requests == 0
+    assert demand_delta(window(many, lasting), baseline()).more_requests == 190 - 80
+    assert demand_delta(window(many, over), baseline()).more_requests == 0
 
 
-def test_what_was_usual_is_less_certain_after_a_short_look() -> None:
+def test_a_rate_is_less_certain_after_a_short_reference() -> None:
     """Forty seconds of ten a second may have been nine or eleven, ten seconds eight or twelve."""
     many, half = came({"red": 60, "green": 40, "blue": 40}), came({"red": 30, "green": 40})
-    surely, perhaps = usual(), msgspec.structs.replace(usual(), seconds=10.0)
+    surely, perhaps = baseline(), msgspec.structs.replace(baseline(), seconds=10.0)
 
-    assert asked(window(many, half), surely).more_requests == 140 - 80
-    assert asked(window(many, half), perhaps).more_requests == 0
+    assert demand_delta(window(many, half), surely).more_requests == 140 - 80
+    assert demand_delta(window(many, half), perhaps).more_requests == 0
 
 
-def test_without_a_usual_a_burst_is_no_demand_until_it_lasts() -> None:
+def test_without_a_baseline_a_burst_is_no_demand_until_it_lasts() -> None:
     some = came({"red": 30, "green": 30})
 
-    assert asked(window(some, came({"red": 30})), promised()).more_requests == 0
-    assert asked(window(some, came({"red": 30}), 10.0), promised()).more_requests == 60
+    assert demand_delta(window(some, came({"red": 30})), slo_baseline()).more_requests == 0
+    assert demand_delta(window(some, came({"red": 30}), 10.0), slo_baseline()).more_requests == 60
 
 
 def test_what_is_no_demand_at_nine_seconds_is_none_at_eleven() -> None:
@@ -82,9 +82,9 @@ def test_what_is_no_demand_at_nine_seconds_is_none_at_eleven() -> None:
     there all the time."""
     grown = {seconds: int(10 * seconds + 4.6 * (12 * seconds) ** 0.5) for seconds in (9, 11, 20)}
     found = {
-        seconds: asked(
+        seconds: demand_delta(
             window(came({"red": count}), came({"red": count // 2 + 5}), float(seconds)),
-            usual(tenants={"red": 10.0}),
+            baseline(tenants={"red": 10.0}),
         ).more_requests
         for seconds, count in grown.items()
     }
@@ -97,16 +97,18 @@ def test_beside_a_fault_that_is_told_a_second_needs_to_be_less_sure() -> None:
     """Chance has been ruled out for the alarm already."""
     count = int(80 + 4.6 * 96**0.5)
     some, later = came({"red": count}), came({"red": count // 2 + 5})
-    reference = usual(tenants={"red": 10.0})
+    reference = baseline(tenants={"red": 10.0})
 
-    assert asked(window(some, later), reference).more_requests == 0
-    assert asked(window(some, later, is_told=True), reference).more_requests == count - 80
+    assert demand_delta(window(some, later), reference).more_requests == 0
+    assert (
+        demand_delta(window(some, later, has_finding=True), reference).more_requests == count - 80
+    )
 
 
 def test_a_burst_of_one_tenant_that_others_wait_for_is_his() -> None:
     """Though it is over: the others have paid."""
     counts = came({"red": 150, "green": 25, "blue": 24})
-    found = asked(window(counts, came({"red": 10, "green": 12, "blue": 12})), usual())
+    found = demand_delta(window(counts, came({"red": 10, "green": 12, "blue": 12})), baseline())
 
     assert (found.demand, found.tenant) == (S.UNFAIRNESS, "red")
     assert found.more_requests > 100
@@ -116,7 +118,9 @@ def test_a_tenant_who_grew_as_all_did_is_not_unfair() -> None:
     """He has most of the growth because he has most of the requests."""
     tenants = {"red": 8.0, "green": 1.0, "blue": 1.0}
     counts = came({"red": 150, "green": 18, "blue": 18})
-    found = asked(window(counts, came({"red": 75, "green": 9, "blue": 9})), usual(tenants=tenants))
+    found = demand_delta(
+        window(counts, came({"red": 75, "green": 9, "blue": 9})), baseline(tenants=tenants)
+    )
 
     assert (found.demand, found.tenant) == (S.QUEUE_OVERLOAD, None)
 
@@ -125,21 +129,21 @@ def test_choices_are_those_that_were_asked_for() -> None:
     """Sequences come to the engine later than their request to the gateway: more of the one than
     of the other in a short time are no choices."""
     counts = came({"red": 4}, [30] * 6)
-    counts.choices_asked = [1] * 4
+    counts.choices_requested = [1] * 4
     several = came({"red": 4}, [30] * 12)
-    several.choices_asked = [3] * 4
+    several.choices_requested = [3] * 4
 
-    assert asked(window(counts, counts), usual()).choices == 0
-    assert asked(window(several, several), usual()).choices == 8
+    assert demand_delta(window(counts, counts), baseline()).choices == 0
+    assert demand_delta(window(several, several), baseline()).choices == 8
 
 
 def test_a_few_requests_with_more_choices_are_chance_where_these_vary() -> None:
-    varying = msgspec.structs.replace(usual(), choices=2.0, choices_spread=1.5)
+    varying = msgspec.structs.replace(baseline(), choices=2.0, choices_spread=1.5)
     few, many = came({"red": 4}), came({"red": 40})
-    few.choices_asked, many.choices_asked = [4, 4, 2, 4], [4, 4, 2, 4] * 10
+    few.choices_requested, many.choices_requested = [4, 4, 2, 4], [4, 4, 2, 4] * 10
 
-    assert asked(window(few, few), varying).choices == 0
-    assert asked(window(many, many), varying).choices == 1.5 * 40
+    assert demand_delta(window(few, few), varying).choices == 0
+    assert demand_delta(window(many, many), varying).choices == 1.5 * 40
 
 
 def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> None:
@@ -148,10 +152,10 @@ def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> Non
     counts.output_lengths = [42] * 9
     counts.admitted, counts.known_tokens = 60, 6000
     counts.hit_requests, counts.hit_tokens = 6, 500
-    reference = usual(hit_requests_share=0.3, hit_share=0.25)
-    young = asked(window(counts, counts, 4.0), reference)
-    aging = asked(window(counts, counts, 11.0), reference)
-    lasting = asked(window(counts, counts, 20.0), reference)
+    reference = baseline(hit_requests_share=0.3, hit_share=0.25)
+    young = demand_delta(window(counts, counts, 4.0), reference)
+    aging = demand_delta(window(counts, counts, 11.0), reference)
+    lasting = demand_delta(window(counts, counts, 20.0), reference)
 
     assert young.output_tokens == aging.output_tokens == 0
     assert not young.prompt_tokens
@@ -162,36 +166,36 @@ def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> Non
 
 def test_one_request_with_more_choices_is_no_habit() -> None:
     """Where hardly anybody asks for two, one who does is far from the mean."""
-    rare = msgspec.structs.replace(usual(), choices=1.02, choices_spread=0.14)
+    rare = msgspec.structs.replace(baseline(), choices=1.02, choices_spread=0.14)
     one, three = came({"red": 3}), came({"red": 12})
-    one.choices_asked, three.choices_asked = [1, 1, 2], [1] * 3 + [2] * 9
+    one.choices_requested, three.choices_requested = [1, 1, 2], [1] * 3 + [2] * 9
 
-    assert asked(window(one, one, 12.0), rare).choices == 0
-    assert asked(window(three, three, 12.0), rare).choices > 8
+    assert demand_delta(window(one, one, 12.0), rare).choices == 0
+    assert demand_delta(window(three, three, 12.0), rare).choices > 8
 
 
 def test_three_in_twelve_who_want_more_choices_may_be_chance() -> None:
     """Where one in fifty does; three of four are not."""
-    rare = usual(choices=1.02, choices_spread=0.14, several_share=0.02)
+    rare = baseline(choices=1.02, choices_spread=0.14, several_share=0.02)
     some, most = came({"red": 12}), came({"red": 4})
-    some.choices_asked, most.choices_asked = [1] * 9 + [2] * 3, [1, 2, 2, 2]
+    some.choices_requested, most.choices_requested = [1] * 9 + [2] * 3, [1, 2, 2, 2]
 
-    assert asked(window(some, some, 4.0), rare).choices == 0
-    assert asked(window(most, most, 4.0), rare).choices > 2
+    assert demand_delta(window(some, some, 4.0), rare).choices == 0
+    assert demand_delta(window(most, most, 4.0), rare).choices > 2
 
 
 def test_of_thousands_of_requests_the_mean_tells_who_wants_more_choices() -> None:
     """The chance of so many is no number any more."""
-    rare = usual(choices=1.02, choices_spread=0.14, several_share=0.02)
+    rare = baseline(choices=1.02, choices_spread=0.14, several_share=0.02)
     crowd = came({"red": 4000})
-    crowd.choices_asked = [1, 3] * 2000
+    crowd.choices_requested = [1, 3] * 2000
 
-    assert asked(window(crowd, crowd, 4.0), rare).choices == pytest.approx(0.98 * 4000)
+    assert demand_delta(window(crowd, crowd, 4.0), rare).choices == pytest.approx(0.98 * 4000)
 
 
 def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:
     counts = came({"red": 150, "green": 25, "blue": 24}, waits="green blue")
-    found = asked(window(counts, came({"red": 75, "green": 12, "blue": 12})), usual())
+    found = demand_delta(window(counts, came({"red": 75, "green": 12, "blue": 12})), baseline())
 
     assert found.tenant is None
 
@@ -202,9 +206,9 @@ def test_a_few_prompts_longer_than_any_was_are_seen_among_many_short_ones() -> N
     counts = came({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500, 600])
     few = came({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500])
 
-    found = asked(window(counts, counts), usual())
+    found = demand_delta(window(counts, counts), baseline())
     assert found.prompt_tokens[S.PREFILL_INTERFERENCE] == 1500 - 3 * 30
-    assert S.PREFILL_INTERFERENCE not in asked(window(few, few), usual()).prompt_tokens
+    assert S.PREFILL_INTERFERENCE not in demand_delta(window(few, few), baseline()).prompt_tokens
 
 
 def steps_of(rows: int, forward_ms: float, count: int) -> np.ndarray:
@@ -224,17 +228,17 @@ def test_prices_hold_for_batches_as_large_as_were_often_seen() -> None:
     seen = Steps(np.vstack([steps_of(1, 10, 600), steps_of(2, 10, 400), steps_of(5, 10, 3)]))
     cost = fit_cost(seen)
     assert cost is not None
-    reference = usual(cost=cost)
+    reference = baseline(cost=cost)
 
-    assert slowed(Steps(steps_of(8, 22, 20)), reference) == 0
-    assert slowed(Steps(steps_of(2, 20, 20)), reference) > 0.5
-    assert abs(slowed(Steps(steps_of(2, 10, 20)), reference)) < 0.05
+    assert slow_step_excess(Steps(steps_of(8, 22, 20)), reference) == 0
+    assert slow_step_excess(Steps(steps_of(2, 20, 20)), reference) > 0.5
+    assert abs(slow_step_excess(Steps(steps_of(2, 10, 20)), reference)) < 0.05
 
 
 def test_prices_hold_for_batches_as_small_as_were_often_seen() -> None:
     """Where three rows and four were all that was met, what one costs is not known from them."""
     seen = Steps(np.vstack([steps_of(3, 10, 100), steps_of(4, 11, 400)]))
-    reference = usual(cost=fit_cost(seen))
+    reference = baseline(cost=fit_cost(seen))
 
-    assert slowed(Steps(steps_of(1, 20, 20)), reference) == 0
-    assert slowed(Steps(steps_of(3, 20, 20)), reference) > 0.5
+    assert slow_step_excess(Steps(steps_of(1, 20, 20)), reference) == 0
+    assert slow_step_excess(Steps(steps_of(3, 20, 20)), reference) > 0.5

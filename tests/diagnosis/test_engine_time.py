@@ -6,10 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from diagnosis.attribution.charges import Charges
-from diagnosis.attribution.engine_time import EngineTime, _by_loser, engine_time, queue_makers
+from diagnosis.attribution.charges import Charges, EngineTime
+from diagnosis.attribution.engine_time import (
+    _name_longer_prompts,
+    engine_time,
+    queue_contributors,
+)
 from diagnosis.detection.counts import Counts
-from diagnosis.detection.reference import Reference, fit_cost, promised
+from diagnosis.detection.reference import Reference, fit_cost, slo_baseline
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
@@ -37,7 +41,11 @@ def decodes(rows: int, forward_ms: float, count: int, *, more_ms: float = 0.0) -
 def prefills(tokens: int, count: int) -> np.ndarray:
     """The same two rows beside one prompt, a millisecond for each of its tokens."""
     table = decodes(2, 10 + tokens, count)
-    for name, value in {"prompt_tokens": tokens, "prompt_rows": 1, "crossed": 2 * tokens}.items():
+    for name, value in {
+        "prompt_tokens": tokens,
+        "prompt_rows": 1,
+        "interaction": 2 * tokens,
+    }.items():
         table[:, PLACES[name]] = value
     return table
 
@@ -49,19 +57,21 @@ def after(table: np.ndarray, begin_ns: float) -> np.ndarray:
     return moved
 
 
-def usual() -> Reference:
+def baseline() -> Reference:
     """One row or two, ten ms a step."""
     cost = fit_cost(Steps(np.vstack([decodes(1, 10, 500), decodes(2, 10, 500)])))
-    return msgspec.structs.replace(promised(), seconds=30.0, cost=cost, parts_ns={"co_decode": 0.0})
+    return msgspec.structs.replace(
+        slo_baseline(), seconds=30.0, cost=cost, parts_ns={"co_decode": 0.0}
+    )
 
 
 def charged(table: np.ndarray, counts: Counts | None = None) -> EngineTime:
     seconds = float(table[-1, PLACES["end_ns"]]) / SECOND
     counts = counts or Counts()
     window = Window(
-        seconds=seconds, counts=counts, later=Counts(), steps=Steps(table), started=None
+        seconds=seconds, counts=counts, later_half=Counts(), steps=Steps(table), started=None
     )
-    reference = usual()
+    reference = baseline()
     assert reference.cost is not None
     return engine_time(window, reference, reference.cost)
 
@@ -120,7 +130,7 @@ def collecting(collected_ms: float) -> Counts:
 
 def test_a_collection_within_a_pass_is_a_stall_and_the_rest_is_a_slow_machine() -> None:
     """Pauses in the forward pass look like a slow one; what was collected is known."""
-    table = decodes(2, 20, 300)  # three seconds more than usual
+    table = decodes(2, 20, 300)  # three seconds more than baseline
     all_of_it, half = charged(table, collecting(3000)), charged(table, collecting(1600))
 
     assert all_of_it.decoding_ns[S.HOST_STALL] > 5 * SECOND
@@ -133,10 +143,10 @@ def test_a_collection_within_a_pass_is_a_stall_and_the_rest_is_a_slow_machine() 
 def test_who_took_next_to_nothing_makes_no_queue() -> None:
     """A quarter of a millisecond of a slow machine once owned all that a full batch costs."""
     found = EngineTime(busy_ns=100.0, taken_ns=Charges({S.THROTTLED: 2.0, S.HOST_STALL: -5.0}))
-    assert queue_makers(found) == {}
+    assert queue_contributors(found) == {}
 
     found.taken_ns[S.QUEUE_OVERLOAD] = 2.0
-    assert queue_makers(found) == {S.THROTTLED: 2.0, S.QUEUE_OVERLOAD: 2.0}
+    assert queue_contributors(found) == {S.THROTTLED: 2.0, S.QUEUE_OVERLOAD: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +160,7 @@ def test_longer_prompts_are_called_by_who_loses_more(
     name."""
     wanted = Charges({S.PREFILL_INTERFERENCE: 100.0, S.PREFIX_CACHE_COLD: 7.0})
 
-    assert _by_loser(wanted, co_ns, own_ns) == {name: 100.0, S.PREFIX_CACHE_COLD: 7.0}
+    assert _name_longer_prompts(wanted, co_ns, own_ns) == {name: 100.0, S.PREFIX_CACHE_COLD: 7.0}
     assert wanted[S.PREFILL_INTERFERENCE] == 100.0
 
 
@@ -160,9 +170,9 @@ def test_two_prompts_that_come_at_once_are_no_larger_steps(count: int, is_named:
     seen = Steps(np.vstack([decodes(2, 10, 500), prefills(40, 50), prefills(20, 50)]))
     cost = fit_cost(seen)
     assert cost is not None
-    reference = msgspec.structs.replace(promised(), seconds=30.0, cost=cost)
+    reference = msgspec.structs.replace(slo_baseline(), seconds=30.0, cost=cost)
     steps = Steps(np.vstack([decodes(2, 10, 200), prefills(80, count)]))
-    window = Window(seconds=3.0, counts=Counts(), later=Counts(), steps=steps, started=None)
+    window = Window(seconds=3.0, counts=Counts(), later_half=Counts(), steps=steps, started=None)
 
     found = engine_time(window, reference, cost)
     assert (found.decoding_ns[S.PREFILL_INTERFERENCE] > 0) is is_named

@@ -1,4 +1,4 @@
-"""When it hurts: sums that ring for what lasts, and say when it has eased."""
+"""Change detection: what lasts fires an alarm, and the alarm says when it has eased."""
 
 from __future__ import annotations
 
@@ -6,69 +6,78 @@ import msgspec
 import pytest
 
 from diagnosis.detection.counts import BUCKET_NS, Counts
-from diagnosis.detection.excess import Exact, Watch, half_of, spreads_of, stopped, stopped_of
-from diagnosis.detection.reference import Reference, promised
+from diagnosis.detection.excess import (
+    ChangeDetector,
+    DirectExcess,
+    detection_spreads,
+    stage_stats,
+    stopped_excess,
+    stopped_stats,
+)
+from diagnosis.detection.reference import Reference, slo_baseline
 from telemetry.facts.reasons import WaitReason
 
-Held = tuple[float, float, float, float]
-CALM: Held = (0.0, 0.0, 0.0, 0.0)
-QUIET = (CALM, Exact())
+Excess = tuple[float, float, float, float]
+CALM: Excess = (0.0, 0.0, 0.0, 0.0)
+QUIET = (CALM, DirectExcess())
 
 
-def usual(**more: object) -> Reference:
+def baseline(**more: object) -> Reference:
     return msgspec.structs.replace(
-        promised(), seconds=30.0, live=(0.1, 1.0, 2.0, 0.1), spread=(0.05, 0.3, 0.5, 0.05),
+        slo_baseline(), seconds=30.0, live=(0.1, 1.0, 2.0, 0.1), spread=(0.05, 0.3, 0.5, 0.05),
         slow_spread=0.1, own_prompt_spread=0.1, running=2.0, **more,
     )  # fmt: skip
 
 
-def watched(halves: list[tuple[Held, Exact]], reference: Reference | None = None) -> Watch:
-    """Half seconds of requests held up, by stage and by what is known exactly."""
-    watch = Watch()
-    for number, (held, exact) in enumerate(halves):
-        watch.take(number * BUCKET_NS, held, exact, (), reference or usual())
-    return watch
+def watched(
+    ticks: list[tuple[Excess, DirectExcess]], reference: Reference | None = None
+) -> ChangeDetector:
+    """A detector after ticks with so many delayed requests by stage, and measured directly."""
+    detector = ChangeDetector()
+    for number, (excess, direct) in enumerate(ticks):
+        detector.add(number * BUCKET_NS, excess, direct, (), reference or baseline())
+    return detector
 
 
-@pytest.mark.parametrize("part", Exact._fields)
-def test_what_is_known_exactly_is_seen_below_the_noise_of_its_stage(part: str) -> None:
-    """Half a request held up, which queues vary by anyway."""
-    held_up = (CALM, Exact()._replace(**{part: 0.5}))
+@pytest.mark.parametrize("part", DirectExcess._fields)
+def test_direct_excess_is_seen_below_the_noise_of_its_stage(part: str) -> None:
+    """Half a delayed request, which queues vary by anyway."""
+    delayed = (CALM, DirectExcess()._replace(**{part: 0.5}))
 
     assert watched([QUIET] * 20).onset_ns is None
-    assert watched([QUIET] * 8 + [held_up] * 14).onset_ns == 8 * BUCKET_NS
+    assert watched([QUIET] * 8 + [delayed] * 14).onset_ns == 8 * BUCKET_NS
 
 
-def test_who_was_running_and_is_stopped_is_counted_beyond_the_usual() -> None:
-    """Readers who do not read, and blocks that were taken; who waits for a first slot was not
-    running."""
+def test_stopped_sequences_are_counted_beyond_the_baseline() -> None:
+    """Clients that do not read, and preempted blocks; a wait for a first slot is no stop."""
     counts = Counts()
     counts.skipped_ns[WaitReason.CLIENT_PAUSE] = 2 * BUCKET_NS
     counts.skipped_ns[WaitReason.KV] = 5 * BUCKET_NS
     counts.waited_ns[WaitReason.PREEMPTED] = BUCKET_NS
     counts.waited_ns[WaitReason.SEQS] = 7 * BUCKET_NS
-    mean, spread = stopped_of([half_of(counts), half_of(Counts())])
+    mean, spread = stopped_stats([stage_stats(counts), stage_stats(Counts())])
 
     assert (mean, spread) == (1.5, 1.5)
-    assert stopped(half_of(counts), msgspec.structs.replace(usual(), stopped=mean)) == 1.5
-    assert stopped_of([]) == (0.0, 0.0)
+    reference = msgspec.structs.replace(baseline(), stopped=mean)
+    assert stopped_excess(stage_stats(counts), reference) == 1.5
+    assert stopped_stats([]) == (0.0, 0.0)
 
 
-def test_one_reader_who_rests_for_a_second_rings_nothing() -> None:
-    one = (CALM, Exact(stopped=1.0))
+def test_one_client_that_pauses_for_a_second_fires_nothing() -> None:
+    one = (CALM, DirectExcess(stopped=1.0))
 
     assert watched([QUIET] * 8 + [one] * 2).onset_ns is None
     assert watched([QUIET] * 8 + [one] * 4).onset_ns == 8 * BUCKET_NS
 
 
 def test_a_burst_that_drains_eases() -> None:
-    """Two half seconds without anybody held up are enough to make no new finding."""
-    held = (0.0, 6.0, 0.0, 0.0)
-    burst = [QUIET] * 4 + [(held, Exact())] * 4
-    rings = watched(burst)
+    """Two ticks without a delayed request are enough to make no new finding."""
+    excess = (0.0, 6.0, 0.0, 0.0)
+    burst = [QUIET] * 4 + [(excess, DirectExcess())] * 4
+    fires = watched(burst)
 
-    assert rings.onset_ns == 4 * BUCKET_NS
-    assert not rings.has_eased
+    assert fires.onset_ns == 4 * BUCKET_NS
+    assert not fires.has_eased
     drained = watched([*burst, *[QUIET] * 3])
     assert drained.onset_ns is not None
     assert drained.has_eased
@@ -76,40 +85,41 @@ def test_a_burst_that_drains_eases() -> None:
 
 
 def test_a_late_first_token_of_a_rare_request_does_not_ease() -> None:
-    """Where few come, the half seconds between them are all calm."""
-    reference = usual(first_commit_log=0.0, first_commit_log_spread=0.3)
-    watch = Watch()
+    """At a low rate all ticks between two requests are quiet."""
+    reference = baseline(first_commit_log=0.0, first_commit_log_spread=0.3)
+    detector = ChangeDetector()
     for number in range(24):
         late = [("red", 1.5)] if number % 3 == 0 else []
-        watch.take(number * BUCKET_NS, CALM, Exact(), late, reference)
+        detector.add(number * BUCKET_NS, CALM, DirectExcess(), late, reference)
 
-    assert watch.onset_ns is not None
-    assert not watch.has_eased
+    assert detector.onset_ns is not None
+    assert not detector.has_eased
 
 
-def test_after_a_short_look_more_is_taken_for_chance() -> None:
+def test_a_short_reference_allows_more_variation() -> None:
     """Twice as much after twelve seconds as after twenty."""
-    long, short = spreads_of(usual()), spreads_of(msgspec.structs.replace(usual(), seconds=12.0))
+    long = detection_spreads(baseline())
+    short = detection_spreads(msgspec.structs.replace(baseline(), seconds=12.0))
 
     assert short == tuple(2 * spread for spread in long)
 
 
-def test_a_hunch_is_no_alarm_until_it_is_believed() -> None:
-    """Half way to its threshold a sum says since when; believed, that is the onset."""
-    held = (0.0, 2.0, 0.0, 0.0)
-    watch = watched([QUIET] * 4 + [(held, Exact())])
+def test_a_pending_alarm_fires_when_it_is_promoted() -> None:
+    """Half way to its threshold a sum is pending since its begin, which becomes the onset."""
+    excess = (0.0, 2.0, 0.0, 0.0)
+    detector = watched([QUIET] * 4 + [(excess, DirectExcess())])
 
-    assert (watch.onset_ns, watch.hunch_ns) == (None, 4 * BUCKET_NS)
-    watch.believe()
-    assert watch.onset_ns == 4 * BUCKET_NS
-    assert watched([QUIET] * 4).hunch_ns is None
+    assert (detector.onset_ns, detector.pending_ns) == (None, 4 * BUCKET_NS)
+    detector.promote()
+    assert detector.onset_ns == 4 * BUCKET_NS
+    assert watched([QUIET] * 4).pending_ns is None
 
 
-def test_a_hunch_outlasts_a_quiet_moment() -> None:
-    """Between two requests nobody is held up; what began goes on to be watched for a while."""
-    begun = [QUIET] * 4 + [((0.0, 2.1, 0.0, 0.0), Exact())]
+def test_a_pending_alarm_outlasts_a_quiet_moment() -> None:
+    """Between two requests nothing is delayed; the alarm stays pending for a while."""
+    begun = [QUIET] * 4 + [((0.0, 2.1, 0.0, 0.0), DirectExcess())]
 
-    assert watched(begun).hunch_ns == 4 * BUCKET_NS
-    assert watched([*begun, QUIET]).hunch_ns == 4 * BUCKET_NS
-    assert watched([*begun, *[QUIET] * 6]).hunch_ns is None
-    assert watched([QUIET] * 4 + [((0.0, 1.7, 0.0, 0.0), Exact())]).hunch_ns is None
+    assert watched(begun).pending_ns == 4 * BUCKET_NS
+    assert watched([*begun, QUIET]).pending_ns == 4 * BUCKET_NS
+    assert watched([*begun, *[QUIET] * 6]).pending_ns is None
+    assert watched([QUIET] * 4 + [((0.0, 1.7, 0.0, 0.0), DirectExcess())]).pending_ns is None

@@ -9,7 +9,7 @@ import pytest
 
 from diagnosis.attribution.blame import Blame, _lost_blocks
 from diagnosis.attribution.charges import Charges
-from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
@@ -28,8 +28,8 @@ def charged(seconds: float, share: float) -> list[Finding]:
     total_ns = 10 * seconds * SECOND
     harm_ns = Charges({S.HOST_STALL: share * total_ns})
     stages_ns = dict.fromkeys(Stage, 0.0) | {Stage.DECODE: total_ns}
-    usual_ns = dict.fromkeys(Stage, 0.0)
-    return findings_of(Blame(seconds, total_ns, usual_ns, harm_ns, stages_ns, None), 0, (), ())
+    baseline_ns = dict.fromkeys(Stage, 0.0)
+    return findings_of(Blame(seconds, total_ns, baseline_ns, harm_ns, stages_ns, None), 0, (), ())
 
 
 def test_what_is_hardly_likely_is_not_said() -> None:
@@ -49,22 +49,22 @@ def test_a_cache_thrashes_when_a_quarter_of_its_prompts_is_computed_again(
         prompt_tokens=100, recompute_tokens=recomputed
     )
     steps = Steps(np.array([row] * 10, dtype=np.float64))
-    window = Window(seconds=5.0, counts=Counts(), later=Counts(), steps=steps, started=None)
+    window = Window(seconds=5.0, counts=Counts(), later_half=Counts(), steps=steps, started=None)
 
     assert _lost_blocks(window) is cause
 
 
 def test_two_sequences_that_go_on_without_their_clients_are_a_leak() -> None:
     """An abort takes a step or two, and one lost may be an accident."""
-    aborted = leaked(Counts(gone_rows=Counter({1: 2, 2: 3, 3: 7})), Tally())
-    one_lost = leaked(Counts(gone_rows=Counter({1: 500, 2: 7})), Tally())
-    found = leaked(Counts(gone_rows=Counter({1: 8, 2: 9, 3: 2})), Tally())
+    aborted = leaked(Counts(zombie_rows_by_sequence=Counter({1: 2, 2: 3, 3: 7})), Aggregator())
+    one_lost = leaked(Counts(zombie_rows_by_sequence=Counter({1: 500, 2: 7})), Aggregator())
+    found = leaked(Counts(zombie_rows_by_sequence=Counter({1: 8, 2: 9, 3: 2})), Aggregator())
 
     assert aborted is None
     assert one_lost is None
     assert found is not None
     assert (found.symptom, found.claim) == (
-        S.CANCELLATION_LEAK, "2 sequences had 17 rows after their clients had gone",
+        S.CANCELLATION_LEAK, "2 sequences had 17 rows after their clients had disconnected",
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_a_leak_is_said_before_it_hurts_and_once() -> None:
         named = [[one.symptom for one in diagnosis.findings] for diagnosis in said]
         assert all(len(set(names)) == len(names) for names in named)
         first = next(diagnosis for diagnosis in said if diagnosis.findings)
-        assert first.findings[0].claim.endswith("after their clients had gone")
+        assert first.findings[0].claim.endswith("after their clients had disconnected")
         assert any(one.findings and one.findings[0].harm_ms > 0 for one in said)
 
 
@@ -106,7 +106,7 @@ def test_what_goes_on_for_half_a_minute_without_a_cause_is_given_up(
     monkeypatch.setattr(Diagnoser, "_charge", lambda self, *span: (charge(self, *span)[0], []))
 
     def longest_alarm(ticks: int) -> int:
-        monkeypatch.setattr("diagnosis.verdicts.classifier._GIVEN_UP_TICKS", ticks)
+        monkeypatch.setattr("diagnosis.verdicts.classifier.GIVEN_UP_TICKS", ticks)
         onsets = Counter(said.onset_ns for _, said in verdicts(one) if said.onset_ns is not None)
         return max(onsets.values())
 

@@ -1,4 +1,4 @@
-"""Pages that are read at three in the morning: complete, linked, and true to the product."""
+"""Runbooks are complete, linked, and true to the product."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = sorted(FOLDER.glob("*.md"))
 INDEX, ENTRY = FOLDER / "README.md", FOLDER / "high_ttft.md"
 ENTRY_HEADINGS = ("Start here", "Checklist", "What it is not")
 
-# What no replay can take away: it happens outside the scheduler, or makes nobody late.
+# What no intervention removes: it lies outside of the scheduler, or delays no request.
 WITHOUT_INTERVENTION = frozenset(
     {
         Symptom.INGEST_BACKLOG,
@@ -203,13 +203,32 @@ def test_endpoints_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("symptom", Symptom)
-def test_the_first_action_foretells_its_gain_where_a_replay_can(symptom: Symptom) -> None:
+def test_the_first_mitigation_acts_at_once(symptom: Symptom) -> None:
+    """It is no question to a replay, and no flag of `serve`, which would need a restart."""
+    first = re.split(r"^2\. ", sections(runbook_path(symptom))["Mitigate now"], flags=re.MULTILINE)[
+        0
+    ]
+
+    assert first.startswith("1. ")
+    assert "`phasescope " not in first
+    assert not _FLAG.findall(first)
+
+
+@pytest.mark.parametrize("symptom", Symptom)
+def test_the_end_is_seen_by_a_metric_or_an_endpoint(symptom: Symptom) -> None:
+    found = sections(runbook_path(symptom))["Is it over?"]
+
+    assert "`phasescope_" in found or "(phasescope_" in found
+
+
+@pytest.mark.parametrize("symptom", Symptom)
+def test_the_first_fix_predicts_its_gain_where_a_replay_can(symptom: Symptom) -> None:
     """An action whose worth can be known before it is taken comes first."""
     first = re.split(r"^2\. ", sections(runbook_path(symptom))["Fix"], flags=re.MULTILINE)[0]
 
     assert first.startswith("1. ")
-    foretold = "`phasescope replay " in first or "--root" in first
-    assert foretold == (symptom not in WITHOUT_INTERVENTION)
+    predicted = "`phasescope replay " in first or "--root" in first
+    assert predicted == (symptom not in WITHOUT_INTERVENTION)
 
 
 @pytest.mark.parametrize("symptom", Symptom)

@@ -1,4 +1,4 @@
-"""Turns of a slow window are put back to those of a usual one."""
+"""Turns of a slow window are restored to those of its reference."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ MS = 1_000_000
 REFERENCE, WINDOW = Span(0, 1_000 * MS), Span(1_000 * MS, 2_000 * MS)
 
 
-def asked(usual: list[float], slow: list[float]) -> Question:
-    """Turns of ten ms, so many times longer than foretold."""
-    turns = [Disturbance(n * 10 * MS, 10 * MS, one, 0) for n, one in enumerate(usual)]
+def question_of(baseline: list[float], slow: list[float]) -> Question:
+    """Turns of ten ms, so many times longer than predicted."""
+    turns = [Disturbance(n * 10 * MS, 10 * MS, one, 0) for n, one in enumerate(baseline)]
     turns += [Disturbance((1_000 + n * 10) * MS, 10 * MS, one, 0) for n, one in enumerate(slow)]
     cost: Any = SimpleNamespace(disturbances=tuple(turns))
     run: Any = None
     return Question(run, cost, REFERENCE, WINDOW)
 
 
-def put_back(question: Question) -> list[float]:
-    calm = without_residual(question)
-    assert calm is not None
-    return [one.ratio for one in calm(question.cost.disturbances)]
+def restored(question: Question) -> list[float]:
+    keep = without_residual(question)
+    assert keep is not None
+    return [one.ratio for one in keep(question.cost.disturbances)]
 
 
-def test_turns_are_as_long_as_the_usual_ones_of_their_rank() -> None:
+def test_turns_are_as_long_as_those_of_their_rank_in_the_reference() -> None:
     """A starved core makes one turn in four three times longer and the others not at all: after it
-    none is longer than the longest usual one, and the others are spared nothing."""
-    usual, slow = [0.9, 1.0, 1.0, 1.1], [1.0, 3.0, 0.9, 1.0]
+    none is longer than the longest baseline one, and the others are spared nothing."""
+    baseline, slow = [0.9, 1.0, 1.0, 1.1], [1.0, 3.0, 0.9, 1.0]
 
-    assert put_back(asked(usual, slow)) == [*usual, 1.0, 1.1, 0.9, 1.0]
-
-
-def test_what_was_quicker_stays_so_and_what_is_usual_is_no_cause() -> None:
-    assert put_back(asked([1.0] * 4, [0.5, 2.0, 2.0, 2.0]))[4:] == [0.5, 1.0, 1.0, 1.0]
-    assert without_residual(asked([1.0] * 4, [1.05] * 4)) is None
-    assert without_residual(asked([1.0] * 4, [])) is None
+    assert restored(question_of(baseline, slow)) == [*baseline, 1.0, 1.1, 0.9, 1.0]
 
 
-def test_a_longer_window_than_reference_is_put_back_by_rank_all_the_same() -> None:
-    assert put_back(asked([1.0, 1.2], [2.0, 2.1, 3.0, 3.1]))[2:] == [1.0, 1.0, 1.2, 1.2]
+def test_what_was_faster_stays_so_and_what_did_not_grow_is_no_cause() -> None:
+    assert restored(question_of([1.0] * 4, [0.5, 2.0, 2.0, 2.0]))[4:] == [0.5, 1.0, 1.0, 1.0]
+    assert without_residual(question_of([1.0] * 4, [1.05] * 4)) is None
+    assert without_residual(question_of([1.0] * 4, [])) is None
+
+
+def test_a_longer_window_than_reference_is_restored_by_rank_all_the_same() -> None:
+    assert restored(question_of([1.0, 1.2], [2.0, 2.1, 3.0, 3.1]))[2:] == [1.0, 1.0, 1.2, 1.2]
 
 
 def test_what_is_behind_the_window_stays_as_it_was() -> None:
-    """It may be slow for another reason, which nobody asked about."""
-    question = asked([1.0] * 4, [2.0] * 4)
+    """It may be slow for another reason, which was not asked about."""
+    question = question_of([1.0] * 4, [2.0] * 4)
     later = Disturbance(WINDOW.end_ns, 10 * MS, 3.0, 500 * MS)
     stall = later._replace(begin_ns=WINDOW.begin_ns + 50 * MS)
     turns = (*question.cost.disturbances, stall, later)
@@ -56,8 +56,8 @@ def test_what_is_behind_the_window_stays_as_it_was() -> None:
     found = Question(question.run, cost, REFERENCE, WINDOW)
 
     for without in (without_residual, without_stalls):
-        calm = without(found)
-        assert calm is not None
-        *_, stalled, last = calm(turns)
+        keep = without(found)
+        assert keep is not None
+        *_, stalled, last = keep(turns)
         assert stalled != stall
         assert last == later

@@ -421,7 +421,8 @@ def test_a_server_without_descriptors_says_so_and_goes_on_when_it_has_some() -> 
 
 def test_a_limit_beyond_what_the_system_allows_is_lowered_and_said() -> None:
     words = "import resource,os,sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300)); "
-    words += "from service.gateway.http.acceptor import _affordable; print(_affordable(4096))"
+    words += "from service.gateway.http.acceptor import _within_descriptor_limit as limit; "
+    words += "print(limit(4096))"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
 
     assert done.stdout.split() == [b"172"]

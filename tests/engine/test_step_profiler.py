@@ -92,7 +92,7 @@ def test_a_profile_holds_the_steps_that_were_asked_for(depth: int, tmp_path: Pat
     engine.submit(tokens=20)
     for _ in range(4):
         engine.turn()
-    engine.profiles.take(frames.StartProfile(5, str(path)))
+    engine.profiles.handle(frames.StartProfile(5, str(path)))
     engine.rest()
     (ended,) = engine.answers
     trace = read(path)
@@ -116,7 +116,7 @@ def test_a_profile_changes_no_token_and_is_recorded(depth: int, tmp_path: Path) 
     engine.submit(tokens=12)
     wanted = engine.rest()
     engine.lane.drain()
-    engine.profiles.take(frames.StartProfile(5, str(tmp_path / "trace.json")))
+    engine.profiles.handle(frames.StartProfile(5, str(tmp_path / "trace.json")))
     engine.submit(tokens=12)
 
     assert engine.rest() == wanted
@@ -130,7 +130,7 @@ def test_one_after_the_other_each_has_its_own_steps(tmp_path: Path) -> None:
     engine = Engine()
     paths = [tmp_path / f"{number}.json" for number in range(2)]
     for path in paths:
-        engine.profiles.take(frames.StartProfile(3, str(path)))
+        engine.profiles.handle(frames.StartProfile(3, str(path)))
         engine.submit(tokens=6)
         engine.rest()
     first, second = (set(read(path).spans("launch")) for path in paths)
@@ -141,9 +141,9 @@ def test_one_after_the_other_each_has_its_own_steps(tmp_path: Path) -> None:
 
 def test_a_profile_of_nothing_is_a_trace_without_steps(tmp_path: Path) -> None:
     engine, path = Engine(), tmp_path / "trace.json"
-    engine.profiles.take(frames.StartProfile(5, str(path)))
+    engine.profiles.handle(frames.StartProfile(5, str(path)))
     engine.turn()
-    engine.profiles.take(frames.StopProfile(keep=True))
+    engine.profiles.handle(frames.StopProfile(keep=True))
     trace = read(path)
 
     assert [ended.steps for ended in engine.answers] == [0]
@@ -158,11 +158,11 @@ def test_a_profile_whose_client_left_leaves_no_file_and_is_recorded(
     """Dropped while a step is in flight; a second word changes nothing."""
     engine, path = Engine(depth=depth), tmp_path / "trace.json"
     engine.submit(tokens=9)
-    engine.profiles.take(frames.StartProfile(50, str(path)))
+    engine.profiles.handle(frames.StartProfile(50, str(path)))
     for _ in range(4):
         engine.turn()
-    engine.profiles.take(frames.StopProfile(keep=False))
-    engine.profiles.take(frames.StopProfile(keep=False))
+    engine.profiles.handle(frames.StopProfile(keep=False))
+    engine.profiles.handle(frames.StopProfile(keep=False))
     (ended,) = engine.answers
 
     assert len(engine.rest()) > 0
@@ -175,14 +175,14 @@ def test_a_profile_whose_client_left_leaves_no_file_and_is_recorded(
 
 def test_a_file_that_cannot_be_written_is_told_and_the_engine_goes_on(tmp_path: Path) -> None:
     engine = Engine()
-    engine.profiles.take(frames.StartProfile(2, str(tmp_path / "missing" / "trace.json")))
+    engine.profiles.handle(frames.StartProfile(2, str(tmp_path / "missing" / "trace.json")))
     engine.submit(tokens=6)
 
     assert len(engine.rest()) == 6
     (ended,) = engine.answers
     assert ended.error is not None
     assert "\n" not in ended.error
-    engine.profiles.take(frames.StartProfile(2, str(tmp_path / "trace.json")))
+    engine.profiles.handle(frames.StartProfile(2, str(tmp_path / "trace.json")))
     engine.submit(tokens=6)
     engine.rest()
     assert len(read(tmp_path / "trace.json").spans("launch")) == 2
@@ -196,7 +196,7 @@ def test_a_profiler_that_cannot_start_is_told_and_the_engine_goes_on(
 
     monkeypatch.setattr("torch.autograd.profiler.profile.__enter__", refused)
     engine = Engine()
-    engine.profiles.take(frames.StartProfile(2, str(tmp_path / "trace.json")))
+    engine.profiles.handle(frames.StartProfile(2, str(tmp_path / "trace.json")))
     engine.submit(tokens=4)
 
     assert len(engine.rest()) == 4
@@ -208,7 +208,7 @@ def test_a_profiler_that_cannot_start_is_told_and_the_engine_goes_on(
 def test_what_torch_does_not_compute_has_spans_and_says_so(tmp_path: Path) -> None:
     """Our C++ decoder: steps, and the operators of sampling."""
     engine, path = Engine(executor="native"), tmp_path / "trace.json"
-    engine.profiles.take(frames.StartProfile(3, str(path)))
+    engine.profiles.handle(frames.StartProfile(3, str(path)))
     engine.submit(tokens=6)
     engine.rest()
     (ended,) = engine.answers

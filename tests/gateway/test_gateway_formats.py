@@ -14,7 +14,7 @@ from service.config.settings import SamplingDefaults
 from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError
 from service.gateway.ingest.formats import output_is_valid, parse_grammar
-from service.gateway.ingest.json_schemas import fault_of_schema
+from service.gateway.ingest.json_schemas import schema_error
 from service.gateway.ingest.schemas import parse_chat, parse_completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -258,7 +258,7 @@ def test_no_reference_of_a_schema_is_ever_fetched() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/schema"
         for schema in ({"$ref": url}, {"$schema": url}, {"$id": url, "$ref": "other"}):
             output_is_valid(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), "1")
-            fault_of_schema(json.dumps(schema))
+            schema_error(json.dumps(schema))
             with contextlib.suppress(TimeoutError):
                 connection, _ = listener.accept()
                 asked.append(connection.recv(100))

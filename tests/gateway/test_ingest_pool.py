@@ -113,7 +113,7 @@ def test_more_bytes_than_may_wait_are_refused_but_one_body_always_may() -> None:
     assert isinstance(second, ApiError)
 
 
-def test_a_job_that_nobody_waits_for_any_more_ends_with_its_worker() -> None:
+def test_a_running_job_whose_request_is_cancelled_ends_with_its_worker() -> None:
     counts = IngestCounts()
 
     async def scenario() -> None:
@@ -125,9 +125,9 @@ def test_a_job_that_nobody_waits_for_any_more_ends_with_its_worker() -> None:
             await asyncio.sleep(0.2)
             slow.cancel()
             queued.cancel()
-            reading = await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
+            result = await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
 
-            assert reading.refusal is None
+            assert result.refusal is None
             assert running.worker_pids != [before]
             with pytest.raises(ProcessLookupError):
                 os.kill(before, 0)
@@ -170,8 +170,8 @@ def _command_lines_of_children() -> list[str]:
     return found
 
 
-def test_what_bounds_a_tokens_length_is_found_before_a_body_comes() -> None:
-    """It takes tenths of a second, in which a small body on the event loop would hold up all."""
+def test_the_bound_on_the_length_of_tokens_is_computed_before_the_first_body() -> None:
+    """It takes tenths of a second, for which a small body would block the event loop."""
 
     class Watched(Tokenizer):
         asked: ClassVar[list[str]] = []
@@ -204,16 +204,17 @@ def test_small_bodies_do_not_wait_for_large_ones() -> None:
     asyncio.run(scenario())
 
 
-def test_a_schema_that_takes_for_ever_to_walk_is_not_judged_and_its_worker_ends() -> None:
+def test_a_schema_that_takes_for_ever_to_validate_is_given_up_and_its_worker_ends() -> None:
     """Each level has two ways to the next: 2 ** 60 paths, without any pattern."""
 
     async def scenario() -> None:
         async with pool() as running:
             grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(EXPONENTIAL))
-            assert await running.judge(Grammar(GrammarKind.REGEX, "a+"), ["aa"]) is True
+            assert await running.validate_output(Grammar(GrammarKind.REGEX, "a+"), ["aa"]) is True
             (before,) = running.worker_pids
-            assert await running.judge(grammar, ["1"]) is None
-            assert await running.judge(Grammar(GrammarKind.REGEX, "a+"), ["ab"]) in (False, None)
+            assert await running.validate_output(grammar, ["1"]) is None
+            other = await running.validate_output(Grammar(GrammarKind.REGEX, "a+"), ["ab"])
+            assert other in (False, None)
             assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
             assert running.worker_pids != [before]
 
@@ -227,9 +228,9 @@ def test_no_schema_is_looked_at_in_place_however_it_is_spelt() -> None:
             spelt = plain.replace(b"guided_json", b"\\u0067uided_json")
             for whole in (plain, spelt):
                 assert not running.reads_in_place(whole)
-                reading = await running.read(Operation.TEXT, whole, CONTEXT_TOKENS)
-                assert reading.request is not None
-                assert reading.request.grammar is not None
+                result = await running.read(Operation.TEXT, whole, CONTEXT_TOKENS)
+                assert result.request is not None
+                assert result.request.grammar is not None
             assert running.reads_in_place(body())
 
     asyncio.run(scenario())

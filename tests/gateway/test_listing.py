@@ -1,4 +1,4 @@
-"""Who is live is listed when engine and gateway go idle, once a minute, and after a loss."""
+"""Live requests are listed when engine and gateway become idle, once a minute, and after a loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 from service.gateway.engine_client.live_requests import EVERY_NS, RequestLister
 from service.process import frames
-from service.process.link import Link
+from service.process.gateway_connection import GatewayConnection
 from service.process.live_sequences import SequenceLister
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import EngineIdled, SequencesListed
@@ -21,8 +21,8 @@ IDLED = EngineIdled(5 * MS, 0, 0, 0, 0, 10)
 def test_the_engine_lists_who_is_live_when_it_goes_idle_and_once_a_minute() -> None:
     clock = ManualClock()
     lister = SequenceLister(clock)
-    lister.heard(7)
-    lister.heard(3)
+    lister.note_submitted(7)
+    lister.note_submitted(3)
 
     assert lister.due([step(0, 0, 5, [])], [7], after_gap=False) == []
     assert lister.due([IDLED], [7], after_gap=False) == [SequencesListed(0, (7,), 7)]
@@ -49,7 +49,7 @@ def test_the_gateway_lists_its_requests_when_the_last_has_gone_and_once_a_minute
     assert lane.drain() == [queued(), RequestsListed(EVERY_NS, ())]
 
 
-def test_a_request_that_came_and_went_between_two_looks_is_followed_by_a_list() -> None:
+def test_a_request_that_came_and_ended_between_two_ticks_is_followed_by_a_list() -> None:
     clock, lane = ManualClock(), Lane()
     lister = RequestLister({}, lane, clock)
     lane.append(queued())
@@ -70,27 +70,27 @@ def test_a_gateway_that_lost_facts_lists_its_requests_as_soon_as_there_is_room()
     assert lane.drain() == []
 
 
-def test_facts_that_the_engine_sheds_are_told_in_the_frame_after_the_jam() -> None:
+def test_facts_that_the_engine_drops_are_reported_in_the_next_frame_that_has_room() -> None:
     """The gateway reads nothing until more than the backlog's limit waits for it."""
     mine, theirs = socket.socketpair()
-    link = Link(mine)
+    gateway = GatewayConnection(mine)
     text = "x" * (1 << 20)
-    while not link.has_gap:
-        link.send(frames.LoadProgress(text))
-        link.send_frame(frames.Frame([], [queued(at=1)], 0))
-    link.send_frame(frames.Frame([], [queued(at=2)], 0))
-    assert not link.has_gap_to_tell
-    found = _read_until_told(link, theirs)
+    while not gateway.has_gap:
+        gateway.send(frames.LoadProgress(text))
+        gateway.send_frame(frames.Frame([], [queued(at=1)], 0))
+    gateway.send_frame(frames.Frame([], [queued(at=2)], 0))
+    assert not gateway.has_gap_to_report
+    found = _read_until_reported(gateway, theirs)
     mine.close()
     theirs.close()
 
-    told = [fact for fact in found if isinstance(fact, FactsLost)]
-    assert told == [FactsLost(1 * MS, FactSource.ENGINE, 2)]
-    assert found[-2:] == [*told, queued(at=3)]
+    reported = [fact for fact in found if isinstance(fact, FactsLost)]
+    assert reported == [FactsLost(1 * MS, FactSource.ENGINE, 2)]
+    assert found[-2:] == [*reported, queued(at=3)]
 
 
-def _read_until_told(link: Link, theirs: socket.socket) -> list[Fact]:
-    """All facts that come, up to those of a frame that is sent as soon as it may tell."""
+def _read_until_reported(gateway: GatewayConnection, theirs: socket.socket) -> list[Fact]:
+    """All facts that come, up to those of a frame that is sent once the gap can be reported."""
     unframer, found, sent = frames.Unframer(), [], False
     theirs.setblocking(False)
     while not (found and found[-1] == queued(at=3)):
@@ -102,8 +102,8 @@ def _read_until_told(link: Link, theirs: socket.socket) -> list[Fact]:
             message = frames.to_gateway_decoder.decode(payload)
             if isinstance(message, frames.Frame):
                 found.extend(message.facts)
-        link.receive(0)
-        if link.has_gap_to_tell and not sent:
+        gateway.receive(0)
+        if gateway.has_gap_to_report and not sent:
             sent = True
-            link.send_frame(frames.Frame([], [queued(at=3)], 0))
+            gateway.send_frame(frames.Frame([], [queued(at=3)], 0))
     return found

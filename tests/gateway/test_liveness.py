@@ -1,5 +1,4 @@
-"""Signs of life: what an engine that is stopped, stuck or at work leaves of them, and what is
-concluded."""
+"""The heartbeat of an engine that is stopped, stuck or busy, and what the gateway concludes."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser
 from lab.twins.registry import TWINS
 from service.config.settings import ConfigError, GatewayConfig
-from service.gateway.engine_client.liveness import LOOK_NS, Life, Liveness
+from service.gateway.engine_client.liveness import POLL_NS, EngineStatus, LivenessProbe
 from service.gateway.engine_client.stacks import stacks_of
-from service.process.heartbeat import Pulse, PulseReader, Signs, shared_file
+from service.process.heartbeat import Heartbeat, HeartbeatReader, HeartbeatSample, shared_file
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.reasons import HangKind, StackSource
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact
@@ -37,105 +36,105 @@ SECOND = 1_000_000_000
 DEADLINE_NS = 30 * SECOND
 
 
-class Watched:
-    """An engine as somebody sees it who looks four times a second."""
+class WatchedEngine:
+    """An engine that is polled four times a second."""
 
     def __init__(self, deadline_ns: int = DEADLINE_NS) -> None:
-        self.liveness = Liveness(deadline_ns)
-        self.beats = self.turns = 0
+        self.liveness = LivenessProbe(deadline_ns)
+        self.beats = self.iterations = 0
         self.busy_since_ns: int | None = None
         self._now_ns = 0
 
     def passes(
-        self, seconds: float, *, beats: bool = True, turns: bool = True, profiled: bool = False
-    ) -> Life:
-        """So long with these signs of life, or without; what is thought at the end."""
-        life = Life.LIVES
-        for _ in range(round(seconds * SECOND / LOOK_NS)):
-            self._now_ns += LOOK_NS
+        self, seconds: float, *, beats: bool = True, iterations: bool = True, profiled: bool = False
+    ) -> EngineStatus:
+        """Time passes, with beats and iterations or without; the status at the end."""
+        status = EngineStatus.ALIVE
+        for _ in range(round(seconds * SECOND / POLL_NS)):
+            self._now_ns += POLL_NS
             self.beats += beats
-            self.turns += turns
-            life = self.look(profiled)
-        return life
+            self.iterations += iterations
+            status = self.observe(profiled)
+        return status
 
     def sleeps(self, seconds: float) -> None:
-        """Whoever looks does not look for so long."""
+        """Nothing polls the engine for so long."""
         self._now_ns += int(seconds * SECOND)
 
-    def look(self, profiled: bool = False) -> Life:
-        signs = Signs(self.beats, self.turns, self.busy_since_ns)
-        return self.liveness.look(self._now_ns, signs, profiled)
+    def observe(self, profiled: bool = False) -> EngineStatus:
+        sample = HeartbeatSample(self.beats, self.iterations, self.busy_since_ns)
+        return self.liveness.observe(self._now_ns, sample, profiled)
 
 
-def test_an_engine_without_a_beat_is_silent_after_two_seconds_and_given_up_at_the_deadline() -> (
+def test_an_engine_without_a_beat_is_silent_after_two_seconds_and_times_out_at_the_deadline() -> (
     None
 ):
-    one = Watched()
-    assert one.passes(60) is Life.LIVES
-    assert one.passes(1.75, beats=False, turns=False) is Life.LIVES
-    assert one.passes(0.25, beats=False, turns=False) is Life.SILENT
-    assert one.passes(27.75, beats=False, turns=False) is Life.SILENT
-    assert one.passes(0.25, beats=False, turns=False) is Life.GIVEN_UP
+    engine = WatchedEngine()
+    assert engine.passes(60) is EngineStatus.ALIVE
+    assert engine.passes(1.75, beats=False, iterations=False) is EngineStatus.ALIVE
+    assert engine.passes(0.25, beats=False, iterations=False) is EngineStatus.SILENT
+    assert engine.passes(27.75, beats=False, iterations=False) is EngineStatus.SILENT
+    assert engine.passes(0.25, beats=False, iterations=False) is EngineStatus.TIMED_OUT
 
 
-def test_an_engine_that_beats_again_lives_again() -> None:
-    one = Watched()
-    one.passes(10)
-    assert one.passes(20, beats=False, turns=False) is Life.SILENT
-    assert one.passes(0.25) is Life.LIVES
-    assert one.passes(1.75, beats=False, turns=False) is Life.LIVES
+def test_an_engine_that_beats_again_is_alive_again() -> None:
+    engine = WatchedEngine()
+    engine.passes(10)
+    assert engine.passes(20, beats=False, iterations=False) is EngineStatus.SILENT
+    assert engine.passes(0.25) is EngineStatus.ALIVE
+    assert engine.passes(1.75, beats=False, iterations=False) is EngineStatus.ALIVE
 
 
-def test_an_engine_at_rest_lives_by_its_beats_alone() -> None:
-    one = Watched()
-    one.passes(1)
-    assert one.passes(600, turns=False) is Life.LIVES
+def test_an_idle_engine_is_alive_by_its_beats_alone() -> None:
+    engine = WatchedEngine()
+    engine.passes(1)
+    assert engine.passes(600, iterations=False) is EngineStatus.ALIVE
 
 
-def test_a_step_of_seconds_is_work_and_a_turn_without_end_is_not() -> None:
-    one = Watched()
-    one.passes(1)
-    one.busy_since_ns = 1
-    assert one.passes(9.75, turns=False) is Life.LIVES
-    assert one.passes(0.25, turns=False) is Life.STUCK
-    assert one.passes(19.75, turns=False) is Life.STUCK
-    assert one.passes(0.25, turns=False) is Life.GIVEN_UP
+def test_a_step_of_seconds_is_work_and_an_iteration_without_end_is_stuck() -> None:
+    engine = WatchedEngine()
+    engine.passes(1)
+    engine.busy_since_ns = 1
+    assert engine.passes(9.75, iterations=False) is EngineStatus.ALIVE
+    assert engine.passes(0.25, iterations=False) is EngineStatus.STUCK
+    assert engine.passes(19.75, iterations=False) is EngineStatus.STUCK
+    assert engine.passes(0.25, iterations=False) is EngineStatus.TIMED_OUT
 
 
-def test_an_engine_whose_turns_are_long_is_given_as_much_again() -> None:
-    """Three times the longest until it is called stuck, six times until it is given up."""
-    one = Watched()
-    one.passes(1)
-    one.busy_since_ns = 1
-    one.passes(9, turns=False)
-    assert one.passes(0.25) is Life.LIVES
-    assert one.passes(26.75, turns=False) is Life.LIVES
-    assert one.passes(0.25, turns=False) is Life.STUCK
-    assert one.passes(26, turns=False) is Life.STUCK
-    assert one.passes(1, turns=False) is Life.GIVEN_UP
+def test_an_engine_with_long_iterations_gets_three_times_as_long() -> None:
+    """Three times the longest until it is called stuck, six times until it times out."""
+    engine = WatchedEngine()
+    engine.passes(1)
+    engine.busy_since_ns = 1
+    engine.passes(9, iterations=False)
+    assert engine.passes(0.25) is EngineStatus.ALIVE
+    assert engine.passes(26.75, iterations=False) is EngineStatus.ALIVE
+    assert engine.passes(0.25, iterations=False) is EngineStatus.STUCK
+    assert engine.passes(26, iterations=False) is EngineStatus.STUCK
+    assert engine.passes(1, iterations=False) is EngineStatus.TIMED_OUT
 
 
 def test_a_machine_that_was_suspended_as_a_whole_is_not_blamed_on_the_engine() -> None:
-    """Nobody looked meanwhile: the gateway stood still, too."""
-    one = Watched()
-    one.passes(10)
-    one.sleeps(3600)
-    assert one.look() is Life.LIVES
-    assert one.passes(1, beats=False, turns=False) is Life.LIVES
-    assert one.passes(1) is Life.LIVES
+    """Nothing polled meanwhile: the gateway was paused, too."""
+    engine = WatchedEngine()
+    engine.passes(10)
+    engine.sleeps(3600)
+    assert engine.observe() is EngineStatus.ALIVE
+    assert engine.passes(1, beats=False, iterations=False) is EngineStatus.ALIVE
+    assert engine.passes(1) is EngineStatus.ALIVE
 
 
-def test_no_engine_is_given_up_without_a_deadline() -> None:
-    one = Watched(deadline_ns=0)
-    one.passes(10)
-    assert one.passes(3600, beats=False, turns=False) is Life.SILENT
+def test_no_engine_times_out_without_a_deadline() -> None:
+    engine = WatchedEngine(deadline_ns=0)
+    engine.passes(10)
+    assert engine.passes(3600, beats=False, iterations=False) is EngineStatus.SILENT
 
 
 def test_a_profile_that_is_being_written_is_waited_for() -> None:
-    one = Watched()
-    one.passes(10)
-    assert one.passes(7, beats=False, turns=False, profiled=True) is Life.LIVES
-    assert one.passes(2, beats=False, turns=False, profiled=True) is Life.SILENT
+    engine = WatchedEngine()
+    engine.passes(10)
+    assert engine.passes(7, beats=False, iterations=False, profiled=True) is EngineStatus.ALIVE
+    assert engine.passes(2, beats=False, iterations=False, profiled=True) is EngineStatus.SILENT
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.5, 2.9, float("nan")])
@@ -147,27 +146,27 @@ def test_a_deadline_below_what_a_hang_takes_to_be_seen_is_refused(seconds: float
 # --- the page that engine and gateway share ---
 
 
-def test_a_turn_and_a_rest_are_seen_from_the_other_side() -> None:
+def test_the_reader_sees_an_iteration_and_that_the_engine_is_idle() -> None:
     number, clock = shared_file("test"), ManualClock(7)
     try:
-        reader, pulse = PulseReader(number), Pulse(number, clock)
-        pulse.turn()
-        assert reader.read() == Signs(beats=0, turns=1, busy_since_ns=7)
-        pulse.rest()
-        assert reader.read() == Signs(beats=0, turns=1, busy_since_ns=None)
-        pulse.start()
+        reader, heartbeat = HeartbeatReader(number), Heartbeat(number, clock)
+        heartbeat.begin_iteration()
+        assert reader.read() == HeartbeatSample(beats=0, iterations=1, busy_since_ns=7)
+        heartbeat.idle()
+        assert reader.read() == HeartbeatSample(beats=0, iterations=1, busy_since_ns=None)
+        heartbeat.start()
         eventually(lambda: reader.read().beats >= 2, "beats")
-        pulse.stop()
+        heartbeat.stop()
     finally:
         os.close(number)
 
 
-# --- a real process that does not answer ---
+# --- stacks of a real process that hangs ---
 
 _ASLEEP = """
 import ctypes, faulthandler, sys
 from lab.twins.registry import TWINS
-from service.process.heartbeat import STACKS_SIGNAL, Pulse
+from service.process.heartbeat import STACKS_SIGNAL, Heartbeat
 from telemetry.facts.clock import MonotonicClock
 
 def holds_on(secret):
@@ -175,22 +174,22 @@ def holds_on(secret):
         ctypes.{library}(None).sleep(600)
 
 faulthandler.register(STACKS_SIGNAL, int(sys.argv[2]), all_threads=True)
-pulse = Pulse(int(sys.argv[1]), MonotonicClock())
-pulse.start()
-pulse.turn()
+heartbeat = Heartbeat(int(sys.argv[1]), MonotonicClock())
+heartbeat.start()
+heartbeat.begin_iteration()
 holds_on("a prompt that nobody may read")
 """
 
 
 @contextmanager
-def sleeper(library: str) -> Iterator[tuple[int, PulseReader, FileIO]]:
+def sleeper(library: str) -> Iterator[tuple[int, HeartbeatReader, FileIO]]:
     """A process whose main thread is in C code: with the interpreter lock (PyDLL), or without."""
     page, stacks = shared_file("page"), FileIO(shared_file("stacks"), "r+")
-    reader = PulseReader(page)
+    reader = HeartbeatReader(page)
     words = [sys.executable, "-c", _ASLEEP.format(library=library), str(page), str(stacks.fileno())]
     process = subprocess.Popen(words, pass_fds=(page, stacks.fileno()))
     try:
-        eventually(lambda: reader.read().turns, "its first turn", 60)
+        eventually(lambda: reader.read().iterations, "its first iteration", 60)
         yield process.pid, reader, stacks
     finally:
         process.kill()
@@ -199,18 +198,18 @@ def sleeper(library: str) -> Iterator[tuple[int, PulseReader, FileIO]]:
         stacks.close()
 
 
-def beats_within(reader: PulseReader, seconds: float) -> int:
+def beats_within(reader: HeartbeatReader, seconds: float) -> int:
     before = reader.read().beats
     asyncio.run(asyncio.sleep(seconds))
     return reader.read().beats - before
 
 
-def test_a_heart_beats_through_a_long_call_that_lets_go_of_the_interpreter() -> None:
+def test_beats_go_on_during_a_long_call_that_releases_the_interpreter_lock() -> None:
     with sleeper("CDLL") as (_, reader, _stacks):
         eventually(lambda: reader.read().beats >= 3, "beats")
 
 
-def test_a_call_that_holds_the_interpreter_stops_the_heart_and_c_code_still_tells_where() -> None:
+def test_a_call_that_holds_the_interpreter_lock_stops_beats_and_stacks_are_still_written() -> None:
     """The stacks name functions, and nothing that was handed to them."""
     with sleeper("PyDLL") as (pid, reader, written):
         assert beats_within(reader, 1.5) == 0
@@ -225,7 +224,7 @@ def test_a_call_that_holds_the_interpreter_stops_the_heart_and_c_code_still_tell
     assert len(again.lines) == len(found.lines)
 
 
-def test_of_a_process_that_is_stopped_the_kernel_tells_that_it_is() -> None:
+def test_the_stacks_of_a_stopped_process_say_that_it_is_stopped() -> None:
     """It runs no handler until it is continued, and is not made to: the signal would kill others
     that have none."""
     with sleeper("CDLL") as (pid, _, written):
@@ -240,7 +239,7 @@ def test_of_a_process_that_is_stopped_the_kernel_tells_that_it_is() -> None:
     assert "prompt" not in "\n".join(found.lines)
 
 
-def test_of_a_process_that_has_gone_nothing_is_told() -> None:
+def test_a_process_that_has_ended_has_no_stacks() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     with FileIO(shared_file("stacks"), "r+") as written:
@@ -249,7 +248,7 @@ def test_of_a_process_that_has_gone_nothing_is_told() -> None:
     assert (found.state, found.source, found.lines) == (None, StackSource.NOBODY, ())
 
 
-# --- what is said of it ---
+# --- the finding ---
 
 
 def hung(at: int, kind: HangKind = HangKind.STOPPED) -> EngineHung:

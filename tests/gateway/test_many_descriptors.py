@@ -1,5 +1,5 @@
-"""Nothing hangs on the number of a descriptor: a gateway with thousands of connections can still
-start, hear and replace its engine."""
+"""Nothing depends on the number of a descriptor: a gateway with thousands of connections can still
+start, read and restart its engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import pytest
 
 from service.config.settings import EngineConfig, ModelKind, ModelRef
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.engine_process import start_engine
 from service.gateway.engine_client.supervisor import Supervisor
 from service.process import frames
-from service.process.link import Link
+from service.process.gateway_connection import GatewayConnection
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import EngineDied, Fact
@@ -53,27 +53,27 @@ def unread_bytes(connection: socket.socket) -> int:
     return int(count)
 
 
-def test_a_link_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None:
+def test_the_gateway_connection_waits_and_wakes_on_descriptors_above_1023(crowded: None) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        link = Link(theirs)
+        gateway = GatewayConnection(theirs)
         assert theirs.fileno() > 1023
-        assert link.receive(0.001) == []
-        link.wake()
-        assert link.receive(None) == []
+        assert gateway.receive(0.001) == []
+        gateway.wake()
+        assert gateway.receive(None) == []
         ours.sendall(frames.encode(frames.Shutdown()))
-        assert link.receive(None) == [frames.Shutdown()]
+        assert gateway.receive(None) == [frames.Shutdown()]
 
 
 def test_an_engine_that_cannot_be_replaced_for_want_of_descriptors_is_tried_again() -> None:
     """The gateway goes on answering: clients that leave give descriptors back."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    bridge, lane = Bridge(Lane(), lambda line: None), Lane()
-    bridge.started = started(0)  # one has been ready
+    client, lane = EngineClient(Lane(), lambda line: None), Lane()
+    client.started = started(0)  # one has been ready
     config = EngineConfig(model=ModelRef(kind=ModelKind.DUMMY, path="tiny", name="none"))
 
     async def run() -> list[Fact]:
-        supervisor = Supervisor(bridge, config, MonotonicClock(), lane)
+        supervisor = Supervisor(client, config, MonotonicClock(), lane)
         open_now = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_now, hard))
         try:

@@ -18,7 +18,7 @@ from benchmarks.diagnosis.baselines import (
 )
 from benchmarks.diagnosis.episodes import Kept
 from benchmarks.diagnosis.gauges import GAUGES, Gauges
-from benchmarks.diagnosis.streamed import figures_of, lessons_of, lived, turns_of, windows
+from benchmarks.diagnosis.streamed import figures_of, judged_live, lessons_of, turns_of, windows
 from tests.lab.test_drill_scores import episode
 
 ON, OFF, END = 20, 30, 40
@@ -78,34 +78,39 @@ def test_a_server_that_took_over_is_watched_from_when_it_did() -> None:
 
 
 def test_a_right_word_counts_from_when_it_is_said() -> None:
-    (judged,) = lived([THRASH], preempted)
+    (judged,) = judged_live([THRASH], preempted)
     assert (judged.answer, judged.to_detect_s, judged.alarms) == ("kv_thrash", 0.0, 0)
     late = msgspec.structs.replace(
         THRASH, episode=msgspec.structs.replace(THRASH.episode, first_harmed_s=18.5)
     )
-    assert lived([late], preempted)[0].to_detect_s == 2.5
+    assert judged_live([late], preempted)[0].to_detect_s == 2.5
 
 
 def test_who_is_never_named_is_later_than_all_who_are() -> None:
     other = kept("throttled", row())
     healthy = kept("healthy_light", row())
-    found = figures_of(lived([THRASH, other, healthy], preempted), [])
+    found = figures_of(judged_live([THRASH, other, healthy], preempted), [])
     assert found["faults_detected"] == [1, 2]
     assert found["to_detect_s"] == {"p50": 0.0, "p95": math.inf}  # the lower of the middle two
-    assert figures_of(lived([THRASH], preempted), [])["to_detect_s"] == {"p50": 0.0, "p95": 0.0}
+    assert figures_of(judged_live([THRASH], preempted), [])["to_detect_s"] == {
+        "p50": 0.0,
+        "p95": 0.0,
+    }
     assert found["classes_under_half"] == 1
 
 
 def test_what_is_seen_in_healthy_traffic_is_a_false_alarm() -> None:
     healthy = kept("healthy_light", row())
     assert (
-        figures_of(lived([THRASH], preempted), lived([healthy], preempted))[
+        figures_of(judged_live([THRASH], preempted), judged_live([healthy], preempted))[
             "false_alarms_of_healthy_hour"
         ]
         == 0
     )
-    alarmed = lived([healthy], lambda usual, now: "throttled")
-    assert figures_of(lived([THRASH], preempted), alarmed)["false_alarms_of_healthy_hour"] == 1
+    alarmed = judged_live([healthy], lambda usual, now: "throttled")
+    assert (
+        figures_of(judged_live([THRASH], preempted), alarmed)["false_alarms_of_healthy_hour"] == 1
+    )
 
 
 def test_lessons_are_of_windows_that_are_wholly_well_or_mostly_not() -> None:

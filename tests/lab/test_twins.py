@@ -27,7 +27,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from tests.support.worlds.twin_cases import twin
@@ -119,7 +119,7 @@ def test_every_decision_is_the_production_schedulers(name: str) -> None:
 def test_requests_times_add_up(name: str) -> None:
     """The ledger charges every nanosecond of every request of a twin."""
     timelines: list[RequestTimeline] = []
-    fold = PhaseFold([timelines.append], accountant=Accountant(lambda slo_class: 30_000_000))
+    fold = PhaseFold([timelines.append], ledger_builder=LedgerBuilder(lambda slo_class: 30_000_000))
     fold.on_facts(twin(name, TWINS[name][0]).facts)
     fold.close()
     assert len(timelines) > 50

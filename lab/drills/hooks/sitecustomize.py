@@ -93,30 +93,30 @@ def _stall(order: Order) -> None:
     order["due_s"] = time.perf_counter()
 
     def make(receive: Callable[..., Any]) -> Callable[..., Any]:
-        def stalling(link: Any, wait_s: float | None) -> Any:
+        def stalling(gateway: Any, wait_s: float | None) -> Any:
             now = _active.get("stall")
             if now is not None and time.perf_counter() >= now["due_s"]:
                 now["due_s"] = time.perf_counter() + now["every_ms"] / 1e3
                 _collect() if now["kind"] == "gc" else _write(now["ms"])
-            return receive(link, wait_s)
+            return receive(gateway, wait_s)
 
         return stalling
 
-    _replace(sys.modules["service.process.engine_main"].Link, "receive", make)
+    _replace(sys.modules["service.process.engine_main"].GatewayConnection, "receive", make)
 
 
 def _deadlock(order: Order) -> None:
     def make(receive: Callable[..., Any]) -> Callable[..., Any]:
-        def waiting(link: Any, wait_s: float | None) -> Any:
+        def waiting(gateway: Any, wait_s: float | None) -> Any:
             if "deadlock" in _active:
                 native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
                 native.pthread_mutex_lock(mutex)
                 native.pthread_mutex_lock(mutex)
-            return receive(link, wait_s)
+            return receive(gateway, wait_s)
 
         return waiting
 
-    _replace(sys.modules["service.process.engine_main"].Link, "receive", make)
+    _replace(sys.modules["service.process.engine_main"].GatewayConnection, "receive", make)
 
 
 def _steps_fail(order: Order) -> None:
@@ -163,18 +163,18 @@ def _deaf(order: Order) -> None:
     told: set[int] = set()
 
     def make(cancel: Callable[..., Any]) -> Callable[..., Any]:
-        def deaf(bridge: Any, seq_id: int, reason: Any) -> None:
+        def deaf(client: Any, seq_id: int, reason: Any) -> None:
             now = _active.get("deaf")
             if now is not None and str(reason) == "disconnect":
-                box = id(bridge._mailboxes.get(seq_id))
-                if now["how"] == "all" or box in told:
+                queue = id(client._queues.get(seq_id))
+                if now["how"] == "all" or queue in told:
                     return
-                told.add(box)
-            cancel(bridge, seq_id, reason)
+                told.add(queue)
+            cancel(client, seq_id, reason)
 
         return deaf
 
-    _replace(sys.modules["service.gateway.engine_client.bridge"].Bridge, "cancel", make)
+    _replace(sys.modules["service.gateway.engine_client.client"].EngineClient, "cancel", make)
 
 
 # --- orders --------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import Clock
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.proc import pressure_ns, steal_ns
 from telemetry.numbers.quantiles import quantile
 

@@ -6,25 +6,25 @@ place is refused by name.
 
 from __future__ import annotations
 
-from service.model_files.stated import Harmless
+from service.model_files.strict_keys import IgnoredKey
 
-_DESCRIBES = Harmless("it describes the file, not the model")
-_TRAINING = Harmless("it is of training")
-_OUTPUTS = Harmless("it is about what transformers returns")
-_KERNELS = Harmless("it chooses how transformers computes, not what")
-_TASKS = Harmless("it is of other tasks than generating text")
-_TOKENIZER_KNOWS = Harmless("the tokenizer's own files state it")
-_REQUEST_SAYS = Harmless("a request states it, or gets the default of the API")
-_SEARCH = Harmless("beams are a request's business, and none can be asked for here")
-_SPEEDS_UP = Harmless("it is about speed in transformers")
+_DESCRIBES = IgnoredKey("it describes the file, not the model")
+_TRAINING = IgnoredKey("it is of training")
+_OUTPUTS = IgnoredKey("it is about what transformers returns")
+_KERNELS = IgnoredKey("it chooses how transformers computes, not what")
+_TASKS = IgnoredKey("it is of other tasks than generating text")
+_TOKENIZER_KNOWS = IgnoredKey("the tokenizer's own files state it")
+_REQUEST_SAYS = IgnoredKey("a request states it, or gets the default of the API")
+_SEARCH = IgnoredKey("beams are a request's business, and none can be asked for here")
+_SPEEDS_UP = IgnoredKey("it is about speed in transformers")
 
 
-def _off(what: str) -> Harmless:
-    return Harmless(f"{what} cannot be switched on here", only=(False, 0, "", [], {}))
+def _off(what: str) -> IgnoredKey:
+    return IgnoredKey(f"{what} cannot be switched on here", only=(False, 0, "", [], {}))
 
 
 # Of generation_config.json, and of a config.json that older versions wrote them into.
-GENERATION: dict[str, Harmless] = {
+GENERATION: dict[str, IgnoredKey] = {
     **dict.fromkeys(
         (
             "max_length",
@@ -102,9 +102,9 @@ GENERATION: dict[str, Harmless] = {
     "eta_cutoff": _off("this way to draw tokens"),
     "penalty_alpha": _off("contrastive search"),
     "dola_layers": _off("this way to draw tokens"),
-    "guidance_scale": Harmless("guidance cannot be switched on here", only=(1, 1.0)),
+    "guidance_scale": IgnoredKey("guidance cannot be switched on here", only=(1, 1.0)),
     "watermarking_config": _off("a watermark"),
-    "encoder_repetition_penalty": Harmless("there is no encoder", only=(1, 1.0)),
+    "encoder_repetition_penalty": IgnoredKey("there is no encoder", only=(1, 1.0)),
     "encoder_no_repeat_ngram_size": _off("a ban on repetitions"),
     "no_repeat_ngram_size": _off("a ban on repetitions"),
     "bad_words_ids": _off("a list of banned words"),
@@ -119,7 +119,7 @@ GENERATION: dict[str, Harmless] = {
 }
 
 # Of config.json only.
-CONFIG: dict[str, Harmless] = {
+CONFIG: dict[str, IgnoredKey] = {
     **GENERATION,
     **dict.fromkeys(
         (
@@ -182,20 +182,20 @@ CONFIG: dict[str, Harmless] = {
     ),
     **dict.fromkeys(("sep_token_id", "unk_token_id"), _TOKENIZER_KNOWS),
     "is_encoder_decoder": _off("an encoder"),
-    "is_decoder": Harmless("every model here is a decoder"),
+    "is_decoder": IgnoredKey("every model here is a decoder"),
     "add_cross_attention": _off("attention to another text"),
     "cross_attention_hidden_size": _off("attention to another text"),
     "tie_encoder_decoder": _off("an encoder"),
-    "hidden_act": Harmless("the feed-forward networks use SiLU", only=("silu", "swish")),
-    "mlp_bias": Harmless("feed-forward networks have no biases here", only=(False,)),
-    "partial_rotary_factor": Harmless("heads are rotated whole", only=(1, 1.0)),
-    "rope_interleaved": Harmless("rotary pairs are halves apart", only=(False,)),
-    "use_mrope": Harmless("positions are of one text", only=(False,)),
+    "hidden_act": IgnoredKey("the feed-forward networks use SiLU", only=("silu", "swish")),
+    "mlp_bias": IgnoredKey("feed-forward networks have no biases here", only=(False,)),
+    "partial_rotary_factor": IgnoredKey("heads are rotated whole", only=(1, 1.0)),
+    "rope_interleaved": IgnoredKey("rotary pairs are halves apart", only=(False,)),
+    "use_mrope": IgnoredKey("positions are of one text", only=(False,)),
     "auto_map": _off("code that comes with the model"),
     "compression_config": _off("this quantisation"),
 }
 
 # Within rope_scaling or rope_parameters.
-ROPE: dict[str, Harmless] = {
-    "partial_rotary_factor": Harmless("heads are rotated whole", only=(1, 1.0)),
+ROPE: dict[str, IgnoredKey] = {
+    "partial_rotary_factor": IgnoredKey("heads are rotated whole", only=(1, 1.0)),
 }

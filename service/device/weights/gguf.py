@@ -23,7 +23,7 @@ from service.device.weights.dummy import tensor_shape
 from service.device.weights.gguf_keys import GENERAL_PREFIXES, of_family
 from service.device.weights.inventory import tensor_names
 from service.model_files.gguf_file import GgufFile
-from service.model_files.stated import Stated, refuse_tensors
+from service.model_files.strict_keys import StrictKeys, refuse_tensors
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -123,7 +123,7 @@ def halves_order(file: GgufFile, name: str, heads: int) -> NDArray[np.int64] | N
 
 def _read_spec(file: GgufFile) -> ModelSpec:
     """Every key but the tokenizer's is obeyed, known to be harmless, or refused."""
-    meta = Stated(
+    meta = StrictKeys(
         file.path,
         {key: file.metadata[key] for key in file.metadata if not key.startswith("tokenizer.")},
     )
@@ -133,24 +133,24 @@ def _read_spec(file: GgufFile) -> ModelSpec:
             f"{file.path} is a {family} model; supported are {', '.join(_FAMILIES)} "
             "(SmolLM is llama)"
         )
-    if meta.whole(f"{family}.expert_count", 0) > 0:
+    if meta.integer(f"{family}.expert_count", 0) > 0:
         raise ConfigError(f"{file.path} is a mixture of experts, which is not supported")
-    heads = meta.whole(f"{family}.attention.head_count")
-    hidden = meta.whole(f"{family}.embedding_length")
+    heads = meta.integer(f"{family}.attention.head_count")
+    hidden = meta.integer(f"{family}.embedding_length")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ConfigError(f"{file.path} has no tensor token_embd.weight")
     eos = file.metadata.get("tokenizer.ggml.eos_token_id")
     spec = ModelSpec(
         family=family,
-        layers=meta.whole(f"{family}.block_count"),
+        layers=meta.integer(f"{family}.block_count"),
         hidden=hidden,
         heads=heads,
-        kv_heads=meta.whole(f"{family}.attention.head_count_kv", heads),
+        kv_heads=meta.integer(f"{family}.attention.head_count_kv", heads),
         head_dim=_head_dim(meta, family, hidden // max(1, heads)),
-        ffn=meta.whole(f"{family}.feed_forward_length"),
+        ffn=meta.integer(f"{family}.feed_forward_length"),
         vocab=embedding.shape[0],
-        context_tokens=meta.whole(f"{family}.context_length"),
+        context_tokens=meta.integer(f"{family}.context_length"),
         norm_eps=meta.number(f"{family}.attention.layer_norm_rms_epsilon"),
         rope=_read_rope(file, meta, family),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
@@ -163,22 +163,22 @@ def _read_spec(file: GgufFile) -> ModelSpec:
     return spec
 
 
-def _head_dim(meta: Stated, family: str, usual: int) -> int:
+def _head_dim(meta: StrictKeys, family: str, usual: int) -> int:
     """Queries, keys and values have heads of one size, which is rotated whole. Raises
     ConfigError."""
-    size = meta.whole(f"{family}.attention.key_length", usual)
+    size = meta.integer(f"{family}.attention.key_length", usual)
     for key in (f"{family}.attention.value_length", f"{family}.rope.dimension_count"):
-        stated = meta.whole(key, size)
+        stated = meta.integer(key, size)
         if stated != size:
             raise meta.refused(key, stated, f"heads are of {size} values and rotated whole")
     return size
 
 
-def _read_rope(file: GgufFile, meta: Stated, family: str) -> Rope:
+def _read_rope(file: GgufFile, meta: StrictKeys, family: str) -> Rope:
     theta = meta.number(f"{family}.rope.freq_base", 10_000.0)
     kind = meta.take(f"{family}.rope.scaling.type", "none")
     factor = meta.number(f"{family}.rope.scaling.factor", 1.0)
-    original = meta.whole(f"{family}.rope.scaling.original_context_length", 8192)
+    original = meta.integer(f"{family}.rope.scaling.original_context_length", 8192)
     if _ROPE_FREQUENCIES in file.tensors:
         return _llama3_rope(file, theta, original)
     if kind == "none":

@@ -6,11 +6,11 @@ refused by name. Keys of the tokenizer are in `service.text.known_keys`.
 
 from __future__ import annotations
 
-from service.model_files.stated import Harmless
+from service.model_files.strict_keys import IgnoredKey
 
-_DESCRIBES = Harmless("it describes the file, not the model")
+_DESCRIBES = IgnoredKey("it describes the file, not the model")
 
-GENERAL: dict[str, Harmless] = {
+GENERAL: dict[str, IgnoredKey] = {
     **dict.fromkeys(
         (
             "general.name",
@@ -37,8 +37,8 @@ GENERAL: dict[str, Harmless] = {
         ),
         _DESCRIBES,
     ),
-    "general.type": Harmless("only whole models are loaded", only=("model",)),
-    "split.count": Harmless("a file that is one of several is not whole", only=(0, 1)),
+    "general.type": IgnoredKey("only whole models are loaded", only=("model",)),
+    "split.count": IgnoredKey("a file that is one of several is not whole", only=(0, 1)),
     "split.no": _DESCRIBES,
     "split.tensors.count": _DESCRIBES,
 }
@@ -52,23 +52,23 @@ GENERAL_PREFIXES = (
 )
 
 # After the name of the architecture.
-_OF_FAMILY: dict[str, Harmless] = {
-    "vocab_size": Harmless("the embedding's rows decide"),
+_OF_FAMILY: dict[str, IgnoredKey] = {
+    "vocab_size": IgnoredKey("the embedding's rows decide"),
     "tensor_data_layout": _DESCRIBES,
     "rope.scaling.finetuned": _DESCRIBES,
-    "expert_count": Harmless("mixtures of experts are not known", only=(0,)),
-    "expert_used_count": Harmless("mixtures of experts are not known", only=(0,)),
-    "use_parallel_residual": Harmless("residuals are in a row", only=(False,)),
-    "attention.causal": Harmless("tokens see what is before them", only=(True,)),
-    "attention.max_alibi_bias": Harmless("positions are rotary", only=(0.0,)),
-    "attention.clamp_kqv": Harmless("nothing is clamped", only=(0.0,)),
-    "rope.scale_linear": Harmless("an old spelling of rope.scaling.factor", only=(1.0,)),
-    "rope.scaling.attn_factor": Harmless("attention is not scaled", only=(1.0,)),
-    "rope.scaling.yarn_log_multiplier": Harmless("YaRN is not known", only=(0.0,)),
+    "expert_count": IgnoredKey("mixtures of experts are not known", only=(0,)),
+    "expert_used_count": IgnoredKey("mixtures of experts are not known", only=(0,)),
+    "use_parallel_residual": IgnoredKey("residuals are in a row", only=(False,)),
+    "attention.causal": IgnoredKey("tokens see what is before them", only=(True,)),
+    "attention.max_alibi_bias": IgnoredKey("positions are rotary", only=(0.0,)),
+    "attention.clamp_kqv": IgnoredKey("nothing is clamped", only=(0.0,)),
+    "rope.scale_linear": IgnoredKey("an old spelling of rope.scaling.factor", only=(1.0,)),
+    "rope.scaling.attn_factor": IgnoredKey("attention is not scaled", only=(1.0,)),
+    "rope.scaling.yarn_log_multiplier": IgnoredKey("YaRN is not known", only=(0.0,)),
 }
 
 
-def of_family(family: str) -> dict[str, Harmless]:
+def of_family(family: str) -> dict[str, IgnoredKey]:
     """All of a file of that architecture."""
     own = {f"{family}.{key}": harmless for key, harmless in _OF_FAMILY.items()}
     return {**GENERAL, **own}

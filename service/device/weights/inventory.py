@@ -11,7 +11,7 @@ from pathlib import Path
 from service.config.settings import ConfigError
 from service.device.spec import ModelSpec
 from service.device.weights.dummy import tensor_shape
-from service.model_files.stated import refuse_tensors
+from service.model_files.strict_keys import refuse_tensors
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

@@ -13,7 +13,7 @@ from service.config.settings import ConfigError
 from service.device.spec import ModelSpec, Rope, RopeScaling
 from service.device.weights.config_keys import CONFIG, GENERATION, ROPE
 from service.device.weights.inventory import EMBEDDING, HEAD, StoredTensor, check_tensors
-from service.model_files.stated import Stated
+from service.model_files.strict_keys import StrictKeys
 
 _FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -112,7 +112,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _read_spec(folder: Path) -> ModelSpec:
     """Every key of config.json is obeyed, known to be harmless, or refused."""
     path = folder / "config.json"
-    config = Stated(path, read_json(path))
+    config = StrictKeys(path, read_json(path))
     architecture = (config.take("architectures") or ["(none)"])[0]
     family = _FAMILIES.get(architecture)
     if family is None:
@@ -121,17 +121,17 @@ def _read_spec(folder: Path) -> ModelSpec:
     _refuse_quantised(config)
     if config.take("attention_bias") and family != "qwen2":
         raise ConfigError(f"{path}: attention_bias is not supported for {architecture}")
-    heads, hidden = config.whole("num_attention_heads"), config.whole("hidden_size")
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     spec = ModelSpec(
         family=family,
-        layers=config.whole("num_hidden_layers"),
+        layers=config.integer("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=config.whole("num_key_value_heads", heads),
-        head_dim=config.whole("head_dim", _HEAD_DIM.get(family, hidden // max(1, heads))),
-        ffn=config.whole("intermediate_size"),
-        vocab=config.whole("vocab_size"),
-        context_tokens=config.whole("max_position_embeddings", 2048),
+        kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=config.integer("head_dim", _HEAD_DIM.get(family, hidden // max(1, heads))),
+        ffn=config.integer("intermediate_size"),
+        vocab=config.integer("vocab_size"),
+        context_tokens=config.integer("max_position_embeddings", 2048),
         norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=_read_rope(config),
         qkv_bias=family == "qwen2",
@@ -144,7 +144,7 @@ def _read_spec(folder: Path) -> ModelSpec:
     return spec
 
 
-def _refuse_quantised(config: Stated) -> None:
+def _refuse_quantised(config: StrictKeys) -> None:
     for key in ("quantization_config", "compression_config"):
         stated = config.take(key)
         if stated:
@@ -155,7 +155,7 @@ def _refuse_quantised(config: Stated) -> None:
             )
 
 
-def _sliding_window(config: Stated, family: str) -> int | None:
+def _sliding_window(config: StrictKeys, family: str) -> int | None:
     """The shortest of any layer: whoever chooses the context stays within it, so that all layers
     attend to everything. Which layers have one then makes no difference."""
     kinds = set(config.take("layer_types", []))
@@ -176,7 +176,7 @@ def _sliding_window(config: Stated, family: str) -> int | None:
     return window
 
 
-def _ids(stated: Stated, default: tuple[int, ...]) -> tuple[int, ...]:
+def _ids(stated: StrictKeys, default: tuple[int, ...]) -> tuple[int, ...]:
     """Raises ConfigError."""
     value = stated.take("eos_token_id")
     if value is None:
@@ -187,18 +187,18 @@ def _ids(stated: Stated, default: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _eos(folder: Path, config: Stated) -> tuple[int, ...]:
+def _eos(folder: Path, config: StrictKeys) -> tuple[int, ...]:
     """generation_config.json knows more (end-of-turn tokens) than config.json."""
     path = folder / "generation_config.json"
     ends = _ids(config, ())
     if path.exists():
-        generation = Stated(path, read_json(path))
+        generation = StrictKeys(path, read_json(path))
         ends = _ids(generation, ends)
         generation.finish(GENERATION)
     return ends
 
 
-def _read_rope(config: Stated) -> Rope:
+def _read_rope(config: StrictKeys) -> Rope:
     """Both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`."""
     old, new = config.part("rope_scaling"), config.part("rope_parameters")
     scaling = new if not new.is_empty else old
@@ -221,7 +221,7 @@ def _read_rope(config: Stated) -> Rope:
                 factor=scaling.number("factor"),
                 low_freq_factor=scaling.number("low_freq_factor"),
                 high_freq_factor=scaling.number("high_freq_factor"),
-                original_context_tokens=scaling.whole("original_max_position_embeddings"),
+                original_context_tokens=scaling.integer("original_max_position_embeddings"),
             )
         case _:
             raise ConfigError(f"{config.path}: rope scaling {kind!r} is not supported")

@@ -1,7 +1,7 @@
-"""The engine as a child process: started, waited for, ended.
+"""Starts, waits for and ends the engine process.
 
-It imports nothing but the standard library, because the first engine is started before
-everything else: its libraries take longest to load, and the gateway's load beside them.
+This module imports only the standard library. The first engine is started before anything else is
+imported: its libraries take longest to load, and those of the gateway load meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from io import FileIO
 
-from service.process.heartbeat import PulseReader, shared_file
+from service.process.heartbeat import HeartbeatReader, shared_file
 from telemetry.facts.clock import Clock
 
 _POLL_S = 0.01
@@ -23,17 +23,20 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """One engine, started at `begun_ns`; `connection` is the gateway's end of its socket, `pulse`
-    its heartbeat. On a signal it writes its stacks to `stacks`."""
+    """A running engine process.
+
+    `connection` is the gateway's end of the socket, `begun_ns` when the process was started,
+    `stacks` the shared file to which it writes its threads' stacks on STACKS_SIGNAL.
+    """
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
     begun_ns: int
-    pulse: PulseReader
+    heartbeat: HeartbeatReader
     stacks: FileIO
 
     async def wait(self, grace_s: float) -> int:
-        """Its exit code; a process that lingers beyond the grace time is killed."""
+        """Wait for its exit code; after `grace_s` the process is killed."""
         try:
             async with asyncio.timeout(grace_s):
                 while self.process.poll() is None:
@@ -43,34 +46,34 @@ class EngineProcess:
         return self.process.wait()
 
     def close(self) -> None:
-        """Let go of what was shared with it. Its socket closes, at which it ends by itself."""
+        """Close what is shared with it. When its socket is closed, the process exits."""
         self.connection.close()
         self.stacks.close()
 
 
 def start_engine(clock: Clock) -> EngineProcess:
-    """An engine that waits for its Launch. Raises OSError."""
+    """Start an engine process, which waits for a Launch message. Raises OSError."""
     begun_ns = clock.now_ns()
     with contextlib.ExitStack() as on_error, contextlib.ExitStack() as theirs_only:
         ours, theirs = socket.socketpair()
         on_error.callback(ours.close)
         theirs_only.callback(theirs.close)
-        pulse_fd = shared_file("phasescope-pulse")
-        theirs_only.callback(os.close, pulse_fd)
-        pulse = PulseReader(pulse_fd)
+        heartbeat_fd = shared_file("phasescope-heartbeat")
+        theirs_only.callback(os.close, heartbeat_fd)
+        heartbeat = HeartbeatReader(heartbeat_fd)
         stacks = on_error.enter_context(FileIO(shared_file("phasescope-stacks"), "r+"))
         shared = {
             "--fd": theirs.fileno(),
-            "--pulse-fd": pulse_fd,
+            "--pulse-fd": heartbeat_fd,
             "--stacks-fd": stacks.fileno(),
         }
-        words = [word for flag, number in shared.items() for word in (flag, str(number))]
+        arguments = [word for flag, number in shared.items() for word in (flag, str(number))]
         process = subprocess.Popen(
-            (sys.executable, "-m", "service.cli.main", "engine", *words),
+            (sys.executable, "-m", "service.cli.main", "engine", *arguments),
             pass_fds=tuple(shared.values()),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # signals to our group are for us: we drain first
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         on_error.pop_all()
-    return EngineProcess(process, ours, begun_ns, pulse, stacks)
+    return EngineProcess(process, ours, begun_ns, heartbeat, stacks)

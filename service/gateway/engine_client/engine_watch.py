@@ -1,8 +1,8 @@
-"""Watches the heartbeat of one engine: refuses for it while it is hung, and ends it when it has
-been for too long.
+"""Watches the heartbeat of one engine: while it hangs, new requests are refused; after the
+deadline its process is killed.
 
-Requests that a hung engine has are kept, since it may go on. What is found is a fact, with the
-stacks of its threads. An engine that loads is not watched: nobody waits for its steps.
+Requests of a hung engine are kept, because it may continue. A hang is recorded as a fact with the
+stacks of the engine's threads. An engine that is still loading is not watched.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.engine_process import EngineProcess
-from service.gateway.engine_client.liveness import LOOK_NS, Life, Liveness
+from service.gateway.engine_client.liveness import POLL_NS, EngineStatus, LivenessProbe
 from service.gateway.engine_client.stacks import STOPPED, Stacks, stacks_of
 from telemetry.facts.clock import Clock
 from telemetry.facts.reasons import HangKind, StackSource
@@ -23,86 +23,93 @@ from telemetry.journal.watchdog import process_state
 
 log = logging.getLogger("phasescope.supervisor")
 
-_LAST_LOOK_S = 2.0
+_LAST_STACKS_S = 2.0
 
 
 @dataclass(slots=True)
 class _Hang:
-    """One that goes on. `looking` finds out where the threads are, and then tells of it."""
+    """A hang that has not ended. `stacks_task` collects the stacks, then records the hang."""
 
     since_ns: int
     is_stuck: bool
-    looking: asyncio.Task[None]
-    is_told: bool = False
+    stacks_task: asyncio.Task[None]
+    is_recorded: bool = False
 
 
 class EngineWatch:
-    """`run` lasts as long as the engine; `verdict` says why it was ended, if it was."""
+    """Polls the heartbeat until the engine ends; `end_detail` says why it was killed, if it was."""
 
     def __init__(
-        self, bridge: Bridge, engine: EngineProcess, clock: Clock, lane: Lane, deadline_s: float
+        self,
+        client: EngineClient,
+        engine: EngineProcess,
+        clock: Clock,
+        lane: Lane,
+        deadline_s: float,
     ) -> None:
-        self.verdict: str | None = None
-        self._bridge = bridge
+        self.end_detail: str | None = None
+        self._client = client
         self._engine = engine
         self._clock = clock
         self._lane = lane
-        self._liveness = Liveness(int(deadline_s * 1e9))
+        self._liveness = LivenessProbe(int(deadline_s * 1e9))
         self._hang: _Hang | None = None
 
     async def run(self) -> None:
-        await self._bridge.wait_ready()
+        await self._client.wait_ready()
         try:
-            while self.verdict is None:
-                await asyncio.sleep(LOOK_NS / 1e9)
-                await self._look()
+            while self.end_detail is None:
+                await asyncio.sleep(POLL_NS / 1e9)
+                await self._poll()
         except Exception:
             log.exception("this engine is not watched any more")
-            self._bridge.health.hung_ns = None  # nobody would find out that it works again
+            self._client.health.hung_ns = None  # a recovery would not be seen
         finally:
             if self._hang is not None:
-                self._hang.looking.cancel()
+                self._hang.stacks_task.cancel()
 
-    async def _look(self) -> None:
-        liveness, bridge = self._liveness, self._bridge
+    async def _poll(self) -> None:
+        liveness, client = self._liveness, self._client
         now_ns = self._clock.now_ns()
-        life = liveness.look(now_ns, self._engine.pulse.read(), bridge.is_profiling)
-        bridge.health.heartbeat_age_ns = liveness.silent_ns
-        match life:
-            case Life.LIVES:
+        status = liveness.observe(now_ns, self._engine.heartbeat.read(), client.is_profiling)
+        client.health.heartbeat_age_ns = liveness.silent_ns
+        match status:
+            case EngineStatus.ALIVE:
                 if self._hang is not None:
                     await self._recover(self._hang)
-            case Life.SILENT | Life.STUCK:
+            case EngineStatus.SILENT | EngineStatus.STUCK:
                 if self._hang is None:
-                    self._hang = self._begin(now_ns - liveness.hung_ns, life is Life.STUCK)
-                bridge.health.hung_ns = liveness.hung_ns
-            case Life.GIVEN_UP:
-                await self._give_up(now_ns)
+                    self._hang = self._begin(
+                        now_ns - liveness.hung_ns, status is EngineStatus.STUCK
+                    )
+                client.health.hung_ns = liveness.hung_ns
+            case EngineStatus.TIMED_OUT:
+                await self._end(now_ns)
 
     def _begin(self, since_ns: int, is_stuck: bool) -> _Hang:
-        self._bridge.health.hangs += 1
+        self._client.health.hangs += 1
         log.warning(
             "the engine %s; new requests are refused",
-            "is in one turn of its loop for too long" if is_stuck else "has no heartbeat",
+            "is in one iteration of its loop for too long" if is_stuck else "has no heartbeat",
         )
-        return _Hang(since_ns, is_stuck, asyncio.create_task(self._find_out(), name="stacks"))
+        return _Hang(since_ns, is_stuck, asyncio.create_task(self._collect_stacks(), name="stacks"))
 
-    async def _find_out(self) -> None:
+    async def _collect_stacks(self) -> None:
         stacks = await stacks_of(self._engine.process.pid, self._engine.stacks)
         if self._hang is not None:
-            self._tell(self._hang, stacks)
+            self._record(self._hang, stacks)
 
-    def _tell(self, hang: _Hang, stacks: Stacks) -> None:
-        if hang.is_told:
+    def _record(self, hang: _Hang, stacks: Stacks) -> None:
+        if hang.is_recorded:
             return
-        hang.is_told = True
+        hang.is_recorded = True
         kind = HangKind.STUCK if hang.is_stuck else HangKind.SILENT
         self._lane.append(
             EngineHung(
                 at_ns=self._clock.now_ns(),
                 since_ns=hang.since_ns,
                 kind=HangKind.STOPPED if stacks.state in STOPPED else kind,
-                sequences=self._bridge.sequences,
+                sequences=self._client.sequences,
                 engine_pid=self._engine.process.pid,
                 process_state=stacks.state,
                 stacks_source=stacks.source,
@@ -110,26 +117,26 @@ class EngineWatch:
             )
         )
 
-    async def _settle(self, hang: _Hang, within_s: float) -> None:
-        """Tell of it, with what has been found out by then."""
-        await asyncio.wait({hang.looking}, timeout=within_s)
-        hang.looking.cancel()
+    async def _finish_record(self, hang: _Hang, timeout_s: float) -> None:
+        """Record the hang, with the stacks if they come within `timeout_s`."""
+        await asyncio.wait({hang.stacks_task}, timeout=timeout_s)
+        hang.stacks_task.cancel()
         state = process_state(self._engine.process.pid)
-        self._tell(hang, Stacks(state, StackSource.NOBODY, ()))
+        self._record(hang, Stacks(state, StackSource.NOBODY, ()))
 
     async def _recover(self, hang: _Hang) -> None:
-        self._bridge.health.hung_ns = None
-        await self._settle(hang, 0)
+        self._client.health.hung_ns = None
+        await self._finish_record(hang, 0)
         self._hang = None
         self._lane.append(EngineRecovered(self._clock.now_ns(), hang.since_ns))
         log.warning("the engine works again")
 
-    async def _give_up(self, now_ns: int) -> None:
-        """SIGKILL ends a stopped process, too; all else follows from its end."""
+    async def _end(self, now_ns: int) -> None:
+        """Kill the process: SIGKILL ends a stopped one too. The supervisor does the rest."""
         if self._hang is None:
             self._hang = self._begin(now_ns - self._liveness.hung_ns, self._liveness.stuck_ns > 0)
         hang = self._hang
-        await self._settle(hang, _LAST_LOOK_S)
+        await self._finish_record(hang, _LAST_STACKS_S)
         seconds = (self._clock.now_ns() - hang.since_ns) / 1e9
-        self.verdict = f"did not respond for {seconds:.0f} s and was ended"
+        self.end_detail = f"did not respond for {seconds:.0f} s and was ended"
         self._engine.process.kill()

@@ -1,7 +1,7 @@
-"""Lists every request that the gateway serves, so that folds can tell who lost its end.
+"""Records which requests are live, so that folds can find requests whose end was lost.
 
-A list is due once nobody is served any more after anything was recorded, once a minute while
-somebody is, and when the gateway's lane has lost facts. At most one is written a second.
+A list is written when the last live request has ended, once a minute while requests are live, and
+after the gateway's lane has lost facts; at most one a second.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _TICK_S = 1.0
 
 
 class RequestLister:
-    """Runs on the event loop, as the requests do: `live` holds an id from before its request's
-    first fact is written until after its last is."""
+    """Writes RequestsListed facts; runs on the event loop.
+
+    `live` must hold a request's id from before its first fact until after its last.
+    """
 
     def __init__(self, live: Collection[str], lane: Lane, clock: Clock) -> None:
         self._live = live
@@ -35,7 +37,7 @@ class RequestLister:
             self.tick()
 
     def tick(self) -> None:
-        """Write the list if it is due; one for which the lane has no room is due again."""
+        """Write the list if it is due. If the lane has no room for it, it stays due."""
         now_ns, is_busy = self._clock.now_ns(), bool(self._live)
         went_idle = not is_busy and self._lane.written != self._written_before
         is_minute = is_busy and now_ns >= self._next_ns

@@ -1,9 +1,9 @@
-"""Keeps one engine process alive behind the bridge.
+"""Keeps one engine process running.
 
-An engine that never became ready because of its configuration is not tried again: the
-service ends with the engine's one line. One that dies later is replaced, with a growing
-pause while it keeps dying, and the gateway goes on answering meanwhile. One that is hung for
-longer than the deadline is ended (`engine_watch`), and replaced like one that died.
+If the first engine cannot start, or the configuration is wrong, the service ends with the engine's
+message. An engine that dies later is restarted, with exponential backoff; the gateway answers
+meanwhile. An engine that hangs for longer than the deadline is killed (`engine_watch`) and
+restarted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import logging
 
 from service.config.settings import EngineConfig
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.engine_client.engine_process import EngineProcess, start_engine
 from service.gateway.engine_client.engine_watch import EngineWatch
 from service.process import frames
@@ -31,35 +31,35 @@ _STOP_GRACE_S = 2.0
 
 
 class EngineStartFailed(Exception):
-    """The first engine could not start; the message is one line for people."""
+    """The engine cannot start; the message is one line."""
 
 
 class Supervisor:
-    """Starts, watches, replaces and stops the engine process."""
+    """Starts, watches, restarts and stops the engine process."""
 
     def __init__(
         self,
-        bridge: Bridge,
+        client: EngineClient,
         config: EngineConfig,
         clock: Clock,
         lane: Lane,
         first: EngineProcess | None = None,
         deadline_s: float = 0.0,
     ) -> None:
-        """`first` is an engine that has been started already. One that gives no sign of life for
-        `deadline_s` is ended; 0: none is."""
-        self._bridge = bridge
+        """`first` is an engine that has been started already. An engine that hangs for `deadline_s`
+        is killed; 0: never."""
+        self._client = client
         self._config = config
         self._clock = clock
         self._lane = lane
         self._engine = first
         self._deadline_s = deadline_s
-        self._verdict: str | None = None
+        self._end_detail: str | None = None
         self._stopping = asyncio.Event()
         self.restarts = 0
 
     async def run(self) -> None:
-        """Until `stop`: one engine after another. Raises EngineStartFailed."""
+        """Run one engine after the other until `stop`. Raises EngineStartFailed."""
         pause_s = _FIRST_PAUSE_S
         while not self._stopping.is_set():
             begun_ns = self._clock.now_ns()
@@ -67,7 +67,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             self._record_death(code)
-            if self._bridge.started is None or self._is_hopeless():
+            if self._client.started is None or self._is_config_error():
                 raise EngineStartFailed(self._detail(code))
             if self._clock.now_ns() - begun_ns > _HEALTHY_AFTER_NS:
                 pause_s = _FIRST_PAUSE_S
@@ -78,29 +78,29 @@ class Supervisor:
             self.restarts += 1
 
     async def stop(self) -> None:
-        """End the engine process: by word, and by signal if it does not listen."""
+        """End the engine process: by a Shutdown message, then by SIGKILL."""
         self._stopping.set()
         engine = self._engine
         if engine is not None and engine.process.returncode is None:
-            self._bridge.request_shutdown()
+            self._client.request_shutdown()
             await engine.wait(_STOP_GRACE_S)
 
     async def _run_one(self) -> int | None:
-        """The exit code of one engine; None when it could not be started, for `_verdict`."""
+        """Run one engine; returns its exit code, or None if it could not be started."""
         try:
             engine = self._engine = self._engine or start_engine(self._clock)
         except OSError as error:
-            self._verdict = f"cannot start the engine process: {error}"
+            self._end_detail = f"cannot start the engine process: {error}"
             return None
-        watch = EngineWatch(self._bridge, engine, self._clock, self._lane, self._deadline_s)
+        watch = EngineWatch(self._client, engine, self._clock, self._lane, self._deadline_s)
         watching = asyncio.create_task(watch.run(), name="engine watch")
         try:
-            await self._bridge.attach(engine.connection, self._config, engine.begun_ns)
+            await self._client.attach(engine.connection, self._config, engine.begun_ns)
         finally:
             watching.cancel()
-            self._verdict = watch.verdict
+            self._end_detail = watch.end_detail
             engine.connection.close()
-            # the socket is closed: a process that lingers is of no use to anybody
+            # its socket is closed: the process has nothing left to do
             code = await engine.wait(_STOP_GRACE_S)
             engine.close()
             self._engine = None
@@ -118,20 +118,20 @@ class Supervisor:
         )
 
     def _failure(self, code: int | None) -> StepFailure | None:
-        """What the engine said of its device, in words or by its exit code."""
-        if self._bridge.failure is not None:
-            return self._bridge.failure.failure
+        """The device failure that the engine reported, by message or by exit code."""
+        if self._client.failure is not None:
+            return self._client.failure.failure
         return StepFailure.RANK_LOST if code == frames.EXIT_RANK_LOST else None
 
-    def _is_hopeless(self) -> bool:
-        failure = self._bridge.failure
+    def _is_config_error(self) -> bool:
+        failure = self._client.failure
         return failure is not None and failure.is_config
 
     def _detail(self, code: int | None) -> str:
-        if self._verdict is not None or code is None:
-            return self._verdict or "was not started"
-        if self._bridge.failure is not None:
-            return self._bridge.failure.message
+        if self._end_detail is not None or code is None:
+            return self._end_detail or "was not started"
+        if self._client.failure is not None:
+            return self._client.failure.message
         if code < 0:
             return f"ended by signal {-code}"
         if code == frames.EXIT_RANK_LOST:

@@ -1,4 +1,4 @@
-"""What the engine process is told of the tokenizer."""
+"""The tokenizer's vocabulary as the engine process needs it to compile grammars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from service.text.tokenizer import Tokenizer
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The tokenizer's tokens; special ones stand for no text."""
+    """The tokenizer's tokens as bytes; special tokens have none."""
     special = tokenizer.special_ids | set(tokenizer.eos_token_ids)
     return Vocabulary(
         token_bytes=tuple(

@@ -1,4 +1,4 @@
-"""One choice of a response while it grows: tokens in, text and log-probabilities out."""
+"""One choice of a response: tokens in, text and log-probabilities out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telemetry.facts.reasons import EndReason
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token with its log-probability; `offset` is where its text begins."""
+    """A token with its log-probability; its text begins at character `offset` of the choice."""
 
     token_id: int
     logprob: float
@@ -23,7 +23,7 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new since the last look."""
+    """What is new in a choice since the last `take_delta`."""
 
     text: str
     scored: list[ScoredToken]
@@ -35,7 +35,7 @@ class Delta:
 
 
 class Choice:
-    """Tokens of one sequence become text; stop strings are found on the way."""
+    """Detokenizes one sequence and finds its stop strings."""
 
     def __init__(
         self, index: int, seq_id: int, tokenizer: Tokenizer, stops: tuple[str, ...]
@@ -48,45 +48,45 @@ class Choice:
         self._detokenizer = Detokenizer(tokenizer)
         self._scanner = StopScanner(stops) if stops else None
         self._text: list[str] = []
-        self._shown: list[str] = []
+        self._taken_text: list[str] = []
         self._scored: list[ScoredToken] = []
         self._raw_length = 0
-        self._finish_told = False
+        self._finish_sent = False
 
     @property
     def done(self) -> bool:
-        """Nothing more will be shown."""
+        """No more text will come."""
         return self.end is not None or self.stop_found
 
     def accept(self, emission: Emission) -> None:
-        """Take one piece of news; `stop_found` turns true when a stop string is complete."""
+        """Process an emission; sets `stop_found` when a stop string is complete."""
         if self.stop_found:
-            return  # computed before the engine heard of the stop
+            return  # computed before the engine had the cancellation
         if emission.sample is not None:
             self._add(emission.sample, emission.end)
         if emission.end is not None and not self.stop_found:
             self.end = emission.end
             self._flush()
 
-    def take(self) -> Delta:
-        """New text, scores and, once, the finish reason."""
+    def take_delta(self) -> Delta:
+        """New text and log-probabilities; the finish reason once."""
         finish = None
-        if self.done and not self._finish_told:
-            self._finish_told = True
+        if self.done and not self._finish_sent:
+            self._finish_sent = True
             finish = self.finish_reason
         delta = Delta("".join(self._text), self._scored, finish)
-        self._shown.append(delta.text)
+        self._taken_text.append(delta.text)
         self._text, self._scored = [], []
         return delta
 
     @property
     def full_text(self) -> str:
-        """All text that was taken so far."""
-        return "".join(self._shown)
+        """All text that `take_delta` has returned."""
+        return "".join(self._taken_text)
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word: a text that was cut is `length`, everything else `stop`."""
+        """OpenAI's `finish_reason`: `length` at a token limit, else `stop`."""
         return "length" if self.end in (EndReason.MAX_TOKENS, EndReason.CONTEXT) else "stop"
 
     def _add(self, sample: Sample, end: EndReason | None) -> None:
@@ -98,9 +98,9 @@ class Choice:
             self._scored.append(scored)
         if end in (EndReason.EOS, EndReason.STOP_TOKEN):
             return  # the token that ends the text is not part of it
-        self._show(self._detokenizer.push(sample.token_id))
+        self._append(self._detokenizer.push(sample.token_id))
 
-    def _show(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         self._raw_length += len(text)
         if self._scanner is not None:
             text, self.stop_found = self._scanner.push(text)
@@ -108,8 +108,8 @@ class Choice:
             self._text.append(text)
 
     def _flush(self) -> None:
-        """The end has come: what was held back is text after all."""
-        self._show(self._detokenizer.finish())
+        """Release the text that was held back for a stop string or an incomplete character."""
+        self._append(self._detokenizer.finish())
         if self._scanner is not None and not self.stop_found:
             self._text.append(self._scanner.finish())
 

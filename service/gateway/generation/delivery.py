@@ -1,7 +1,7 @@
-"""The way out of one request: status, events, the last word.
+"""Sends one request's response: status, headers, events, error.
 
-The headers of a stream go out when the engine has taken the request, and comments follow until
-its first token does: so that nobody between takes a queued stream for a dead one.
+The headers of a stream are sent when the engine has accepted the request. Until its first token,
+comments are sent, so that proxies do not close the idle connection.
 
 With typed events (opt in) each server-sent event has a name: `accepted, first_token, delta,
 usage, completed, cancelled, failed`. Without, a stream is exactly OpenAI's.
@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
+from service.gateway.engine_client.output_queue import ignore
 from service.gateway.errors import ApiError
-from service.gateway.generation.request_recorder import Witness
+from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import DONE_EVENT
 from service.gateway.http.asgi import send_error, send_start, send_whole
 from telemetry.facts.reasons import Outcome
@@ -27,129 +28,138 @@ from telemetry.requests.timings import RequestTimings, server_timing
 
 log = logging.getLogger("phasescope.gateway")
 
-_LAST_WORD_S = 1.0
+_ERROR_TIMEOUT_S = 1.0
 _HEARTBEAT = b": wait\n\n"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Delivery:
-    """Sends, and tells the witness what was sent."""
+    """Sends the response and records what was sent."""
 
-    def __init__(self, send: Send, witness: Witness, on_write: Callable[[bool], None]) -> None:
-        """`on_write` is told when a write of a stream begins and when it is done."""
-        self._on_write = on_write
+    def __init__(
+        self, send: Send, recorder: RequestRecorder, on_blocked: Callable[[bool], None]
+    ) -> None:
+        """`on_blocked` is called with True when a write of a stream has to wait for the client,
+        and with False when it is finished."""
+        self._on_blocked = on_blocked
         self._send = send
-        self._witness = witness
+        self._recorder = recorder
         self._typed = False
         self.streaming = False
-        self._first_token_told = False
-        self._unfinished: tuple[Generator[Any, Any, None], Any, int, bool] | None = None
+        self._first_token_sent = False
+        self._pending_write: tuple[Generator[Any, Any, None], Any, int, bool] | None = None
+
+    def close(self) -> None:
+        """The request has ended: drop its callback, so that there is no reference cycle."""
+        self._on_blocked = ignore
 
     async def begin_stream(self, typed: bool, waiting_before: int | None) -> None:
-        """Status and headers; from now on errors are events. `waiting_before` sequences wait
-        before this request, if it waits at all."""
+        """Send status and headers; from now on errors are events.
+
+        `waiting_before` is how many sequences wait before this request; None if it does not wait.
+        """
         self._typed = typed
         self.streaming = True
-        self._witness.status = 200
+        self._recorder.status = 200
         content_type = "text/event-stream; charset=utf-8"
         await send_start(self._send, 200, content_type, _STREAM_HEADERS)
         if typed:
             accepted = {
-                "request_id": self._witness.request_id,
+                "request_id": self._recorder.request_id,
                 "queued": waiting_before is not None,
                 "waiting_before": waiting_before or 0,
             }
-            event = named("accepted", msgspec.json.encode(accepted))
-            await self._body(event, is_content=False)
+            accepted_event = named_event("accepted", msgspec.json.encode(accepted))
+            await self._send_body(accepted_event, is_content=False)
 
-    async def heartbeat(self) -> None:
-        """A comment, which clients skip: proxies see that the connection is in use."""
-        await self._body(_HEARTBEAT, is_content=False)
+    async def send_heartbeat(self) -> None:
+        """Send a comment, which clients ignore."""
+        await self._send_body(_HEARTBEAT, is_content=False)
 
-    async def events(self, deltas: list[bytes]) -> None:
-        """Chunks of one step, in one write."""
+    async def send_events(self, deltas: list[bytes]) -> None:
+        """Send the chunks of one step, in one write."""
         if deltas:
-            await self._body(self.framed(deltas))
+            await self._send_body(self.encode_events(deltas))
 
-    def framed(self, deltas: list[bytes]) -> bytes:
-        """Chunks as they go over the wire."""
+    def encode_events(self, deltas: list[bytes]) -> bytes:
+        """The bytes of some chunks, with event names if events are typed."""
         if not self._typed:
             return deltas[0] if len(deltas) == 1 else b"".join(deltas)
         parts = [b"event: delta\n" + delta for delta in deltas]
-        if not self._first_token_told:
-            self._first_token_told = True
-            parts.insert(0, named("first_token", b"{}"))
+        if not self._first_token_sent:
+            self._first_token_sent = True
+            parts.insert(0, named_event("first_token", b"{}"))
         return b"".join(parts)
 
     async def end_stream(self, tail: bytes, finish_reasons: list[str]) -> None:
-        """Usage and metrics if they were asked for, and the end."""
+        """Send usage and metrics if they were asked for, and the end."""
         if self._typed:
             tail = b"event: usage\n" + tail if tail else b""
             body = msgspec.json.encode({"finish_reasons": finish_reasons})
-            tail += named("completed", body)
-        await self._body(tail + DONE_EVENT, last=True)
+            tail += named_event("completed", body)
+        await self._send_body(tail + DONE_EVENT, last=True)
 
-    async def whole(self, body: bytes, timings: RequestTimings | None = None) -> None:
-        """The answer in one piece; `timings` go into a header too."""
-        self._witness.status = 200
+    async def send_response(self, body: bytes, timings: RequestTimings | None = None) -> None:
+        """Send a response in one piece; `timings` go into the `server-timing` header too."""
+        self._recorder.status = 200
         headers = {"server-timing": server_timing(timings)} if timings is not None else None
         await send_whole(self._send, 200, body, headers=headers)
-        self._witness.sent(len(body))
+        self._recorder.sent(len(body))
 
-    async def last_word(self, error: ApiError) -> None:
-        """Tell the client: by status if nothing was sent yet, else as the stream's last event."""
+    async def send_error(self, error: ApiError) -> None:
+        """Send an error: as the response if nothing was sent yet, else as the last event."""
         try:
-            async with asyncio.timeout(_LAST_WORD_S):
+            async with asyncio.timeout(_ERROR_TIMEOUT_S):
                 if self.streaming:
-                    await self._body(self._error_event(error), last=True, is_content=False)
-                elif self._witness.status == 0:
-                    self._witness.status = error.status
+                    await self._send_body(self._error_event(error), last=True, is_content=False)
+                elif self._recorder.status == 0:
+                    self._recorder.status = error.status
                     await send_error(self._send, error)
         except (TimeoutError, OSError, RuntimeError):
-            log.debug("request %s: the error could not be delivered", self._witness.request_id)
+            log.debug("request %s: the error could not be delivered", self._recorder.request_id)
 
     def _error_event(self, error: ApiError) -> bytes:
         if not self._typed:
             return b"data: " + error.body() + b"\n\n"
         cancelled = error.reason.outcome is Outcome.CANCELLED
-        return named("cancelled" if cancelled else "failed", error.body())
+        return named_event("cancelled" if cancelled else "failed", error.body())
 
     def write(self, body: bytes, last: bool = False, is_content: bool = True) -> bool:
-        """Write a part of the stream without waiting; whether that was possible.
+        """Write a part of the stream without waiting; False if the write is blocked.
 
-        The server waits only when the client has left too much unread. Then the write is not
-        finished, and `finish_write` is to be awaited before anything else is written.
+        A write is blocked when the client has too much unread. Then `finish_write` must be awaited
+        before anything else is written.
         """
-        assert self._unfinished is None, "two writes at once"
+        assert self._pending_write is None, "two writes at once"
         message = {"type": "http.response.body", "body": body, "more_body": not last}
         steps = self._send(message).__await__()
         try:
             awaited = next(steps)
         except StopIteration:
-            self._witness.sent(len(body), is_content)
+            self._recorder.sent(len(body), is_content)
             return True
-        self._unfinished = (steps, awaited, len(body), is_content)
+        self._pending_write = (steps, awaited, len(body), is_content)
         return False
 
     async def finish_write(self) -> None:
-        """Wait for the write that could not be finished at once, if there is one."""
-        if self._unfinished is None:
+        """Wait for the blocked write, if there is one."""
+        if self._pending_write is None:
             return
-        (steps, awaited, count_bytes, is_content), self._unfinished = self._unfinished, None
-        self._on_write(True)
-        await _go_on(steps, awaited)
-        self._on_write(False)
-        self._witness.sent(count_bytes, is_content)
+        (steps, awaited, count_bytes, is_content), self._pending_write = self._pending_write, None
+        self._on_blocked(True)
+        await _resume(steps, awaited)
+        self._on_blocked(False)
+        self._recorder.sent(count_bytes, is_content)
 
-    async def _body(self, body: bytes, last: bool = False, is_content: bool = True) -> None:
+    async def _send_body(self, body: bytes, last: bool = False, is_content: bool = True) -> None:
         await self.finish_write()
         if not self.write(body, last, is_content):
             await self.finish_write()
 
 
 @coroutine
-def _go_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Await the rest of a coroutine whose first awaited object is known already."""
+def _resume(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Await the rest of a coroutine that was started by hand and has yielded `awaited`."""
     while True:
         try:
             answer = yield awaited
@@ -165,6 +175,6 @@ def _go_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any
             return
 
 
-def named(name: str, data: bytes) -> bytes:
-    """One server-sent event with a name."""
+def named_event(name: str, data: bytes) -> bytes:
+    """A server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,6 +1,6 @@
-"""Writes the facts of one request: what the gateway saw, and when.
+"""Records the facts of one request that the gateway observes.
 
-Whatever happens, exactly one RequestEnded follows one RequestAccepted.
+Exactly one RequestEnded follows one RequestAccepted, however the request ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from telemetry.facts.records import (
 from telemetry.traces.traceparent import new_trace_id, parse_traceparent, parse_tracestate
 
 
-class Witness:
-    """One instance a request; the only writer of its stamps."""
+class RequestRecorder:
+    """One instance a request; owns its timestamps."""
 
     def __init__(
         self, lane: Lane, clock: Clock, request_id: str, arrived_ns: int | None = None
     ) -> None:
-        """`arrived_ns` is when the request was in the socket, if that is known."""
+        """`arrived_ns` is when the request arrived in the socket, if that is known."""
         self.request_id = request_id
         self._read_ns = clock.now_ns()
         self.accepted_ns = self._read_ns if arrived_ns is None else min(arrived_ns, self._read_ns)
@@ -89,35 +89,35 @@ class Witness:
         self._lane.append(RequestTokenized(self.request_id, now_ns, prompt_tokens))
 
     def submitted(self, submit: Submit, choice: int, at_ns: int) -> None:
-        """The engine has the sequence. `at_ns` was read before it got it: its own facts come
-        after this one."""
+        """A sequence was sent to the engine. `at_ns` was read before that, so that the engine's
+        facts about the sequence come after this one."""
         self._lane.append(SequenceSubmitted(self.request_id, at_ns, submit.seq_id, choice))
 
     def detokenized(self, begin_ns: int) -> None:
-        """Tokens that had arrived at `begin_ns` are text now."""
+        """Tokens have been detokenized; `begin_ns` is when that began."""
         self._detokenized_ns = self._clock.now_ns()
         self._detokenize_busy_ns += self._detokenized_ns - begin_ns
 
     def sent(self, count_bytes: int, is_content: bool = True) -> None:
-        """So many bytes are with the socket; comments and errors are no content."""
+        """Bytes were written to the socket; `is_content` is False for comments and errors."""
         self._bytes_sent += count_bytes
         if is_content and self._first_sent_ns is None:
             self._first_sent_ns = self._clock.now_ns()
 
-    def noticed(self) -> None:
-        """A disconnect, a delete or a deadline came to light; the first time counts."""
+    def mark_detected(self) -> None:
+        """The gateway has detected a disconnect, a delete or a deadline; the first call counts."""
         if self._detected_ns is None:
             self._detected_ns = self._clock.now_ns()
 
-    def answered(self) -> None:
-        """The last byte is out, which is the end; what is recorded later does not move it."""
+    def mark_answered(self) -> None:
+        """The last byte was sent: this is the time of the end, whenever that is recorded."""
         self._answered_ns = self._clock.now_ns()
 
     def ended(self, reason: EndReason, error_type: str | None, output_tokens: int) -> None:
         self._lane.append(self._end(reason, error_type, output_tokens))
 
-    def as_if_finished(self, output_tokens: int) -> RequestEnded:
-        """The terminal fact that a good end would have now; it is not recorded."""
+    def preview_finished(self, output_tokens: int) -> RequestEnded:
+        """The RequestEnded of a request that would finish now; it is not recorded."""
         return self._end(EndReason.EOS, None, output_tokens)
 
     def _end(self, reason: EndReason, error_type: str | None, output_tokens: int) -> RequestEnded:

@@ -1,4 +1,4 @@
-"""The bodies of both routes, whole and in chunks; pure functions of what was generated."""
+"""Response bodies of both routes, whole and in chunks; pure functions of what was generated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.gateway.ingest.schemas import Operation
 from service.text.tokenizer import Tokenizer
 from telemetry.requests.timings import RequestTimings
 
-_MARK = "\0"  # nothing after the text can contain it
+_PLACEHOLDER = "\0"  # nothing after the text in a chunk can contain it
 _encode = msgspec.json.Encoder().encode
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What every body of one response has in common."""
+    """What all chunks of one response have in common."""
 
     operation: Operation
     request_id: str
@@ -53,7 +53,7 @@ def event(body: Any) -> bytes:
 
 
 def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
-    """A chat stream names the role of each choice before any text."""
+    """The first chunk of each choice of a chat stream, which has its role."""
     if head.operation is not Operation.CHAT:
         return []
     delta = {"role": "assistant", "content": ""}
@@ -64,10 +64,10 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
 
 
 class ChunkWriter:
-    """Writes the chunks of one response.
+    """Encodes the chunks of one response.
 
-    Most chunks carry a piece of text and nothing else. All bytes around that text are the
-    same from chunk to chunk, so they are made once for each choice.
+    Most chunks have a piece of text and nothing else that is new. The bytes around the text are
+    the same from chunk to chunk, so they are encoded once for each choice.
     """
 
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer) -> None:
@@ -85,8 +85,8 @@ class ChunkWriter:
         return around[0] + _encode(delta.text) + around[1]
 
     def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
-        whole = delta_event(self._head, choice, Delta(_MARK, [], None), self._tokenizer)
-        before, mark, after = whole.rpartition(_encode(_MARK))
+        whole = delta_event(self._head, choice, Delta(_PLACEHOLDER, [], None), self._tokenizer)
+        before, mark, after = whole.rpartition(_encode(_PLACEHOLDER))
         assert mark, "a chunk without its text"
         return before, after
 
@@ -104,7 +104,7 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
 
 
 def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
-    """The chunk before the end: usage and metrics, each if it was asked for; else nothing."""
+    """The last chunk: usage and metrics, if they were asked for; else no bytes."""
     body: dict[str, Any] = {**head.envelope(chunk=True), "choices": []}
     if head.include_usage:
         body["usage"] = counts
@@ -121,7 +121,7 @@ def full_body(
     tokenizer: Tokenizer,
     timings: RequestTimings | None = None,
 ) -> bytes:
-    """The answer in one piece."""
+    """A response in one piece."""
     bodies: list[dict[str, Any]] = []
     for choice, delta in zip(choices, deltas, strict=True):
         body: dict[str, Any] = {"index": choice.index}

@@ -1,4 +1,4 @@
-"""What the routes know: handed in once, frozen, no globals."""
+"""What all routes and requests share; passed in, never global."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.config.settings import GatewayConfig, SamplingDefaults
-from service.gateway.engine_client.bridge import Bridge
+from service.gateway.engine_client.client import EngineClient
 from service.gateway.ingest.pool import IngestPool
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.clock import Clock
@@ -22,14 +22,14 @@ from telemetry.traces.sampling import TracingMode
 
 
 class Views(Protocol):
-    """The folds' answers, as bytes; the gateway does not know how they are made."""
+    """The debug views, as bytes; the gateway does not know how they are made."""
 
     def snapshot(self) -> bytes:
-        """JSON of the present Snapshot."""
+        """JSON of the current Snapshot."""
         ...
 
     def request(self, request_id: str) -> bytes | None:
-        """JSON of one request's timeline; None when it is not known (any more)."""
+        """JSON of a request's timeline; None when it is not stored."""
         ...
 
     def diagnosis(self) -> bytes:
@@ -37,15 +37,15 @@ class Views(Protocol):
         ...
 
     def root(self) -> bytes:
-        """JSON: what would have helped, as of the last time that something was wrong."""
+        """JSON of the last root cause analysis."""
         ...
 
     def harm(self) -> bytes:
-        """JSON: whose work took others' time."""
+        """JSON of harm: time that requests took from others."""
         ...
 
     def host(self) -> bytes:
-        """JSON of the machine: its last sample, and pauses with whose latency they cost."""
+        """JSON of the machine: its last sample, and pauses with the requests that they delayed."""
         ...
 
     def roofline(self) -> bytes:
@@ -53,12 +53,12 @@ class Views(Protocol):
         ...
 
     def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
-        """Content type and exposition, as an Accept header wants it; `full` splits latencies by
-        all parts of the workload class."""
+        """Content type and exposition for an Accept header; `full` splits latencies by all parts
+        of the workload class."""
         ...
 
     def histograms(self, window: str) -> bytes | None:
-        """JSON of all histograms over a window, encoded; None for an unknown window."""
+        """JSON of all encoded histograms of a window; None for an unknown window."""
         ...
 
     def slo(self) -> bytes:
@@ -66,52 +66,51 @@ class Views(Protocol):
         ...
 
     def timings(self, ended: RequestEnded) -> RequestTimings | None:
-        """The times of a live request, were `ended` its end; None when it is not known."""
+        """The timings of a live request if it ended with `ended`; None when it is not known."""
         ...
 
     def tracing(self) -> bytes:
-        """JSON of what tracing does, has done and has cost."""
+        """JSON of tracing: its settings, what it has exported and what that cost."""
         ...
 
     def set_tracing(self, mode: TracingMode | None, rate: float | None) -> bool:
-        """Change either; None leaves it. False when spans go nowhere, so that nothing can be
-        changed."""
+        """Change mode and rate; None leaves one as it is. False when no spans are exported."""
         ...
 
     def is_recording(self) -> bool:
-        """Whether folds are fed."""
+        """Whether facts are recorded."""
         ...
 
     def set_recording(self, enabled: bool) -> None:
-        """Feed the folds, or do not."""
+        """Turn recording on or off."""
         ...
 
 
-class Live(Protocol):
+class LiveRequest(Protocol):
     """A request that is being served."""
 
     tenant: str
 
     def interrupt(self, reason: EndReason) -> None:
-        """End it from outside."""
+        """End the request from outside."""
         ...
 
 
 @dataclass(slots=True)
 class Drain:
-    """Turns active once, when the server is told to stop: no new work from then on."""
+    """`active` is set when the server is told to stop; new requests are refused then."""
 
     active: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState:
-    """Everything that a route may use."""
+    """What a route may use."""
 
     config: GatewayConfig
     clock: Clock
     lane: Lane
-    bridge: Bridge
+    engine: EngineClient
     tokenizer: Tokenizer
     ingest: IngestPool
     model: str
@@ -121,7 +120,7 @@ class GatewayState:
     retry_after_s: Callable[[], int]
     start_report: Callable[[], StartReport | None]
     live_request_ids: set[str]
-    exchanges: dict[str, Live] = field(default_factory=dict)
+    handlers: dict[str, LiveRequest] = field(default_factory=dict)
     drain: Drain = field(default_factory=Drain)
     recorder: FlightRecorder | None = None
     connections: ConnectionCounts = field(default_factory=ConnectionCounts)

@@ -1,4 +1,4 @@
-"""From read prompts to sequences that the engine has."""
+"""Submits a request's prompts to the engine as sequences."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 
 from service.engine.inbox import Submit
 from service.engine.plan import SamplingParams
-from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import EngineUnavailable, Interrupted
 from service.gateway.generation.choice import Choice
-from service.gateway.generation.request_recorder import Witness
+from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
 
-_WRITE_BYTES = 1 << 20  # to the engine, before others have a turn
+_BYTES_PER_ITERATION = 1 << 20  # written to the engine before other tasks run
 
 
 def build_submits(
@@ -29,17 +29,17 @@ def build_submits(
     tenant: str,
     deadline_ns: int | None,
 ) -> Iterator[Submit]:
-    """One command a choice: prompts in order, `n` choices each. Raises ApiError."""
-    started = state.bridge.started
+    """One Submit a choice: prompts in order, `n` choices each. Raises ApiError."""
+    started = state.engine.started
     assert started is not None
     seed = secrets.randbits(62) if request.seed is None else request.seed
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
-        # it is written as it is: to the encoder it is the list
+        # token ids are encoded already: the encoder copies the bytes
         ids = cast("list[int]", msgspec.Raw(prompt.ids))
         for number in range(request.choices):
             yield Submit(
-                seq_id=state.bridge.next_seq_id(),
+                seq_id=state.engine.next_seq_id(),
                 prompt=ids,
                 max_tokens=limit,
                 sampling=_sampling(request, seed + index * request.choices + number),
@@ -57,30 +57,30 @@ def build_submits(
 
 async def submit_all(
     state: GatewayState,
-    witness: Witness,
-    mailbox: Mailbox,
+    recorder: RequestRecorder,
+    outputs: OutputQueue,
     submits: Iterable[Submit],
     stops: tuple[str, ...],
     choices: list[Choice],
 ) -> None:
-    """Hand all sequences to the engine; each is in `choices` before the engine has it.
+    """Send all sequences to the engine; each is appended to `choices` before it is sent.
 
-    Between long prompts others have a turn. Raises ApiError, and Interrupted.
+    Other tasks run between long prompts. Raises ApiError, and Interrupted.
     """
     written_bytes = 0
     for index, submit in enumerate(submits):
         choices.append(Choice(index, submit.seq_id, state.tokenizer, stops))
         submitted_ns = state.clock.now_ns()
         try:
-            written_bytes += state.bridge.submit(submit, mailbox)
+            written_bytes += state.engine.submit(submit, outputs)
         except EngineUnavailable:
-            raise state.bridge.refusal() from None
-        witness.submitted(submit, index, submitted_ns)
-        if written_bytes > _WRITE_BYTES:
+            raise state.engine.unavailable_error() from None
+        recorder.submitted(submit, index, submitted_ns)
+        if written_bytes > _BYTES_PER_ITERATION:
             written_bytes = 0
             await asyncio.sleep(0)
-            if mailbox.interruption is not None:
-                raise Interrupted(mailbox.interruption)
+            if outputs.interruption is not None:
+                raise Interrupted(outputs.interruption)
 
 
 def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:

@@ -1,10 +1,9 @@
-"""Takes connections from the listening socket, as many as may be open.
+"""Accepts connections from the listening socket, up to a limit.
 
-Ours instead of the event loop's own, because that stops listening for good when the process has
-no file descriptor left, and knows no bound. At the bound a connection that has had no request
-under way for a second gives up its place, the one that did nothing longest first; when all are at
-work the new one gets a 503. Without descriptors nothing is taken for a moment, and the kernel
-keeps what comes.
+It replaces asyncio's server, which has no limit and stops listening for good when the process has
+no free file descriptor. At the limit the connection that has been idle longest is closed, if that
+is at least a second; when none is idle the new connection gets a 503. Without free descriptors
+accepting pauses for a moment, and connections wait in the kernel's backlog.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from telemetry.metrics.connections import ConnectionCounts, Refusal
 
 log = logging.getLogger("phasescope.gateway")
 
-_AT_ONCE = 64  # then the loop does something else
-_REST_S = 0.1
-_SAY_EVERY_S = 60.0
-_FARWELL_S = 0.5
+_ACCEPTS_PER_EVENT = 64  # then other events are handled
+_BACKOFF_S = 0.1
+_LOG_INTERVAL_S = 60.0
+_REFUSAL_LINGER_S = 0.5
 _RESERVED_DESCRIPTORS = 128
 _SHUTDOWN_S = 5.0
 
 
-class Idle(Protocol):
-    """A connection without a request under way."""
+class IdleConnection(Protocol):
+    """A connection that serves no request."""
 
     def displace(self) -> None:
-        """End now."""
+        """Close it to make room."""
         ...
 
 
 class OpenConnections:
-    """Which connections there are and which of them do nothing; one for the whole server."""
+    """The open connections of the server, and which of them are idle."""
 
     def __init__(
         self,
@@ -50,23 +49,23 @@ class OpenConnections:
         counts: ConnectionCounts | None = None,
         stuck_write_s: float = 120.0,
     ) -> None:
-        """`stuck_write_s` is for how long a client may take nothing of what is sent to it."""
+        """`stuck_write_s` is how long a client may read nothing of what is sent to it."""
         self.limits = limits
         self.counts = ConnectionCounts() if counts is None else counts
         self.stuck_write_s = stuck_write_s
-        self._idle: dict[Idle, float] = {}  # since when; the oldest is first
+        self._idle: dict[IdleConnection, float] = {}  # idle since; longest first
 
-    def settled(self, connection: Idle) -> None:
-        """It waits for its client to send a request."""
+    def mark_idle(self, connection: IdleConnection) -> None:
+        """The connection waits for its client's next request."""
         self._idle.pop(connection, None)
         self._idle[connection] = asyncio.get_running_loop().time()
 
-    def at_work(self, connection: Idle) -> None:
-        """It has a request under way, or is gone."""
+    def mark_busy(self, connection: IdleConnection) -> None:
+        """The connection serves a request, or is closed."""
         self._idle.pop(connection, None)
 
-    def make_room(self, patience_s: float) -> bool:
-        """End the connection that did nothing longest, if it did so for that long."""
+    def evict_idle(self, patience_s: float) -> bool:
+        """Close the connection that has been idle longest, if for `patience_s`; False if none."""
         oldest = next(iter(self._idle), None)
         if oldest is None or asyncio.get_running_loop().time() - self._idle[oldest] < patience_s:
             return False
@@ -77,9 +76,9 @@ class OpenConnections:
 
 
 class Acceptor:
-    """Stands in for the asyncio server that uvicorn would make of the socket."""
+    """Takes the place of the asyncio server that uvicorn would create."""
 
-    _PATIENCE_S = 1.0
+    _MIN_IDLE_S = 1.0
 
     def __init__(
         self,
@@ -93,33 +92,33 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._limit = _affordable(connections.limits.max_connections)
+        self._limit = _within_descriptor_limit(connections.limits.max_connections)
         self._opening: set[asyncio.Task[None]] = set()
-        self._leaving: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._resting: asyncio.TimerHandle | None = None
-        self._said_s: float | None = None
+        self._refused_connections: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._backoff_timer: asyncio.TimerHandle | None = None
+        self._logged_s: float | None = None
 
     def start(self) -> None:
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener.fileno(), self._on_ready)
 
     def close(self) -> None:
-        """Take no more; what is open stays so."""
-        if self._resting is not None:
-            self._resting.cancel()
+        """Stop accepting; open connections stay open."""
+        if self._backoff_timer is not None:
+            self._backoff_timer.cancel()
         self._loop.remove_reader(self._listener.fileno())
-        for connection, timer in self._leaving.items():
+        for connection, timer in self._refused_connections.items():
             timer.cancel()
             connection.close()
-        self._leaving.clear()
+        self._refused_connections.clear()
 
     async def wait_closed(self) -> None:
-        """Until those that were being opened are open or failed."""
+        """Wait until connections that are being opened are open or have failed."""
         while self._opening:
             await asyncio.wait(self._opening)
 
     def _on_ready(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPTS_PER_EVENT):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -127,17 +126,17 @@ class Acceptor:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                self._rest(error)
+                self._back_off(error)
                 return
-            self._take(connection)
+            self._accept(connection)
 
-    def _take(self, connection: socket.socket) -> None:
+    def _accept(self, connection: socket.socket) -> None:
         counts = self._connections.counts
         counts.accepted += 1
         is_full = counts.open + len(self._opening) >= self._limit
-        if is_full and not self._connections.make_room(self._PATIENCE_S):
+        if is_full and not self._connections.evict_idle(self._MIN_IDLE_S):
             counts.refuse(Refusal.LIMIT)
-            self._turn_away(connection)
+            self._refuse(connection)
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection))
@@ -145,7 +144,7 @@ class Acceptor:
         task.add_done_callback(self._opening.discard)
 
     async def _open(self, connection: socket.socket) -> None:
-        """Hand it to a protocol of its own, after the handshake if there is one."""
+        """Give the connection a protocol, after the TLS handshake if there is one."""
         patience_s = self._connections.limits.header_timeout_s
         try:
             await self._loop.connect_accepted_socket(
@@ -155,54 +154,55 @@ class Acceptor:
                 ssl_handshake_timeout=patience_s if self._context else None,
                 ssl_shutdown_timeout=_SHUTDOWN_S if self._context else None,
             )
-        except OSError as error:  # gone already, or no TLS
+        except OSError as error:  # closed already, or the handshake failed
             log.debug("a connection could not be opened: %s", error)
             if self._context is not None:
                 self._connections.counts.refuse(Refusal.HANDSHAKE)
             connection.close()
 
-    def _turn_away(self, connection: socket.socket) -> None:
-        """Say so, where that can be understood; closed at once, unread bytes would unsay it."""
-        if self._context is None and len(self._leaving) < _AT_ONCE:
+    def _refuse(self, connection: socket.socket) -> None:
+        """Reply with a 503 and close later: closed at once, the reply could be lost. Under TLS, and
+        when many are being refused, close without a reply."""
+        if self._context is None and len(self._refused_connections) < _ACCEPTS_PER_EVENT:
             connection.setblocking(False)
             with contextlib.suppress(OSError):
                 connection.send(reply(too_many_connections()))
                 connection.shutdown(socket.SHUT_WR)
-            timer = self._loop.call_later(_FARWELL_S, self._left, connection)
-            self._leaving[connection] = timer
+            timer = self._loop.call_later(_REFUSAL_LINGER_S, self._close_refused, connection)
+            self._refused_connections[connection] = timer
         else:
             connection.close()
 
-    def _left(self, connection: socket.socket) -> None:
-        del self._leaving[connection]
+    def _close_refused(self, connection: socket.socket) -> None:
+        del self._refused_connections[connection]
         connection.close()
 
-    def _rest(self, error: OSError) -> None:
-        """No descriptor, no memory: the reason is not gone in the next turn of the loop."""
+    def _back_off(self, error: OSError) -> None:
+        """No free descriptor or memory: pause accepting for a moment."""
         self._connections.counts.accept_failures += 1
         now_s = self._loop.time()
-        if self._said_s is None or now_s - self._said_s >= _SAY_EVERY_S:
-            self._said_s = now_s
+        if self._logged_s is None or now_s - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = now_s
             log.error("cannot take connections: %s; trying again", error.strerror)
-        self._connections.make_room(self._PATIENCE_S)
+        self._connections.evict_idle(self._MIN_IDLE_S)
         self._loop.remove_reader(self._listener.fileno())
-        self._resting = self._loop.call_later(_REST_S, self._resume)
+        self._backoff_timer = self._loop.call_later(_BACKOFF_S, self._resume)
 
     def _resume(self) -> None:
-        self._resting = None
+        self._backoff_timer = None
         self._loop.add_reader(self._listener.fileno(), self._on_ready)
 
 
 def raise_descriptor_limit() -> None:
-    """As many descriptors as the system lets us have without asking for rights."""
+    """Raise the soft limit of file descriptors to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _affordable(wanted: int) -> int:
-    """Connections that there are descriptors for, beside those that the service itself needs."""
+def _within_descriptor_limit(wanted: int) -> int:
+    """`wanted` connections, or as many as the descriptor limit allows beside the service's own."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or wanted <= soft - _RESERVED_DESCRIPTORS:
         return wanted

@@ -1,10 +1,9 @@
-"""When a request came: the kernel's stamp of its first bytes, not when Python got to them.
+"""When a request arrived: the kernel's receive timestamp, not when Python read it.
 
-A gateway whose event loop is busy, or that has no CPU, reads late what lies in its socket. The
-client waits for that too, and nothing that is stamped in Python can see it. So connections ask
-the kernel for a receive stamp (SO_TIMESTAMPNS of socket(7)), which the read of a request's head
-looks up first. Under TLS, and elsewhere than on Linux, there is none: a request begins when it is
-read.
+A gateway whose event loop is busy, or that gets no CPU, reads its sockets late. Clients wait for
+that too, and a timestamp taken in Python does not include it. So connections ask the kernel for
+receive timestamps (SO_TIMESTAMPNS, socket(7)), which are looked up before a request's head is
+read. Under TLS, and on other systems than Linux, a request begins when it is read.
 """
 
 from __future__ import annotations
@@ -23,27 +22,28 @@ from telemetry.facts.clock import monotonic_of_unix
 
 _SO_TIMESTAMPNS = 35  # Linux; the socket module has no name for it
 _TIMESPEC = struct.Struct("qq")
-_PEEK_BYTES = 256 * 1024  # the stamp comes with all that one segment holds, or not at all
-_READ_BYTES = 16 * 1024  # what is parsed before other connections have their turn
+_PEEK_BYTES = 256 * 1024  # the kernel gives the timestamp only with a whole segment
+_READ_BYTES = 16 * 1024  # parsed before other connections are read
 
 
 def stamp_arrivals(listener: socket.socket) -> None:
-    """Have what comes on the listener's future connections stamped, where that is possible."""
+    """Ask for receive timestamps on the listener's future connections, where that is possible."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             listener.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
 def arrived_ns(scope: Scope) -> int | None:
-    """When the request's head was in the host's socket, monotonic; None if nobody knows."""
+    """When the request's head arrived in the socket (monotonic); None if that is not known."""
     return cast(int | None, scope.get(ARRIVED))
 
 
 class StampedProtocol(asyncio.BufferedProtocol):
-    """Asked for a buffer before each read, it looks up the stamp of what is to be read.
+    """Looks up the receive timestamp when asyncio asks it for a buffer before a read.
 
-    All connections read into one buffer: the loop fills it and hands it over in one go.
-    (uvloop asks no subclass of `asyncio.Protocol` for one, so uvicorn's is held, not inherited.)
+    All connections share one buffer: the loop fills it and calls `buffer_updated` at once. uvloop
+    never asks a subclass of `asyncio.Protocol` for a buffer, so uvicorn's protocol is wrapped, not
+    inherited from.
     """
 
     _buffer = memoryview(bytearray(_PEEK_BYTES))
@@ -58,7 +58,7 @@ class StampedProtocol(asyncio.BufferedProtocol):
         shown = transport.get_extra_info("socket")
         is_tls = transport.get_extra_info("sslcontext") is not None
         if sys.platform == "linux" and shown is not None and not is_tls:
-            # a second object on the transport's descriptor, which stays the transport's own
+            # a second socket object on the transport's descriptor; the transport owns it
             self._socket = socket.socket(fileno=shown.fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,8 +68,8 @@ class StampedProtocol(asyncio.BufferedProtocol):
         self._http.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._http.begins_next:
-            self._http.stamp_ns = self._unread_since_ns()
+        if self._http.expects_head:
+            self._http.stamp_ns = self._arrival_ns()
         return self._readable
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -84,11 +84,11 @@ class StampedProtocol(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._http.resume_writing()
 
-    def _unread_since_ns(self) -> int | None:
+    def _arrival_ns(self) -> int | None:
         if self._socket is None:
             return None
         try:
-            # into the buffer that the read itself is about to fill
+            # the read fills the same buffer next
             _, extra, _, _ = self._socket.recvmsg_into(
                 [self._buffer], socket.CMSG_SPACE(_TIMESPEC.size), socket.MSG_PEEK
             )

@@ -1,4 +1,4 @@
-"""The few ASGI moves that the routes share: read a body with a limit, answer once."""
+"""ASGI helpers that the routes share: headers, reading a body with limits, sending responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, Interrupted, bad_request, too_large
 from service.gateway.http.connection import body_is_broken
-from service.gateway.http.http_errors import body_broken, body_late
+from service.gateway.http.http_errors import body_broken, body_timeout
 from service.gateway.http.limits import LABEL_CHARACTERS
 from telemetry.facts.reasons import EndReason
 
@@ -23,16 +23,16 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
-    """The whole body, if it comes within its time.
+    """The whole body.
 
-    Raises ApiError when it does not or is too large, Interrupted when it breaks off.
+    Raises ApiError when it is too slow or too large, Interrupted when the client disconnects.
     """
     patience_s = min(config.http.body_timeout_s, config.request_timeout_s or float("inf"))
     try:
         async with asyncio.timeout(patience_s):
             return await _read_body(scope, receive, config.max_body_bytes)
     except TimeoutError:
-        raise body_late(patience_s) from None
+        raise body_timeout(patience_s) from None
 
 
 async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
@@ -72,7 +72,7 @@ async def send_whole(
     content_type: str = "application/json",
     headers: dict[str, str] | None = None,
 ) -> None:
-    """A complete answer."""
+    """Send a complete response."""
     all_headers = {"content-length": str(len(body)), **(headers or {})}
     await send_start(send, status, content_type, all_headers)
     await send({"type": "http.response.body", "body": body})
@@ -83,7 +83,7 @@ async def send_error(send: Send, error: ApiError) -> None:
 
 
 def label(value: str | None) -> str:
-    """A header that becomes a label: short and printable, or absent."""
+    """The value of a header that becomes a label; empty if it is too long or not printable."""
     text = (value or "").strip()
     if len(text) > LABEL_CHARACTERS.value or not text.isprintable():
         return ""

@@ -1,10 +1,10 @@
-"""What a web page may make its visitor's browser do to this server.
+"""Limits what a web page can do to this server through its visitor's browser.
 
-A page's requests carry an `Origin`, and the name that the page was loaded from is in `Host`. A page
-of another origin may change nothing here and see nothing of the inside, unless `--cors-origins`
-names it. And a server that is reached from this machine only answers to no foreign name: a page
-whose own name was pointed at 127.0.0.1 (DNS rebinding) would pass for one of ours. Addresses are
-always good names, since nobody can point them elsewhere. Who is no browser sends no Origin.
+A browser sends the page's `Origin` with its requests. A page of another origin can change nothing
+and cannot read the internal paths, unless `--cors-origins` names it. A server on a loopback
+address also refuses a `Host` that is not its name: with DNS rebinding, a page could point its own
+name at 127.0.0.1 and pass for the same origin. Addresses are always accepted, because they cannot
+be rebound. Clients that are not browsers send no Origin.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from service.gateway.http.http_errors import host_not_allowed, origin_not_allowe
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-def is_inside(path: str) -> bool:
-    """Shows or changes the service's inside."""
+def is_internal(path: str) -> bool:
+    """Whether the path shows or changes the server's internals."""
     return path.startswith("/debug/") or path == "/metrics"
 
 
-def page_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
-    """The refusal of what a page should not be able to send; None for all else."""
+def browser_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
+    """The error for a request that a page may not send; None if it is allowed."""
     hosts = _values(scope, b"host")
     if len(hosts) > 1:
         return bad_request("more than one Host header", code="invalid_host")
     host = hosts[0] if hosts else ""
-    if host and not _is_our_name(config, host):
+    if host and not _is_allowed_host(config, host):
         return host_not_allowed(host)
-    is_guarded = scope["method"] not in _SAFE or is_inside(scope["path"])
+    is_guarded = scope["method"] not in _SAFE or is_internal(scope["path"])
     for origin in _values(scope, b"origin") if is_guarded else ():
-        if not _may_call(config, scope["path"], origin, host):
+        if not _is_allowed_origin(config, scope["path"], origin, host):
             return origin_not_allowed(origin)
     return None
 
 
-def _is_our_name(config: GatewayConfig, host: str) -> bool:
+def _is_allowed_host(config: GatewayConfig, host: str) -> bool:
     allowed = config.http.allowed_hosts
     if not allowed and (config.http.uds is not None or not is_loopback(config.host)):
         return True
@@ -57,10 +57,10 @@ def _is_our_name(config: GatewayConfig, host: str) -> bool:
     return True
 
 
-def _may_call(config: GatewayConfig, path: str, origin: str, host: str) -> bool:
-    """`*` is for the API alone: what shows or changes the inside wants an origin by name."""
+def _is_allowed_origin(config: GatewayConfig, path: str, origin: str, host: str) -> bool:
+    """`*` allows API paths only; internal paths need the origin by name."""
     origins = config.http.cors_origins
-    if origin in origins or (ANY_HOST in origins and not is_inside(path)):
+    if origin in origins or (ANY_HOST in origins and not is_internal(path)):
         return True
     scheme, _, place = origin.partition("://")
     return scheme in ("http", "https") and bool(host) and place.lower() == host.lower()

@@ -1,4 +1,4 @@
-"""Errors about the connection, the bytes on it, or the page that sent them."""
+"""Errors about the connection, its bytes, or the page that sent a request."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def headers_too_large(limits: HttpConfig) -> ApiError:
     return ApiError(431, message, "invalid_request_error", "headers_too_large")
 
 
-def headers_late(limits: HttpConfig) -> ApiError:
+def header_timeout(limits: HttpConfig) -> ApiError:
     message = f"request line and headers did not come within {limits.header_timeout_s:g} s"
     return ApiError(408, message, "timeout_error", "header_timeout")
 
 
-def body_late(seconds: float) -> ApiError:
+def body_timeout(seconds: float) -> ApiError:
     message = f"the body did not come within {seconds:g} s"
     return ApiError(408, message, "timeout_error", "body_timeout", reason=EndReason.TIMEOUT)
 

@@ -1,9 +1,8 @@
-"""How much of anything a client may send: every cap, its unit and its reason, in this place.
+"""Caps on what a client may send, with units and reasons.
 
-A list without a cap is a lever: whatever is looked at once a token, or kept for as long as a
-request lives, costs everybody. The request types state these caps, so that parsing, the OpenAPI
-document and `docs/reference/limits.md` cannot differ. What is text has no cap of its own: the
-size of the body bounds it (`--max-body`).
+Whatever is processed once a token, or kept for as long as the request, costs all requests, so
+every list needs a cap. The request types use these caps, so that parsing, the OpenAPI document and
+`docs/reference/limits.md` cannot differ. Text has no cap of its own: `--max-body` bounds it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from service.engine.vocabulary import MAX_GRAMMAR_CHARACTERS
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that is taken of `what`, in `unit`."""
+    """At most `value` of `what`, in `unit`."""
 
     value: int
     unit: str
@@ -74,7 +73,7 @@ GRAMMAR_CHARACTERS = Limit(
     "compiling takes time that grows with it",
 )  # fmt: skip
 SCHEMA_LEVELS = Limit(
-    128, "levels", "nesting of a JSON schema", "whoever walks it does so by recursion"
+    128, "levels", "nesting of a JSON schema", "schemas are processed by recursion"
 )
 CHOICE_TEXTS = Limit(
     4096, "texts", "`guided_choice`, `structured_outputs.choice`",
@@ -99,5 +98,5 @@ PROFILE_S = Limit(120, "seconds", "`timeout_s` of a profile", "profiling slows e
 
 
 def all_limits() -> list[Limit]:
-    """In the order in which they are written here."""
+    """All caps, in the order of this file."""
     return [value for value in globals().values() if isinstance(value, Limit)]

@@ -1,4 +1,4 @@
-"""The page about caps on what clients send, from the caps themselves; `make docs` writes it."""
+"""docs/reference/limits.md, generated from the caps; `make docs` writes it."""
 
 from __future__ import annotations
 

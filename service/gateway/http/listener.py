@@ -1,7 +1,6 @@
-"""The listening socket: an address and port, or a path in the file system.
+"""The listening socket: an address and port, or a unix socket's path.
 
-It is bound before anything slow happens, so that a port in use is an answer within a moment
-and not after a model was loaded.
+It is bound before the model is loaded, so that a port in use is reported at once.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _BACKLOG = 2048
 
 
 def bind(config: GatewayConfig) -> socket.socket:
-    """What is listened on, or ConfigError with the remedy."""
+    """The bound and listening socket. Raises ConfigError with the remedy."""
     if config.http.uds is not None:
         return _bind_path(config.http.uds)
     return _bind_address(config.host, config.port)
 
 
 def release(listener: socket.socket, config: GatewayConfig) -> None:
-    """Close it; a path that it was bound to is free again."""
+    """Close the socket, and remove a unix socket's path."""
     listener.close()
     if config.http.uds is not None:
         with contextlib.suppress(OSError):
@@ -34,7 +33,7 @@ def release(listener: socket.socket, config: GatewayConfig) -> None:
 
 
 def port_of(listener: socket.socket) -> int:
-    """0 for a unix socket, which has none."""
+    """The port; 0 for a unix socket."""
     return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
 
 
@@ -57,7 +56,7 @@ def _bind_address(host: str, port: int) -> socket.socket:
 
 
 def _bind_path(path: str) -> socket.socket:
-    """A socket that nobody listens on any more, as a killed server leaves it, is replaced."""
+    """Bind a unix socket; a stale one, which a killed server has left, is replaced."""
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise ConfigError(f"--uds {path}: there is something else than a socket")
@@ -70,7 +69,7 @@ def _bind_path(path: str) -> socket.socket:
 
 
 def _listen(listener: socket.socket, address: object, what: str, remedy: str = "") -> socket.socket:
-    # connections inherit it: what a slow reader leaves unread must not pile up in the kernel
+    # connections inherit it: bounds what the kernel keeps for a client that reads slowly
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         listener.bind(address)  # type: ignore[arg-type]

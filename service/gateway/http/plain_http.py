@@ -1,4 +1,4 @@
-"""Answers written to a connection itself: to what is no request, or may not become one."""
+"""Responses that are written to a connection directly, without the application."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.gateway.errors import ApiError
 
 
 def reply(error: ApiError, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
-    """A whole response that is the connection's last; `more` are headers."""
+    """A whole response, the last on its connection; `more` are extra headers."""
     body = error.body()
     phrase = http.HTTPStatus(error.status).phrase
     headers = [

@@ -1,8 +1,7 @@
-"""Keys for the API and, apart from them, for what shows the service's inside.
+"""API keys, and a separate key for the server's internals.
 
-Who a request is charged to is its tenant: the one that its API key belongs to, else the
-one that the `x-tenant` header names. Which path is guarded by which key is asked of the path
-that is routed, never of a URL, of which the client's `Host` header is a part.
+A request's tenant is that of its API key, else the `x-tenant` header. Which key a path needs is
+decided by the path that is routed, never by a URL, which contains the client's `Host` header.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from starlette.types import Scope
 from service.config.settings import GatewayConfig
 from service.gateway.errors import ApiError, unauthorized
 from service.gateway.http.asgi import header, label
-from service.gateway.http.browsers import is_inside, page_error
+from service.gateway.http.browsers import browser_error, is_internal
 from service.gateway.http.http_errors import priority_not_allowed
 
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:
-    """The refusal, if the request may not go on, and the tenant."""
-    foreign = page_error(config, scope)
+    """The error if the request is refused, else None; and its tenant."""
+    foreign = browser_error(config, scope)
     if foreign is not None:
         return foreign, ""
     key = _tenant_key(config, _bearer(header(scope, b"authorization")))
@@ -33,12 +32,12 @@ def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]
 
 
 def refusal(config: GatewayConfig, scope: Scope) -> ApiError | None:
-    """None when the request may go on; otherwise the 401 or 403."""
-    return page_error(config, scope) or _key_error(config, scope)
+    """The 401 or 403 if the request is refused, else None."""
+    return browser_error(config, scope) or _key_error(config, scope)
 
 
 def check_priority(config: GatewayConfig, scope: Scope, priority: int) -> None:
-    """A better priority than others' comes with a key. Raises ApiError."""
+    """Whether the request's key allows its priority. Raises ApiError."""
     http = config.http
     key = _tenant_key(config, _bearer(header(scope, b"authorization")))
     best = http.best_priority if key is None else http.key_priorities.get(key, http.best_priority)
@@ -49,7 +48,7 @@ def check_priority(config: GatewayConfig, scope: Scope, priority: int) -> None:
 def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
     path: str = scope["path"]
     is_api = path.startswith("/v1/")
-    if is_inside(path):
+    if is_internal(path):
         needed, guarded = config.debug_key, config.debug_key is not None
     elif is_api:
         needed = config.api_key
@@ -65,7 +64,7 @@ def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
 
 
 def _tenant_key(config: GatewayConfig, given: str) -> str | None:
-    """The known key that was given; every key is compared, so that the time tells nothing."""
+    """The tenant key that was given; all keys are compared, so that timing reveals nothing."""
     found: str | None = None
     for key in config.tenant_keys:
         if _equal(given, key):

@@ -1,1 +1,9 @@
-"""From a body to prompts and back to judged texts, in processes beside the event loop."""
+"""Parses and tokenizes bodies and validates outputs, mostly in worker processes.
+
+It must not know the engine process, nor write responses.
+
+- `request_types`, `decoding`, `schemas`: a body becomes one checked GenerationRequest.
+- `formats`, `json_schemas`: constraints on the output, and whether an output satisfies them.
+- `prompting`: the chat template, tokenizing, the context limit.
+- `pool`, `worker_process`, `worker`, `frames`: the worker processes and their protocol.
+"""

@@ -1,7 +1,7 @@
-"""JSON into a typed struct; what is wrong is said with the name of the field.
+"""Decodes JSON into typed structs; errors name the field.
 
-msgspec says what it expected and where. The place becomes `param`, as OpenAI has it: the field,
-with the number of the message but not of every item of a list.
+msgspec's errors say what was expected and at which path. The path becomes OpenAI's `param`: the
+field, with the index of a message but not of every item of a list.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """Raises ApiError for anything but a JSON object of that type."""
+    """Decode a JSON object of type `kind`. Raises ApiError."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -51,7 +51,7 @@ def _refusal(text: str, kind: type[Body]) -> ApiError:
     named = _NAMED.fullmatch(fault)
     if named is not None:
         path = f"{path}.{named['name'][:_SHOWN_CHARACTERS]}".lstrip(".")
-        return _wrong_name(path, named["what"] == "missing required", kind)
+        return _field_error(path, named["what"] == "missing required", kind)
     if not path:
         return bad_request("the body must be a JSON object", code="invalid_json")
     field = _PARAM.match(path)
@@ -66,13 +66,13 @@ def _refusal(text: str, kind: type[Body]) -> ApiError:
 
 
 def _in_json_terms(fault: str) -> str:
-    """msgspec's "Expected `str | null`" as "expected string or null"."""
+    """msgspec's "Expected `str | null`" becomes "expected string or null"."""
     words = _TYPES.sub(lambda found: _JSON_TERMS.get(found[0], found[0]), fault)
     return words[0].lower() + words[1:].replace("`", "").replace(" | ", " or ")
 
 
-def _wrong_name(path: str, is_missing: bool, kind: type[Body]) -> ApiError:
-    """A field that must be there, or must not."""
+def _field_error(path: str, is_missing: bool, kind: type[Body]) -> ApiError:
+    """The error for a missing required field, or for an unknown one."""
     field = _PARAM.match(path)
     param = field[0] if field else path
     if is_missing:
@@ -85,7 +85,7 @@ def _wrong_name(path: str, is_missing: bool, kind: type[Body]) -> ApiError:
 
 
 def unsupported(path: str, param: str | None = None) -> ApiError:
-    """A field of OpenAI's that this server lacks."""
+    """The error for a field of OpenAI's API that this server does not support."""
     return bad_request(f"{path} is not supported by this server", param or path, "unsupported")
 
 
@@ -94,7 +94,7 @@ def _code(path: str) -> str | None:
 
 
 def _choices_at(path: str, kind: Any) -> str:
-    """`; one of a, b` where the type at `path` is a choice."""
+    """`; one of a, b` if the type at `path` is a Literal, else empty."""
     for step in path.split("."):
         name = step.partition("[")[0]
         kind = _struct_in(kind)
@@ -105,12 +105,12 @@ def _choices_at(path: str, kind: Any) -> str:
 
 @cache
 def _types_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """By field; looked up once, as it takes longer than to parse a body."""
+    """Types by field; cached, because the lookup takes longer than parsing a body."""
     return get_type_hints(kind)
 
 
 def _struct_in(kind: Any) -> Any:
-    """The struct among what a type is made of, if there is one."""
+    """The struct within a type such as `Struct | None`; None if there is none."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind
     found = [_struct_in(part) for part in get_args(kind)]

@@ -1,8 +1,7 @@
-"""How a client says what its text must look like, as one grammar.
+"""Turns the constraint of a request into one grammar.
 
-OpenAI's `response_format`, and `structured_outputs` with its older `guided_...` names as
-vLLM has them. At most one constraint a request; every wrong shape is an error that says
-what is wrong and where.
+Constraints are OpenAI's `response_format`, and vLLM's `structured_outputs` with its older
+`guided_...` fields. A request has at most one; errors name the field.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.decoding import INVALID_GRAMMAR
-from service.gateway.ingest.json_schemas import fault_of_schema, matches, validates
+from service.gateway.ingest.json_schemas import matches, schema_error, validates
 from service.gateway.ingest.request_types import ResponseFormat, StructuredOutputs
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
@@ -25,7 +24,7 @@ _GUIDED = ("json", "regex", "grammar", "choice")
 
 
 def parse_grammar(take: Callable[[str], Any]) -> Grammar | None:
-    """The constraint among a body's fields; `take` returns a field's value."""
+    """The constraint of a request; `take` returns a field's value. Raises ApiError."""
     found: dict[str, Grammar] = {}
     grammar = _response_format(take("response_format"))
     if grammar is not None:
@@ -40,12 +39,12 @@ def parse_grammar(take: Callable[[str], Any]) -> Grammar | None:
             found[f"guided_{name}"] = _structured_one(name, value, f"guided_{name}")
     if len(found) > 1:
         names = " and ".join(found)
-        raise _wrong(f"one constraint at a time: both {names} are set", next(iter(found)))
+        raise _invalid(f"one constraint at a time: both {names} are set", next(iter(found)))
     return next(iter(found.values()), None)
 
 
 def output_is_valid(grammar: Grammar, text: str) -> bool | None:
-    """Whether a finished text satisfies its grammar; None where that cannot be checked."""
+    """Whether a finished text satisfies its grammar; None if that cannot be checked."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return validates('{"type":"object"}', text)
@@ -58,27 +57,27 @@ def output_is_valid(grammar: Grammar, text: str) -> bool | None:
 
 
 def outputs_are_valid(grammar: Grammar, texts: Iterable[str]) -> bool | None:
-    """Whether all do that can be checked; None when none can."""
+    """Whether all texts that can be checked satisfy the grammar; None if none can be checked."""
     verdicts = [output_is_valid(grammar, text) for text in texts]
     known = [verdict for verdict in verdicts if verdict is not None]
     return all(known) if known else None
 
 
-def _wrong(message: str, param: str) -> ApiError:
+def _invalid(message: str, param: str) -> ApiError:
     return bad_request(message, param, INVALID_GRAMMAR)
 
 
 def _response_format(value: ResponseFormat | None) -> Grammar | None:
-    where = "response_format.json_schema"
+    field = "response_format.json_schema"
     if value is None:
         return None
     if value.json_schema is not None and value.type != "json_schema":
-        raise _wrong(f"{where} is not known where type is {value.type!r}", where)
+        raise _invalid(f"{field} is not known where type is {value.type!r}", field)
     match value.type:
         case "json_schema":
             if value.json_schema is None:
-                raise _wrong(f"{where} must be an object with a name and a schema", where)
-            return _schema(value.json_schema.schema, f"{where}.schema")
+                raise _invalid(f"{field} must be an object with a name and a schema", field)
+            return _schema(value.json_schema.schema, f"{field}.schema")
         case "json_object":
             return Grammar(GrammarKind.JSON_OBJECT, "")
         case "text":
@@ -92,60 +91,60 @@ def _structured(value: StructuredOutputs | None) -> list[tuple[str, Any]]:
     names = StructuredOutputs.__struct_fields__
     found = [(name, getattr(value, name)) for name in names if getattr(value, name) is not None]
     if not found:
-        where = "structured_outputs"
-        raise _wrong(f"{where} needs one of {', '.join(names)}", where)
+        field = "structured_outputs"
+        raise _invalid(f"{field} needs one of {', '.join(names)}", field)
     return found
 
 
-def _structured_one(name: str, value: Any, where: str) -> Grammar:
+def _structured_one(name: str, value: Any, field: str) -> Grammar:
     match name:
         case "json":
-            return _schema(value, where)
+            return _schema(value, field)
         case "json_object":
             if value is not True:
-                raise _wrong(f"{where} must be true", where)
+                raise _invalid(f"{field} must be true", field)
             return Grammar(GrammarKind.JSON_OBJECT, "")
         case "regex":
             return Grammar(GrammarKind.REGEX, value)
         case "grammar":
             return Grammar(GrammarKind.EBNF, value)
         case _:
-            return _choice(value, where)
+            return _choice(value, field)
 
 
-def _schema(value: Any, where: str) -> Grammar:
-    """A schema, which vLLM also takes as text."""
+def _schema(value: Any, field: str) -> Grammar:
+    """A JSON schema as an object or, as in vLLM, as JSON text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _wrong(f"{where} is not valid JSON: {error}", where) from error
+            raise _invalid(f"{field} is not valid JSON: {error}", field) from error
     if not isinstance(value, dict):
-        raise _wrong(f"{where} must be a JSON schema, that is an object", where)
+        raise _invalid(f"{field} must be a JSON schema, that is an object", field)
     if _is_deeper(value, limits.SCHEMA_LEVELS.value):
         most = limits.SCHEMA_LEVELS.value
-        raise _wrong(f"{where} is nested too deeply; {most} levels are allowed", where)
-    source = _capped(msgspec.json.encode(value).decode(), where)
-    fault = fault_of_schema(source)
-    if fault is not None:
-        raise _wrong(f"{where}: {fault}", where)
+        raise _invalid(f"{field} is nested too deeply; {most} levels are allowed", field)
+    source = _capped(msgspec.json.encode(value).decode(), field)
+    problem = schema_error(source)
+    if problem is not None:
+        raise _invalid(f"{field}: {problem}", field)
     return Grammar(GrammarKind.JSON_SCHEMA, source)
 
 
-def _choice(texts: list[str], where: str) -> Grammar:
+def _choice(texts: list[str], field: str) -> Grammar:
     escaped = (_META.sub(r"\\\g<0>", text) for text in dict.fromkeys(texts))
-    return Grammar(GrammarKind.REGEX, _capped("|".join(escaped), where))
+    return Grammar(GrammarKind.REGEX, _capped("|".join(escaped), field))
 
 
-def _capped(source: str, where: str) -> str:
+def _capped(source: str, field: str) -> str:
     most = limits.GRAMMAR_CHARACTERS.value
     if len(source) > most:
-        raise _wrong(f"{where} has {len(source)} characters; {most} are allowed", where)
+        raise _invalid(f"{field} has {len(source)} characters; {most} are allowed", field)
     return source
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in more levels than that; by no recursion."""
+    """Whether lists and objects are nested deeper than `levels`; without recursion."""
     layer = [value]
     for _ in range(levels + 1):
         layer = [child for node in layer for child in _children(node)]

@@ -1,8 +1,8 @@
-"""What gateway and ingest workers say to each other, over one blocking stream socket each.
+"""The messages between gateway and ingest workers, over one blocking stream socket each.
 
-A message is a MessagePack header and some blobs, which are what is large: bodies one way, token
-ids the other. Blobs are not part of the header because whoever encodes or decodes them holds
-the interpreter's lock, while a socket is read and written without it.
+A message is a MessagePack header and blobs with the large data: bodies to the worker, token ids
+back. Blobs are outside of the header because encoding and decoding hold the interpreter lock, and
+reading and writing a socket does not.
 
     header length (4 bytes) | blobs (4 bytes) | blob lengths (4 bytes each) | header | blobs
 """
@@ -17,7 +17,7 @@ import msgspec
 
 from service.config.settings import ModelRef
 from service.engine.plan import Grammar
-from service.gateway.ingest.prompting import PackedPrompt, Reading, Refusal
+from service.gateway.ingest.prompting import IngestResult, PackedError, PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest, Operation
 
 _NUMBER = struct.Struct("<I")
@@ -27,53 +27,53 @@ Blob = bytes | bytearray
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker; it answers Ready when it has read the tokenizer."""
+    """The first message to a worker; it answers Ready when it has loaded the tokenizer."""
 
     model: ModelRef
 
 
 class ReadBody(msgspec.Struct, frozen=True, tag=True):
-    """The body is the one blob; the answer is a ReadingHead, with a blob a prompt."""
+    """The only blob is the body; the answer is an IngestHeader with a blob a prompt."""
 
     operation: Operation
     context_tokens: int | None
 
 
-class Judge(msgspec.Struct, frozen=True, tag=True):
-    """Whether finished texts obey their grammar; the answer is a Verdict."""
+class ValidateOutput(msgspec.Struct, frozen=True, tag=True):
+    """Check finished texts against their grammar; the answer is a ValidationResult."""
 
     grammar: Grammar
     texts: list[str]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker can work."""
+    """The worker has loaded the tokenizer."""
 
 
-class ReadingHead(msgspec.Struct, frozen=True, tag=True):
-    """A Reading whose prompts, of so many tokens each, follow as blobs."""
+class IngestHeader(msgspec.Struct, frozen=True, tag=True):
+    """An IngestResult whose prompts follow as blobs; `tokens` has the length of each."""
 
     begun_ns: int
     request: GenerationRequest | None
     parsed_ns: int
     tokens: list[int]
-    refusal: Refusal | None
+    refusal: PackedError | None
 
 
-class Verdict(msgspec.Struct, frozen=True, tag=True):
-    """None where it cannot be told."""
+class ValidationResult(msgspec.Struct, frozen=True, tag=True):
+    """`valid` is None if the texts cannot be checked."""
 
     valid: bool | None
 
 
-ToWorker = Start | ReadBody | Judge
-ToGateway = Ready | ReadingHead | Verdict
+ToWorker = Start | ReadBody | ValidateOutput
+ToGateway = Ready | IngestHeader | ValidationResult
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 
 
 def send(connection: socket.socket, message: ToWorker | ToGateway, blobs: Sequence[Blob]) -> None:
-    """Raises OSError when the other end is gone."""
+    """Raises OSError when the other end is closed."""
     header = msgspec.msgpack.encode(message)
     numbers = [len(header), len(blobs), *map(len, blobs)]
     connection.sendall(b"".join(map(_NUMBER.pack, numbers)) + header)
@@ -82,21 +82,21 @@ def send(connection: socket.socket, message: ToWorker | ToGateway, blobs: Sequen
 
 
 def receive_job(connection: socket.socket) -> tuple[ToWorker, list[bytearray]] | None:
-    """The worker's next job; None when there will be none."""
+    """The worker's next job; None when the gateway has closed the socket."""
     found = _receive(connection)
     return found and (_to_worker.decode(found[0]), found[1])
 
 
 def receive_answer(connection: socket.socket) -> tuple[ToGateway, list[bytearray]] | None:
-    """The worker's answer; None when it is gone."""
+    """The worker's answer; None when the worker has ended."""
     found = _receive(connection)
     return found and (_to_gateway.decode(found[0]), found[1])
 
 
-def reading_of(head: ReadingHead, blobs: list[bytearray]) -> Reading:
-    """The whole reading again."""
+def join_result(head: IngestHeader, blobs: list[bytearray]) -> IngestResult:
+    """The IngestResult of a header and its blobs."""
     prompts = (PackedPrompt(*pair) for pair in zip(head.tokens, blobs, strict=True))
-    return Reading(
+    return IngestResult(
         begun_ns=head.begun_ns,
         request=head.request,
         parsed_ns=head.parsed_ns,
@@ -105,17 +105,17 @@ def reading_of(head: ReadingHead, blobs: list[bytearray]) -> Reading:
     )
 
 
-def head_of(reading: Reading) -> tuple[ReadingHead, list[Blob]]:
-    """A reading in two parts, as it is sent."""
-    tokens = [prompt.tokens for prompt in reading.prompts]
-    head = ReadingHead(
-        begun_ns=reading.begun_ns,
-        request=reading.request,
-        parsed_ns=reading.parsed_ns,
+def split_result(result: IngestResult) -> tuple[IngestHeader, list[Blob]]:
+    """The header and the blobs of an IngestResult."""
+    tokens = [prompt.tokens for prompt in result.prompts]
+    head = IngestHeader(
+        begun_ns=result.begun_ns,
+        request=result.request,
+        parsed_ns=result.parsed_ns,
         tokens=tokens,
-        refusal=reading.refusal,
+        refusal=result.refusal,
     )
-    return head, [prompt.ids for prompt in reading.prompts]
+    return head, [prompt.ids for prompt in result.prompts]
 
 
 def _receive(connection: socket.socket) -> tuple[bytearray, list[bytearray]] | None:
@@ -133,7 +133,7 @@ def _receive(connection: socket.socket) -> tuple[bytearray, list[bytearray]] | N
 
 
 def _exactly(connection: socket.socket, count_bytes: int) -> bytearray:
-    """Raises EOFError when the stream ends before."""
+    """Read `count_bytes`. Raises EOFError when the stream ends first."""
     data = bytearray(count_bytes)
     rest = memoryview(data)
     while rest:

@@ -1,10 +1,10 @@
-"""Checks a client's JSON schema before anything is built of it, and finished texts by it.
+"""Checks a client's JSON schema before it is compiled, and validates finished texts against it.
 
-What is wrong with the schema itself is said here, with its place. What the schema asks for
-beyond the supported keywords is found when it is compiled. Nothing is ever fetched. Patterns
-come from clients: they run in an engine whose time is linear in the text, so one that needs
-look-around or back-references is not judged. A schema can still be dear to walk, so all of
-this belongs into a process that may be killed (`service.gateway.ingest.worker`).
+Errors in the schema are reported with their path; unsupported keywords are found when the schema
+is compiled. References are never fetched. Patterns come from clients, so they run in a regex
+engine with linear time: a text whose pattern needs look-around or back-references is not
+validated. A schema can still take long to process, so all of this runs in a worker process, which
+may be killed (`service.gateway.ingest.worker`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 
 _SHOWN_CHARACTERS = 200
 _MAX_PASSES = 20
-_JUDGED_SCHEMAS = 256
-_JUDGED_CHARACTERS = 256 * 1024
+_VALIDATED_SCHEMAS = 256
+_VALIDATED_CHARACTERS = 256 * 1024
 _PATTERN_BYTES = 512 * 1024  # of a compiled pattern
 _DATA = ("const", "enum", "default", "examples")
 _NEWEST = "https://json-schema.org/draft/2020-12/schema"
@@ -33,43 +33,43 @@ _DRAFTS = {
 }
 
 
-@lru_cache(_JUDGED_SCHEMAS)
-def fault_of_schema(source: str) -> str | None:
-    """Why the schema in this text cannot be used, or None; each text is judged once."""
+@lru_cache(_VALIDATED_SCHEMAS)
+def schema_error(source: str) -> str | None:
+    """Why a schema (JSON text) cannot be used, or None; cached."""
     try:
         schema = msgspec.json.decode(source)
-        return _fault_of_keywords(schema) or _fault_of_references(schema)
-    except (RecursionError, ValueError):  # how the two libraries say the same
+        return _error_in_keywords(schema) or _error_in_references(schema)
+    except (RecursionError, ValueError):  # msgspec and jsonschema_rs report deep nesting so
         return "the schema is nested too deeply"
 
 
-def _fault_of_keywords(schema: dict[str, Any]) -> str | None:
+def _error_in_keywords(schema: dict[str, Any]) -> str | None:
     draft = schema.get("$schema", _NEWEST)
     if not isinstance(draft, str) or draft.rstrip("#") not in _DRAFTS:
         return f"$schema {str(draft)[:_SHOWN_CHARACTERS]!r} is not a known draft"
     try:
         jsonschema_rs.meta.validate(schema)
     except jsonschema_rs.ValidationError as fault:
-        return f"{place_of(fault.instance_path)}: {fault.message[:_SHOWN_CHARACTERS]}"
+        return f"{json_path(fault.instance_path)}: {fault.message[:_SHOWN_CHARACTERS]}"
     return None
 
 
-def _fault_of_references(schema: dict[str, Any]) -> str | None:
+def _error_in_references(schema: dict[str, Any]) -> str | None:
     references = list(_references(schema, ()))
     names_itself = '"$id"' in msgspec.json.encode(schema).decode()
     for path, reference in references:
         if "://" in reference and not names_itself:
             shown = reference[:_SHOWN_CHARACTERS]
-            return f"{place_of(path)}: references to other documents are not followed ({shown!r})"
-    if references and _is_endless(schema):
+            return f"{json_path(path)}: references to other documents are not followed ({shown!r})"
+    if references and _needs_infinite_value(schema):
         return "no finite text satisfies the schema: its references require themselves"
     return None
 
 
 def validates(source: str, text: str) -> bool | None:
-    """Whether a text is JSON that the schema in `source` allows; None if that cannot be told:
-    a pattern needs more than linear time, a reference leads nowhere, the text is too long."""
-    if len(text) > _JUDGED_CHARACTERS:
+    """Whether `text` is JSON that satisfies the schema in `source`. None if that cannot be checked:
+    a pattern needs more than linear time, a reference cannot be resolved, the text is too long."""
+    if len(text) > _VALIDATED_CHARACTERS:
         return None
     try:
         value = msgspec.json.decode(text)
@@ -83,9 +83,9 @@ def validates(source: str, text: str) -> bool | None:
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """Whether a pattern matches the whole text; None when it means nothing to this library or
-    needs more than linear time."""
-    if len(text) > _JUDGED_CHARACTERS:
+    """Whether a pattern matches the whole text; None if the library does not support the pattern
+    or it needs more than linear time."""
+    if len(text) > _VALIDATED_CHARACTERS:
         return None
     validator = _validator(_encode({"pattern": f"^(?:{pattern})$"}))
     return None if validator is None else bool(validator.is_valid(text))
@@ -97,7 +97,7 @@ def _encode(schema: Any) -> str:
 
 @lru_cache(32)
 def _validator(source: str) -> Any:
-    """None for a schema of which no validator can be made."""
+    """The schema's validator; None if it cannot be compiled."""
     patterns = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES, dfa_size_limit=_PATTERN_BYTES)
     try:
         return jsonschema_rs.validator_for(
@@ -110,7 +110,7 @@ def _validator(source: str) -> Any:
         return None
 
 
-def place_of(path: Any) -> str:
+def json_path(path: Any) -> str:
     """`$.properties.a[0]`."""
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
@@ -127,35 +127,35 @@ def _references(node: Any, path: tuple[str | int, ...]) -> Iterator[tuple[Any, s
             yield from _references(value, (*path, index))
 
 
-def _is_endless(root: dict[str, Any]) -> bool:
-    """Whether only an infinite value would do, as for a list of itself that is not empty.
+def _needs_infinite_value(root: dict[str, Any]) -> bool:
+    """Whether only an infinite value would satisfy the schema, as for a non-empty list of itself.
 
-    A schema is known to end once everything it requires is; this spreads from the leaves
-    until nothing changes. Keywords that are not looked at count as harmless.
+    A schema has a finite value once everything that it requires has one; this is repeated from the
+    leaves up until nothing changes. Keywords that are not checked here are ignored.
     """
     nodes = [node for node in _nodes(root) if isinstance(node, dict)]
-    ending: set[int] = set()
+    finite: set[int] = set()
     for _ in range(_MAX_PASSES):
-        before = len(ending)
-        ending.update(id(node) for node in nodes if _ends(node, root, ending))
-        if id(root) in ending:
+        before = len(finite)
+        finite.update(id(node) for node in nodes if _has_finite_value(node, root, finite))
+        if id(root) in finite:
             return False
-        if len(ending) == before:
+        if len(finite) == before:
             return True
     return False
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """Everything in the schema, inner parts first."""
+    """All nodes of the schema, inner ones first."""
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for child in children:
         yield from _nodes(child)
     yield node
 
 
-def _ends(node: dict[str, Any], root: dict[str, Any], ending: set[int]) -> bool:
+def _has_finite_value(node: dict[str, Any], root: dict[str, Any], finite: set[int]) -> bool:
     def known(part: Any) -> bool:
-        return not isinstance(part, dict) or id(part) in ending
+        return not isinstance(part, dict) or id(part) in finite
 
     reference = node.get("$ref")
     if isinstance(reference, str) and not known(_target(reference, root)):
@@ -184,7 +184,7 @@ def _parts(node: dict[str, Any], keyword: str) -> list[Any]:
 
 
 def _target(reference: str, root: dict[str, Any]) -> Any:
-    """What a pointer into the schema means; None for what is not a plain pointer."""
+    """The node that a reference such as `#/$defs/a` points to; None for other references."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):

@@ -1,13 +1,13 @@
-"""Where bodies are read and finished texts are judged: beside the event loop, within bounds.
+"""The worker processes that read bodies and validate outputs.
 
-A small body is read in place: it costs less than to send it elsewhere. Everything else goes to
-worker processes, because decoding JSON, checking it and rendering a template hold the
-interpreter's lock, and a thread would stop the loop just as well. So many jobs, and so many
-bytes, may wait; beyond that there is a 429. A job whose client left is dropped, and one that
-runs is ended with its worker, which is replaced.
+A small body is read in place, on the event loop: that costs less than sending it to a worker.
+Larger ones go to worker processes, because decoding JSON, validating it and rendering a template
+hold the interpreter lock, so a thread would block the event loop too. The number and the bytes of
+waiting jobs are limited; beyond that there is a 429. A waiting job whose client disconnects is
+dropped; a running one is ended by killing its worker, which is restarted.
 
-Schemas never run in place, not even small ones: patterns and references can make a small schema
-dear, and a deep one can bring a library down.
+Schemas are never processed in place, not even small ones: patterns and references can make a small
+schema slow, and a deep one can crash a library.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, busy, internal, timed_out
 from service.gateway.ingest.frames import (
     Blob,
-    Judge,
+    IngestHeader,
     ReadBody,
-    ReadingHead,
     ToGateway,
     ToWorker,
-    Verdict,
-    reading_of,
+    ValidateOutput,
+    ValidationResult,
+    join_result,
 )
-from service.gateway.ingest.prompting import BodyReader, Reading
+from service.gateway.ingest.prompting import BodyReader, IngestResult
 from service.gateway.ingest.schemas import Operation
 from service.gateway.ingest.worker_process import WorkerDied, WorkerProcess
 from telemetry.facts.reasons import EndReason
@@ -42,17 +42,17 @@ from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
 
 log = logging.getLogger("phasescope.gateway")
 
-IN_PLACE_BYTES = 4 * 1024  # 2 ms at the very most
+IN_PLACE_BYTES = 4 * 1024  # at most 2 ms
 LARGE_BYTES = 256 * 1024
 WAITING_JOBS = 256
 WAITING_BYTES = 128 * 1024 * 1024
-_JOB_S = 60.0  # longer than any body within the default limits takes
-_JUDGE_S = 1.0
-_GRACE_S = 0.25  # what is nearly done is cheaper to finish than a new worker
+_JOB_S = 60.0  # no body within the default limits takes that long
+_VALIDATION_S = 1.0
+_GRACE_S = 0.25  # to finish a job that is nearly done is cheaper than a new worker
 _RETRY_S = 1.0
 _BUSY_S = 2
-# a body with one of these may hold a schema, be it spelt with escapes
-_NOT_IN_PLACE = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
+# a body with one of these may contain a schema; field names can be written with escapes
+_SCHEMA_WORDS = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
 
 
 Result = TypeVar("Result")
@@ -76,8 +76,11 @@ Queues = tuple[deque[_Job], ...]
 
 
 class IngestPool:
-    """Runs on the event loop. Each of its slots has one worker process and one thread that waits
-    for it; all slots but one also take large jobs, so that small ones never wait for these."""
+    """Runs jobs in worker processes; used on the event loop.
+
+    Each slot has one worker process and one thread that waits for it. One slot takes no large jobs
+    (if there is more than one), so that small jobs never wait for large ones.
+    """
 
     def __init__(
         self,
@@ -96,51 +99,56 @@ class IngestPool:
         self._model = model
         self._small: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._is_warm = False
         self._threads = ThreadPoolExecutor(workers, "phasescope-ingest")
         self._running: set[WorkerProcess] = set()
-        # what each slot takes, and what it takes first: neither size can starve the other
+        # the queues of each slot, in order of preference: neither size can starve the other
         takes = [(self._small,), *[(self._large, self._small)] * (workers - 1)]
         if workers == 1:
             takes = [(self._small, self._large)]
         self._slots = [asyncio.create_task(self._serve(queues)) for queues in takes]
 
-    async def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
-        """A body's Reading; raises ApiError when too much waits or the worker fails."""
+    async def read(
+        self, operation: Operation, body: bytes, context_tokens: int | None
+    ) -> IngestResult:
+        """Parse and tokenize a body. Raises ApiError when too many jobs wait or the worker fails.
+
+        `context_tokens` None: no engine is ready, the body is only parsed.
+        """
         if self.reads_in_place(body):
             return self._reader.read(operation, body, context_tokens)
         answer, blobs = await self._do(_Job(ReadBody(operation, context_tokens), [body], _JOB_S))
-        assert isinstance(answer, ReadingHead), answer
-        return reading_of(answer, blobs)
+        assert isinstance(answer, IngestHeader), answer
+        return join_result(answer, blobs)
 
     @staticmethod
     def reads_in_place(body: bytes) -> bool:
-        """Whether a body is small, and surely without a schema."""
-        return len(body) <= IN_PLACE_BYTES and not any(word in body for word in _NOT_IN_PLACE)
+        """Whether a body is small and certainly has no schema."""
+        return len(body) <= IN_PLACE_BYTES and not any(word in body for word in _SCHEMA_WORDS)
 
     @property
     def worker_pids(self) -> list[int]:
-        """Of the workers that are ready or at work."""
+        """Process ids of the running workers."""
         return sorted(worker.pid for worker in self._running)
 
-    async def judge(self, grammar: Grammar, texts: list[str]) -> bool | None:
-        """Whether texts obey their grammar; None where that cannot be told, or not soon."""
+    async def validate_output(self, grammar: Grammar, texts: list[str]) -> bool | None:
+        """Whether texts satisfy their grammar; None if that cannot be checked within a second."""
         try:
-            async with asyncio.timeout(_JUDGE_S):
-                answer, _ = await self._do(_Job(Judge(grammar, texts), [], _JUDGE_S))
+            async with asyncio.timeout(_VALIDATION_S):
+                answer, _ = await self._do(_Job(ValidateOutput(grammar, texts), [], _VALIDATION_S))
         except (ApiError, TimeoutError):
             return None
-        assert isinstance(answer, Verdict), answer
+        assert isinstance(answer, ValidationResult), answer
         return answer.valid
 
     def warm_up(self) -> None:
-        """Start the workers now, before anybody waits for them."""
+        """Start the workers now, before the first job."""
         self._is_warm = True
-        self._news.set()
+        self._wakeup.set()
 
     async def close(self) -> None:
-        """End all workers; whoever waits gets an error."""
+        """End all workers; waiting jobs fail."""
         for slot in self._slots:
             slot.cancel()
         for worker in self._running:
@@ -160,7 +168,7 @@ class IngestPool:
         queue = self._large if job.size_bytes > LARGE_BYTES else self._small
         queue.append(job)
         self._count_waiting()
-        self._news.set()
+        self._wakeup.set()
         try:
             return await job.answer
         finally:
@@ -173,10 +181,10 @@ class IngestPool:
         self._counts.waiting_bytes = sum(job.size_bytes for job in waiting)
 
     async def _serve(self, queues: Queues) -> None:
-        """One slot: a worker, and a new one whenever it had to be ended."""
+        """Run one slot: a worker process, and a new one whenever it has ended."""
         while True:
             while not (self._is_warm or self._small or self._large):
-                await self._wait_for_news()
+                await self._wait_for_wakeup()
             worker = await self._start()
             if worker is None:
                 continue
@@ -192,7 +200,7 @@ class IngestPool:
         starting = self._in_thread(lambda: WorkerProcess.start(self._model))
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the pool closes: the worker that comes is not wanted
+        except asyncio.CancelledError:  # the pool is closed: end the worker that is starting
             with contextlib.suppress(WorkerDied, OSError):
                 (await starting).end()
             raise
@@ -214,19 +222,19 @@ class IngestPool:
                     self._count_waiting()
                     if not job.answer.done():
                         return job
-            await self._wait_for_news()
+            await self._wait_for_wakeup()
 
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+    async def _wait_for_wakeup(self) -> None:
+        self._wakeup.clear()
+        await self._wakeup.wait()
 
     async def _work(self, worker: WorkerProcess, job: _Job) -> bool:
-        """Have one job done; whether the worker lives on."""
+        """Run one job. False if the worker has ended."""
         asked, end = self._in_thread(lambda: worker.ask(job.message, job.blobs)), WorkerEnd.DIED
         try:
             await asyncio.wait({asked, job.answer}, timeout=job.limit_s,
                                return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-            if not asked.done() and job.answer.done():  # the client left
+            if not asked.done() and job.answer.done():  # the client has disconnected
                 await asyncio.wait({asked}, timeout=_GRACE_S)
             if not asked.done():
                 end = WorkerEnd.CLIENT_LEFT if job.answer.done() else WorkerEnd.TIMEOUT
@@ -238,7 +246,7 @@ class IngestPool:
             _fail(job, internal())
             worker.kill()
             return False
-        except asyncio.CancelledError:  # the pool closes, and with it the worker
+        except asyncio.CancelledError:  # the pool is closed
             asked.add_done_callback(asyncio.Future.exception)
             raise
         if not job.answer.done():
@@ -255,5 +263,5 @@ def _fail(job: _Job, error: ApiError) -> None:
 
 
 def _drop(queue: deque[_Job], job: _Job) -> None:
-    with contextlib.suppress(ValueError):  # it is being worked on, or is done
+    with contextlib.suppress(ValueError):  # it is running, or done
         queue.remove(job)

@@ -1,8 +1,8 @@
-"""From a body to prompts for the engine: checks, template, tokens, limits. Pure functions.
+"""Turns a body into prompts for the engine: checks, chat template, tokens, limits.
 
-How long that takes is up to the client, so it does not run on the event loop unless the body
-is small (`service.gateway.ingest.pool`). Token ids leave here packed as they go over the wire:
-nobody between here and the engine needs to look at them.
+How long that takes depends on the client, so it runs on the event loop only for small bodies
+(`service.gateway.ingest.pool`). Token ids are encoded as they go to the engine process, since
+nothing in between reads them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TEXT_DEFAULT_TOKENS = 16
 _LONG_CHARACTERS = 4096
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """An ApiError that can travel between processes."""
+class PackedError(msgspec.Struct, frozen=True):
+    """An ApiError as it is sent between processes."""
 
     status: int
     message: str
@@ -37,7 +37,7 @@ class Refusal(msgspec.Struct, frozen=True):
     param: str | None
 
     @classmethod
-    def of(cls, error: ApiError) -> Refusal:
+    def of(cls, error: ApiError) -> PackedError:
         return cls(error.status, error.message, error.kind, error.code, error.param)
 
     def error(self) -> ApiError:
@@ -46,23 +46,25 @@ class Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """Token ids as a MessagePack array."""
+    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids."""
 
     tokens: int
     ids: bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What became of a body, at which the work began at `begun_ns`. `request` is None if it could
-    not be parsed, else it is without its texts and was there at `parsed_ns`. A `refusal` is the
-    last word."""
+class IngestResult:
+    """The result of reading a body.
+
+    The work began at `begun_ns`; parsing ended at `parsed_ns`. `request` has no texts, and is None
+    if the body could not be parsed. If `refusal` is set the request is refused.
+    """
 
     begun_ns: int
     request: GenerationRequest | None = None
     parsed_ns: int = 0
     prompts: tuple[PackedPrompt, ...] = ()
-    refusal: Refusal | None = None
+    refusal: PackedError | None = None
 
 
 class BodyReader:
@@ -72,19 +74,19 @@ class BodyReader:
         self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
     ) -> None:
         self._tokenizer = tokenizer
-        tokenizer.least_tokens("")  # what that needs takes tenths of a second: not with a body
+        tokenizer.least_tokens("")  # the first call takes tenths of a second
         self._model = model
         self._defaults = defaults
         self._clock = clock
 
-    def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> Reading:
-        """Everything up to the tokens. `context_tokens` None: no engine says yet what fits, so
-        the body is only parsed."""
+    def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
+        """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
+        yet, so the body is only parsed."""
         begun_ns = self._clock.now_ns()
         try:
             request = self._parse(operation, body)
         except ApiError as error:
-            return Reading(begun_ns=begun_ns, refusal=Refusal.of(error))
+            return IngestResult(begun_ns=begun_ns, refusal=PackedError.of(error))
         parsed_ns = self._clock.now_ns()
         prompts: tuple[PackedPrompt, ...] = ()
         refusal = None
@@ -94,8 +96,8 @@ class BodyReader:
                 texts = self._texts(request)
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
             except ApiError as error:
-                refusal = Refusal.of(error)
-        return Reading(
+                refusal = PackedError.of(error)
+        return IngestResult(
             begun_ns=begun_ns,
             request=_without_texts(request),
             parsed_ns=parsed_ns,
@@ -155,7 +157,7 @@ class BodyReader:
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
-    """Tokens that may be generated. Raises ApiError when prompt and wish do not fit."""
+    """How many tokens may be generated. Raises ApiError when prompt and output do not fit."""
     room = context_tokens - prompt_tokens
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", "prompt")
@@ -175,7 +177,7 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
 
 
 def _check_length(least_tokens: int, context_tokens: int) -> None:
-    """Refuse what cannot fit, however it is cut into tokens, before that is done."""
+    """Refuse, before tokenizing it, a prompt that is too long for any tokenization."""
     if least_tokens >= context_tokens:
         raise _too_long(
             f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
@@ -199,7 +201,7 @@ def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
 
 
 def _without_texts(request: GenerationRequest) -> GenerationRequest:
-    """What is needed once the prompts are tokens: which kind they were, and how many."""
+    """The request without its texts: what remains says whether it is chat, and how many prompts."""
     if request.messages is not None:
         return replace(request, messages=())
     return replace(request, prompts=("",) * len(request.prompts or ()))

@@ -1,9 +1,8 @@
-"""The bodies of the generation routes as types: parsing, caps and OpenAPI come from these.
+"""The bodies of the generation routes as types, which parsing, caps and OpenAPI are made from.
 
-Every field that a client sizes has a cap (`limits`), or says by what else it is bounded; a test
-walks the types and finds those that do not. Null means the default, as OpenAI's clients have it.
-OpenAI's fields that this server lacks are there too, with the values that mean "off" as their
-type: `NOT_SUPPORTED` names them.
+Every field whose size a client chooses has a cap (`limits`), or names what else bounds it; a test
+checks that. Null means the default, as in OpenAI's API. OpenAI's fields that are not supported are
+there too, with a type that allows only the values that mean "off": `NOT_SUPPORTED` has them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ChoiceTexts = Annotated[list[GrammarText], Meta(min_length=1, max_length=limits.
 TokenId = Annotated[int, Meta(ge=0, le=limits.TOKEN_ID.value)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=limits.PROMPT_IDS.value)]
 PromptText = Annotated[str, Meta(min_length=1, extra={BOUNDED_BY: "--max-body"})]
-# msgspec has no union of lists, so that they are of one kind is checked after it
+# msgspec has no union of lists; that all items are of one kind is checked later
 Prompts = Annotated[
     list[PromptText | TokenId | TokenIds],
     Meta(
@@ -69,7 +68,7 @@ OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a stream carries besides text."""
+    """What a stream has besides text."""
 
     include_usage: bool = False
     include_events: bool = False
@@ -95,14 +94,14 @@ class NamedSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's way to say what the text must look like."""
+    """OpenAI's constraint on the output."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's way to say it; exactly one is set."""
+    """vLLM's constraint on the output; exactly one field is set."""
 
     json: JsonSchema | GrammarText | None = None
     json_object: OnlyTrue | None = None
@@ -136,7 +135,7 @@ NOT_SUPPORTED = frozenset(NotSupported.__struct_fields__)
 
 
 class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
-    """What both generation routes take. Null, or nothing, is the default."""
+    """The fields of both generation routes. Null or absent means the default."""
 
     model: Annotated[str, Meta(max_length=limits.MODEL_CHARACTERS.value)] | None = None
     stream: bool | None = None
@@ -182,7 +181,7 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A part of a message; there are no others than text."""
+    """A part of a message; only text is supported."""
 
     type: Literal["text"]
     text: BodyText

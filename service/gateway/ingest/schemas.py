@@ -1,7 +1,7 @@
-"""What clients may send, as one request for the engine; nothing is ignored in silence.
+"""Turns the body of either generation route into one GenerationRequest.
 
-The types and their caps are in `request_types`. What no type can say is checked here: fields
-that exclude each other, and those that only mean something beside another.
+The types and their caps are in `request_types`. Here is checked what types cannot express: fields
+that exclude or require each other. No field is ignored silently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 class Operation(StrEnum):
-    """The two generation routes, by their GenAI operation names."""
+    """The generation routes, by their operation names in the GenAI conventions."""
 
     CHAT = "chat"
     TEXT = "text_completion"
@@ -36,7 +36,7 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked body of either route. Exactly one of `messages` and `prompts` is set."""
+    """A checked request of either route. Exactly one of `messages` and `prompts` is set."""
 
     model: str | None
     messages: tuple[dict[str, str], ...] | None = None
@@ -96,7 +96,7 @@ def parse_completion(body: bytes, defaults: SamplingDefaults) -> GenerationReque
 
 
 def _request(sent: GenerationBody, defaults: SamplingDefaults, **own: Any) -> GenerationRequest:
-    """The fields that both routes share, defaults for those that are absent."""
+    """A request from the shared fields, with defaults for absent ones, and the route's `own`."""
     for name in ("store", "echo"):
         if getattr(sent, name):
             raise unsupported(name)
@@ -153,7 +153,7 @@ def _message(sent: ChatMessage) -> dict[str, str]:
 
 
 def _prompts(sent: str | list[Any]) -> tuple[str | list[int], ...]:
-    """One prompt (text or ids) or a list of prompts, all of one kind."""
+    """One prompt (text or token ids) or a list of prompts of one kind. Raises ApiError."""
     if isinstance(sent, str):
         return (sent,)
     kinds = set(map(type, sent))
@@ -170,7 +170,7 @@ def _mixed() -> ApiError:
 
 
 def _stream_options(sent: GenerationBody) -> StreamOptions:
-    """All off unless asked for."""
+    """The stream options. Raises ApiError if they are set without `stream`."""
     if sent.stream_options is None:
         return StreamOptions()
     if not sent.stream:

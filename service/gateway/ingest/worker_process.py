@@ -1,5 +1,5 @@
-"""One ingest worker as the gateway sees it: started, asked, killed. Everything here blocks, and
-lets go of the interpreter's lock while it does."""
+"""Starts, asks and kills one ingest worker process. All calls block, without holding the
+interpreter lock."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from service.gateway.ingest.frames import (
 )
 
 _MODULE = "service.gateway.ingest.worker"
-_START_S = 120.0  # a large tokenizer on a slow disk takes some seconds
+_START_S = 120.0  # a large tokenizer on a slow disk takes seconds
 
 
 class WorkerDied(Exception):
-    """The worker ended, or was ended, before it answered."""
+    """The worker has ended, or was killed, before it answered."""
 
 
 class WorkerProcess:
-    """A worker that has read the tokenizer. One caller at a time; any thread may `kill`."""
+    """A worker that has loaded the tokenizer. One caller at a time; any thread may `kill`."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process = process
@@ -37,15 +37,15 @@ class WorkerProcess:
 
     @classmethod
     def start(cls, model: ModelRef, within_s: float = _START_S) -> WorkerProcess:
-        """Raises WorkerDied, also when it takes longer, or OSError when there can be no more
-        processes."""
+        """Start a worker. Raises WorkerDied if it is not ready in time, and OSError if no process
+        can be started."""
         ours, theirs = socket.socketpair()
         try:
             process = subprocess.Popen(
                 (sys.executable, "-m", _MODULE, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # signals to our group are for us
+                start_new_session=True,  # signals to our process group are for the gateway
             )
         except OSError:
             ours.close()
@@ -57,7 +57,7 @@ class WorkerProcess:
             ours.settimeout(within_s)
             answer, _ = worker.ask(Start(model), [])
             assert isinstance(answer, Ready), answer
-            ours.settimeout(None)  # whoever asks has a deadline of its own, and kills
+            ours.settimeout(None)  # the pool has a time limit, and kills
         except BaseException:
             worker.end()
             raise
@@ -68,7 +68,7 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, job: ToWorker, blobs: Sequence[Blob]) -> tuple[ToGateway, list[bytearray]]:
-        """Raises WorkerDied."""
+        """Run one job and return the answer with its blobs. Raises WorkerDied."""
         try:
             send(self._connection, job, blobs)
             found = receive_answer(self._connection)
@@ -79,13 +79,13 @@ class WorkerProcess:
         return found
 
     def kill(self) -> None:
-        """End it now, whatever it does; an `ask` that waits for it raises."""
+        """Kill the process; a waiting `ask` raises WorkerDied."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """End it and free its socket; nobody asks it any more."""
+        """Kill the process and close its socket."""
         self.kill()
         self._connection.close()

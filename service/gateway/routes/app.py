@@ -1,4 +1,4 @@
-"""The ASGI application: routes, request ids, and errors in OpenAI's shape everywhere."""
+"""The ASGI application: routes, request ids, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.errors import ApiError, internal
-from service.gateway.generation.completions import Exchange
+from service.gateway.generation.handler import GenerationHandler
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.asgi import header
 from service.gateway.http.connection import body_is_whole
@@ -28,7 +28,7 @@ from service.gateway.routes.ops import error_response, ops_routes
 log = logging.getLogger("phasescope.gateway")
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{REQUEST_ID_CHARACTERS.value}}}")
-_LAST = (b"connection", b"close")
+_CLOSE = (b"connection", b"close")
 
 
 def build_app(state: GatewayState) -> ASGIApp:
@@ -42,11 +42,11 @@ def build_app(state: GatewayState) -> ASGIApp:
         exception_handlers={HTTPException: _http_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
-    return _for_pages(state, RequestIds(app, state.live_request_ids, generation))
+    return _with_cors(state, RequestIds(app, state.live_request_ids, generation))
 
 
-def _for_pages(state: GatewayState, app: ASGIApp) -> ASGIApp:
-    """Tells browsers which origins' pages may read our answers, if any may."""
+def _with_cors(state: GatewayState, app: ASGIApp) -> ASGIApp:
+    """Add CORS headers if --cors-origins is set."""
     origins = state.config.http.cors_origins
     if not origins:
         return app
@@ -60,7 +60,7 @@ def _for_pages(state: GatewayState, app: ASGIApp) -> ASGIApp:
 
 
 def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route]:
-    """All of them; `generation` are those that answer for themselves."""
+    """All routes; `generation` are ASGI apps by path."""
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         *ops_routes(state),
@@ -76,20 +76,20 @@ class GenerationEndpoint:
         self._operation = operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._state, self._operation, scope, receive, send)
-        self._state.exchanges[exchange.request_id] = exchange
+        handler = GenerationHandler(self._state, self._operation, scope, receive, send)
+        self._state.handlers[handler.request_id] = handler
         try:
-            await exchange.run()
+            await handler.run()
         finally:
-            del self._state.exchanges[exchange.request_id]
+            del self._state.handlers[handler.request_id]
 
 
 class RequestIds:
-    """Gives every request an id, and every response that id in `x-request-id`.
+    """Gives every request an id, which its response has in `x-request-id`.
 
-    A client's own id is taken when it is well formed and no live request has it; so an id
-    never names two requests at once. A POST to a path in `direct` goes straight to its
-    endpoint, which answers every error itself: each layer between is passed once a token.
+    A client's own id is used if it is well formed and no live request has it, so that an id never
+    names two requests at once. A POST to a path in `direct` bypasses Starlette's middleware, which
+    would be called for every token; those endpoints handle all errors themselves.
     """
 
     def __init__(self, app: ASGIApp, live: set[str], direct: dict[str, ASGIApp]) -> None:
@@ -108,7 +108,7 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 more = [(b"x-request-id", request_id.encode())]
                 if not body_is_whole(scope):
-                    more.append(_LAST)  # what comes next on it is the rest of this body
+                    more.append(_CLOSE)  # the next bytes are the rest of this body
                 message["headers"] = [*message.get("headers", ()), *more]
             return send(message)
 
@@ -120,9 +120,9 @@ class RequestIds:
         finally:
             self._live.discard(request_id)
 
-    def _choose(self, wanted: str | None) -> str:
-        if wanted and _REQUEST_ID.fullmatch(wanted) and wanted not in self._live:
-            return wanted
+    def _choose(self, requested: str | None) -> str:
+        if requested and _REQUEST_ID.fullmatch(requested) and requested not in self._live:
+            return requested
         return secrets.token_hex(12)
 
 
@@ -132,12 +132,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path, method = request.scope["path"], request.method
     if error.status_code == 405:
         message = f"{method} is not allowed on {path}"
-        shown = ApiError(405, message, "invalid_request_error", "method_not_allowed")
+        api_error = ApiError(405, message, "invalid_request_error", "method_not_allowed")
     else:
         message = f"there is no route {method} {path}"
-        shown = ApiError(error.status_code, message, "invalid_request_error", "route_not_found")
-    shown.headers.update(error.headers or {})
-    return error_response(shown)
+        api_error = ApiError(error.status_code, message, "invalid_request_error", "route_not_found")
+    api_error.headers.update(error.headers or {})
+    return error_response(api_error)
 
 
 async def _crash(request: Request, error: Exception) -> Response:

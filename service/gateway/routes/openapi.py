@@ -1,6 +1,6 @@
-"""`GET /openapi.json`: every route, from the types that parse its body (OpenAPI 3.1).
+"""`GET /openapi.json` (OpenAPI 3.1), generated from the types that parse the bodies.
 
-The document is made once. Which key guards what is as the server was told at its start.
+The document is generated once; the keys that it requires are those the server was started with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.gateway.routes.route_table import (
     EVENTS,
     JSON,
     REQUEST_HEADERS,
-    WHY,
+    STATUS_TEXTS,
     Description,
 )
 
@@ -41,7 +41,7 @@ _EVENT = (
 
 
 def openapi_route(state: GatewayState) -> Route:
-    """Open to all: it says nothing of this server but which keys it wants."""
+    """The route needs no key: the document only says which keys this server needs."""
 
     @cache
     def body() -> bytes:
@@ -54,7 +54,7 @@ def openapi_route(state: GatewayState) -> Route:
 
 
 def document(config: GatewayConfig) -> bytes:
-    """The whole of it, as JSON."""
+    """The document, as JSON."""
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schema_of = dict(zip(types, schemas, strict=True))
@@ -88,7 +88,7 @@ _SECURITY = {
 
 
 def _types() -> list[Any]:
-    """All that any route takes or answers, each once."""
+    """All types of request and response bodies, each once."""
     found: list[Any] = [ErrorBody, *_NAMED_EVENTS]
     for one in DESCRIPTIONS:
         found += [one.body, one.not_ready, *one.answer.values()]
@@ -96,7 +96,7 @@ def _types() -> list[Any]:
 
 
 def _guard(config: GatewayConfig, path: str) -> str | None:
-    """The key that is needed, if it is."""
+    """The security scheme of a path; None if it needs no key."""
     if path.startswith("/debug/") or path == "/metrics":
         return "debugKey" if config.debug_key is not None else None
     if path.startswith("/v1/"):
@@ -167,7 +167,7 @@ def _responses(one: Description, schema_of: dict[Any, Any]) -> dict[str, Any]:
         schema = schema_of[one.not_ready if status == 503 else ErrorBody]
         if one.not_ready is not ErrorBody and status == 503:
             schema = {"anyOf": [schema, schema_of[ErrorBody]]}
-        found[str(status)] = _response(WHY[status], {JSON: {"schema": schema}})
+        found[str(status)] = _response(STATUS_TEXTS[status], {JSON: {"schema": schema}})
     return found
 
 
@@ -180,7 +180,8 @@ def _media(kind: str, answer: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _event(chunk: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    """The data is JSON in a string, as server-sent events have it; `first_token` has none."""
+    """The schema of a server-sent event: its data is JSON in a string; that of `first_token` is an
+    empty object."""
     kinds = [schema_of[kind] for kind in (chunk, ErrorBody, *_NAMED_EVENTS)]
     data = {
         "type": "string",

@@ -1,9 +1,8 @@
-"""Routes for operators: health, readiness, models, metrics, the debug views, and those that
-change something: DELETE of a live request, a flush of the prefix cache, a dump, how much is
-traced, and whether anything is recorded at all.
+"""Routes for operators: health, readiness, models, metrics and debug views; and those that change
+something: DELETE of a live request, flush of the prefix cache, a dump, tracing, recording.
 
-The views are folds behind a lock that the pump may hold for a while, so they are asked on a
-thread: a scrape must not hold up the tokens of a stream.
+The views take a lock that the pump may hold for a while, so they are called on a thread: a scrape
+must not delay the tokens of a stream.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def ops_routes(state: GatewayState) -> list[Route]:
-    """All of them, each behind the key that guards its path."""
+    """All routes for operators; each checks the key of its path."""
     table: list[tuple[str, Handler]] = [
         ("/health", _health),
         ("/ready", _ready),
@@ -104,9 +103,9 @@ async def _health(state: GatewayState, request: Request) -> Response:
 
 
 async def _ready(state: GatewayState, request: Request) -> Response:
-    if state.bridge.ready and not state.drain.active:
+    if state.engine.ready and not state.drain.active:
         return json_response(b'{"ready":true}')
-    why, hung_ns = "the engine is loading or restarting", state.bridge.health.hung_ns
+    why, hung_ns = "the engine is loading or restarting", state.engine.health.hung_ns
     if hung_ns is not None:
         why = f"the engine has not responded for {hung_ns / 1e9:.1f} s"
     if state.drain.active:
@@ -116,7 +115,7 @@ async def _ready(state: GatewayState, request: Request) -> Response:
 
 
 def _model_object(state: GatewayState) -> dict[str, object]:
-    started = state.bridge.started
+    started = state.engine.started
     found: dict[str, object] = {
         "id": state.model,
         "object": "model",
@@ -150,7 +149,7 @@ async def _metrics(state: GatewayState, request: Request) -> Response:
 
 
 async def _startup(state: GatewayState, request: Request) -> Response:
-    """How long the start took, by stage."""
+    """Duration of the start, by stage."""
     report = state.start_report()
     return error_response(not_ready()) if report is None else json_response(report.as_json())
 
@@ -164,12 +163,12 @@ async def _diagnosis(state: GatewayState, request: Request) -> Response:
 
 
 async def _root(state: GatewayState, request: Request) -> Response:
-    """What would have helped, replayed; as of the last time that something was wrong."""
+    """The last root cause analysis."""
     return json_response(state.views.root())
 
 
 async def _harm(state: GatewayState, request: Request) -> Response:
-    """Whose work took others' time."""
+    """Time that requests took from others."""
     return json_response(await asyncio.to_thread(state.views.harm))
 
 
@@ -182,7 +181,8 @@ async def _roofline(state: GatewayState, request: Request) -> Response:
 
 
 async def _histograms(state: GatewayState, request: Request) -> Response:
-    """For merging with those of other processes; `?window=1m` and the like, else the total."""
+    """Encoded histograms, to be merged with those of other processes; `?window=1m`, else since the
+    start."""
     window = request.query_params.get("window", TOTAL)
     body = await asyncio.to_thread(state.views.histograms, window)
     if body is None:
@@ -206,9 +206,9 @@ async def _request(state: GatewayState, request: Request) -> Response:
 
 
 async def _delete(state: GatewayState, request: Request) -> Response:
-    """End a live request: its blocks are freed, its client gets a typed error."""
+    """Cancel a live request: its blocks are freed, its client gets a typed error."""
     request_id = request.path_params["request_id"]
-    live = state.exchanges.get(request_id)
+    live = state.handlers.get(request_id)
     if live is None or (state.config.tenant_keys and live.tenant != tenant_of(state, request)):
         message = f"request {request_id!r} is not live; it may have ended"
         return error_response(not_found(message, "request_not_found"))
@@ -218,21 +218,21 @@ async def _delete(state: GatewayState, request: Request) -> Response:
 
 
 def tenant_of(state: GatewayState, request: Request) -> str:
-    """Who asks; with keys that name tenants nobody can touch another's requests."""
+    """The tenant of a request; with tenant keys, it can only delete its own requests."""
     _, tenant = identify(state.config, request.scope)
     return tenant
 
 
 async def _flush(state: GatewayState, request: Request) -> Response:
-    """Forget every cached prefix before the next step."""
-    if not state.bridge.ready:
+    """Empty the prefix cache before the next step."""
+    if not state.engine.ready:
         return error_response(not_ready())
-    state.bridge.tell(FlushCache())
+    state.engine.send(FlushCache())
     return json_response(b'{"flushed":true}')
 
 
 class TracingChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of PUT /debug/tracing; what is left out stays as it is."""
+    """Body of PUT /debug/tracing; an absent field is not changed."""
 
     mode: TracingMode | None = None
     rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -248,7 +248,7 @@ Body = TypeVar("Body", TracingChange, TelemetryChange)
 
 
 async def _read(state: GatewayState, request: Request, kind: type[Body]) -> Body:
-    """Raises ApiError for anything but an object of that kind."""
+    """The body as type `kind`. Raises ApiError."""
     try:
         raw = await read_body(request.scope, request.receive, state.config)
         return msgspec.json.decode(raw, type=kind)
@@ -263,7 +263,7 @@ async def _tracing(state: GatewayState, request: Request) -> Response:
 
 
 async def _set_tracing(state: GatewayState, request: Request) -> Response:
-    """Takes effect with the next request that ends."""
+    """Change tracing, from the next request that ends."""
     change = await _read(state, request, TracingChange)
     if not state.views.set_tracing(change.mode, change.rate):
         raise conflict("spans go nowhere: start the server with --otlp-endpoint", "no_endpoint")
@@ -275,19 +275,19 @@ async def _telemetry(state: GatewayState, request: Request) -> Response:
 
 
 async def _set_telemetry(state: GatewayState, request: Request) -> Response:
-    """Switch all recording off or on: for measuring what it costs. Only between requests, so
-    that none is recorded by half."""
+    """Turn all recording on or off, to measure its cost. Only while no request runs, so that none
+    is recorded in part."""
     change = await _read(state, request, TelemetryChange)
     _require_idle(state)
     await asyncio.to_thread(state.views.snapshot)  # folds the last facts of the last request
     _require_idle(state)
-    if not state.bridge.ready:
+    if not state.engine.ready:
         raise not_ready()
     state.views.set_recording(change.recording)
-    state.bridge.tell(SetRecording(change.recording))
+    state.engine.send(SetRecording(change.recording))
     return await _telemetry(state, request)
 
 
 def _require_idle(state: GatewayState) -> None:
-    if state.exchanges:
+    if state.handlers:
         raise conflict("requests are running; switch recording when none is", "not_idle")

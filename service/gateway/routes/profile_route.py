@@ -1,9 +1,8 @@
-"""`POST /debug/profile`: the engine's next steps, kernel by kernel, for ui.perfetto.dev.
+"""`POST /debug/profile`: a kernel profile of the engine's next steps, for ui.perfetto.dev.
 
-The engine writes the trace to a file in a folder of the gateway's own, which is open to nobody
-else. Once the gateway has opened the file it removes the folder, so nothing stays behind
-whatever becomes of the client; and before the engine has answered it removes nothing, since the
-engine may be writing.
+The engine writes the trace to a file in a temporary folder that only this user can read. The
+gateway removes the folder when it has opened the file, so that nothing is left if the client
+disconnects. It removes nothing before the engine has answered, since the engine may be writing.
 """
 
 from __future__ import annotations
@@ -46,89 +45,88 @@ _POLL_S = 0.2
 
 
 async def profile(state: GatewayState, request: Request) -> Response:
-    """A trace of `steps` steps, or of those that there were within `timeout_s` or when the
-    server was told to stop."""
+    """A trace of `steps` steps; of fewer if `timeout_s` passes or the server drains before."""
     steps, timeout_s = _steps(request), _timeout_s(request)
     if state.drain.active:
         raise draining()
-    if state.bridge.is_profiling:
+    if state.engine.is_profiling:
         raise conflict(
             "another profile is being recorded; try again when it is done", "profile_running"
         )
     try:
-        ended, file = await _recorded(state, request, steps, timeout_s)
+        ended, file = await _take_profile(state, request, steps, timeout_s)
     except OSError as error:
         raise _failed(error.strerror or str(error)) from error
     return _answer(request, ended, file)
 
 
-async def _recorded(
+async def _take_profile(
     state: GatewayState, request: Request, steps: int, timeout_s: float
 ) -> tuple[frames.ProfileEnded, BinaryIO]:
-    """What the engine says of the profile, and its file. Raises ApiError, OSError."""
-    folder = tempfile.mkdtemp(prefix="phasescope-profile-")  # for this user alone
+    """Take the profile; returns the engine's answer and the open file. Raises ApiError, OSError."""
+    folder = tempfile.mkdtemp(prefix="phasescope-profile-")  # readable by this user only
     path = Path(folder, "trace.json")
     try:
-        answer = state.bridge.start_profile(steps, str(path))
+        answer = state.engine.start_profile(steps, str(path))
     except EngineUnavailable:
         shutil.rmtree(folder)
         raise not_ready() from None
     try:
-        ended = await _ended(state, request, answer, timeout_s)
+        ended = await _wait_ended(state, request, answer, timeout_s)
         return ended, path.open("rb")
     finally:
         if answer.done():
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            state.bridge.stop_profile(keep=False)
+            state.engine.stop_profile(keep=False)
             answer.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
-async def _ended(
+async def _wait_ended(
     state: GatewayState,
     request: Request,
     answer: asyncio.Future[frames.ProfileEnded | None],
     timeout_s: float,
 ) -> frames.ProfileEnded:
-    """Raises ApiError when there will be no file, or nobody who wants it."""
-    gone = asyncio.ensure_future(_gone(request))
+    """Wait for the end of the profile. Raises ApiError if it fails or the client disconnects."""
+    disconnected = asyncio.ensure_future(_disconnected(request))
     try:
-        done = await _first(answer, gone, timeout_s, lambda: state.drain.active)
+        done = await _wait_first(answer, disconnected, timeout_s, lambda: state.drain.active)
         if not done:
-            state.bridge.stop_profile(keep=True)
-            done = await _first(answer, gone, _WRITING_S)
+            state.engine.stop_profile(keep=True)
+            done = await _wait_first(answer, disconnected, _WRITING_S)
     finally:
-        gone.cancel()
+        disconnected.cancel()
     if answer not in done:
-        raise _of_end(EndReason.DISCONNECT) if done else _stuck()
+        raise _error_of_end(EndReason.DISCONNECT) if done else _timed_out()
     ended = answer.result()
     if ended is None:
-        raise _of_end(EndReason.ENGINE_DIED)
+        raise _error_of_end(EndReason.ENGINE_DIED)
     if ended.error is not None:
         raise _failed(ended.error)
     return ended
 
 
-async def _first(
+async def _wait_first(
     answer: asyncio.Future[Any],
-    gone: asyncio.Future[Any],
+    disconnected: asyncio.Future[Any],
     wait_s: float,
     is_over: Callable[[], bool] = lambda: False,
 ) -> set[asyncio.Future[Any]]:
-    """Those that are done; none when the time is up, or it is over."""
+    """The futures that are done; none after `wait_s`, or when `is_over()` is true."""
     end_s = asyncio.get_running_loop().time() + wait_s
     done: set[asyncio.Future[Any]] = set()
     while not done and not is_over() and wait_s > 0:
         step_s = min(wait_s, _POLL_S)
         done, _ = await asyncio.wait(
-            (answer, gone), timeout=step_s, return_when=asyncio.FIRST_COMPLETED
+            (answer, disconnected), timeout=step_s, return_when=asyncio.FIRST_COMPLETED
         )
         wait_s = end_s - asyncio.get_running_loop().time()
     return done
 
 
-async def _gone(request: Request) -> None:
-    """Returns when the client has hung up."""
+async def _disconnected(request: Request) -> None:
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -168,28 +166,28 @@ def _answer(request: Request, ended: frames.ProfileEnded, file: BinaryIO) -> Res
         "x-profile-steps": str(ended.steps),
         "x-profile-contents": ended.contents,
     }
-    packs = accepts_gzip(",".join(request.headers.getlist("accept-encoding")))
-    if packs:
+    compress = accepts_gzip(",".join(request.headers.getlist("accept-encoding")))
+    if compress:
         headers["content-encoding"] = "gzip"
     else:
         headers["content-length"] = str(os.fstat(file.fileno()).st_size)
-    return StreamingResponse(_parts(file, packs), 200, headers, "application/json")
+    return StreamingResponse(_parts(file, compress), 200, headers, "application/json")
 
 
-async def _parts(file: BinaryIO, packs: bool) -> AsyncIterator[bytes]:
-    """The file in pieces, packed or as it is; a large one is never in memory as a whole."""
-    packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WBITS)
+async def _parts(file: BinaryIO, compress: bool) -> AsyncIterator[bytes]:
+    """The file in pieces, compressed if `compress`; it is never in memory as a whole."""
+    compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WBITS)
     with file:
         while raw := await asyncio.to_thread(file.read, _PART_BYTES):
-            part = await asyncio.to_thread(packer.compress, raw) if packs else raw
+            part = await asyncio.to_thread(compressor.compress, raw) if compress else raw
             if part:
                 yield part
-    if packs:
-        yield packer.flush()
+    if compress:
+        yield compressor.flush()
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """What an Accept-Encoding header says of gzip."""
+    """Whether an Accept-Encoding header allows gzip."""
     for wanted in accept_encoding.lower().split(","):
         coding, _, weight = wanted.replace(" ", "").partition(";q=")
         if coding in ("gzip", "x-gzip"):
@@ -197,7 +195,7 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return False
 
 
-def _of_end(reason: EndReason) -> ApiError:
+def _error_of_end(reason: EndReason) -> ApiError:
     error = error_of_end(reason, lambda: 1)
     assert error is not None, reason
     return error
@@ -208,11 +206,11 @@ def _failed(why: str) -> ApiError:
     return ApiError(500, message, "server_error", "profile_failed")
 
 
-def _stuck() -> ApiError:
+def _timed_out() -> ApiError:
     return ApiError(
         503,
         f"the engine has not handed over the profile within {_WRITING_S:g} s of its end: it is "
-        "held up in a step, or the trace is large; try again, with fewer steps",
+        "busy with a step, or the trace is large; try again, with fewer steps",
         "server_error",
         "profile_stuck",
         headers={"retry-after": "5"},

@@ -1,4 +1,4 @@
-"""Query parameters as types: their defaults and bounds, and what the OpenAPI document says."""
+"""Query parameters as types, with defaults and bounds; the OpenAPI document uses them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class HistogramsQuery(Struct, frozen=True, kw_only=True):
 
 
 class MetricsQuery(Struct, frozen=True, kw_only=True):
-    """`?classes=full` splits latencies by all parts of the workload class; else by SLO class."""
+    """`?classes=full`: latencies by all parts of the workload class, else by SLO class."""
 
     classes: str = ""
 
 
 class ProfileQuery(Struct, frozen=True, kw_only=True):
-    """How long to profile: so many steps, or so many seconds if that is less."""
+    """A profile ends after `steps` steps or `timeout_s` seconds, whichever is first."""
 
     steps: Annotated[int, Meta(ge=1, le=limits.PROFILE_STEPS.value)] = 20
     timeout_s: Annotated[float, Meta(gt=0, le=limits.PROFILE_S.value)] = 30.0

@@ -1,4 +1,4 @@
-"""Routes to the flight recorder: the journal as a download, and a dump on the server's disk."""
+"""Routes of the flight recorder: download the journal, and write a dump on the server's disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _DUMP_TIMEOUT_S = 30
 
 
 async def journal(state: GatewayState, request: Request) -> Response:
-    """What the recorder holds now, in the format of a dump."""
+    """The current contents of the flight recorder, in the format of a dump."""
     frames = await asyncio.to_thread(recorder_of(state).frames, DumpReason.REQUEST.value)
     headers = {"content-length": str(sum(map(len, frames)))}
     return StreamingResponse(_parts(frames), headers=headers, media_type=MEDIA_TYPE)
 
 
 async def dump(state: GatewayState, request: Request) -> Response:
-    """Write a dump and say where. The recorder's own thread does it."""
+    """Write a dump on the recorder's thread, and return its path."""
     answer = asyncio.wrap_future(recorder_of(state).dump(DumpReason.REQUEST))
     try:
         async with asyncio.timeout(_DUMP_TIMEOUT_S):
@@ -40,14 +40,14 @@ async def dump(state: GatewayState, request: Request) -> Response:
 
 
 def recorder_of(state: GatewayState) -> FlightRecorder:
-    """Raises ApiError when there is none."""
+    """The flight recorder. Raises ApiError if it is off."""
     if state.recorder is None:
         raise not_found("the flight recorder is off (--journal-memory 0)", "recorder_off")
     return state.recorder
 
 
 async def _parts(frames: list[bytes]) -> AsyncIterator[bytes]:
-    """Frames in pieces that are worth a write each."""
+    """Frames joined to pieces of at least 256 KiB."""
     part: list[bytes] = []
     size_bytes = 0
     for frame in frames:

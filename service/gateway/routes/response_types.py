@@ -1,7 +1,7 @@
-"""The answers of the routes as types: what `GET /openapi.json` says that they look like.
+"""The response bodies as types, for `GET /openapi.json`.
 
-Chunks and bodies of generation are written by `responses`, for speed without these; the fuzz
-holds what the server really answers against them.
+The bodies of generation are written by `generation.responses` without these types, for speed; the
+fuzz test checks real responses against them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from telemetry.requests.timings import RequestTimings
 
 
 class ErrorDetail(Struct, kw_only=True):
-    """`param` names the field that is wrong, `code` what is wrong with it."""
+    """`param` is the invalid field, `code` the kind of error."""
 
     message: str
     type: str
@@ -24,19 +24,19 @@ class ErrorDetail(Struct, kw_only=True):
 
 
 class ErrorBody(Struct, kw_only=True):
-    """Every error has this shape, OpenAI's."""
+    """The body of every error, in OpenAI's shape."""
 
     error: ErrorDetail
 
 
 class PromptDetails(Struct, kw_only=True):
-    """How many tokens of the prompt were in the prefix cache."""
+    """`cached_tokens` of the prompt were in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(Struct, kw_only=True):
-    """Every sampled token counts, the one that ends the text included."""
+    """Token counts; the token that ends the text is counted too."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -45,7 +45,7 @@ class Usage(Struct, kw_only=True):
 
 
 class ScoredText(Struct, kw_only=True):
-    """One token and how likely it was."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -53,7 +53,7 @@ class ScoredText(Struct, kw_only=True):
 
 
 class ScoredToken(ScoredText, kw_only=True):
-    """The token that was sampled, and the likeliest ones."""
+    """The sampled token, and the most likely ones."""
 
     top_logprobs: list[ScoredText]
 
@@ -75,7 +75,7 @@ class TextLogprobs(Struct, kw_only=True):
 
 
 class AssistantMessage(Struct, kw_only=True):
-    """What was generated."""
+    """The generated message."""
 
     role: Literal["assistant"]
     content: str
@@ -83,7 +83,7 @@ class AssistantMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One of `n`."""
+    """One of `n` choices."""
 
     index: int
     message: AssistantMessage
@@ -92,7 +92,7 @@ class ChatChoice(Struct, kw_only=True):
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """The answer of the chat route in one piece."""
+    """A response of the chat route in one piece."""
 
     id: str
     object: Literal["chat.completion"]
@@ -104,7 +104,7 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class TextChoice(Struct, kw_only=True):
-    """One of `n` for one of the prompts."""
+    """One of `n` choices of one of the prompts."""
 
     index: int
     text: str
@@ -113,7 +113,7 @@ class TextChoice(Struct, kw_only=True):
 
 
 class Completion(Struct, kw_only=True):
-    """The answer of the text route in one piece, and each chunk of its stream."""
+    """A response of the text route in one piece, and a chunk of its stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -125,14 +125,14 @@ class Completion(Struct, kw_only=True):
 
 
 class ChatDelta(Struct, kw_only=True):
-    """What is new in one choice."""
+    """What is new in a choice."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):
-    """One of `n`."""
+    """One of `n` choices."""
 
     index: int
     delta: ChatDelta
@@ -165,7 +165,7 @@ class StreamCompleted(Struct, kw_only=True):
 
 
 class Model(Struct, kw_only=True):
-    """The model that is served; the last three are known once the engine has started."""
+    """The served model; the last three fields are there once the engine has started."""
 
     id: str
     object: Literal["model"]
@@ -178,27 +178,27 @@ class Model(Struct, kw_only=True):
 
 
 class Models(Struct, kw_only=True):
-    """All models: one."""
+    """The list of models, which has one entry."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class Health(Struct, kw_only=True):
-    """The gateway answers."""
+    """The gateway responds."""
 
     status: Literal["ok"]
 
 
 class Ready(Struct, kw_only=True):
-    """Whether requests are taken, and if not, why."""
+    """Whether requests are accepted, and if not, why."""
 
     ready: bool
     reason: str | UnsetType = UNSET
 
 
 class Deleted(Struct, kw_only=True):
-    """The request was live, and is being ended."""
+    """The request was live and is cancelled."""
 
     id: str
     object: Literal["request"]
@@ -206,15 +206,15 @@ class Deleted(Struct, kw_only=True):
 
 
 class Flushed(Struct, kw_only=True):
-    """The prefix cache is forgotten before the next step."""
+    """The prefix cache will be emptied before the next step."""
 
     flushed: bool
 
 
 class Recording(Struct, kw_only=True):
-    """Whether anything is recorded."""
+    """Whether facts are recorded."""
 
     recording: bool
 
 
-View = dict[str, Any]  # what a debug view shows is its own business
+View = dict[str, Any]  # debug views have no fixed schema

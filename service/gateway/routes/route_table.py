@@ -1,4 +1,4 @@
-"""Every route in words and types, for the OpenAPI document; a test holds it against the app's."""
+"""Every route in words and types, for the OpenAPI document; a test compares it with the app's."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ EXPOSITIONS = (
     "application/vnd.google.protobuf",
 )
 
-WHY = {
-    400: "The request is wrong; `param` names the field, `code` the fault.",
+STATUS_TEXTS = {
+    400: "The request is invalid; `param` names the field, `code` the error.",
     401: "The key is missing or wrong.",
     403: "This host, origin or key may not do that.",
-    404: "What the path or the body names is not there.",
-    408: "It took longer than its timeout, or than the server waits.",
-    409: "Not now: the state of the server or of the request forbids it.",
+    404: "What the path or the body names does not exist.",
+    408: "The request took longer than its timeout, or than the server waits.",
+    409: "The state of the server or of the request does not allow it now.",
     413: "The body is larger than `--max-body`.",
-    415: "The body is not of a type that is taken.",
-    429: "Too much at once; come back after `retry-after` seconds.",
-    500: "A fault of the server; the request id finds it in the server's log.",
+    415: "The type of the body is not supported.",
+    429: "Too many requests; try again after `retry-after` seconds.",
+    500: "An error of the server; its log has it with the request id.",
     503: "The engine is not ready, hangs or has died, or the server is shutting down.",
 }
 _ALWAYS = (401, 403, 429, 500, 503)
 _WITH_BODY = (400, 408, 413, 415)
 
 REQUEST_HEADERS = {
-    "x-request-id": "The id to know the request by; one that is malformed or in use is replaced.",
-    "x-tenant": "Who is charged, where no key says it; one that is too long counts as absent.",
-    "x-slo-class": "Which promise the request is measured by.",
+    "x-request-id": "The request's id; one that is malformed or in use is replaced.",
+    "x-tenant": "The tenant, if no key has one; one that is too long counts as absent.",
+    "x-slo-class": "The SLO class of the request.",
     "traceparent": "W3C trace context; a malformed one is ignored.",
     "tracestate": "W3C trace state.",
 }
@@ -46,8 +46,11 @@ REQUEST_HEADERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """One method of one path. `answer` is the type of a 200 by its content type, None for bytes or
-    text; `errors` come beside those that every route may answer."""
+    """One method of one path.
+
+    `answer` has the type of a 200 by content type, None for bytes or text. `errors` are statuses in
+    addition to those of every route.
+    """
 
     method: str
     path: str
@@ -63,7 +66,7 @@ class Description:
 
     @property
     def statuses(self) -> list[int]:
-        """All errors that it documents."""
+        """All error statuses of the route."""
         return sorted({*_ALWAYS, *self.errors, *(_WITH_BODY if self.body else ())})
 
 
@@ -99,20 +102,20 @@ GENERATION = [
         answers.ChatCompletion, answers.ChatCompletionChunk,
     ),
     _generation(
-        "/v1/completions", "Go on with a text", CompletionBody,
+        "/v1/completions", "Complete a text", CompletionBody,
         answers.Completion, answers.Completion,
     ),
     Description(
         method="DELETE",
         path="/v1/requests/{request_id}",
-        summary="End a live request",
+        summary="Cancel a live request",
         tag="generation",
         answer={JSON: answers.Deleted},
         errors=(404,),
         path_parameters=_REQUEST_ID,
     ),
     Description(
-        method="GET", path="/v1/models", summary="The model that is served", tag="generation",
+        method="GET", path="/v1/models", summary="The served model", tag="generation",
         answer={JSON: answers.Models},
     ),
     Description(
@@ -124,11 +127,11 @@ GENERATION = [
 
 OPERATIONS = [
     Description(
-        method="GET", path="/health", summary="Whether the gateway answers", tag="operations",
+        method="GET", path="/health", summary="Whether the gateway responds", tag="operations",
         answer={JSON: answers.Health},
     ),
     Description(
-        method="GET", path="/ready", summary="Whether requests are taken", tag="operations",
+        method="GET", path="/ready", summary="Whether requests are accepted", tag="operations",
         answer={JSON: answers.Ready}, not_ready=answers.Ready,
     ),
     Description(
@@ -142,30 +145,30 @@ OPERATIONS = [
 ]  # fmt: skip
 
 DEBUG = [
-    _view("/debug/startup", "How long the start took, by stage"),
-    _view("/debug/snapshot", "The service at this moment"),
+    _view("/debug/startup", "Duration of the start, by stage"),
+    _view("/debug/snapshot", "The current state of the service"),
     _view("/debug/diagnosis", "What is wrong, ranked, with evidence"),
-    _view("/debug/root", "What would have helped, replayed"),
-    _view("/debug/harm", "Whose work took others' time"),
-    _view("/debug/host", "The machine, and pauses with what they cost"),
-    _view("/debug/roofline", "What steps read and compute against what the hardware can do"),
-    _view("/debug/tracing", "What tracing does, has done and has cost"),
-    _view("/debug/telemetry", "Whether anything is recorded", answer=answers.Recording),
+    _view("/debug/root", "The root cause, by replay"),
+    _view("/debug/harm", "Time that requests took from others"),
+    _view("/debug/host", "The machine, and pauses with the delay that they caused"),
+    _view("/debug/roofline", "What steps read and compute, against the limits of the hardware"),
+    _view("/debug/tracing", "Settings, exports and cost of tracing"),
+    _view("/debug/telemetry", "Whether facts are recorded", answer=answers.Recording),
     _view(
-        "/debug/histograms", "All histograms, to be merged with other processes'",
+        "/debug/histograms", "All histograms, to be merged with those of other processes",
         query=HistogramsQuery, errors=(400,),
     ),
-    _view("/debug/slo", "Promises and how they are kept"),
+    _view("/debug/slo", "SLOs and how well they are met"),
     _view(
         "/debug/requests/{request_id}", "The timeline of one request", errors=(404,),
         path_parameters=_REQUEST_ID,
     ),
     Description(
-        method="GET", path="/debug/journal", summary="What the flight recorder holds", tag="debug",
+        method="GET", path="/debug/journal", summary="The flight recorder's contents", tag="debug",
         answer={BINARY: None}, errors=(404,),
     ),
     Description(
-        method="POST", path="/debug/cache/flush", summary="Forget every cached prefix", tag="debug",
+        method="POST", path="/debug/cache/flush", summary="Empty the prefix cache", tag="debug",
         answer={JSON: answers.Flushed},
     ),
     Description(
@@ -173,7 +176,7 @@ DEBUG = [
         answer={JSON: answers.View}, errors=(404,),
     ),
     Description(
-        method="POST", path="/debug/profile", summary="The next steps, kernel by kernel",
+        method="POST", path="/debug/profile", summary="A kernel profile of the next steps",
         tag="debug", answer={JSON: answers.View}, query=ProfileQuery, errors=(400, 409),
     ),
     Description(
@@ -181,7 +184,7 @@ DEBUG = [
         answer={JSON: answers.View}, body=TracingChange, errors=(409,),
     ),
     Description(
-        method="PUT", path="/debug/telemetry", summary="Switch recording off or on", tag="debug",
+        method="PUT", path="/debug/telemetry", summary="Turn recording on or off", tag="debug",
         answer={JSON: answers.Recording}, body=TelemetryChange, errors=(409,),
     ),
 ]  # fmt: skip

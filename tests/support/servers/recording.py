@@ -9,7 +9,7 @@ from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 from telemetry.journal.dumps import Dump, DumpReason
-from telemetry.journal.flight_recorder import FlightRecorder, Poke
+from telemetry.journal.flight_recorder import CallOnLoop, FlightRecorder
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import JournalFiles
 from telemetry.journal.journal_reader import open_journal
@@ -28,7 +28,7 @@ class Recording:
         capacity: int = 1 << 20,
         journal_folder: Path | None = None,
         stall_ns: int = 10 * SECOND,
-        poke: Poke | None = None,
+        call_on_loop: CallOnLoop | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.lane = Lane()
@@ -44,7 +44,7 @@ class Recording:
             folder,
             kept,
             files,
-            poke,
+            call_on_loop,
         )
         self.recorder.attach()
 

@@ -23,7 +23,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from tests.support.worlds.facts import TRACE
@@ -52,18 +52,18 @@ def gateway_facts(engine: Sequence[Fact], random: Random, dispatch_ns: int) -> l
 
 def run_fold(
     facts: Sequence[Fact], batches: Sequence[int] = (), itl_target_ns: int = 30_000_000
-) -> tuple[list[RequestTimeline], Accountant]:
+) -> tuple[list[RequestTimeline], LedgerBuilder]:
     """Feed the facts, cut into batches of these sizes in turn (all at once without)."""
     timelines: list[RequestTimeline] = []
-    accountant = Accountant(lambda slo_class: itl_target_ns)
-    fold = PhaseFold([timelines.append], accountant=accountant)
+    ledger_builder = LedgerBuilder(lambda slo_class: itl_target_ns)
+    fold = PhaseFold([timelines.append], ledger_builder=ledger_builder)
     at, turn = 0, 0
     while at < len(facts):
         size = batches[turn % len(batches)] if batches else len(facts)
         fold.on_facts(facts[at : at + size])
         at, turn = at + size, turn + 1
     fold.close()
-    return timelines, accountant
+    return timelines, ledger_builder
 
 
 def _ends(engine: Sequence[Fact]) -> dict[int, tuple[int, EndReason]]:

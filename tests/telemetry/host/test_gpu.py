@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.gpu import GpuSample, GpuSampler
 from telemetry.host.gpu_device import clock_event_names
 from tests.support.models.fake_nvml import FakeNvml, loaded

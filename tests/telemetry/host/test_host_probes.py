@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.gc_watch import GcWatch, settle_collector
 from telemetry.host.loop_probe import BUSY_BEAT_NS, IDLE_BEAT_NS, LoopProbe
 from telemetry.host.proc import CpuTimes
@@ -199,7 +199,7 @@ def test_the_function_that_holds_the_loop_is_named() -> None:
         def look() -> None:
             while not holding:
                 pass
-            probed.probe.look()
+            probed.probe.sample_stack()
             seen.append(True)
 
         looker = threading.Thread(target=look)

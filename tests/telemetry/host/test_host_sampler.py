@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.host_records import HostSampled
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
-from telemetry.facts.unavailable import Unavailable
 from telemetry.host.host import SAMPLE_NS, HostSampler
 from telemetry.host.loop_probe import LoopProbe
 from tests.support.servers.server import eventually
@@ -67,7 +67,7 @@ def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
     unmeasured = Unavailable("not here")
     probe = LoopProbe(clock, Lane(), lambda: unmeasured, lambda: False)
     sampler, pump = HostSampler(clock, lane, probe, lambda: None), Pump(clock)
-    pump.add_turn(sampler.tick)
+    pump.add_tick(sampler.tick)
     pump.start()
     eventually(lambda: len(lane) >= 1, "the first sample")
     pump.stop()
@@ -84,8 +84,8 @@ def test_a_turn_that_raises_three_times_is_not_called_again_and_folding_goes_on(
         raise OSError("no more files")
 
     pump = Pump(MonotonicClock())
-    pump.add_turn(broken)
-    pump.add_turn(lambda: calls.append("sound"))
+    pump.add_tick(broken)
+    pump.add_tick(lambda: calls.append("sound"))
     pump.start()
     eventually(lambda: calls.count("sound") >= 5, "five turns")
     pump.stop()

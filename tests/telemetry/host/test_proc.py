@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.facts.unavailable import Unavailable
+from telemetry.facts.base import Unavailable
 from telemetry.host import proc
 from telemetry.host.proc import CpuTimes, Source
 

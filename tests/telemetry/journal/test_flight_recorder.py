@@ -11,7 +11,7 @@ import pytest
 
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.records import EngineDied
-from telemetry.journal.dumps import PAUSE_NS, DumpReason, DumpRefused, Dumps
+from telemetry.journal.dumps import LEAST_INTERVAL_NS, DumpReason, DumpRefused, Dumps
 from telemetry.journal.journal_files import FolderInUse, JournalFiles
 from telemetry.journal.journal_reader import open_journal, read_journal
 from tests.support.servers.recording import SECOND, Recording
@@ -50,8 +50,8 @@ def test_each_reason_has_a_pause_of_its_own(tmp_path: Path) -> None:
         recording.dump(DumpReason.SLO_BURN)
     recording.dump(DumpReason.STALL)
 
-    assert refused.value.retry_after_s == PAUSE_NS[DumpReason.SLO_BURN] // SECOND
-    recording.clock.advance(PAUSE_NS[DumpReason.SLO_BURN])
+    assert refused.value.retry_after_s == LEAST_INTERVAL_NS[DumpReason.SLO_BURN] // SECOND
+    recording.clock.advance(LEAST_INTERVAL_NS[DumpReason.SLO_BURN])
     recording.dump(DumpReason.SLO_BURN)
     stats = recording.recorder.stats()
     assert (stats.dumps["slo_burn"], stats.dumps["stall"]) == (2, 1)

@@ -123,7 +123,7 @@ def test_another_version_is_refused_by_name(tmp_path: Path, change: dict[str, in
 
 def test_a_kind_of_fact_that_is_not_known_is_refused(tmp_path: Path) -> None:
     raw = msgspec.msgpack.encode([["Surprised", 1, 2]])
-    info = form.PieceInfo(1, len(raw), 1, 1)
+    info = form.PieceInfo(1, 1, 1)
     journal, _ = small()
     frames = [*journal.frames("request")[:-1], form._packed(form.Kind.FACTS, info, raw)]
 

@@ -23,7 +23,7 @@ from telemetry.facts.records import Fact
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_reader import open_journal
 from telemetry.journal.replay import Replay, replay_folds
-from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.timelines import TimelineStore
@@ -64,7 +64,7 @@ class Folds:
         self.phases = PhaseFold(
             [self.timelines.append, self.window.on_timeline],
             [self.histograms.on_measured],
-            Accountant(lambda slo_class: ITL_TARGET_NS),
+            LedgerBuilder(lambda slo_class: ITL_TARGET_NS),
         )
         self.diagnoser = Diagnoser()
         self.drain_rate = DrainRate()
@@ -193,8 +193,8 @@ def test_a_replay_answers_for_requests_as_the_server_did(tmp_path: Path) -> None
     """Ended and live ones, byte for byte."""
     arrivals = served("poisson", 4)
     journal, store = Journal(ManualClock()), TimelineStore()
-    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
-    fold = PhaseFold([store.on_timeline], (), accountant)
+    ledger_builder = LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    fold = PhaseFold([store.on_timeline], (), ledger_builder)
     facts = facts_of(arrivals)
     cut = facts[: len(facts) * 2 // 3]
     for one in (journal, fold):

@@ -57,7 +57,9 @@ def test_a_stall_tells_whether_the_gateways_own_loop_answered(
     tmp_path: Path, loop_answers: bool
 ) -> None:
     """A loop that is blocked reads no news of the engine: then the engine is not to blame."""
-    recording = Recording(tmp_path, poke=lambda callback: callback() if loop_answers else None)
+    recording = Recording(
+        tmp_path, call_on_loop=lambda callback: callback() if loop_answers else None
+    )
     recording.give(*busy())
     for _ in range(4 * 12):
         recording.tick()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.steps import FEATURES
 from lab.simulation.plan_load import load_of_plan
 from lab.twins.physics import Machine, Physics
@@ -49,16 +49,16 @@ def rows_of(chunks: list[tuple[int, int]], contexts: list[int]) -> list[Row]:
 
 
 @given(shape=shapes)
-def test_plan_step_tally_and_ledger_see_the_same_work(
+def test_plan_step_aggregator_and_ledger_see_the_same_work(
     shape: tuple[list[tuple[int, int]], list[int]],
 ) -> None:
     planned = load_of_plan(plan_of(*shape))
     done = step(0, 0, 10, rows_of(*shape))
 
     assert load_of_step(done) == planned
-    tally = Tally()
-    tally.take(done)
-    priced = tally.steps(0, 1 << 62).features[0].tolist()
+    aggregator = Aggregator()
+    aggregator.on_fact(done)
+    priced = aggregator.steps(0, 1 << 62).features[0].tolist()
     assert priced == [getattr(planned, name) for name in FEATURES]
     ones = ForwardCost(prefill_token_ns=1, pair_ns=1, decode_token_ns=1, context_token_ns=1)
     charged = sum(ones.row_ns(row) for row in done.rows)
@@ -128,7 +128,7 @@ def test_each_preset_finds_the_cost_that_its_terms_made(preset: Preset) -> None:
     true = np.array([MS, *(draw.randint(50, 5000) for _ in range(columns.shape[1] - 1))], float)
     spans_ns = columns @ true
     stalled = spans_ns.copy()
-    if preset.usual is not None:
+    if preset.inliers is not None:
         stalled[::40] *= 9.0  # teaches nothing
 
     found = fit(preset, columns, stalled)
@@ -136,9 +136,9 @@ def test_each_preset_finds_the_cost_that_its_terms_made(preset: Preset) -> None:
     if preset.unbiased:
         again *= spans_ns.sum() / again.sum()
     assert again == pytest.approx(spans_ns, rel=0.002)
-    assert found.usual.sum() == len(loads) - (10 if preset.usual is not None else 0)
+    assert found.inliers.sum() == len(loads) - (10 if preset.inliers is not None else 0)
 
 
 def test_the_diagnosis_prices_the_terms_of_its_preset() -> None:
-    assert tuple(term.value for term in BASELINE.terms if term != Term.ROW_STAIRS) == FEATURES
+    assert tuple(term.value for term in BASELINE.terms if term != Term.ROW_STEPS) == FEATURES
     assert set(AROUND.terms) <= set(BASELINE.terms)

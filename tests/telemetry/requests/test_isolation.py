@@ -15,7 +15,7 @@ from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, FoldDetached, RequestAccepted
 from telemetry.journal.journal import Journal
-from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.metrics import prometheus
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measured, RequestTimeline
@@ -45,7 +45,7 @@ class BrokenExporter:
         raise ZeroDivisionError
 
 
-class BrokenAccountant(Accountant):
+class BrokenLedgerBuilder(LedgerBuilder):
     """Raises on every accepted request."""
 
     def take(self, fact: Fact) -> None:
@@ -57,7 +57,7 @@ class BrokenAccountant(Accountant):
 class World:
     """Folds and listeners as the server has them, one of them broken."""
 
-    def __init__(self, broken: BrokenExporter, accountant: Accountant | None = None) -> None:
+    def __init__(self, broken: BrokenExporter, ledger_builder: LedgerBuilder | None = None) -> None:
         self.pump, self.lane = Pump(ManualClock()), Lane()
         isolation = self.pump.isolation
         self.histograms, self.slo = Histograms(), SloFold(DEFAULT_POLICY, 0)
@@ -71,7 +71,7 @@ class World:
         self.phases = PhaseFold(
             [broken.on_timeline, self.slo.on_timeline, self.timelines.append],
             [broken.on_measured, self.histograms.on_measured],
-            accountant or Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS),
+            ledger_builder or LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS),
             isolation=isolation,
         )
         self.diagnoser, self.journal = Diagnoser(), Journal(ManualClock())
@@ -107,7 +107,7 @@ def test_a_listener_that_raises_leaves_histograms_traces_slo_and_ledger_as_they_
     assert len(world.timelines) == 10
     assert all(timeline.account is not None for timeline in world.timelines)
     assert sum(one.requests["good"] for one in world.slo.report(0).classes) == 10
-    assert world.histograms.windows(0)["e2e"].count == 10
+    assert world.histograms.window_percentiles(0, 60)["e2e"].count == 10
     assert "phases" not in world.pump.detached
 
 
@@ -126,7 +126,7 @@ def test_a_listener_is_detached_after_three_requests_in_a_row_and_not_for_one_od
 
 def test_an_accountant_that_raises_costs_the_accounts_alone() -> None:
     world = World(
-        BrokenExporter(["none"]), BrokenAccountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+        BrokenExporter(["none"]), BrokenLedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
     )
     world.requests(2)
 

@@ -15,7 +15,7 @@ from telemetry.facts.engine_records import Skip, StepRecorded
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import EndReason, HostProcess, PauseCause, WaitReason
 from telemetry.facts.records import EngineDied, Fact, fact_ns
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.ledger.tape import Share, Tape, apportion
 from telemetry.requests.account import Entry, Ledger, Part, State
 from telemetry.requests.phase_fold import PhaseFold
@@ -54,14 +54,14 @@ def test_in_any_world_accounts_are_whole_and_name_only_who_was_there(
 ) -> None:
     """Each request's account, what it says of others, and what all accounts say together."""
     facts = world_facts(*world)
-    timelines, accountant = run_fold(facts)
+    timelines, ledger_builder = run_fold(facts)
     found = ledgers(timelines)
     steps = steps_of(facts)
     for timeline in timelines:
         ledger = found[timeline.accepted.request_id]
         parts_sum_to_its_time_and_none_is_negative(timeline, ledger)
         who_shared_no_step_with_it_takes_none_of_its_time(timeline, ledger, steps)
-    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(found, accountant)
+    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(found, ledger_builder)
 
 
 def parts_sum_to_its_time_and_none_is_negative(timeline: RequestTimeline, ledger: Ledger) -> None:
@@ -84,12 +84,12 @@ def who_shared_no_step_with_it_takes_none_of_its_time(
 
 
 def what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(
-    found: dict[str, Ledger], accountant: Accountant
+    found: dict[str, Ledger], ledger_builder: LedgerBuilder
 ) -> None:
     parts: Counter[Part] = Counter()
     for ledger in found.values():
         parts += ledger.by_part()
-    report = accountant.harm.report(requests=10_000)
+    report = ledger_builder.harm.report(requests=10_000)
     paid = sum(parts[part] for part in NAMED)
     assert paid == sum(report.by_request_ns.values())
     assert paid == sum(report.by_tenant_ns.values()) == sum(report.by_class_ns.values())
@@ -168,7 +168,7 @@ def interference() -> list[Fact]:
 
 
 def test_a_late_token_names_the_request_whose_prompt_made_it_late() -> None:
-    timelines, accountant = run_fold(interference(), itl_target_ns=50 * MS)
+    timelines, ledger_builder = run_fold(interference(), itl_target_ns=50 * MS)
     for timeline in timelines:
         assert timeline.account is not None
         if timeline.accepted.request_id == "r3":
@@ -178,9 +178,9 @@ def test_a_late_token_names_the_request_whose_prompt_made_it_late() -> None:
         assert (stall.end_ns - stall.begin_ns, stall.part) == (200 * MS, Part.CO_PREFILL)
         assert (stall.culprit_request_id, stall.culprit_step_id) == ("r3", 41)
         assert stall.part_ns > 150 * MS
-    assert accountant.harm.is_culprit("r3")
-    assert not accountant.harm.is_culprit("r1")
-    assert next(iter(accountant.harm.report().by_request_ns)) == "r3"
+    assert ledger_builder.harm.is_culprit("r3")
+    assert not ledger_builder.harm.is_culprit("r1")
+    assert next(iter(ledger_builder.harm.report().by_request_ns)) == "r3"
 
 
 def test_of_two_prompts_in_a_step_the_one_that_took_more_is_the_culprit() -> None:
@@ -188,12 +188,14 @@ def test_of_two_prompts_in_a_step_the_one_that_took_more_is_the_culprit() -> Non
     both = [decode(1), prefill(2, tokens=40), prefill(3, tokens=400)]
     facts += [step(41, 420, 620, both), *steady(42, 10, [1, 2, 3], 620)]
     ends = [*life(1, [], 0, 760), *life(2, [], 410, 760), *life(3, [], 410, 760)]
-    timelines, accountant = run_fold(sorted([*facts, *ends], key=fact_ns), itl_target_ns=50 * MS)
+    timelines, ledger_builder = run_fold(
+        sorted([*facts, *ends], key=fact_ns), itl_target_ns=50 * MS
+    )
     accounts = {t.accepted.request_id: t.account for t in timelines}
     assert accounts["r1"] is not None
     (stall,) = accounts["r1"].stalls
     assert stall.culprit_request_id == "r3"
-    assert accountant.harm.is_culprit("r3")
+    assert ledger_builder.harm.is_culprit("r3")
 
 
 def test_two_equal_requests_pay_each_other_the_same() -> None:
@@ -208,11 +210,11 @@ def test_two_equal_requests_pay_each_other_the_same() -> None:
 
 def test_the_decodes_of_others_are_charged_together_and_to_nobody() -> None:
     """A batch is not one of its rows: naming each would cost as much as the batch is large."""
-    timelines, accountant = run_fold(interference(), itl_target_ns=50 * MS)
+    timelines, ledger_builder = run_fold(interference(), itl_target_ns=50 * MS)
     decodes = [e for ledger in ledgers(timelines).values() for e in entries(ledger, Part.CO_DECODE)]
     assert sum(e.ns for e in decodes) > 100 * MS
     assert {e.payer for e in decodes} == {None}
-    assert set(accountant.harm.report().by_request_ns) <= {"r1", "r2", "r3"}
+    assert set(ledger_builder.harm.report().by_request_ns) <= {"r1", "r2", "r3"}
 
 
 def test_a_token_that_only_the_size_of_the_batch_made_late_has_no_culprit() -> None:
@@ -222,12 +224,12 @@ def test_a_token_that_only_the_size_of_the_batch_made_late_has_no_culprit() -> N
     facts += steady(41, 5, [1, *rows], 420, length=80)
     lives = [life(seq_id, [], 0, 900) for seq_id in (1, *rows)]
     facts = sorted([*facts, *(fact for one in lives for fact in one)], key=fact_ns)
-    timelines, accountant = run_fold(facts, itl_target_ns=50 * MS)
+    timelines, ledger_builder = run_fold(facts, itl_target_ns=50 * MS)
     (timeline,) = [t for t in timelines if t.accepted.request_id == "r1"]
     assert timeline.account is not None
     assert [stall.part for stall in timeline.account.stalls] == [Part.CO_DECODE] * 5
     assert {stall.culprit_seq_id for stall in timeline.account.stalls} == {None}
-    assert not any(accountant.harm.is_culprit(f"r{seq_id}") for seq_id in rows)
+    assert not any(ledger_builder.harm.is_culprit(f"r{seq_id}") for seq_id in rows)
 
 
 def test_a_request_that_waits_pays_for_the_steps_that_it_waits_for_under_their_reason() -> None:
@@ -271,8 +273,8 @@ def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
     pause = HostPaused(end_ns, begin_ns, end_ns, HostProcess.ENGINE, PauseCause.GC)
     facts = sorted([*facts, pause, *life(1, [], 0, 400)], key=fact_ns)
     timelines: list[RequestTimeline] = []
-    accountant = Accountant(lambda slo_class: 50 * MS)
-    PhaseFold([timelines.append], accountant=accountant).on_facts(facts)
+    ledger_builder = LedgerBuilder(lambda slo_class: 50 * MS)
+    PhaseFold([timelines.append], ledger_builder=ledger_builder).on_facts(facts)
     (timeline,) = timelines
     assert timeline.account is not None
     ledger = timeline.account.ledger
@@ -332,21 +334,21 @@ def test_the_tape_goes_back_to_the_oldest_request_and_hardly_further(
 ) -> None:
     """Ten thousand steps of 10 ms: with nobody to account for, some 20 s of them are kept; a
     request that came after 3 s keeps all since then."""
-    accountant = Accountant(lambda slo_class: 100 * MS)
+    ledger_builder = LedgerBuilder(lambda slo_class: 100 * MS)
     if accepted_s is not None:
-        accountant.take(accepted(at=accepted_s * 1000))
+        ledger_builder.take(accepted(at=accepted_s * 1000))
     for number in range(10_000):
-        accountant.take(step(number, 10 * number, 10 * number + 10, [decode(1)]))
+        ledger_builder.take(step(number, 10 * number, 10 * number + 10, [decode(1)]))
 
-    kept_ms = 10 * (accountant.tape.stop - accountant.tape.first)
+    kept_ms = 10 * (ledger_builder.tape.stop - ledger_builder.tape.first)
     assert kept_ms <= (100_000 - 3_000 if accepted_s else 0) + 10_000 + 10 * 1024
     assert kept_ms >= (100_000 - 3_000 if accepted_s else 0)
 
 
 def test_names_of_requests_are_forgotten_with_the_steps_that_they_were_in() -> None:
     """Two thousand requests a minute, each over after 30 ms: of the last seconds some are known."""
-    accountant = Accountant(lambda slo_class: 100 * MS)
-    fold = PhaseFold(accountant=accountant)
+    ledger_builder = LedgerBuilder(lambda slo_class: 100 * MS)
+    fold = PhaseFold(ledger_builder=ledger_builder)
     for number in range(4_000):
         at, seq_id = 30 * number, number + 1
         fold.on_facts(
@@ -359,8 +361,8 @@ def test_names_of_requests_are_forgotten_with_the_steps_that_they_were_in() -> N
             ]
         )
 
-    assert accountant.live == 0
-    assert accountant.named < 1_500
+    assert ledger_builder.live == 0
+    assert ledger_builder.owned_sequences < 1_500
 
 
 def test_a_step_without_prompts_or_masks_keeps_no_row_on_the_tape() -> None:

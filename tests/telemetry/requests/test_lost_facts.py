@@ -33,7 +33,7 @@ from telemetry.host.pauses import PauseLog
 from telemetry.journal.journal import Journal
 from telemetry.journal.live_requests import LiveRequests
 from telemetry.journal.watchdog import StallWatchdog
-from telemetry.ledger.accountant import DEFAULT_ITL_TARGET_NS, Accountant
+from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.timelines import TimelineStore
@@ -66,11 +66,11 @@ class Everything(Folds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+        self.ledger_builder = LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
         self.phases = PhaseFold(
             [self.timelines.append, self.window.on_timeline],
             [self.histograms.on_measured],
-            self.accountant,
+            self.ledger_builder,
         )
         self.pauses = PauseLog(self.impact.on_pause)
 
@@ -86,7 +86,7 @@ class Everything(Folds):
         return {
             "requests": self.phases.live,
             "sequences": self.phases.live_sequences,
-            "ledger": self.accountant.live,
+            "ledger": self.ledger_builder.live,
             "window": self.window.live,
             "diagnosis": self.diagnoser.live,
             "host impact": self.impact.live,
@@ -195,7 +195,7 @@ def test_ends_that_a_full_lane_refused_are_counted_told_and_made_up_for() -> Non
     assert sum(loss.count for loss in told) == lane.lost > 0
     assert pump.facts_lost == lane.lost
     assert folds.phases.live == folds.window.live == folds.diagnoser.live == 0
-    assert folds.impact.live == folds.watchdog.live == folds.accountant.live == 0
+    assert folds.impact.live == folds.watchdog.live == folds.ledger_builder.live == 0
     assert any(t.outcome is Outcome.LOST for t in folds.timelines)
 
 
@@ -213,8 +213,8 @@ def test_the_gap_stands_where_the_facts_are_missing() -> None:
 
 def test_what_the_engine_shed_is_told_with_the_next_facts() -> None:
     gap = Gap(FactSource.ENGINE)
-    gap.shed([queued(at=1), queued(at=2)])
-    gap.shed([queued(at=3)])
+    gap.add([queued(at=1), queued(at=2)])
+    gap.add([queued(at=3)])
 
     assert gap.take() == [FactsLost(1 * MS, FactSource.ENGINE, 3)]
     assert gap.take() == []
@@ -223,8 +223,8 @@ def test_what_the_engine_shed_is_told_with_the_next_facts() -> None:
 def timed(facts: list[Fact]) -> tuple[list[RequestTimeline], list[Measured]]:
     timelines: list[RequestTimeline] = []
     measured: list[Measured] = []
-    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
-    PhaseFold([timelines.append], [measured.append], accountant).on_facts(facts)
+    ledger_builder = LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    PhaseFold([timelines.append], [measured.append], ledger_builder).on_facts(facts)
     return timelines, measured
 
 
@@ -270,14 +270,14 @@ def test_what_spans_a_gap_is_not_measured_and_what_comes_after_is() -> None:
 @pytest.mark.parametrize("late", [queued(at=30), queued(at=3)])
 def test_a_forgotten_sequence_is_not_kept_again_by_a_late_fact(late: Fact) -> None:
     """The ledger made its track again, for ever."""
-    accountant = Accountant(lambda slo_class: DEFAULT_ITL_TARGET_NS)
-    fold = PhaseFold((), (), accountant)
+    ledger_builder = LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
+    fold = PhaseFold((), (), ledger_builder)
     fold.on_facts([accepted(), parsed(), tokenized(), submitted(), queued(), request_ended(at=20)])
     fold.on_facts([EngineIdled(9_000 * MS, 0, 0, 0, 0, 10)])  # the grace is over
     assert fold.live == 0
     fold.on_facts([late])
 
-    assert accountant.live == 0
+    assert ledger_builder.live == 0
 
 
 def test_requests_that_are_read_while_the_list_is_made_are_not_over() -> None:

@@ -39,7 +39,7 @@ class Waited(Counting):
         if len(self.batches) == 1:
             self._reader.start()
             self._is_at_the_lock.wait()
-            while not self._pump.lock.is_wanted:
+            while not self._pump.lock.has_waiter:
                 pass
 
     def join(self) -> None:

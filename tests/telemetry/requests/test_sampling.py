@@ -19,15 +19,15 @@ from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.sampling import (
     REJECTED_PER_S,
-    Keep,
     KeptTraces,
-    Leave,
+    NotSampledReason,
+    Sampled,
+    SampledReason,
     SamplingPolicy,
     TailSampler,
     TracingMode,
-    Verdict,
-    chosen,
     largest_gap_ns,
+    passes_rate,
 )
 from tests.support.worlds.facts import (
     MS,
@@ -74,7 +74,7 @@ def ended(reason: EndReason, at: int = 70, **fields: object) -> RequestTimeline:
 
 def verdict_of(timeline: RequestTimeline, sampler: TailSampler) -> tuple[str, float] | str:
     verdict = sampler.decide(timeline)
-    if isinstance(verdict, Verdict):
+    if isinstance(verdict, Sampled):
         return verdict.reason.value, verdict.ratio
     return verdict.value
 
@@ -136,12 +136,12 @@ def test_a_culprit_that_comes_to_light_late_is_reconsidered() -> None:
     sampler = TailSampler(NONE_OF_THE_REST, is_culprit=culprits.__contains__)
     timeline = finished()
     left = sampler.decide(timeline)
-    assert left is Leave.RATE
-    assert sampler.may_turn_out_culprit(left)
+    assert left is NotSampledReason.RATE
+    assert sampler.may_become_culprit(left)
     culprits.add("r1")
 
-    assert sampler.reconsider(timeline, left) == Verdict(Keep.CULPRIT)
-    assert not TailSampler(NONE_OF_THE_REST).may_turn_out_culprit(left)
+    assert sampler.reconsider(timeline, left) == Sampled(SampledReason.CULPRIT)
+    assert not TailSampler(NONE_OF_THE_REST).may_become_culprit(left)
 
 
 def test_a_request_that_missed_its_target_is_slow() -> None:
@@ -187,12 +187,12 @@ def test_a_storm_of_refusals_keeps_a_few_each_second_that_stand_for_all() -> Non
     ratios: list[float] = []
     for index in range(1000):
         verdict = sampler.decide(ended(EndReason.QUEUE_FULL, at=index * 4))  # four seconds
-        if isinstance(verdict, Verdict):
+        if isinstance(verdict, Sampled):
             ratios.append(verdict.ratio)
         else:
-            assert verdict is Leave.REJECTED
+            assert verdict is NotSampledReason.REJECTED
     last = sampler.decide(ended(EndReason.QUEUE_FULL, at=4001))
-    assert isinstance(last, Verdict)
+    assert isinstance(last, Sampled)
 
     assert len(ratios) == 4 * REJECTED_PER_S
     stood_for = [Fraction(1) / Fraction(ratio).limit_denominator(2000) for ratio in ratios]
@@ -204,7 +204,7 @@ def test_the_rate_is_kept_over_many_traces(rate: float) -> None:
     """100,000 ids: within four standard deviations of the share."""
     draw = random.Random(7)
     count = 100_000
-    kept = sum(chosen(f"{draw.getrandbits(128):032x}", rate) for _ in range(count))
+    kept = sum(passes_rate(f"{draw.getrandbits(128):032x}", rate) for _ in range(count))
 
     assert abs(kept - rate * count) <= 4 * (rate * (1 - rate) * count) ** 0.5
 
@@ -215,8 +215,8 @@ def test_a_larger_share_keeps_what_a_smaller_one_keeps(number: int, one: float, 
     trace_id = f"{number:032x}"
     small, large = min(one, two), max(one, two)
 
-    assert chosen(trace_id, large) or not chosen(trace_id, small)
-    assert chosen(trace_id, one) == chosen("f" * 18 + trace_id[18:], one)
+    assert passes_rate(trace_id, large) or not passes_rate(trace_id, small)
+    assert passes_rate(trace_id, one) == passes_rate("f" * 18 + trace_id[18:], one)
 
 
 def test_what_the_rate_keeps_says_its_ratio() -> None:

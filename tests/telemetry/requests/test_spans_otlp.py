@@ -17,7 +17,13 @@ from telemetry.facts.records import Fact
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.otlp_config import exporter_from_config, service_resource, wire_settings
 from telemetry.traces.span_attributes import MAX_ATTRIBUTES
-from telemetry.traces.spans import MAX_CHUNKS, MAX_HOLDS, MAX_PREEMPTED, MAX_SLOW_GAPS, SpanBuilder
+from telemetry.traces.spans import (
+    MAX_CHUNKS,
+    MAX_OWN_WAITS,
+    MAX_PREEMPTED,
+    MAX_SLOW_GAPS,
+    SpanBuilder,
+)
 from telemetry.traces.traceparent import new_span_id, parse_traceparent
 from tests.support.worlds.facts import MS, accepted, parsed, request_ended, tokenized
 from tests.support.worlds.timelines import finished, timeline_of
@@ -176,10 +182,10 @@ def test_what_the_limits_keep_out_is_counted_on_the_span() -> None:
 
     assert len(named(spans, "prefill.chunk")) == MAX_CHUNKS
     assert len(named(spans, "preempted")) == MAX_PREEMPTED
-    assert len(named(spans, "client.pause")) == MAX_HOLDS
+    assert len(named(spans, "client.pause")) == MAX_OWN_WAITS
     assert prefill_span.attributes["phasescope.cut.chunks"] == 400 - MAX_CHUNKS
     assert prefill_span.attributes["phasescope.cut.preempted"] == 400 - MAX_PREEMPTED
-    assert prefill_span.attributes["phasescope.cut.holds"] == 400 - MAX_HOLDS
+    assert prefill_span.attributes["phasescope.cut.holds"] == 400 - MAX_OWN_WAITS
     assert len(decode_span.events) == MAX_SLOW_GAPS
     assert decode_span.attributes["phasescope.cut.slow_tokens"] == 3
 

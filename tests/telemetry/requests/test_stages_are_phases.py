@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from diagnosis.detection.aggregator import Tally
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Stage
 from diagnosis.root_cause.counterfactual import timelines_of
 from lab.twins.registry import TWINS
@@ -47,9 +47,9 @@ def by_phase(timelines: list[RequestTimeline]) -> dict[Stage, int]:
 
 
 def by_stage(facts: list[Fact]) -> dict[Stage, int]:
-    tally = Tally()
-    tally.on_facts(facts)
-    counts = tally.counts(min(map(fact_ns, facts)) - BUCKET_NS, max(map(fact_ns, facts)) + 1)
+    aggregator = Aggregator()
+    aggregator.on_facts(facts)
+    counts = aggregator.counts(min(map(fact_ns, facts)) - BUCKET_NS, max(map(fact_ns, facts)) + 1)
     return {stage: counts.live_ns[stage] for stage in Stage}
 
 
@@ -89,9 +89,9 @@ def test_a_time_to_first_commit_is_not_shown_as_ttft() -> None:
     """The engine had the first token after 10 ms, the client after 12."""
     facts = two_choices()
     (timeline,) = timelines_of(facts)
-    tally = Tally()
-    tally.on_facts(facts)
-    ((_, late),) = tally.counts(0, 60 * MS).first_commit_logs
+    aggregator = Aggregator()
+    aggregator.on_facts(facts)
+    ((_, late),) = aggregator.counts(0, 60 * MS).first_commit_logs
     assert math.exp(late) == pytest.approx(10 * MS)
     assert timeline.ttft_ns == 12 * MS
 

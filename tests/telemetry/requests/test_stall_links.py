@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import Fact, RequestAccepted, fact_ns
-from telemetry.ledger.accountant import Accountant
+from telemetry.ledger.builder import LedgerBuilder
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.sampling import SamplingPolicy, TailSampler, TracingMode
 from tests.support.servers.otlp_receiver import OtlpReceiver
@@ -111,10 +111,10 @@ def late_by_preemption() -> list[Fact]:
 
 
 def exported(
-    timelines: Sequence[RequestTimeline], accountant: Accountant, policy: SamplingPolicy
+    timelines: Sequence[RequestTimeline], ledger_builder: LedgerBuilder, policy: SamplingPolicy
 ) -> list[Span]:
     """All spans that a receiver has when the exporter has stopped."""
-    sampler = TailSampler(policy, accountant.harm.is_culprit)
+    sampler = TailSampler(policy, ledger_builder.harm.is_culprit)
     with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, sampler=sampler) as thread:
         for timeline in timelines:
             thread.on_timeline(timeline)
@@ -151,9 +151,9 @@ def test_a_late_token_links_to_what_made_it_late_where_that_is_exported(
     """In sampled mode those are kept that others name, or whose caller records its part."""
     assert callable(make)
     facts = sorted(with_own_traces(make()), key=fact_ns)
-    timelines, accountant = run_fold(facts, itl_target_ns=50 * MS)
+    timelines, ledger_builder = run_fold(facts, itl_target_ns=50 * MS)
     kept = [dataclasses.replace(one, accepted=marked(one.accepted)) for one in timelines]
-    spans = exported(in_favour_of_culprits(kept, accountant), accountant, policy)
+    spans = exported(in_favour_of_culprits(kept, ledger_builder), ledger_builder, policy)
     stalls = [span for span in spans if span.name == "stall"]
     assert stalls
     assert {span.name for span in check_links(spans)} == targets
@@ -167,10 +167,10 @@ def marked(fact: RequestAccepted) -> RequestAccepted:
 
 
 def in_favour_of_culprits(
-    timelines: Sequence[RequestTimeline], accountant: Accountant
+    timelines: Sequence[RequestTimeline], ledger_builder: LedgerBuilder
 ) -> list[RequestTimeline]:
     """Those whom others name are judged first, as the facts are not of today."""
-    names = accountant.harm.is_culprit
+    names = ledger_builder.harm.is_culprit
     return sorted(timelines, key=lambda one: not names(one.accepted.request_id))
 
 
@@ -180,18 +180,18 @@ def test_no_link_of_a_simulated_run_points_to_nothing(policy: SamplingPolicy) ->
     links = 0
     for world, seed in itertools.product(("chaos", "bursts", "tenants"), range(3)):
         facts = with_own_traces(world_facts(world, seed))
-        timelines, accountant = run_fold(facts, itl_target_ns=30 * MS)
-        links += len(check_links(exported(timelines, accountant, policy)))
+        timelines, ledger_builder = run_fold(facts, itl_target_ns=30 * MS)
+        links += len(check_links(exported(timelines, ledger_builder, policy)))
     assert links or policy is SAMPLED
 
 
 def test_a_victim_waits_for_the_verdict_on_its_culprit_and_then_links_to_it() -> None:
     """It ends first; its culprit, a moment later."""
-    timelines, accountant = run_fold(
+    timelines, ledger_builder = run_fold(
         sorted(with_own_traces(late_by_prompt()), key=fact_ns), itl_target_ns=50 * MS
     )
     fresh = [of_now(timeline) for timeline in timelines]
-    sampler = TailSampler(FULL, accountant.harm.is_culprit)
+    sampler = TailSampler(FULL, ledger_builder.harm.is_culprit)
     with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, sampler=sampler) as thread:
         for timeline in fresh[:2]:
             thread.on_timeline(timeline)
@@ -210,10 +210,10 @@ def of_now(timeline: RequestTimeline) -> RequestTimeline:
 
 def test_a_victim_whose_culprit_was_not_kept_names_it_without_a_link() -> None:
     """The queue of traces is full, so the culprit's tree never was."""
-    timelines, accountant = run_fold(
+    timelines, ledger_builder = run_fold(
         sorted(with_own_traces(late_by_prompt()), key=fact_ns), itl_target_ns=50 * MS
     )
-    sampler = TailSampler(FULL, accountant.harm.is_culprit)
+    sampler = TailSampler(FULL, ledger_builder.harm.is_culprit)
     with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, sampler=sampler) as thread:
         sampler.policy = SamplingPolicy(TracingMode.OFF)
         thread.on_timeline(timelines[2])

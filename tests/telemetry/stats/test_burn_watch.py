@@ -7,8 +7,7 @@ import pytest
 
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
-from telemetry.stats.burn_watch import BurnWatch
-from telemetry.stats.slo import SloFold
+from telemetry.stats.slo import BurnWatch, SloFold
 from tests.support.worlds.metrics_world import one_request
 
 GOOD, SLOW = (10, 10), (10, 3000)

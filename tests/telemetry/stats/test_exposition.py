@@ -20,8 +20,7 @@ from telemetry.metrics.catalog import all_metrics
 from telemetry.metrics.exemplars import Exemplar
 from telemetry.metrics.metric import LATENCY_BOUNDS_S, Kind
 from telemetry.metrics.negotiation import Format, choose
-from telemetry.numbers.exponential import NATIVE_SCHEMA, buckets
-from telemetry.numbers.hdr import distribution_of
+from telemetry.numbers.hdr import NATIVE_SCHEMA, distribution_of, exponential_buckets
 from telemetry.requests.classes import workload_class
 from telemetry.requests.phases import Measure, Measured
 from tests.support.servers.prometheus_proto import families, native_buckets
@@ -274,7 +273,7 @@ def _pairs(metric: Any) -> set[tuple[str, str]]:
 @given(values=st.lists(st.integers(1_000_000, 3600 * 10**9), min_size=1, max_size=200))
 def test_native_buckets_hold_each_value_within_one_percent(values: list[int]) -> None:
     """The n-th value from below lies in the bucket that holds the n-th count."""
-    places, counts = buckets(distribution_of(values), NATIVE_SCHEMA)
+    places, counts = exponential_buckets(distribution_of(values), NATIVE_SCHEMA)
     base = 2 ** (2**-NATIVE_SCHEMA)
     assert counts.sum() == len(values)
     assert all(a < b for a, b in itertools.pairwise(places))
@@ -296,7 +295,7 @@ def test_native_buckets_survive_the_wire(values: list[int]) -> None:
     for value in values:
         world.histograms.on_measured(Measured(Measure.E2E, value, 0, workload_class("", "", 4, 0)))
     family = protobuf(world)["phasescope_e2e_seconds"]
-    places, counts = buckets(distribution_of(values), NATIVE_SCHEMA)
+    places, counts = exponential_buckets(distribution_of(values), NATIVE_SCHEMA)
     if not values:
         assert not family.metric
         return

@@ -16,7 +16,7 @@ from telemetry.facts.clock import MonotonicClock
 from telemetry.metrics.catalog import all_metrics
 from telemetry.metrics.otlp_metrics import Interval, export_request
 from telemetry.metrics.otlp_push import MetricPusher, PushStats
-from telemetry.numbers.exponential import OTLP_SCALE
+from telemetry.numbers.hdr import OTLP_SCALE
 from telemetry.requests.classes import workload_class
 from telemetry.requests.phases import Measure, Measured
 from telemetry.traces.otlp_config import asked_target, wire_settings

@@ -13,7 +13,7 @@ import logging
 import pytest
 
 from telemetry.facts.records import ExportFailed
-from telemetry.traces.otlp import QUEUE_STAMPS
+from telemetry.traces.export_queue import QUEUE_STAMPS
 from telemetry.traces.otlp_delivery import RetryPolicy
 from tests.support.servers.otlp_receiver import Fault, OtlpReceiver, silent_port
 from tests.support.servers.otlp_thread import (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
-from telemetry.facts.happening import Happening
 from telemetry.metrics import prometheus
 from telemetry.requests.phases import RequestTimeline
 from telemetry.stats.histograms import Histograms
@@ -31,11 +31,11 @@ class Clumsy(SpanBuilder):
         timeline: RequestTimeline,
         anchor: WallAnchor,
         about: Attributes | None = None,
-        happenings: Sequence[Happening] = (),
+        span_events: Sequence[SpanEvent] = (),
     ) -> list[ReadableSpan]:
         if timeline.accepted.request_id == "r1":
             raise ValueError("a bug of ours")
-        return super().build(timeline, anchor, about, happenings)
+        return super().build(timeline, anchor, about, span_events)
 
 
 def test_a_tree_that_cannot_be_built_is_one_loss_and_no_other() -> None:

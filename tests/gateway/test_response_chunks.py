@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from service.gateway.generation.choice import Choice, Delta
 from service.gateway.generation.delivery import Delivery
-from service.gateway.generation.request_recorder import Witness
+from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import ChunkWriter, ResponseHead, delta_event
 from service.gateway.ingest.schemas import Operation
 from service.text.dummy_tokenizer import dummy_tokenizer
@@ -53,20 +53,20 @@ class SlowServer:
 
 
 def test_a_write_that_cannot_be_finished_is_finished_later_and_in_order() -> None:
-    """And only then is anybody told that a write waits."""
+    """And the callback is called only while a write is blocked."""
 
     async def scenario() -> tuple[list[Any], list[bool]]:
-        server, told = SlowServer(), list[bool]()
-        delivery = Delivery(server.send, Witness(Lane(), ManualClock(), "r"), told.append)
+        server, calls = SlowServer(), list[bool]()
+        delivery = Delivery(server.send, RequestRecorder(Lane(), ManualClock(), "r"), calls.append)
         assert delivery.write(b"one")
         server.blocked = True
         assert not delivery.write(b"two")
-        rest = asyncio.create_task(delivery.events([b"three"]))
+        rest = asyncio.create_task(delivery.send_events([b"three"]))
         await asyncio.sleep(0)
         assert [message["body"] for message in server.sent] == [b"one"]
         server.blocked = False
         server.drained.set()
         await rest
-        return [message["body"] for message in server.sent], told
+        return [message["body"] for message in server.sent], calls
 
     assert asyncio.run(scenario()) == ([b"one", b"two", b"three"], [True, False])

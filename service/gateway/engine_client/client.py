@@ -1,8 +1,9 @@
-"""The gateway's end of the engine: commands out, emissions to mailboxes, facts to a lane.
+"""The gateway's client of the engine process: sends commands, receives frames.
 
-One bridge lives as long as the gateway; engine processes come and go behind it
-(`attach`, `detach`). It runs on the event loop and never blocks it. When an engine goes
-away, every sequence in flight is told so at once.
+A frame's emissions go to the requests' output queues, its facts to a lane. One client serves for
+as long as the gateway runs; engine processes are attached to it one after the other. It runs on
+the event loop and never blocks it. When an engine process ends, every sequence in flight gets an
+emission that ends it with ENGINE_DIED.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
-from service.gateway.engine_client.mailbox import Mailbox
+from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.process import frames
 from telemetry.facts.engine_records import (
@@ -38,24 +39,27 @@ from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
-_MAILBOXES_A_TURN = 64  # about a millisecond of work
+_QUEUES_PER_ITERATION = 64  # of the event loop: about a millisecond of work
 
 
 @dataclass(slots=True)
 class Health:
-    """The present engine's signs of life, for any thread to read; None: there is none to watch, or
-    it gives them. `hung_ns` is for how long it has given none; `hangs` counts, since the start,
-    how often one began to."""
+    """Health of the running engine; any thread may read it.
+
+    `hung_ns` is how long the engine has made no progress, None while it is healthy or there is no
+    engine. `heartbeat_age_ns` is None when there is no engine. `hangs` counts the hangs since the
+    gateway started.
+    """
 
     hung_ns: int | None = None
     heartbeat_age_ns: int | None = None
     hangs: int = 0
 
 
-class Bridge:
-    """Routes between HTTP requests and whichever engine process is alive.
+class EngineClient:
+    """Connects requests with the running engine process.
 
-    `on_frame` gets the facts of each frame when it has been read: a sign of the loop's life.
+    `on_frame` is called with the facts of each frame that was read (the loop probe uses it).
     """
 
     def __init__(self, lane: Lane, on_progress: Callable[[str], None]) -> None:
@@ -66,11 +70,11 @@ class Bridge:
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
         self._lane = lane
         self._on_progress = on_progress
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._queues: dict[int, OutputQueue] = {}
         self._waiting: set[int] = set()
         self._writer: asyncio.WriteTransport | None = None
-        self._writes: list[tuple[Callable[[bytes], None], bytes]] = []
-        self._unread: dict[Mailbox, None] = {}
+        self._pending_writes: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._unflushed: dict[OutputQueue, None] = {}
         self._vocabulary: bytes | None = None
         self._last_seq_id = 0
         self._lost_before = 0
@@ -79,21 +83,21 @@ class Bridge:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self.has_engine and self.health.hung_ns is None
 
     @property
     def has_engine(self) -> bool:
-        """One has loaded and lives, even if it is hung."""
+        """Whether an engine has loaded and its process runs; it may be hung."""
         return self._ready.is_set()
 
     @property
     def sequences(self) -> int:
-        """How many the engine has to work on."""
-        return len(self._mailboxes)
+        """Number of sequences in flight."""
+        return len(self._queues)
 
-    def refusal(self) -> ApiError:
-        """Why no request is taken now."""
+    def unavailable_error(self) -> ApiError:
+        """The error for a request while the engine is not ready."""
         hung_ns = self.health.hung_ns
         return not_ready() if hung_ns is None else not_responding(hung_ns)
 
@@ -106,42 +110,43 @@ class Bridge:
         self._last_seq_id += 1
         return self._last_seq_id
 
-    def submit(self, command: Submit, mailbox: Mailbox) -> int:
-        """Hand a sequence to the engine; its emissions arrive in `mailbox`. Bytes written.
+    def submit(self, command: Submit, queue: OutputQueue) -> int:
+        """Send a sequence to the engine; its emissions arrive in `queue`.
 
-        Raises EngineUnavailable when no engine is ready.
+        Returns the number of bytes written. Raises EngineUnavailable when no engine is ready.
         """
         if self._writer is None or not self.ready:
             raise EngineUnavailable
-        self._mailboxes[command.seq_id] = mailbox
+        self._queues[command.seq_id] = queue
         message = frames.encode(command)
         self._writer.write(message)
         return len(message)
 
     def cancel(self, seq_id: int, reason: EndReason) -> None:
-        """Ask for the end of a sequence; one that has ended already is left alone."""
-        if self._writer is not None and seq_id in self._mailboxes:
+        """Ask the engine to end a sequence; does nothing if it has ended."""
+        if self._writer is not None and seq_id in self._queues:
             self._writer.write(frames.encode(Cancel(seq_id, reason)))
 
     def pause(self, seq_id: int, paused: bool) -> None:
-        """Stop or go on generating for a sequence whose reader is slow."""
-        if self._writer is not None and seq_id in self._mailboxes:
+        """Pause or resume a sequence whose client reads slowly."""
+        if self._writer is not None and seq_id in self._queues:
             self._writer.write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def tell(self, command: FlushCache | SetRecording | SetStepCost) -> None:
-        """A command that concerns no single sequence; dropped when no engine is ready."""
+    def send(self, command: FlushCache | SetRecording | SetStepCost) -> None:
+        """Send a command that concerns no single sequence; dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
 
     @property
     def is_profiling(self) -> bool:
-        """The engine has not yet answered the last `start_profile`."""
+        """Whether a profile was started that the engine has not answered yet."""
         return self._profile is not None
 
     def start_profile(self, steps: int, path: str) -> asyncio.Future[frames.ProfileEnded | None]:
-        """Have the engine record its next steps into a file; None comes if it dies before.
+        """Let the engine profile its next `steps` steps into the file `path`.
 
-        Only one at a time. Raises EngineUnavailable when no engine is ready.
+        The future's result is None if the engine dies first. One profile at a time. Raises
+        EngineUnavailable when no engine is ready.
         """
         assert self._profile is None
         if self._writer is None or not self.ready:
@@ -151,22 +156,25 @@ class Bridge:
         return self._profile
 
     def stop_profile(self, keep: bool) -> None:
-        """Have the profile end now, with its file or without; one that has ended is left alone."""
+        """End the profile now; its file is written if `keep`. Does nothing if it has ended."""
         if self._writer is not None and self._profile is not None:
             self._writer.write(frames.encode(frames.StopProfile(keep)))
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """What the tokenizer knows, for this engine and all that come after it."""
+        """Send the tokenizer's vocabulary to this engine process and to all later ones."""
         self._vocabulary = frames.encode(frames.UseVocabulary(vocabulary))
         if self._writer is not None:
             self._writer.write(self._vocabulary)
 
     async def attach(self, connection: socket.socket, config: EngineConfig, begun_ns: int) -> None:
-        """Serve one engine process until its end of the socket closes."""
+        """Use one engine process until its end of the socket closes.
+
+        `begun_ns` is when the process was started.
+        """
         loop = asyncio.get_running_loop()
-        gone = loop.create_future()
+        closed = loop.create_future()
         writer, _ = await loop.create_connection(
-            lambda: _EngineLink(self._receive, gone), sock=connection
+            lambda: _EngineProtocol(self._receive, closed), sock=connection
         )
         self.failure = None
         self._writer = writer
@@ -174,19 +182,19 @@ class Bridge:
             writer.write(frames.encode(frames.Launch(config, begun_ns)))
             if self._vocabulary is not None:
                 writer.write(self._vocabulary)
-            await gone
+            await closed
         finally:
             self._detach()
             writer.close()
 
     def request_shutdown(self) -> None:
-        """Tell the engine process to end."""
+        """Ask the engine process to exit."""
         if self._writer is not None:
             self._writer.write(frames.encode(frames.Shutdown()))
 
-    def after_frame(self, write: Callable[[bytes], None], body: bytes) -> None:
-        """Call `write` when all tokens of this turn have been handed over."""
-        self._writes.append((write, body))
+    def write_after_flush(self, write: Callable[[bytes], None], body: bytes) -> None:
+        """Call `write(body)` once all queues of this event loop iteration have been flushed."""
+        self._pending_writes.append((write, body))
 
     def _receive(self, message: frames.ToGateway) -> None:
         match message:
@@ -207,45 +215,45 @@ class Bridge:
                 self.started = fact
                 self._ready.set()
             elif isinstance(fact, SequenceQueued | GrammarCompiled | SequenceAdmitted):
-                self._note(fact)
-        is_under_way = bool(self._unread)
+                self._on_sequence_fact(fact)
+        is_flushing = bool(self._unflushed)
         for emission in frame.emissions:
-            if (box := self._deliver(emission)) is not None:
-                self._unread[box] = None
-        if not is_under_way:
-            self._hand_over()
+            if (queue := self._enqueue(emission)) is not None:
+                self._unflushed[queue] = None
+        if not is_flushing:
+            self._flush_queues()
         self.lost_facts = self._lost_before + frame.lost_facts
 
-    def _hand_over(self) -> None:
-        """Have tokens of some mailboxes made text and written; the rest after others' turn.
+    def _flush_queues(self) -> None:
+        """Flush up to `_QUEUES_PER_ITERATION` queues, and the rest in the next iteration.
 
-        A step's tokens for hundreds of streams are several milliseconds of work, and the event
-        loop has more to do. A later frame's tokens go behind those that wait already.
+        Detokenizing and writing one step's tokens for hundreds of streams takes several
+        milliseconds, and the event loop has other work. Queues of a later frame go to the end.
         """
         try:
-            for box in list(itertools.islice(self._unread, _MAILBOXES_A_TURN)):
-                del self._unread[box]
-                box.hand_over()
-            writes, self._writes = self._writes, []
+            for queue in list(itertools.islice(self._unflushed, _QUEUES_PER_ITERATION)):
+                del self._unflushed[queue]
+                queue.flush()
+            writes, self._pending_writes = self._pending_writes, []
             for write, body in writes:
                 write(body)
         finally:
-            if self._unread:
-                asyncio.get_running_loop().call_soon(self._hand_over)
+            if self._unflushed:
+                asyncio.get_running_loop().call_soon(self._flush_queues)
 
-    def _note(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
-        """What the engine has done with a sequence that has no emissions yet."""
-        mailbox = self._mailboxes.get(fact.seq_id)
-        if mailbox is None:
+    def _on_sequence_fact(self, fact: SequenceQueued | GrammarCompiled | SequenceAdmitted) -> None:
+        """Pass on that the engine has queued, compiled or admitted a sequence."""
+        queue = self._queues.get(fact.seq_id)
+        if queue is None:
             return
         if isinstance(fact, SequenceQueued):
             self._waiting.add(fact.seq_id)
         elif isinstance(fact, SequenceAdmitted):
             self._waiting.discard(fact.seq_id)
-        mailbox.noted(fact)
+        queue.on_sequence_fact(fact)
 
     def waiting_before(self, seq_id: int) -> int:
-        """Sequences that came before this one and have never been in the batch."""
+        """Number of earlier sequences that have never been in the batch."""
         return sum(other < seq_id for other in self._waiting)
 
     def _profile_ended(self, ended: frames.ProfileEnded | None) -> None:
@@ -253,39 +261,40 @@ class Bridge:
         if profile is not None and not profile.done():
             profile.set_result(ended)
 
-    def _deliver(self, emission: Emission) -> Mailbox | None:
-        mailbox = self._mailboxes.get(emission.seq_id)
-        if mailbox is None:
+    def _enqueue(self, emission: Emission) -> OutputQueue | None:
+        queue = self._queues.get(emission.seq_id)
+        if queue is None:
             return None
         if emission.end is not None:
-            del self._mailboxes[emission.seq_id]
+            del self._queues[emission.seq_id]
             self._waiting.discard(emission.seq_id)
-        mailbox.put(emission)
-        return mailbox
+        queue.put(emission)
+        return queue
 
     def _detach(self) -> None:
-        """The engine is gone: say so to everybody who waits for it."""
+        """The engine process has ended: end every sequence in flight."""
         self._ready.clear()
         self.health.hung_ns = self.health.heartbeat_age_ns = None
         self._writer = None
         self._lost_before = self.lost_facts
         self._profile_ended(None)
-        orphans, self._mailboxes = self._mailboxes, {}
+        in_flight, self._queues = self._queues, {}
         self._waiting.clear()
-        for seq_id, mailbox in orphans.items():
-            mailbox.put(Emission(seq_id, None, EndReason.ENGINE_DIED))
-        for mailbox in orphans.values():
-            mailbox.stop_flow()
+        for seq_id, queue in in_flight.items():
+            queue.put(Emission(seq_id, None, EndReason.ENGINE_DIED))
+        for queue in in_flight.values():
+            queue.stop_pushing()
 
 
-class _EngineLink(asyncio.Protocol):
-    """Frames are worked in as they are read: a stream's task would be one more turn."""
+class _EngineProtocol(asyncio.Protocol):
+    """Handles frames in `data_received`: a stream reader's task would need one more iteration of
+    the event loop for each frame."""
 
     def __init__(
-        self, receive: Callable[[frames.ToGateway], None], gone: asyncio.Future[None]
+        self, receive: Callable[[frames.ToGateway], None], closed: asyncio.Future[None]
     ) -> None:
         self._receive = receive
-        self._gone = gone
+        self._closed = closed
         self._unframer = frames.Unframer()
         self._decode = frames.to_gateway_decoder.decode
 
@@ -294,6 +303,5 @@ class _EngineLink(asyncio.Protocol):
             self._receive(self._decode(payload))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Whatever ended it, it is the same news."""
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self._closed.done():
+            self._closed.set_result(None)

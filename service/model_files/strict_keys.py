@@ -1,8 +1,8 @@
-"""What a model's file states, taken key by key: what nobody takes is refused by its name.
+"""Reads the keys of a model's file strictly: every key is used, known to be ignorable, or refused.
 
-A setting that is read past is a model that computes something else than its authors meant. So
-each reader takes the keys that it obeys, names those that cannot matter with the reason, and
-`finish` refuses the rest: a key of tomorrow is an error today, and never garbage.
+A model with a setting that the server ignores computes something else than its authors meant. So
+each reader takes the keys that it uses, lists those that do not matter with a reason, and `finish`
+raises an error for all others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _VALUE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Harmless:
-    """Why a key need not be obeyed. With `only`, that holds for these values (and for none
-    stated) and any other value is refused."""
+class IgnoredKey:
+    """Why a key is ignored. With `only`, it is ignored with these values or without a value; any
+    other value is refused."""
 
     reason: str
     only: tuple[Any, ...] | None = None
@@ -30,23 +30,23 @@ class Harmless:
         return self.only is None or value is None or value in self.only
 
 
-class Stated:
-    """The keys of one file, or of one object within it. A key without a value counts as one
-    that is not there, for whoever takes it."""
+class StrictKeys:
+    """The keys of one file, or of one object within it. A key whose value is null counts as
+    absent."""
 
     def __init__(self, path: Path, values: Mapping[str, Any], within: str = "") -> None:
-        """`within` is put before the names of keys in messages."""
+        """`within` is a prefix for key names in error messages."""
         self.path = path
         self._within = within
         self._left = dict(values)
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The value, which counts as obeyed from now on."""
+        """The value of a key, which counts as used from now on."""
         value = self._left.pop(key, None)
         return default if value is None else value
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number; without a default it has to be there. Raises ConfigError."""
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer; required if there is no default. Raises ConfigError."""
         value = self.take(key, default)
         if value is None:
             raise ConfigError(f"{self.path} does not state {self._within}{key}")
@@ -55,7 +55,7 @@ class Stated:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Raises ConfigError."""
+        """A number; required if there is no default. Raises ConfigError."""
         value = self.take(key, default)
         if value is None:
             raise ConfigError(f"{self.path} does not state {self._within}{key}")
@@ -64,21 +64,21 @@ class Stated:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Raises ConfigError."""
+        """A boolean. Raises ConfigError."""
         value = self.take(key, default)
         if not isinstance(value, bool):
             raise self.refused(key, value, "true or false is expected")
         return value
 
-    def part(self, key: str) -> Stated:
-        """The object of that key, to be taken apart and finished on its own."""
+    def part(self, key: str) -> StrictKeys:
+        """The object at a key; it needs a `finish` of its own. Raises ConfigError."""
         value = self.take(key, {})
         if not isinstance(value, dict):
             raise self.refused(key, value, "an object is expected")
-        return Stated(self.path, value, f"{self._within}{key}.")
+        return StrictKeys(self.path, value, f"{self._within}{key}.")
 
     def peek(self, key: str) -> Any:
-        """The value, which does not count as obeyed."""
+        """The value of a key, without using the key."""
         return self._left.get(key)
 
     @property
@@ -86,25 +86,25 @@ class Stated:
         return not self._left
 
     def states(self, key: str) -> bool:
-        """Whether the key is there and not taken yet, with a value or without."""
+        """Whether the key is present (perhaps null) and has not been taken."""
         return key in self._left
 
     def refused(self, key: str, value: Any, why: str) -> ConfigError:
-        """The value cannot be obeyed."""
+        """The error for a value that is not supported."""
         shown = repr(value)
         if len(shown) > _VALUE_CHARACTERS:
             shown = f"{shown[:_VALUE_CHARACTERS]}..."
         return ConfigError(f"{self.path}: {self._within}{key} {shown} is not supported: {why}")
 
-    def finish(self, harmless: Mapping[str, Harmless], prefixes: Iterable[str] = ()) -> None:
-        """Everything else is known to be harmless, by its name or by how that begins. Raises
-        ConfigError that names what is not."""
-        begins = tuple(prefixes)
+    def finish(self, ignored: Mapping[str, IgnoredKey], prefixes: Iterable[str] = ()) -> None:
+        """Check the keys that were not taken: each must be in `ignored` or begin with one of
+        `prefixes`. Raises ConfigError with the names of the others."""
+        starts = tuple(prefixes)
         unknown: list[str] = []
         for key, value in self._left.items():
-            known = harmless.get(key)
+            known = ignored.get(key)
             if known is None:
-                if not key.startswith(begins):
+                if not key.startswith(starts):
                     unknown.append(f"{self._within}{key}")
             elif not known.covers(value):
                 raise self.refused(key, value, known.reason)
@@ -117,7 +117,7 @@ class Stated:
 
 
 def _named(what: str, names: list[str]) -> str:
-    """So many of them by name that the line stays a line."""
+    """The first five names, and how many more there are."""
     shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
     more = len(names) - _NAMES_SHOWN
     plural = what if len(names) == 1 else f"{what}s"
@@ -125,7 +125,7 @@ def _named(what: str, names: list[str]) -> str:
 
 
 def refuse_tensors(path: Path, names: Iterable[str], why: str) -> None:
-    """Raises ConfigError if there is one."""
+    """Raises ConfigError if `names` is not empty."""
     found = sorted(names)
     if found:
         raise ConfigError(f"{path}: {_named('tensor', found)}: {why}")

@@ -1,11 +1,11 @@
-"""Cuts a request's life into intervals of one state, and charges each.
+"""Cuts a request's time into intervals of one state, and charges each.
 
     accepted     submitted                                     last token       ended
        +--ingest-----+--wait--+--run--+--skip--+--run--+-- ... ----+----deliver----+
 
-In the engine a sequence runs while a step has a row of it. Else it waits for the reason that
-the scheduler recorded; without one, for the next plan, which the running step holds up. Where
-steps overlap, a step that was begun waits for the one in flight.
+In the engine a sequence runs while a step has a row of it. Otherwise it waits for the reason that
+the scheduler recorded, or, without one, for the next plan, which is made when the running step
+ends. Where steps overlap, a step that has begun waits for the one in flight.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ IN_FLIGHT = "in_flight"
 _OWN_CAUSES = {WaitReason.GRAMMAR: Part.GRAMMAR, WaitReason.CLIENT_PAUSE: Part.CLIENT}
 
 
-def critical_of(timeline: RequestTimeline) -> SequenceTimeline | None:
-    """The sequence whose last token, or end, came last."""
+def critical_sequence(timeline: RequestTimeline) -> SequenceTimeline | None:
+    """The sequence whose last token, or end, came last; the client waited for that one."""
     return max(timeline.sequences, key=_last_ns, default=None)
 
 
@@ -36,14 +36,14 @@ def _last_ns(sequence: SequenceTimeline) -> int:
     return sequence.ended_ns or 0
 
 
-def charge_life(
+def charge_request(
     charger: Charger,
     timeline: RequestTimeline,
     sequence: SequenceTimeline,
     track: Track,
     tape: Tape,
 ) -> None:
-    """All of [accepted, ended): before the engine, in the engine, after it."""
+    """Charge all of [accepted, ended): before the engine, in the engine, after it."""
     end_ns = timeline.ended.at_ns
     submitted_ns = sequence.submitted_ns if sequence.submitted_ns is not None else end_ns
     submitted_ns = charge_ingest(charger, timeline, min(submitted_ns, end_ns))
@@ -62,7 +62,7 @@ def charge_life(
 
 
 def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) -> int:
-    """[accepted, until) by the gateway's stages; where it ends."""
+    """Charge [accepted, until) to the gateway's stages. Returns where the interval ends, in ns."""
     at_ns = timeline.accepted.at_ns
     until_ns = max(at_ns, until_ns)
     read_ns = timeline.accepted.read_ns
@@ -88,11 +88,12 @@ def charge_engine(
     begin_ns: int,
     end_ns: int,
 ) -> None:
-    """[begin, end) of a sequence in the engine: steps with a row of it, and all between."""
+    """Charge [begin, end) of a sequence in the engine: steps with a row of it, and the time between
+    them."""
     at_ns = begin_ns
     for begun_ns, start_ns, stop_ns in _runs(track, tape, begin_ns, end_ns):
         begun_ns = max(at_ns, min(begun_ns, start_ns))
-        _charge_rest(charger, sequence, at_ns, begun_ns)
+        _charge_waits(charger, sequence, at_ns, begun_ns)
         charger.shared(
             State.SKIP if at_ns > begin_ns else State.WAIT, IN_FLIGHT, begun_ns, start_ns
         )
@@ -101,17 +102,17 @@ def charge_engine(
     if sequence.end_reason is EndReason.ENGINE_DIED and track.steps:
         charger.plain(State.RUN, "", Part.LOST_STEP, at_ns, end_ns)
     else:
-        _charge_rest(charger, sequence, at_ns, end_ns)
+        _charge_waits(charger, sequence, at_ns, end_ns)
 
 
 def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
-    """Successive steps with a row, put together, within [begin, end): when the first was begun,
-    when its body starts, when the last one's ends."""
+    """Runs of successive steps with a row, within [begin, end). Of each: when its first step began,
+    when the body of that step starts, and when the body of its last step ends."""
     first, stop = tape.overlapping(begin_ns, end_ns)
     steps = track.steps
     place, end = bisect_left(steps, first), bisect_left(steps, stop)
     if 0 < place < end and first > tape.first and steps[place - 1] == steps[place] - 1:
-        place -= 1  # the gap before a step belongs to the run that it goes on with
+        place -= 1  # the gap before a step belongs to the run that the step continues
     runs: list[tuple[int, int, int]] = []
     while place < end:
         last = _last_of_run(steps, place, end)
@@ -123,8 +124,8 @@ def _runs(track: Track, tape: Tape, begin_ns: int, end_ns: int) -> list[tuple[in
 
 
 def _last_of_run(steps: Sequence[int], place: int, end: int) -> int:
-    """The last place of the unbroken row of steps that begins at `place`, by doubling: a sequence
-    has a row in nearly every step of its life."""
+    """The last index of the run of consecutive steps that begins at index `place`. Found by
+    doubling, then bisection: a sequence has a row in nearly every step while it is live."""
     reach = 1
     while place + reach < end and steps[place + reach] - steps[place] == reach:
         reach *= 2
@@ -138,14 +139,14 @@ def _last_of_run(steps: Sequence[int], place: int, end: int) -> int:
     return low
 
 
-def _charge_rest(charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int) -> None:
-    """A time without a row: by its recorded waits, in order, and what lies between those."""
+def _charge_waits(charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int) -> None:
+    """Charge time without a row: the recorded waits in order, and the time between them."""
     at_ns = begin_ns
     for wait in sequence.waits:
         start_ns, stop_ns = max(at_ns, wait.start_ns), min(end_ns, wait.end_ns)
         if start_ns >= stop_ns:
             continue
-        _charge_unsaid(charger, sequence, at_ns, start_ns)
+        _charge_without_reason(charger, sequence, at_ns, start_ns)
         state = _state(sequence, start_ns)
         own = _OWN_CAUSES.get(wait.reason)
         if own is not None:
@@ -153,14 +154,14 @@ def _charge_rest(charger: Charger, sequence: SequenceTimeline, begin_ns: int, en
         else:
             charger.shared(state, _reason(wait), start_ns, stop_ns)
         at_ns = stop_ns
-    _charge_unsaid(charger, sequence, at_ns, end_ns)
+    _charge_without_reason(charger, sequence, at_ns, end_ns)
 
 
-def _charge_unsaid(
+def _charge_without_reason(
     charger: Charger, sequence: SequenceTimeline, begin_ns: int, end_ns: int
 ) -> None:
-    """No reason is recorded: before its first step a sequence waits for the next plan, which
-    the running step holds up; later only turn-arounds of the loop are left."""
+    """Charge time without a recorded reason: before its first step a sequence waits for the next
+    plan, which is made when the running step ends; later only turn-arounds of the loop are left."""
     scheduled_ns = end_ns if sequence.scheduled_ns is None else sequence.scheduled_ns
     middle_ns = max(begin_ns, min(scheduled_ns, end_ns))
     charger.shared(State.WAIT, NEXT_STEP, begin_ns, middle_ns)
@@ -180,7 +181,7 @@ def _state(sequence: SequenceTimeline, at_ns: int) -> State:
 
 
 def _reason(wait: WaitSpan) -> str:
-    """Behind the head of the queue one waits for the head's own reason."""
+    """The reason as text; behind the head of the queue, with the reason that blocks the head."""
     if wait.reason is WaitReason.HEAD_OF_LINE and wait.head_reason is not None:
         return f"{wait.reason.value}/{wait.head_reason.value}"
     return wait.reason.value

@@ -1,8 +1,9 @@
 """The engine's end of the socket to the gateway.
 
-It never blocks on the gateway: what the socket does not take is kept, and when too much is
-kept, facts are dropped and counted, tokens never. It waits with `poll`, which takes descriptors
-of any number: the gateway hands down the number that was free, and may have thousands open.
+Sending never blocks: what the socket does not accept goes to a backlog. When the backlog is too
+large, facts are dropped and counted; tokens never are. It waits with `poll`, because `select` is
+limited to descriptors below 1024: the engine inherits the number that was free in the gateway,
+which may have thousands open.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _BACKLOG_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class GatewayGone(Exception):
-    """The other end of the socket is closed: there is nobody left to serve."""
+    """The gateway has closed the socket, or its process has ended."""
 
 
-class Link:
-    """The engine's end of the socket: never blocks on sending."""
+class GatewayConnection:
+    """Receives commands and sends frames, without blocking on a gateway that does not read."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -45,13 +46,13 @@ class Link:
         self._poll.register(self._wake_read, select.POLLIN)
 
     def wake(self) -> None:
-        """Make a `receive` that waits return; any thread may call it."""
+        """Make a waiting `receive` return; any thread may call it."""
         with contextlib.suppress(BlockingIOError):  # it is awake already
             os.write(self._wake_write, b"x")
 
     def receive(self, wait_s: float | None) -> list[frames.ToEngine]:
-        """Messages that are here. When there are none, waits up to `wait_s` (None: for as
-        long as it takes) for one, or for `wake`. Also sends."""
+        """Messages that have arrived; if there are none, wait up to `wait_s` (None: without limit)
+        for one or for `wake`. Also sends the backlog. Raises GatewayGone."""
         self._flush()
         messages = self._read()
         while not messages and wait_s != 0:
@@ -66,7 +67,7 @@ class Link:
         return messages
 
     def receive_one(self) -> frames.ToEngine:
-        """The next message alone, however long it takes; those behind it stay unread."""
+        """Wait for one message; later ones stay unread. Raises GatewayGone."""
         while not self._unread:
             self._unread.extend(self.receive(None))
         return self._unread.popleft()
@@ -78,10 +79,10 @@ class Link:
         self._flush()
 
     def send_frame(self, frame: frames.Frame) -> None:
-        """Send news of a step; sheds its facts when the gateway has stopped reading."""
+        """Send a step's frame; drops its facts when the backlog is full."""
         facts, lost = frame.facts, frame.lost_facts
         if self._backlog_bytes > _BACKLOG_LIMIT_BYTES:
-            self._gap.shed(facts)
+            self._gap.add(facts)
             self._dropped_facts += len(facts)
             facts = []
         else:
@@ -90,21 +91,21 @@ class Link:
 
     @property
     def has_gap(self) -> bool:
-        """Facts were shed, and that was not told yet."""
+        """Facts were dropped, and the gateway has not been told."""
         return bool(self._gap.count)
 
     @property
-    def has_gap_to_tell(self) -> bool:
-        """The next frame will say how many facts were shed."""
+    def has_gap_to_report(self) -> bool:
+        """The next frame will report how many facts were dropped."""
         return self.has_gap and self._backlog_bytes <= _BACKLOG_LIMIT_BYTES
 
     def send_last(self, message: frames.ToGateway) -> None:
-        """Send and wait until it is out: the process ends after this."""
+        """Send and block until it is written; the process exits after this."""
         self._connection.setblocking(True)
         self.send(message)
 
     def _wait(self, wait_s: float | None) -> set[int]:
-        """Descriptors that can be read, or written where something waits to be."""
+        """Descriptors that are ready for reading, or for writing if there is a backlog."""
         events = select.POLLIN | select.POLLOUT if self._backlog else select.POLLIN
         self._poll.register(self._connection, events)
         wait_ms = None if wait_s is None else math.ceil(wait_s * 1e3)

@@ -1,4 +1,4 @@
-"""The ledger as the phase fold asks for it: one that fails costs the ledger, and nothing else."""
+"""The ledger as the phase fold uses it: one that raises is detached, and the fold goes on."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from telemetry.requests.account import Account
 from telemetry.requests.phases import RequestTimeline
 
 
-class Ledger(Protocol):
-    """What draws up accounts: `telemetry.ledger.accountant`."""
+class LedgerSource(Protocol):
+    """What builds accounts; `telemetry.ledger.builder.LedgerBuilder` is the one in use."""
 
     def take(self, fact: Fact) -> None: ...
 
-    def account(self, timeline: RequestTimeline) -> Account | None: ...
+    def build(self, timeline: RequestTimeline) -> Account | None: ...
 
 
-class Accounts:
-    """The accountant behind its guard: what it raises costs the accounts of this run, no more."""
+class LedgerGuard:
+    """Calls a ledger source until it raises once; from then on timelines have no account.
 
-    def __init__(self, accountant: Ledger, isolation: Isolation | None) -> None:
-        self._accountant = accountant
+    It is not called again because what it knows of the other requests may be incomplete. Without
+    `isolation` the exception is raised.
+    """
+
+    def __init__(self, source: LedgerSource, isolation: Isolation | None) -> None:
+        self._source = source
         self._isolation = isolation
         self._is_detached = False
 
@@ -32,16 +36,17 @@ class Accounts:
         if self._is_detached:
             return
         try:
-            self._accountant.take(fact)
+            self._source.take(fact)
         except Exception as error:
             self._failed(error)
 
-    def draw_up(self, timeline: RequestTimeline) -> RequestTimeline:
-        """With its account; without one where the end was lost, for then its length was too."""
+    def with_account(self, timeline: RequestTimeline) -> RequestTimeline:
+        """The timeline with its account; without one if the request's end was lost, because its
+        length is then unknown."""
         if self._is_detached:
             return timeline
         try:
-            account = self._accountant.account(timeline)
+            account = self._source.build(timeline)
         except Exception as error:
             self._failed(error)
             return timeline
@@ -51,5 +56,5 @@ class Accounts:
     def _failed(self, error: Exception) -> None:
         if self._isolation is None:
             raise error
-        self._is_detached = True  # what it knows of the others may be half of it
+        self._is_detached = True
         self._isolation.failed("ledger", error, is_detached=True)

@@ -1,7 +1,7 @@
-"""Keeps the tape, follows the sequences along it, and draws up each ended request's account.
+"""Keeps the tape, follows the sequences along it, and builds each ended request's account.
 
-Takes the same facts as the phase fold and is asked by it when a request has ended, so that
-both have seen exactly the same: an account does not depend on how facts come in batches.
+The phase fold hands it every fact and asks for the account when a request has ended. Both have
+then seen the same facts, so an account does not depend on how facts are batched.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from telemetry.facts.host_records import HostPaused
 from telemetry.facts.records import Fact, RequestAccepted, RequestsListed, SequenceSubmitted
 from telemetry.host.pauses import pause_of
 from telemetry.ledger.charging import Charger, Pauses
-from telemetry.ledger.harm import Harm, Taker
-from telemetry.ledger.life import charge_ingest, charge_life, critical_of
+from telemetry.ledger.harm import Harm, SequenceOwner
+from telemetry.ledger.lifecycle import charge_ingest, charge_request, critical_sequence
 from telemetry.ledger.stalls import culprit_of, find_stalls
 from telemetry.ledger.tape import Tape, apportion
 from telemetry.ledger.track import Track
@@ -32,13 +32,14 @@ from telemetry.requests.account import Account, Ledger, Part, entries_of
 from telemetry.requests.phases import RequestTimeline
 
 DEFAULT_ITL_TARGET_NS = 100_000_000
-_TAKERS_KEPT = 65_536
+_OWNERS_KEPT = 65_536
 _TRIM_EVERY_STEPS = 1024
-_TRIM_MARGIN_NS = 10_000_000_000  # a request may be told late, its life began before
+_TRIM_MARGIN_NS = 10_000_000_000  # the facts of a request may come later than those of its steps
 
 
-class Accountant:
-    """`itl_target_ns` gives the longest gap between tokens that a class allows."""
+class LedgerBuilder:
+    """Ledgers, stalls and harm of ended requests. `itl_target_ns(slo_class)` is the longest gap
+    between tokens that a class allows, in ns."""
 
     def __init__(self, itl_target_ns: Callable[[str], int]) -> None:
         self.tape = Tape()
@@ -48,8 +49,8 @@ class Accountant:
         self._tracks: dict[int, Track] = {}
         self._constrained: set[int] = set()
         self._accepted: dict[str, RequestAccepted] = {}
-        self._takers: OrderedDict[int, Taker] = OrderedDict()
-        self._over: deque[tuple[int, int]] = deque(maxlen=_TAKERS_KEPT)  # when, and who
+        self._owners: OrderedDict[int, SequenceOwner] = OrderedDict()
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_OWNERS_KEPT)  # (ended_ns, seq_id)
         self._siblings: dict[str, dict[int, Track]] = {}
 
     def take(self, fact: Fact) -> None:
@@ -68,9 +69,9 @@ class Accountant:
                 if track is not None and track.hit_tokens is None:
                     track.hit_tokens, track.ghost_tokens = fact.hit_tokens, fact.ghost_tokens
             case SequencePaused() | SequenceResumed():
-                self._reader(fact)
+                self._pause_fact(fact)
             case SequencesListed() | RequestsListed():
-                self.forget_except(fact)
+                self.forget_unlisted(fact)
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
             case HostPaused():
@@ -80,17 +81,17 @@ class Accountant:
 
     @property
     def live(self) -> int:
-        """Requests and sequences of which something is kept until they end."""
+        """Live requests and sequences for which state is kept."""
         return len(self._accepted) + len(self._tracks.keys() | self._constrained)
 
     @property
-    def named(self) -> int:
-        """Sequences of which it is known whose they are, those that are over included."""
-        return len(self._takers)
+    def owned_sequences(self) -> int:
+        """Sequences whose request is known, ended ones included."""
+        return len(self._owners)
 
-    def forget_except(self, listed: SequencesListed | RequestsListed) -> None:
-        """Let go of whoever is over by the list: its end was lost. The phase fold has given out
-        what it had of them."""
+    def forget_unlisted(self, listed: SequencesListed | RequestsListed) -> None:
+        """Drop the state of requests or sequences that a list of the live ones does not name:
+        their terminal fact was lost. The phase fold has emitted their timelines already."""
         if isinstance(listed, RequestsListed):
             live = frozenset(listed.request_ids)
             for request_id, accepted in list(self._accepted.items()):
@@ -99,34 +100,34 @@ class Accountant:
                     self._siblings.pop(request_id, None)
             return
         for seq_id in listed.over(self._tracks.keys() | self._constrained):
-            if self._request_of(seq_id) not in self._accepted:  # else its account is still to come
+            if self._request_of(seq_id) not in self._accepted:  # else its account is still needed
                 self._forget(seq_id, listed.at_ns)
 
-    def account(self, timeline: RequestTimeline) -> Account:
-        """Draw up an ended request's account and forget the request."""
+    def build(self, timeline: RequestTimeline) -> Account:
+        """The account of an ended request; its state is dropped."""
         self._accepted.pop(timeline.accepted.request_id, None)
         self._siblings.pop(timeline.accepted.request_id, None)
         tracks = {
             s.seq_id: self._forget(s.seq_id, timeline.ended.at_ns) for s in timeline.sequences
         }
-        critical = critical_of(timeline)
+        critical = critical_sequence(timeline)
         if critical is None:
             charger = Charger(self.tape, self._pauses, Track(-1))
             charge_ingest(charger, timeline, timeline.ended.at_ns)
         else:
             charger = Charger(self.tape, self._pauses, tracks[critical.seq_id], tracks)
-            charge_life(charger, timeline, critical, tracks[critical.seq_id], self.tape)
+            charge_request(charger, timeline, critical, tracks[critical.seq_id], self.tape)
         ledger = Ledger(timeline.e2e_ns, entries_of(charger.book, self._request_of))
         self._note_harm(charger)
         target_ns = self._itl_target_ns(timeline.accepted.slo_class)
         stalls, cut = find_stalls(
-            timeline, tracks, self.tape, self._pauses, self._takers, target_ns
+            timeline, tracks, self.tape, self._pauses, self._owners, target_ns
         )
         return Account(ledger, stalls, cut)
 
     def _forget(self, seq_id: int, ended_ns: int) -> Track:
         self._constrained.discard(seq_id)
-        self._over.append((ended_ns, seq_id))
+        self._ended.append((ended_ns, seq_id))
         return self._tracks.pop(seq_id, None) or Track(seq_id)
 
     def _submitted(self, fact: SequenceSubmitted) -> None:
@@ -136,13 +137,13 @@ class Accountant:
             return
         track.late_ns = self._itl_target_ns(accepted.slo_class)
         self._siblings.setdefault(fact.request_id, {})[fact.seq_id] = track
-        self._takers[fact.seq_id] = Taker(
+        self._owners[fact.seq_id] = SequenceOwner(
             accepted.request_id, accepted.trace_id, accepted.tenant, accepted.slo_class
         )
-        if len(self._takers) > _TAKERS_KEPT:
-            self._takers.popitem(last=False)
+        if len(self._owners) > _OWNERS_KEPT:
+            self._owners.popitem(last=False)
 
-    def _reader(self, fact: SequencePaused | SequenceResumed) -> None:
+    def _pause_fact(self, fact: SequencePaused | SequenceResumed) -> None:
         track = self._tracks.get(fact.seq_id)
         if track is None:
             return
@@ -152,13 +153,14 @@ class Accountant:
             track.resumed(fact.at_ns)
 
     def _step(self, step: StepRecorded) -> None:
-        """Each row's part goes to its sequence: of the decodes, as whole numbers that add up."""
+        """Charge each row's share to its sequence. Decode shares are rounded so that they add up
+        to the step's exactly."""
         index, cut = self.tape.append(step, self._constrained)
         if index % _TRIM_EVERY_STEPS == 0:
             self._trim(step.committed_ns)
         at_ns, tracks, prompts_ns = step.committed_ns, self._tracks, iter(cut.prompts_ns)
         token_ns, context_ns, decodes_ns = cut.token_ns, cut.context_ns, cut.decodes_ns
-        decoded, told_ns = 0.5, 0  # rounds to the nearest
+        decoded, charged_ns = 0.5, 0  # 0.5 rounds to the nearest
         late: list[Track] = []
         for row in step.rows:
             track = tracks.get(row.seq_id)
@@ -169,7 +171,7 @@ class Accountant:
             else:
                 decoded += row.tokens * token_ns + row.context_tokens * context_ns
                 until_ns = int(decoded)
-                spent_ns, told_ns = until_ns - told_ns, until_ns
+                spent_ns, charged_ns = until_ns - charged_ns, until_ns
             if track is None:
                 continue
             track.steps.append(index)
@@ -180,23 +182,21 @@ class Accountant:
                     late.append(track)
                 else:
                     track.token_ns, track.token_step = at_ns, index
-        assert told_ns == decodes_ns, f"decode rows have {told_ns} ns of {decodes_ns}"
+        assert charged_ns == decodes_ns, f"decode rows have {charged_ns} ns of {decodes_ns}"
         for track in late:
             self._token_was_late(track, index, at_ns)
 
     def _trim(self, now_ns: int) -> None:
-        """Steps, and names of who was in them, are kept for accounts that are still to come: as
-        long as the oldest request."""
+        """Drop steps and owners from before the oldest live request: no account needs them."""
         oldest = next(iter(self._accepted.values()), None)
         oldest_ns = now_ns if oldest is None else min(now_ns, oldest.at_ns)
         before_ns = oldest_ns - _TRIM_MARGIN_NS
         self.tape.forget_before(before_ns)
-        while self._over and self._over[0][0] < before_ns:
-            self._takers.pop(self._over.popleft()[1], None)
+        while self._ended and self._ended[0][0] < before_ns:
+            self._owners.pop(self._ended.popleft()[1], None)
 
     def _token_was_late(self, track: Track, index: int, at_ns: int) -> None:
-        """Its culprit is known now, while that request may still be traced. A first token is
-        not late."""
+        """Find the culprit now, while its trace can still be kept. A first token is never late."""
         first, begin_ns = track.token_step + 1, track.token_ns
         track.token_ns, track.token_step = at_ns, index
         if first <= 0 or first < self.tape.first:
@@ -204,26 +204,26 @@ class Accountant:
         own = self._siblings.get(self._request_of(track.seq_id) or "", {track.seq_id: track})
         paused_ns = track.pause[1] - max(begin_ns, track.pause[0])
         found = culprit_of(self.tape, own, first, index + 1, paused_ns)
-        taker = None if found is None else self._takers.get(found.seq_id)
-        if found is not None and taker is not None:
+        owner = None if found is None else self._owners.get(found.seq_id)
+        if found is not None and owner is not None:
             track.late.add(begin_ns, at_ns, found)
-            self.harm.accuse(taker.request_id)
+            self.harm.mark_culprit(owner.request_id)
 
     def _request_of(self, seq_id: int) -> str | None:
-        taker = self._takers.get(seq_id)
-        return None if taker is None else taker.request_id
+        owner = self._owners.get(seq_id)
+        return None if owner is None else owner.request_id
 
     def _note_harm(self, charger: Charger) -> None:
         for (_, _, part, payer), spent_ns in charger.book.items():
             if part is Part.CO_DECODE:
                 self.harm.add_batch(spent_ns)
-            elif isinstance(payer, int) and spent_ns and payer in self._takers:
-                self.harm.add(self._takers[payer], part, spent_ns)
+            elif isinstance(payer, int) and spent_ns and payer in self._owners:
+                self.harm.add(self._owners[payer], part, spent_ns)
 
 
 def split_prompt(row: Row, track: Track, spent_ns: int) -> tuple[int, int, int]:
-    """A prompt row's time: computed for the first time, again after a preemption, and what a
-    larger prefix cache would have had (the tokens that followed those it did have)."""
+    """A prompt row's time in ns: (computed for the first time, recomputed after a preemption,
+    avoidable). Avoidable are the tokens after the prefix hit that a larger cache would have had."""
     first = track.hit_tokens or 0
     again = row.recompute_tokens
     from_token = max(row.context_tokens, first)

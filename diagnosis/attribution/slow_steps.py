@@ -1,0 +1,160 @@
+"""Slow steps and pauses of the engine, and their cause by what the host says.
+
+Evidence in order: throttling by a quota, a wait for a CPU, a garbage collection; and where the host
+says nothing, which terms of the cost are slow (all: the clock; those that read memory: bandwidth).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diagnosis.attribution.charges import EngineTime, charge_rows
+from diagnosis.detection.reference import Cost, Reference, engine_lost
+from diagnosis.detection.steps import Steps
+from diagnosis.detection.window import Window
+from diagnosis.symptoms import Symptom
+from diagnosis.thresholds import (
+    ALIKE,
+    LASTING_S,
+    LEAST_ENGINE_SHARE,
+    LEAST_PROMPTS,
+    LEAST_STEPS,
+    MOST,
+    SLOW,
+    STALLED,
+    THROTTLED,
+)
+
+S = Symptom
+
+
+def residual_ns(found: EngineTime, steps: Steps, cost: Cost) -> np.ndarray:
+    """(steps,) ns of each forward pass beyond its predicted length; zeros if the machine is not
+    slow. A step out of range is taken to be as slow as those in range."""
+    predicted, known = cost.forward_ns(steps), cost.in_range(steps)
+    residual = np.where(known, steps.forward_ns - predicted, 0.0)
+    predicted_ns = float(predicted[known].sum())
+    if known.sum() < LEAST_STEPS or not predicted_ns:
+        return residual
+    found.slow = float(steps.forward_ns[known].sum()) / predicted_ns
+    found.facts["slow_factor"] = found.slow
+    if found.slow < SLOW:
+        return np.zeros(len(steps))
+    unknown = steps.forward_ns * (1 - 1 / found.slow)
+    return np.where(known, residual, unknown)
+
+
+def charge_slowness(
+    found: EngineTime, window: Window, reference: Reference, cost: Cost, residual: np.ndarray
+) -> None:
+    """Slow forward passes and pauses around them, by what the host samples say of the thread:
+    throttled by a quota, waiting for a CPU, in a garbage collection, or none of these."""
+    steps = window.steps
+    around = steps.host_ns - cost.host_ns(steps)
+    slow_ns, paused_ns = max(0.0, float(residual.sum())), max(0.0, float(around.sum()))
+    found.facts |= {"slow": slow_ns / 1e6, "host": paused_ns / 1e6}
+    waited_ns, lost_ns = _off_cpu(window, reference)
+    found.facts |= {
+        "run_delay": waited_ns / 1e6,
+        "not_running": lost_ns / 1e6,
+        "throttled": window.counts.throttled_ns / 1e6,
+    }
+    total_ns = slow_ns + paused_ns
+    if waited_ns >= max(total_ns, LEAST_ENGINE_SHARE * found.busy_ns) and _mostly_out_of_range(
+        steps, cost
+    ):
+        by_quota = window.counts.throttled_ns >= THROTTLED * waited_ns
+        cause = S.THROTTLED if by_quota else S.CPU_STARVATION
+        charge_rows(found, cause, steps, steps.turn_ns * waited_ns / found.busy_ns)
+        return
+    if total_ns < LEAST_ENGINE_SHARE * found.busy_ns:
+        return
+    if window.counts.throttled_ns >= THROTTLED * total_ns:
+        charge_rows(found, S.THROTTLED, steps, residual + around)
+        return
+    if waited_ns >= MOST * total_ns:
+        charge_rows(found, S.CPU_STARVATION, steps, residual + around)
+        return
+    collected_ns = float(window.counts.pauses["engine", "gc"])
+    if collected_ns >= MOST * total_ns:
+        in_passes = min(1.0, max(0.0, collected_ns - paused_ns) / max(1.0, slow_ns))
+        charge_rows(found, S.HOST_STALL, steps, in_passes * residual + around)
+        residual, slow_ns = (1 - in_passes) * residual, (1 - in_passes) * slow_ns
+        if slow_ns < LEAST_ENGINE_SHARE * found.busy_ns:
+            return
+    else:
+        charge_rows(
+            found, S.HOST_STALL if paused_ns > STALLED * slow_ns else S.THROTTLED, steps, around
+        )
+    slow_cause = _slow_cause(found, window, cost, slow_ns, paused_ns, lost_ns)
+    if slow_cause is not None:
+        charge_rows(found, slow_cause, steps, residual)
+
+
+def _mostly_out_of_range(steps: Steps, cost: Cost) -> bool:
+    """Whether most of the time went to steps out of range, whose cost cannot be predicted: then the
+    host samples alone say how much was lost."""
+    known_ns = float(steps.turn_ns[cost.in_range(steps)].sum())
+    return known_ns < MOST * float(steps.turn_ns.sum())
+
+
+def _off_cpu(window: Window, reference: Reference) -> tuple[float, float]:
+    """Of the engine's thread beyond the baseline, scaled to the whole window: ns ready without a
+    CPU, and ns neither running nor ready while there was work."""
+    counts = window.counts
+    if not counts.host_window_ns:
+        return 0.0, 0.0
+    busy_ns, lost_ns = engine_lost(window.seconds, counts, window.steps)
+    scale = window.seconds * 1e9 / counts.host_window_ns
+    waited_ns = counts.engine_wait_ns - reference.engine_wait_share * busy_ns
+    lost_ns -= reference.engine_lost_share * busy_ns
+    return max(0.0, waited_ns) * scale, max(0.0, lost_ns) * scale
+
+
+def _slow_cause(
+    found: EngineTime,
+    window: Window,
+    cost: Cost,
+    slow_ns: float,
+    paused_ns: float,
+    lost_ns: float,
+) -> Symptom | None:
+    """THROTTLED or MEMORY_BANDWIDTH: a throttled processor stops or slows all terms of the cost
+    alike; contended memory slows what reads memory and hardly what computes. Without a host
+    measurement the slowness must have lasted and go on, since shared machines are slow for short
+    times without a fault."""
+    if lost_ns - paused_ns > MOST * slow_ns:
+        return S.THROTTLED
+    if window.seconds < LASTING_S or not _goes_on(window, cost):
+        return None
+    decode, prompt = _slow_by_kind(window.steps, cost)
+    found.facts |= {"slow_decodes": decode, "slow_prompts": prompt}
+    alike = prompt - 1 > ALIKE * (decode - 1)
+    return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
+
+
+def _goes_on(window: Window, cost: Cost) -> bool:
+    """Whether the later half of the window is still slow; True where too few steps tell."""
+    steps = window.steps
+    half_ns = window.seconds * 1e9 / 2
+    later = cost.in_range(steps) & (steps.end_ns > steps.end_ns.max() - half_ns)
+    if later.sum() < LEAST_STEPS:
+        return True
+    predicted = float(cost.forward_ns(steps)[later].sum())
+    return float(steps.forward_ns[later].sum()) >= SLOW * predicted
+
+
+def _slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
+    """How many times longer than predicted: steps that only decode, and what prompts add; 1 where
+    too few tell."""
+    known, predicted = cost.in_range(steps), cost.forward_ns(steps)
+    plain = known & (steps.prompt_tokens == 0)
+    mixed = known & (steps.prompt_tokens > 0)
+    if not plain.any():
+        return 1.0, 1.0
+    decode = float(steps.forward_ns[plain].sum() / predicted[plain].sum())
+    prompts = cost.prompt_ns(steps)[mixed]
+    if prompts.sum() < LEAST_PROMPTS * predicted[plain].sum():
+        return decode, 1.0
+    rest = (steps.forward_ns[mixed] - decode * (predicted[mixed] - prompts)).sum()
+    return decode, float(rest / max(1.0, prompts.sum()))

@@ -1,0 +1,103 @@
+"""Learning the baseline of a running server: from which stretch, and when.
+
+Nothing is learnt in the first seconds after a start, while an alarm may be beginning, or across an
+alarm that lasted. Two exceptions keep a server from being compared with nothing forever: a load
+that has been steady for `STEADY_TICKS` is learnt whatever the SLO says, and a given baseline is
+never replaced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from diagnosis.detection.aggregator import Aggregator
+from diagnosis.detection.counts import BUCKET_NS
+from diagnosis.detection.excess import (
+    StageStats,
+    dispersion_of,
+    excess_spread,
+    prompt_excess_spread,
+    slow_step_excess_spread,
+    stopped_stats,
+)
+from diagnosis.detection.reference import Reference, fit_baseline
+from diagnosis.thresholds import (
+    LEAST_FIRST_TOKENS,
+    LEAST_REFERENCE_NS,
+    REFERENCE_LAG_NS,
+    REFERENCE_NS,
+    REFRESH_TICKS,
+    STEADY_RATIO,
+    STEADY_TICKS,
+    WARM_UP_NS,
+)
+
+
+class BaselineLearner:
+    """Holds the reference: `baseline` where one is given, else what was learnt of this run, None
+    until then."""
+
+    def __init__(self, aggregator: Aggregator, baseline: Reference | None = None) -> None:
+        self.reference = baseline
+        self.is_given = baseline is not None
+        self._aggregator = aggregator
+        self._ticks: deque[tuple[int, StageStats]] = deque(maxlen=REFERENCE_NS // BUCKET_NS + 8)
+        self._normal_from_ns = 0
+        self._calls = 0
+
+    def add(self, begin_ns: int, stats: StageStats) -> None:
+        """One tick, whether or not it becomes part of a reference."""
+        self._ticks.append((begin_ns, stats))
+
+    def exclude_until(self, end_ns: int) -> None:
+        """A fault ended then: what was before is no part of a reference."""
+        self._normal_from_ns = end_ns
+
+    def learn(self, now_ns: int, *, is_elevated: bool) -> None:
+        """Called once a tick; fits again every REFRESH_TICKS calls, if enough was normal."""
+        if is_elevated and not (self.reference is None and self._is_steady()):
+            return
+        self._calls += 1
+        if self.is_given or self._calls % REFRESH_TICKS:
+            return
+        found = self.fit(now_ns - REFERENCE_LAG_NS)
+        if found is not None:
+            self.reference = found
+
+    def _is_steady(self) -> bool:
+        """The later half of the last ticks has about as many requests in flight as the earlier."""
+        live = [sum(stats.live_ns) for _, stats in self._ticks][-STEADY_TICKS:]
+        middle = len(live) // 2
+        before, after = sum(live[:middle]), sum(live[middle:])
+        return len(live) == STEADY_TICKS and after < STEADY_RATIO * before
+
+    def fit(self, end_ns: int) -> Reference | None:
+        """The baseline of the stretch that ends at `end_ns`; None where too little was normal."""
+        started = self._aggregator.started
+        first_ns = self._aggregator.first_ns or 0
+        warm_ns = max(first_ns, 0 if started is None else started.at_ns) + WARM_UP_NS
+        normal_ns = self._normal_from_ns + REFERENCE_LAG_NS
+        begin_ns = max(warm_ns, normal_ns, end_ns - REFERENCE_NS)
+        begin_ns = -(-begin_ns // BUCKET_NS) * BUCKET_NS
+        end_ns = end_ns // BUCKET_NS * BUCKET_NS
+        if end_ns - begin_ns < LEAST_REFERENCE_NS:
+            return None
+        counts = self._aggregator.counts(begin_ns, end_ns)
+        if counts.first_tokens < LEAST_FIRST_TOKENS:
+            return None
+        steps = self._aggregator.steps(begin_ns, end_ns)
+        found = fit_baseline((end_ns - begin_ns) / 1e9, counts, steps, started)
+        timed = [one for one in self._ticks if begin_ns <= one[0] < end_ns]
+        ticks = [stats for _, stats in timed]
+        stopped, stopped_spread = stopped_stats(ticks)
+        return msgspec.structs.replace(
+            found,
+            spread=excess_spread(ticks, found),
+            slow_spread=slow_step_excess_spread(steps, found.cost),
+            own_prompt_spread=prompt_excess_spread(steps, timed, found),
+            stopped=stopped,
+            stopped_spread=stopped_spread,
+            dispersion=dispersion_of(ticks),
+        )

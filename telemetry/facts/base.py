@@ -1,0 +1,63 @@
+"""Small types that several rooms share and that are no facts themselves: the base of every fact, a
+measurement that may be missing, an event for traces, and the flight recorder's own counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+
+class FactStruct(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of every fact. Encodes as a MessagePack array headed by the class name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A measurement that has no value; `why` gives the reason. Used instead of a misleading 0."""
+
+    why: str
+
+
+Value = float | Unavailable
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened to the server at `at_ns`, such as an alarm. The exporter adds it as
+    a span event to the root span of each request that was live then."""
+
+    at_ns: int
+    name: str
+    attributes: Mapping[str, str | float]
+
+
+SpanEvents = Callable[[int, int], Sequence[SpanEvent]]
+"""The events in [begin_ns, end_ns), in order. The exporter's thread calls it."""
+
+
+class JournalStats(msgspec.Struct, frozen=True):
+    """The journal in memory. `is_short`: facts were dropped to stay within the capacity although
+    less than five minutes are covered."""
+
+    bytes: int
+    capacity_bytes: int
+    facts: int
+    facts_dropped: int
+    covered_ns: int
+    is_short: bool
+
+
+class RecorderStats(msgspec.Struct, frozen=True):
+    """The flight recorder since the start. `dumps` and `dumps_suppressed` are keyed by reason;
+    `files_error` says why writing to the journal folder was given up, None while it works."""
+
+    journal: JournalStats
+    dumps: dict[str, int]
+    dumps_suppressed: dict[str, int]
+    dumps_failed: int
+    last_dump: str | None
+    stalls: int
+    files_error: str | None

@@ -1,0 +1,69 @@
+"""Metrics of telemetry itself: facts, folds, the journal and its dumps."""
+
+from __future__ import annotations
+
+from telemetry.metrics.metric import Kind, Metric
+
+FACTS_LOST = Metric(
+    "phasescope_facts_lost", Kind.COUNTER, "Number of facts lost before a fold took them."
+)
+FACTS_WAITING = Metric(
+    "phasescope_facts_waiting",
+    Kind.GAUGE,
+    "Number of recorded facts that the folds have not taken yet.",
+)
+FOLDS_DETACHED = Metric(
+    "phasescope_folds_detached",
+    Kind.GAUGE,
+    "Whether a part of telemetry is detached because it raised: 1 for each one, absent otherwise.",
+    ("fold",),
+)
+FOLD_ERRORS = Metric(
+    "phasescope_fold_errors",
+    Kind.COUNTER,
+    "Number of exceptions raised by a part of telemetry.",
+    ("fold",),
+)
+FOLD_SECONDS = Metric(
+    "phasescope_fold_seconds", Kind.COUNTER, "Seconds spent in a fold of telemetry.", ("fold",)
+)
+RECORDING = Metric(
+    "phasescope_recording", Kind.GAUGE, "Whether facts are recorded: 1 if so, 0 when switched off."
+)
+JOURNAL_BYTES = Metric(
+    "phasescope_journal_bytes", Kind.GAUGE, "Memory in bytes that the journal uses."
+)
+JOURNAL_CAPACITY = Metric(
+    "phasescope_journal_capacity_bytes", Kind.GAUGE, "Memory in bytes that the journal may use."
+)
+JOURNAL_FACTS = Metric("phasescope_journal_facts", Kind.GAUGE, "Number of facts in the journal.")
+JOURNAL_SECONDS = Metric(
+    "phasescope_journal_seconds", Kind.GAUGE, "Seconds that the facts in the journal cover."
+)
+JOURNAL_DROPPED = Metric(
+    "phasescope_journal_facts_dropped",
+    Kind.COUNTER,
+    "Number of facts dropped from the journal to make room for newer ones.",
+)
+JOURNAL_SHORT = Metric(
+    "phasescope_journal_short",
+    Kind.GAUGE,
+    "Whether the journal is full and covers less than five minutes: 1 if so, else 0.",
+)
+DUMPS = Metric(
+    "phasescope_dumps", Kind.COUNTER, "Number of journal dumps written, by reason.", ("reason",)
+)
+DUMPS_SUPPRESSED = Metric(
+    "phasescope_dumps_suppressed",
+    Kind.COUNTER,
+    "Number of journal dumps not written because one had been written shortly before, by reason.",
+    ("reason",),
+)
+DUMPS_FAILED = Metric(
+    "phasescope_dumps_failed", Kind.COUNTER, "Number of journal dumps that could not be written."
+)
+STALLS = Metric(
+    "phasescope_engine_stalls",
+    Kind.COUNTER,
+    "Number of times that an engine with work committed no step for too long.",
+)
