@@ -51,7 +51,7 @@ from telemetry.traces.otlp import SpanExporterThread
 def build_telemetry(
     config: ServeConfig,
     clock: Clock,
-    engine_client: EngineClient,
+    client: EngineClient,
     lanes: tuple[Lane, ...],
     port: int,
     is_busy: Callable[[], bool],
@@ -60,16 +60,16 @@ def build_telemetry(
 ) -> Telemetry:
     """Connect lanes, folds and listeners. To be called on the event loop. Raises ConfigError."""
     policy = policy_of(config.metrics.slo_file)
-    ledger_builder = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
-    pump = Pump(clock, remote_lost=lambda: engine_client.lost_facts)
-    machine = _build_machine(config, clock, engine_client, is_busy, pump.isolation)
+    ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
+    pump = Pump(clock, remote_lost=lambda: client.lost_facts)
+    machine = _build_machine(config, clock, client, is_busy, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline)
-    is_culprit, span_events = ledger_builder.harm.is_culprit, diagnoser.log.between
+    is_culprit, span_events = ledgers.harm.is_culprit, diagnoser.log.between
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
-    suppliers = _suppliers(engine_client, pump, machine, recorder, exporter, slo, lambda: pusher)
+    suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher)
     window = WindowFold(histograms, suppliers)
     root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
     all_metrics = build_metrics(
@@ -81,22 +81,13 @@ def build_telemetry(
         slo,
         kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
         more=_more_families(
-            engine_client,
-            pump,
-            machine,
-            ledger_builder,
-            diagnoser,
-            root_worker,
-            connections,
-            ingest,
+            client, pump, machine, ledgers, diagnoser, root_worker, connections, ingest
         ),
     )
     pusher = build_pusher(config, clock, all_metrics)
     timelines = TimelineStore(capacity_bytes=config.recorder.timeline_bytes)
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
-    phases = PhaseFold(
-        listeners, [histograms.on_measured], ledger_builder, isolation=pump.isolation
-    )
+    phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,
         pump=pump,
@@ -109,11 +100,11 @@ def build_telemetry(
         pusher=pusher,
         machine=machine,
         drain_rate=DrainRate(),
-        ledger_builder=ledger_builder,
+        ledger_builder=ledgers,
         recorder=recorder,
         root_worker=root_worker,
     )
-    _connect(config, telemetry, engine_client, lanes)
+    _connect(config, telemetry, client, lanes)
     return telemetry
 
 
@@ -122,7 +113,7 @@ def _build_diagnoser(baseline: str | None) -> Diagnoser:
 
 
 def _suppliers(
-    engine_client: EngineClient,
+    client: EngineClient,
     pump: Pump,
     machine: MachineWatch,
     recorder: FlightRecorder | None,
@@ -132,7 +123,7 @@ def _suppliers(
 ) -> Suppliers:
     """What a snapshot asks of other owners; `pusher` is built later."""
     return Suppliers(
-        ready=lambda: engine_client.ready,
+        ready=lambda: client.ready,
         facts_lost=lambda: pump.facts_lost,
         facts_waiting=lambda: pump.facts_waiting,
         folds_detached=lambda: pump.detached,
@@ -147,7 +138,7 @@ def _suppliers(
 
 
 def _more_families(
-    engine_client: EngineClient,
+    client: EngineClient,
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
@@ -159,7 +150,7 @@ def _more_families(
     """Metrics of other owners than the folds."""
     return lambda: [
         *machine_families(machine),
-        *heartbeat_families(engine_client.health.heartbeat_age_ns, engine_client.health.hangs),
+        *heartbeat_families(client.health.heartbeat_age_ns, client.health.hangs),
         *harm_families(ledger_builder.harm),
         *finding_families(opinion(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
@@ -188,7 +179,7 @@ def _listeners(
 
 
 def _connect(
-    config: ServeConfig, telemetry: Telemetry, engine_client: EngineClient, lanes: tuple[Lane, ...]
+    config: ServeConfig, telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...]
 ) -> None:
     """Lanes and folds to the pump."""
     pump = telemetry.pump
@@ -203,21 +194,18 @@ def _connect(
     pump.add_fold("drain_rate", telemetry.drain_rate)
     if config.engine.itl_target_ms is not None:  # the token budget follows what steps cost
         loop = asyncio.get_running_loop()
-        pump.add_fold(
-            "step_cost", StepCostFold(lambda cost: _send_step_cost(loop, engine_client, cost))
-        )
+        pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 
 
 def _build_machine(
     config: ServeConfig,
     clock: Clock,
-    engine_client: EngineClient,
+    client: EngineClient,
     is_busy: Callable[[], bool],
     isolation: Isolation,
 ) -> MachineWatch:
     def engine_pid() -> int | None:
-        started = engine_client.started if engine_client.has_engine else None
-        return None if started is None else started.pid
+        return client.started.pid if client.has_engine and client.started is not None else None
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(
@@ -227,13 +215,11 @@ def _build_machine(
     )
     machine = MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
     if machine.enabled:
-        engine_client.on_frame = isolation.guard("loop_probe", machine.probe.alive)
+        client.on_frame = isolation.guard("loop_probe", machine.probe.alive)
     return machine
 
 
-def _send_step_cost(
-    loop: asyncio.AbstractEventLoop, engine_client: EngineClient, cost: StepCost
-) -> None:
+def _send_step_cost(loop: asyncio.AbstractEventLoop, client: EngineClient, cost: StepCost) -> None:
     """From the pump's thread to the event loop, which owns the socket to the engine."""
     command = SetStepCost(
         base_ns=cost.base_ns,
@@ -242,4 +228,4 @@ def _send_step_cost(
         context_token_ns=cost.context_token_ns,
     )
     with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
-        loop.call_soon_threadsafe(engine_client.send, command)
+        loop.call_soon_threadsafe(client.send, command)

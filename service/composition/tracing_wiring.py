@@ -24,7 +24,7 @@ def build_exporter(
     port: int,
     slo: SloPolicy,
     is_culprit: Callable[[str], bool],
-    happenings: SpanEvents,
+    span_events: SpanEvents,
 ) -> SpanExporterThread | None:
     """None when spans go nowhere. Raises ConfigError."""
 
@@ -44,7 +44,7 @@ def build_exporter(
             clock,
             TailSampler(policy, is_culprit, missed),
             (address, port or None),
-            happenings,
+            span_events,
         )
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
