@@ -23,7 +23,7 @@ class Architecture:
 
     `hf_name` is the entry of `architectures` in config.json, `gguf_name` is `general.architecture`
     of a GGUF file. `read_config` and `read_gguf` take every key that the family obeys and make the
-    spec; of the other keys those that are known to be harmless (`config_keys`, `gguf_keys`, and
+    spec; of the other keys those that are known not to matter (`config_keys`, `gguf_keys`, and
     the two tables here) are passed over, and the rest is refused by name.
     `gguf_interleaves_rope` says that llama.cpp stores the rows of its query and key projections
     with rotary pairs side by side instead of head_dim / 2 apart.
@@ -37,5 +37,5 @@ class Architecture:
     hf_tensors: TensorNames = HF_NAMES
     gguf_tensors: TensorNames = GGUF_NAMES
     gguf_interleaves_rope: bool = False
-    harmless_config: Mapping[str, IgnoredKey] = field(default_factory=dict)
-    harmless_gguf: Mapping[str, IgnoredKey] = field(default_factory=dict)
+    ignored_config_keys: Mapping[str, IgnoredKey] = field(default_factory=dict)
+    ignored_gguf_keys: Mapping[str, IgnoredKey] = field(default_factory=dict)

@@ -100,5 +100,5 @@ def _read(file: GgufFile) -> tuple[Architecture, ModelSpec]:
     spec = architecture.read_gguf(
         GgufConfig(file, stated, prefix, architecture.gguf_tensors), architecture.family
     )
-    stated.finish({**of_family(prefix), **architecture.harmless_gguf}, GENERAL_PREFIXES)
+    stated.finish({**of_family(prefix), **architecture.ignored_gguf_keys}, GENERAL_PREFIXES)
     return architecture, spec

@@ -111,7 +111,7 @@ def _read(folder: Path) -> tuple[Architecture, ModelSpec]:
     refuse_quantized(config)
     spec = architecture.read_config(config, architecture.family)
     spec = replace(spec, eos_token_ids=_end_tokens(folder, config))
-    config.finish({**CONFIG, **architecture.harmless_config})
+    config.finish({**CONFIG, **architecture.ignored_config_keys})
     return architecture, spec
 
 

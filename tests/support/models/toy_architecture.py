@@ -49,5 +49,5 @@ TOY = Architecture(
         },
     ),
     gguf_interleaves_rope=True,
-    harmless_config={"toy_version": IgnoredKey("it describes the file, not the model")},
+    ignored_config_keys={"toy_version": IgnoredKey("it describes the file, not the model")},
 )
