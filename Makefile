@@ -7,10 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types contracts unit sim bench fuzz docs site prometheus format clean
+.PHONY: help serve test test-fast lint types contracts unit sim bench fuzz docs site prometheus format clean
 
 help: ## Show this help
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 serve: $(VENV)/.core ## Install, fetch the default model, serve it (PORT=8000 ARGS=...)
 	@exec $(BIN)/phasescope serve --port $(PORT) $(ARGS)
@@ -26,6 +26,9 @@ types: $(VENV)/.dev ## mypy, strict
 
 contracts: $(VENV)/.dev ## Allowed imports between packages
 	$(BIN)/lint-imports
+
+test-fast: $(VENV)/.dev ## The tests that start no server and compute little, in under two minutes
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not server and not long"
 
 unit: $(VENV)/.dev ## pytest, a file at a time in each of two processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile

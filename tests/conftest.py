@@ -1,4 +1,8 @@
-"""Fixtures that are dear enough to share: the default model and one running server."""
+"""Fixtures that take long to build and are shared: the default model and one running server.
+
+Tests that start servers are marked `server` here, by what they use; `make test-fast` leaves them
+and those marked `long` out.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,18 @@ import pytest
 
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
+
+
+STARTS_SERVERS = {"server", "shared_server", "default_model"}
+SERVER_MODULES = ("tests.support.servers.server", "benchmarks.starter", "lab.drills.servers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        uses = {getattr(value, "__module__", None) for value in vars(item.module).values()}
+        if STARTS_SERVERS & set(item.fixturenames) or uses & set(SERVER_MODULES):
+            item.add_marker("server")
 
 
 @pytest.fixture(scope="session", autouse=True)
