@@ -15,7 +15,6 @@ import pytest
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.server import Server
 
-
 STARTS_SERVERS = {"server", "shared_server", "default_model"}
 SERVER_MODULES = ("tests.support.servers.server", "benchmarks.starter", "lab.drills.servers")
 
