@@ -10,6 +10,8 @@ from benchmarks.diagnosis.identity import replayed
 from benchmarks.diagnosis.records import RECORDS, SUFFIX, results_beside
 from benchmarks.diagnosis.score import judge_kept, truth_of
 
+pytestmark = pytest.mark.long
+
 KEPT = read_kept(results_beside(RECORDS))
 NAMES = [one.episode.name for one in KEPT]
 

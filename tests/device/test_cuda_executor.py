@@ -35,6 +35,8 @@ from telemetry.facts.clock import MonotonicClock
 from tests.support.models.parity import Built, Engine
 from tests.support.servers.lively import LivelyWeights
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 PAGE, PAGES, MAX_TOKENS, MAX_ROWS = 16, 64, 128, 4
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 17]

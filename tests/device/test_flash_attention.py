@@ -28,6 +28,8 @@ from service.device.inputs import build_inputs
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.support.servers.lively import LivelyWeights
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 PAGES = 24
 SPEC = LivelyWeights().spec

@@ -18,6 +18,8 @@ from service.device.models.model import Decoder
 from service.device.quantization.precision import Precision
 from tests.support.servers.lively import LivelyWeights
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 GIB = 1 << 30
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")

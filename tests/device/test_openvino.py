@@ -50,6 +50,8 @@ from tests.support.models.openvino_world import (
 )
 from tests.support.models.parity import Built, Engine
 
+pytestmark = pytest.mark.long
+
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 

@@ -33,6 +33,8 @@ from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.parity import Engine, load_ours
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 TINY = DUMMY_SHAPES["tiny"]
 DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")

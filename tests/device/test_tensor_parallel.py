@@ -19,6 +19,8 @@ from tests.support.models.parity import Engine
 from tests.support.models.ranked import ARCHITECTURES, engine_of, logits_of, model_in
 from tests.support.servers.server import Server, eventually
 
+pytestmark = pytest.mark.long
+
 PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 90)), [7] * 33, [300]]
 OUTPUT_TOKENS = 12
 GENEROUS_S = 120.0  # only turns a hang into a failure

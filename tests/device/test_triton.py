@@ -43,6 +43,8 @@ from service.device.triton.ops import FusedOps
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.support.servers.lively import LivelyWeights
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)
 PAGES = 40

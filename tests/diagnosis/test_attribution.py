@@ -12,6 +12,8 @@ from diagnosis.root_cause.prefixes import restored_prefixes
 from lab.replay.noise import Disturbance
 from lab.twins.registry import build_twin
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("symptom", "mechanism", "cause", "seed"),

@@ -20,6 +20,8 @@ from diagnosis.verdicts.rules import findings_of
 from lab.twins.registry import TWINS
 from tests.support.worlds.twin_cases import SECOND, twin, verdicts
 
+pytestmark = pytest.mark.long
+
 S = Symptom
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.simulation.sim_executor import sim_token
 from telemetry.facts.reasons import EndReason
 from tests.support.worlds.engine_world import World
+
+pytestmark = pytest.mark.long
 
 
 @dataclass(frozen=True)

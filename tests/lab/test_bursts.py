@@ -13,6 +13,8 @@ from lab.twins.traffic import Setting
 from telemetry.facts.records import fact_ns
 from tests.support.worlds.twin_cases import SECOND
 
+pytestmark = pytest.mark.long
+
 
 def said_of_burst(requests: int, seed: int, at_s: float = 6.0) -> tuple[set[str], set[str]]:
     """Symptoms and verdicts of a run with `requests` more requests within 50 ms, before there is a

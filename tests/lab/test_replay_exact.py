@@ -34,6 +34,8 @@ from telemetry.facts.records import Fact
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import read_journal
 
+pytestmark = pytest.mark.long
+
 
 def facts_of(name: str, seed: int) -> list[Fact]:
     return list(World(build_scenario(name, seed)).run().facts)

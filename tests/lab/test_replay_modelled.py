@@ -21,6 +21,8 @@ from telemetry.facts.engine_records import EngineIdled, SequenceEnded, SequenceQ
 from telemetry.facts.records import Fact, RequestEnded, fact_ns
 from tests.support.worlds.replayed import CLASS, COST, close, disturbed, facts_at, run_of
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def busy() -> list[Fact]:

@@ -19,6 +19,8 @@ from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import SequenceEnded, StepRecorded
 from telemetry.facts.reasons import EndReason
 
+pytestmark = pytest.mark.long
+
 SEEDS = 400
 
 

@@ -15,6 +15,8 @@ from service.config.settings import ConfigError
 from service.engine.scheduler import Scheduler
 from telemetry.facts.engine_records import CacheFlushed, SequenceAdmitted, StepRecorded
 
+pytestmark = pytest.mark.long
+
 CHAOS_SEEDS = 300
 
 

@@ -43,6 +43,8 @@ from tests.support.worlds.twin_measures import (
 )
 from tests.support.worlds.twin_traces import TRACES, fault, of, pauses
 
+pytestmark = pytest.mark.long
+
 SECOND = 1_000_000_000
 SETTLED = Span(START_NS + 4 * SECOND, START_NS + 30 * SECOND)
 EVERYBODY: Group = frozenset()

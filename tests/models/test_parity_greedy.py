@@ -13,6 +13,8 @@ from service.device.loader import LoadedEngine
 from service.text.tokenizer import load_tokenizer
 from tests.support.models.parity import Engine, Judge, load_ours, load_reference, rounded_to_bf16
 
+pytestmark = pytest.mark.long
+
 LENGTHS = (1, 2, 3, 5, 9, 16, 17, 23, 31, 33, 48, 64, 65, 100, 129, 200)
 BUDGET_TOKENS = 64
 # as many as a block holds: every text crosses from one block into the next

@@ -46,6 +46,8 @@ from tests.support.worlds.facts import (
     tokenized,
 )
 
+pytestmark = pytest.mark.long
+
 SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
 # some of the gaps between tokens in these worlds are longer, and so are explained
 ITL_TARGET_NS = 26 * MS

@@ -53,6 +53,8 @@ from tests.support.worlds.facts import (
 )
 from tests.telemetry.journal.test_replay import Folds
 
+pytestmark = pytest.mark.long
+
 SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
 
 

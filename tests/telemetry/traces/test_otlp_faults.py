@@ -29,6 +29,8 @@ from tests.support.servers.otlp_thread import (
 from tests.support.servers.server import eventually, free_port
 from tests.support.worlds.timelines import fresh
 
+pytestmark = pytest.mark.long
+
 
 @both
 def test_trees_arrive_whole(protocol: str) -> None:
