@@ -10,7 +10,7 @@ For each figure stated: the median of the pairs' ratios (this checkout by the ot
 the pairs, and the same of a checkout against itself (`--control`), which is the noise.
 
     git worktree add ../before COMMIT
-    .venv/bin/python -m benchmarks.checkouts ../before [--pairs 5] [--control]
+    .venv/bin/python -m benchmarks.checkouts ../before [--pairs 6] [--control]
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def compared(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def run(other: Path, pairs: int) -> list[dict[str, Any]]:
+def run(other: Path, pairs: int, loads: list[str]) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = []
     with contextlib.ExitStack() as running:
         urls = {
@@ -104,7 +104,7 @@ def run(other: Path, pairs: int) -> list[dict[str, Any]]:
         }
         for number in range(pairs):
             order = ("other", "this") if number % 2 == 0 else ("this", "other")
-            for load in LOADS:
+            for load in loads:
                 cell: dict[str, Any] = {"load": load, "pair": number + 1}
                 for name in order:  # the same prompts for both, new ones for each pair
                     cell[name] = measure(urls[name], load, salt=1000 * (number + 1) + len(cells))
@@ -117,23 +117,28 @@ def run(other: Path, pairs: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("other", type=Path, help="the other checkout")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--pairs", type=int, default=6, help="even, so that each goes first as often"
+    )
+    parser.add_argument("--loads", default=",".join(LOADS), help="comma-separated")
     parser.add_argument(
         "--control", action="store_true", help="the other checkout against itself, too"
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    other = args.other.resolve()
+    other, loads = args.other.resolve(), args.loads.split(",")
+    if unknown := set(loads) - set(LOADS):
+        parser.error(f"no load {', '.join(unknown)}: choose from {', '.join(LOADS)}")
     found: dict[str, Any] = {
         "machine": machine(),
         "measured_at": time.strftime("%Y-%m-%d", time.gmtime()),
         "flags": list(FLAGS),
         "this": commit_of(REPOSITORY),
         "other": commit_of(other),
-        "results": compared(run(other, args.pairs)),
+        "results": compared(run(other, args.pairs, loads)),
     }
     if args.control:
-        found["control"] = compared(run(REPOSITORY, args.pairs))
+        found["control"] = compared(run(REPOSITORY, args.pairs, loads))
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     for row in found["results"]:
         print(

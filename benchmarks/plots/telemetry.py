@@ -40,7 +40,7 @@ def gateway_scale(data: dict[str, Any]) -> Figure:
     _threads(axes[0], [data[run]["gateway_cpu_us_per_token"] for run in runs])
     _pair(axes[1], [data[run]["loop_lag_ms"]["p99"] for run in runs], 10)
     axes[1].set_title("loop lag p99, ms")
-    for run, colour in zip(runs, (GREY, BLUE), strict=True):
+    for run, colour in (("before", GREY), ("after", BLUE), ("now", GREEN)):
         minutes = [row[0] / 60 for row in data[run]["rss_mib"]]
         axes[2].plot(minutes, [row[1] for row in data[run]["rss_mib"]], color=colour, label=run)
     axes[2].set_title("memory, MiB")
