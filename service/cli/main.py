@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from service.cli import (
@@ -24,6 +25,7 @@ from service.config.settings import ConfigError
 
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141  # 128 + SIGPIPE, as shells say it
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(words)
         code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `phasescope config | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     except ConfigError as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return EXIT_CONFIG

@@ -144,3 +144,13 @@ def test_it_refuses_what_serve_refuses(
     assert said in lines[0]
     assert lines[0] == lines[1]
     assert lines[0].count("\n") == 1
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    process = spawn("config", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as errors:
+        assert errors.read() == b""
+    assert process.wait(timeout=60) == 141
