@@ -7,10 +7,8 @@ block, no request. What is said about time is in the server's own settings, neve
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,15 +16,21 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.servers.newcomers import (
+    ASK,
+    HOST,
+    connections,
+    descriptors,
+    metric,
+    others_are_served,
+    refused,
+)
 from tests.support.servers.raw_http import RawClient, code_of, request
 from tests.support.servers.server import Server, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-ASK = {"prompt": [20, 21], "max_tokens": 2, "ignore_eos": True}
-HOST = "127.0.0.1"
 HEADER_TIMEOUT_S, BODY_TIMEOUT_S = 2, 2
 _RESIDENT_SLACK_BYTES = 64 << 20
 
@@ -56,16 +60,6 @@ def server(attacked: Server) -> Iterator[Server]:
     assert "Traceback" not in attacked.log()
 
 
-def descriptors(server: Server) -> list[str]:
-    """What the open ones are. Those of sockets are clients', the engine's and the listener's."""
-    folder = f"/proc/{server.process.pid}/fd"
-    found: list[str] = []
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(f"{folder}/{name}"))
-    return found
-
-
 def sockets(server: Server) -> int:
     return sum(one.startswith("socket:") for one in descriptors(server))
 
@@ -73,36 +67,6 @@ def sockets(server: Server) -> int:
 def resident(server: Server) -> int:
     pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
-
-
-def metric(server: Server, name: str, **labels: str) -> float:
-    text = server.client.get("/metrics").text
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == name and sample.labels == labels:
-                return sample.value
-    return 0.0
-
-
-def refused(server: Server, reason: str) -> float:
-    return metric(server, "phasescope_connections_refused_total", reason=reason)
-
-
-def others_are_served(server: Server) -> None:
-    """On a connection of their own, as a newcomer has it."""
-    with httpx.Client(base_url=server.url, timeout=20) as client:
-        assert client.get("/health").status_code == 200
-        assert client.post("/v1/completions", json=ASK).status_code == 200
-        assert client.get("/metrics").status_code == 200
-
-
-@contextlib.contextmanager
-def connections(server: Server, count: int) -> Iterator[list[socket.socket]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(socket.create_connection((HOST, server.port), timeout=30))
-            for _ in range(count)
-        ]
 
 
 def test_heads_that_never_end_are_closed_and_others_are_served(server: Server) -> None:
@@ -349,81 +313,3 @@ def test_garbage_is_refused_once_and_fills_no_log(server: Server) -> None:
             assert client.is_closed()
 
     assert len(server.log()) < log_bytes + 1000
-
-
-def test_an_answer_that_nobody_reads_is_given_up() -> None:
-    """Its connection ends although the client keeps it open."""
-    with (
-        Server("--model", "dummy:tiny", "--slow-client-timeout", "1") as server,
-        socket.socket() as client,
-    ):
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(30)
-        client.connect((HOST, server.port))
-        ahead = request("GET", "/metrics", host=HOST)
-        client.sendall(ahead * 16)
-        eventually(lambda: refused(server, "unread") == 1, "the end of the unread", 60)
-        eventually(lambda: metric(server, "phasescope_connections") == 1, "its connection's end")
-
-
-def test_at_the_limit_the_idle_give_their_place_and_then_there_is_a_typed_503() -> None:
-    with Server("--model", "dummy:tiny", "--max-connections", "8") as server:
-        others_are_served(server)
-        with connections(server, 16), contextlib.ExitStack() as more:
-
-            def is_full() -> bool:
-                """A place that became free meanwhile is taken, too."""
-                more.enter_context(connections(server, 1))
-                return metric(server, "phasescope_connections") >= 8
-
-            eventually(is_full, "every place taken")
-            eventually(lambda: _is_served(server), "a place for a newcomer")
-        with contextlib.ExitStack() as stack:
-            answer = None
-            while answer is None:  # those that get a place keep it: their bodies do not come
-                newcomer = stack.enter_context(RawClient(server.port, timeout_s=0.3))
-                newcomer.send(request("POST", "/v1/completions", "content-length: 9", host=HOST))
-                with contextlib.suppress(TimeoutError):
-                    answer = newcomer.answer()
-            assert (answer[0], code_of(answer)) == (503, "too_many_connections")
-            assert answer[1]["retry-after"] == "1"
-            assert newcomer.is_closed()
-        eventually(lambda: _is_served(server), "service afterwards")
-        assert refused(server, "limit") >= 1
-        assert refused(server, "displaced") >= 1
-
-
-def _is_served(server: Server) -> bool:
-    with contextlib.suppress(httpx.TransportError), httpx.Client(base_url=server.url) as client:
-        return client.post("/v1/completions", json=ASK).status_code == 200
-    return False
-
-
-def test_a_server_without_descriptors_says_so_and_goes_on_when_it_has_some() -> None:
-    """And goes on serving who is connected. More connections come than there are descriptors."""
-    with Server("--model", "dummy:tiny") as server:
-        pid = server.process.pid
-        others_are_served(server)
-        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        few = len(descriptors(server)) + 16
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, hard))
-        with connections(server, 60) as taken:
-            for one in taken:
-                one.sendall(b"POST /v1/completions HTTP/1.1\r\n")
-            failures = "phasescope_accept_failures_total"
-            eventually(lambda: metric(server, failures) >= 1, "a failure to accept")
-            assert server.completion(**ASK).status_code == 200
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
-
-        others_are_served(server)
-        assert server.log().count("cannot take connections: Too many open files") == 1
-
-
-def test_a_limit_beyond_what_the_system_allows_is_lowered_and_said() -> None:
-    words = "import resource,os,sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300)); "
-    words += "from service.gateway.http.acceptor import _within_descriptor_limit as limit; "
-    words += "print(limit(4096))"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
-
-    assert done.stdout.split() == [b"172"]
-    assert b"--max-connections 4096" in done.stderr
