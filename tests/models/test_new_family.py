@@ -20,7 +20,7 @@ from service.device.models import model, registry
 from service.device.models.tensors import GGUF_NAMES, TensorNames, tensor_names
 from service.device.native import decoder as native
 from service.device.openvino import graph as openvino
-from service.device.spec import Feature, ModelSpec
+from service.device.spec import DUMMY_SHAPES, Feature, ModelSpec
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import Plan, PrefillChunk
 from telemetry.facts.clock import MonotonicClock
@@ -170,6 +170,13 @@ def test_a_back_end_refuses_a_feature_that_it_does_not_state(
     monkeypatch.setattr(back_end, "FEATURES", back_end.FEATURES - {Feature.QK_NORM})
     with pytest.raises(ConfigError, match="does not compute norms of queries and keys"):
         load_executor(config_of(toy, executor=executor), MonotonicClock(), lambda stage: None)
+
+
+@pytest.mark.parametrize("back_end", [model, native, openvino], ids=["torch", "native", "openvino"])
+@pytest.mark.parametrize("spec", DUMMY_SHAPES.values(), ids=DUMMY_SHAPES)
+def test_no_back_end_refuses_a_shape_that_we_ship(back_end: Any, spec: ModelSpec) -> None:
+    """Llama 3's rope scaling, norms of queries and tied embeddings are among them."""
+    assert back_end.unsupported(spec) is None
 
 
 @pytest.mark.usefixtures("registered")
