@@ -22,8 +22,7 @@ _PROGRESS_NS = 2_000_000_000
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "drill",
-        help="bring trouble about in a real server, or run the scheduler through simulated "
-        "scenarios",
+        help="inject faults into a real server, or run the scheduler through simulated scenarios",
         description="With NAME: start a server, serve traffic, bring that trouble about for a "
         "while, and write down what was done, what clients saw and what the server said. With "
         "--sim: simulated scenarios, invariants checked.",

@@ -107,7 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         setting(
             "--tensor-parallel",
             Group.MODEL,
-            "share each layer between so many processes, each with a GPU of its own or with its "
+            "split each layer across this many processes, each with a GPU of its own or with its "
             "share of the CPU's cores; --kv-memory is then the size for each; needs the torch "
             "executor",
             unit=Unit.PROCESSES,
