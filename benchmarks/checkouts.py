@@ -25,8 +25,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import machine
+from benchmarks.serving import figures, run_whole
 from benchmarks.starter import serving
-from lab.load.run import run_bench
 from lab.load.spec import BenchSpec, ClassSpec, Fixed, Interval, Users
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -56,18 +56,8 @@ def measure(url: str, load: str, salt: int) -> dict[str, float]:
         url=url, classes=classes, requests=requests, duration_s=seconds, warmup_requests=before,
         salt=salt, extra_body={"logprobs": 0},
     )  # fmt: skip
-    result = run_bench(spec)
-    if result.total.ok < result.total.counted:
-        raise SystemExit(f"{load}: {result.total.counted - result.total.ok} requests failed")
-    steady = next(one for one in result.classes if one.name == STEADY)
-    assert steady.ttft is not None
-    assert steady.itl is not None
-    return {
-        "tokens_per_s": steady.throughput.output_tokens_per_s,
-        "ttft_p50_ms": steady.ttft.p50_ms,
-        "itl_p50_ms": steady.itl.p50_ms,
-        "itl_p99_ms": steady.itl.p99_ms,
-    }
+    found = run_whole(spec, load).classes
+    return figures(next(one for one in found if one.name == STEADY))
 
 
 def commit_of(checkout: Path) -> str:

@@ -20,7 +20,7 @@ import httpx
 
 from benchmarks.machine import machine, spread
 from benchmarks.starter import serving
-from lab.load.result import BenchResult
+from lab.load.result import BenchResult, ClassResult
 from lab.load.run import run_bench
 from lab.load.spec import BenchSpec, ClassSpec, Fixed, Users
 
@@ -47,21 +47,26 @@ def measure(url: str, name: str) -> dict[str, Any]:
         warmup_requests=users,
         extra_body={"logprobs": 0},  # so that each token has a chunk, whatever its text
     )
+    return figures(run_whole(spec, name).total)
+
+
+def run_whole(spec: BenchSpec, name: str) -> BenchResult:
+    """The result of a run. SystemExit, with the load's name, when a request failed."""
     result = run_bench(spec)
     if result.total.ok < result.total.counted:
         raise SystemExit(f"{name}: {result.total.counted - result.total.ok} requests failed")
-    return figures(result)
+    return result
 
 
-def figures(result: BenchResult) -> dict[str, Any]:
-    total = result.total
-    assert total.ttft is not None
-    assert total.itl is not None
+def figures(found: ClassResult) -> dict[str, float]:
+    """Of one class, or of all together."""
+    assert found.ttft is not None
+    assert found.itl is not None
     return {
-        "tokens_per_s": total.throughput.output_tokens_per_s,
-        "ttft_p50_ms": total.ttft.p50_ms,
-        "itl_p50_ms": total.itl.p50_ms,
-        "itl_p99_ms": total.itl.p99_ms,
+        "tokens_per_s": found.throughput.output_tokens_per_s,
+        "ttft_p50_ms": found.ttft.p50_ms,
+        "itl_p50_ms": found.itl.p50_ms,
+        "itl_p99_ms": found.itl.p99_ms,
     }
 
 
