@@ -20,6 +20,7 @@ from service.engine.inbox import (
     GrammarReady,
     Pause,
     Resume,
+    SetLimits,
     SetStepCost,
     Submit,
 )
@@ -29,6 +30,7 @@ from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineStarted,
     GrammarCompiled,
+    LimitsSet,
     RecordingSet,
     SequenceAdmitted,
     SequenceEnded,
@@ -61,6 +63,7 @@ _DECISIONS = (
     GrammarCompiled,
     CacheFlushed,
     StepCostSet,
+    LimitsSet,
     StepRecorded,
 )
 # ends that the scheduler decides; all others were commands
@@ -117,6 +120,8 @@ class RecordedSequence:
             tenant=entry.tenant,
             priority=entry.priority,
             deadline_ns=entry.deadline_ns,
+            first_token_by_ns=entry.first_token_by_ns,
+            itl_target_ns=entry.itl_target_ns,
             cache_prefix=self.is_cacheable,
             grammar=Grammar(GrammarKind.REGEX, "") if entry.constrained else None,
         )
@@ -297,7 +302,12 @@ def _command_of(fact: Fact) -> Command | None:
                 prefill_token_ns=fact.prefill_token_ns,
                 decode_row_ns=fact.decode_row_ns,
                 context_token_ns=fact.context_token_ns,
+                pair_ns=fact.pair_ns,
+                mixed_ns=fact.mixed_ns,
+                spread=fact.spread,
             )
+        case LimitsSet():
+            return SetLimits(limits=fact.limits, changed=fact.changed, by=fact.by, why=fact.why)
         case CacheFlushed():
             return FlushCache()
         case _:

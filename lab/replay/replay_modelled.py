@@ -28,6 +28,7 @@ from service.engine.inbox import (
     GrammarReady,
     Pause,
     Resume,
+    SetLimits,
     SetStepCost,
     Submit,
 )
@@ -145,7 +146,7 @@ def _commands(
                         yield iteration.at_ns, command
                 case FlushCache() if not change.flushes:
                     pass
-                case FlushCache() | SetStepCost():
+                case FlushCache() | SetLimits() | SetStepCost():
                     yield iteration.at_ns, command
                 case _:
                     pass

@@ -26,6 +26,7 @@ from service.engine.inbox import (
     Inbox,
     Pause,
     Resume,
+    SetLimits,
     SetStepCost,
     Submit,
 )
@@ -222,7 +223,7 @@ class World:
                     self.clock.advance(event.length_ns)
                 case Cancel() | Pause() | Resume() | GrammarReady() | Submit():
                     self.inbox.put(event)
-                case SetStepCost() | FlushCache():
+                case SetStepCost() | SetLimits() | FlushCache():
                     self.inbox.put(event)
 
     def _arrive(self, arrival: Arrival) -> None:

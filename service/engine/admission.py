@@ -8,6 +8,7 @@ grow without an immediate preemption.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from service.engine.fairness import Policy
@@ -18,7 +19,7 @@ from telemetry.facts.reasons import EndReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The engine's bounds and policies; fixed for its lifetime."""
+    """The engine's bounds and policies. Those in `RuntimeLimits` may change while it runs."""
 
     block_tokens: int
     blocks_total: int
@@ -38,6 +39,11 @@ class Limits:
     draft_tokens: int = 0
     host_slots: int = 0
     retention: Retention = field(default_factory=Retention)
+    auto_budget: bool = False
+    slo_order: bool = False
+    refuse_late: bool = False
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    budget_ceiling_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert self.budget_tokens >= self.max_seqs, "no room to decode every sequence"

@@ -17,7 +17,7 @@ longer than the ageing time counts as one of the best class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 PREFILL_WEIGHT = 1
@@ -34,25 +34,31 @@ class Policy(StrEnum):
 
 class TenantCounters:
     """Service by tenant, in weighted tokens: the virtual token counters. They count all work,
-    under any policy."""
+    under any policy. A tenant's tokens are divided by its weight in `weights`, 1 without one."""
 
     def __init__(self) -> None:
-        self._service: dict[str, int] = {}
+        self.weights: Mapping[str, float] = {}
+        self._service: dict[str, float] = {}
         self._last_left: str | None = None
 
-    def service_of(self, tenant: str) -> int:
+    def service_of(self, tenant: str) -> float:
         """Weighted tokens; 0 for an unknown tenant."""
         return self._service.get(tenant, 0)
 
     def add_prefill(self, tenant: str, tokens: int) -> None:
         """Charge `tokens` prompt tokens; called at admission, before they are computed."""
-        self._service[tenant] = self.service_of(tenant) + PREFILL_WEIGHT * tokens
+        self._charge(tenant, PREFILL_WEIGHT * tokens)
 
     def add_decode(self, tenant: str, tokens: int) -> None:
         """Charge `tokens` output tokens."""
-        self._service[tenant] = self.service_of(tenant) + DECODE_WEIGHT * tokens
+        self._charge(tenant, DECODE_WEIGHT * tokens)
 
-    def tenant_queued(self, tenant: str, min_active_service: int | None) -> None:
+    def _charge(self, tenant: str, weighted_tokens: int) -> None:
+        weight = self.weights.get(tenant)
+        charged = weighted_tokens if weight is None else weighted_tokens / weight
+        self._service[tenant] = self.service_of(tenant) + charged
+
+    def tenant_queued(self, tenant: str, min_active_service: float | None) -> None:
         """A tenant with no queued request queues one. Its counter is lifted to just below
         `min_active_service`, the least of the tenants that it competes with; where there is none
         (None), to just below that of the tenant that left the queue last."""

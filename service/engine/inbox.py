@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from service.engine.plan import Grammar, SamplingParams
+from telemetry.facts.engine_records import RuntimeLimits
 from telemetry.facts.reasons import EndReason
 
 
@@ -22,6 +23,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     context. `end_token_ids` end the text (the model's EOS tokens, unless the client asked
     to ignore them), `stop_token_ids` are the client's own. A smaller `priority` is served
     earlier. At `deadline_ns` (monotonic) the sequence ends, waiting or running.
+    The first token should come by `first_token_by_ns` (monotonic), and each further one within
+    `itl_target_ns` of the one before: the targets of its SLO class.
     `cache_salt` keeps its cached prefix apart from the tenant's others; `cache_prefix`
     false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
     GrammarReady comes for it.
@@ -40,6 +43,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_salt: str = ""
     cache_prefix: bool = True
     grammar: Grammar | None = None
+    first_token_by_ns: int | None = None
+    itl_target_ns: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -72,16 +77,33 @@ class GrammarReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetStepCost(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The fitted cost of a step, in nanoseconds; the adaptive budget uses it."""
+    """The fitted cost of a step in nanoseconds; the step budget uses it.
+
+    `pair_ns` is for each pair of a prompt token and a token that it attends to, `mixed_ns` for any
+    step with prompts. Of a hundred steps 95 take at most `spread` times their prediction.
+    """
 
     base_ns: int
     prefill_token_ns: int
     decode_row_ns: int
     context_token_ns: int = 0
+    pair_ns: float = 0.0
+    mixed_ns: int = 0
+    spread: float = 1.0
 
     def decode_step_ns(self, decodes: int, context_tokens: int) -> int:
         """Predicted duration of a step without prefill."""
         return self.base_ns + self.decode_row_ns * decodes + self.context_token_ns * context_tokens
+
+
+class SetLimits(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Put `limits` in force; `changed` names what is new, `by` and `why` say who changed it and for
+    what reason. They have been checked (`service.engine.limits_record.with_runtime`)."""
+
+    limits: RuntimeLimits
+    changed: tuple[str, ...]
+    by: str
+    why: str
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +116,17 @@ class SetRecording(msgspec.Struct, frozen=True, tag=True):
     enabled: bool
 
 
-Command = Submit | Cancel | Pause | Resume | GrammarReady | SetStepCost | FlushCache | SetRecording
+Command = (
+    Submit
+    | Cancel
+    | Pause
+    | Resume
+    | GrammarReady
+    | SetStepCost
+    | SetLimits
+    | FlushCache
+    | SetRecording
+)
 
 
 class Inbox:

@@ -1,13 +1,16 @@
-"""Limits to and from the fact that records them, EngineStarted."""
+"""Limits to and from the facts that record them, EngineStarted and LimitsSet."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
 from service.engine.kv.cpu_offload import Retention
-from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.engine_records import EngineStarted, RuntimeLimits
 
 _SAME = (
     "blocks_total",
@@ -26,7 +29,17 @@ _SAME = (
     "cache_identity",
     "draft_tokens",
     "host_slots",
+    "auto_budget",
+    "slo_order",
+    "refuse_late",
+    "tenant_weights",
+    "budget_ceiling_tokens",
 )
+_RUNTIME = tuple(one.name for one in msgspec.structs.fields(RuntimeLimits))
+
+
+class LimitError(ValueError):
+    """A limit cannot have that value; the message is one line with what is allowed."""
 
 
 def record_of(limits: Limits) -> dict[str, Any]:
@@ -47,3 +60,33 @@ def limits_of(started: EngineStarted) -> Limits:
         policy=Policy(started.policy),
         retention=retention,
     )
+
+
+def runtime_of(limits: Limits) -> RuntimeLimits:
+    """Those of the limits that may change while the engine runs."""
+    return RuntimeLimits(**{name: getattr(limits, name) for name in _RUNTIME})
+
+
+def with_runtime(started: Limits, wanted: RuntimeLimits) -> Limits:
+    """The limits of an engine that started with `started`, after a change to `wanted`.
+
+    Raises LimitError: what was allocated at the start bounds what may be set later.
+    """
+    if not 1 <= wanted.max_seqs <= started.max_seqs:
+        raise LimitError(f"max_num_seqs: 1 to {started.max_seqs}, the number at the start")
+    if wanted.draft_tokens and not started.draft_tokens:
+        raise LimitError("speculative_tokens: the server started without --speculative-tokens")
+    if not 0 <= wanted.draft_tokens <= started.draft_tokens:
+        raise LimitError(f"speculative_tokens: 0 to {started.draft_tokens}, as at the start")
+    if wanted.prefix_cache and not started.prefix_cache:
+        raise LimitError("prefix_cache: the server started with --no-prefix-cache")
+    most_tokens = max(started.budget_tokens, started.budget_ceiling_tokens)
+    if wanted.budget_tokens > most_tokens:
+        raise LimitError(f"max_batched_tokens: at most {most_tokens}, for which there is memory")
+    if any(weight <= 0 for weight in wanted.tenant_weights.values()):
+        raise LimitError("tenant_weights: each weight must be above 0")
+    if wanted.budget_tokens < wanted.max_seqs:
+        raise LimitError(
+            f"max_batched_tokens {wanted.budget_tokens} is below max_num_seqs {wanted.max_seqs}"
+        )
+    return replace(started, **{name: getattr(wanted, name) for name in _RUNTIME})

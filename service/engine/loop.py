@@ -22,6 +22,7 @@ from service.engine.inbox import (
     Inbox,
     Pause,
     Resume,
+    SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
@@ -131,6 +132,8 @@ class EngineLoop:
                     scheduler.grammar_ready(command, now_ns)
                 case SetStepCost():
                     scheduler.set_step_cost(command)
+                case SetLimits():
+                    scheduler.set_limits(command)
                 case FlushCache():
                     scheduler.flush_cache()
                 case SetRecording():

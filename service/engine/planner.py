@@ -36,7 +36,8 @@ class Planner:
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched."""
-        builder = PlanBuilder(self.limits.step_tokens)
+        # more may run than `max_seqs` allows since it was lowered: each decodes one token
+        builder = PlanBuilder(max(self.limits.step_tokens, len(self._table.running)))
         builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
         self._plan_decodes(builder, now_ns)
         self._add_draft_tokens(builder, now_ns)
@@ -73,7 +74,7 @@ class Planner:
             return list(running)
         sort_key = self._sort_key(now_ns)
 
-        def key(request: Request) -> tuple[bool, int, int]:
+        def key(request: Request) -> tuple[bool, int, float]:
             priority, service, _, _ = sort_key(request)
             return (request.paused, priority, service)
 

@@ -24,9 +24,10 @@ from functools import partial
 from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.draft_proposer import DraftProposer, ngram_proposer
 from service.engine.executor import StepFailed
-from service.engine.inbox import GrammarReady, SetStepCost, Submit
+from service.engine.inbox import GrammarReady, SetLimits, SetStepCost, Submit
 from service.engine.kv.cpu_offload import CpuOffloadIndex
 from service.engine.kv.prefix import PrefixCache
+from service.engine.limits_record import with_runtime
 from service.engine.plan import DecodeRow, Emission, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.planner import Planner
 from service.engine.sequences.fact_log import FactLog
@@ -38,6 +39,7 @@ from telemetry.facts.engine_records import (
     BlocksSealed,
     CacheFlushed,
     GrammarCompiled,
+    LimitsSet,
     SequencePaused,
     SequenceResumed,
     StepAborted,
@@ -69,7 +71,7 @@ class Scheduler:
     ) -> None:
         """`make_proposer` makes the draft proposer of a sequence, where `limits.draft_tokens` is
         not 0. Token ids from `vocab_tokens` on are refused; None: the size is not known."""
-        self.limits = limits
+        self.limits = self._started_with = limits
         self._vocab_tokens = vocab_tokens
         self._make_proposer = make_proposer
         self.log = FactLog()
@@ -182,6 +184,26 @@ class Scheduler:
                 prefill_token_ns=command.prefill_token_ns,
                 decode_row_ns=command.decode_row_ns,
                 context_token_ns=command.context_token_ns,
+                pair_ns=command.pair_ns,
+                mixed_ns=command.mixed_ns,
+                spread=command.spread,
+            )
+        )
+
+    def set_limits(self, command: SetLimits) -> None:
+        """Put other limits in force; sequences that run go on. Raises LimitError."""
+        self.limits = with_runtime(self._started_with, command.limits)
+        self._planner.limits = self.limits
+        self.table.set_limits(self.limits)
+        self.prefix.enabled = self.limits.prefix_cache
+        self.log.record(
+            partial(
+                LimitsSet,
+                step_id=self.log.next_step_id,
+                limits=command.limits,
+                changed=command.changed,
+                by=command.by,
+                why=command.why,
             )
         )
 

@@ -27,6 +27,7 @@ from service.engine.inbox import (
     Inbox,
     Pause,
     Resume,
+    SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
@@ -96,6 +97,7 @@ class EngineServer:
                         | Pause()
                         | Resume()
                         | FlushCache()
+                        | SetLimits()
                         | SetRecording()
                         | SetStepCost()
                     ):

@@ -20,6 +20,7 @@ from service.engine.inbox import (
     FlushCache,
     Pause,
     Resume,
+    SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
@@ -111,6 +112,7 @@ ToEngine = (
     | Resume
     | FlushCache
     | SetRecording
+    | SetLimits
     | SetStepCost
     | StartProfile
     | StopProfile

@@ -39,6 +39,39 @@ class ModelShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cell_bytes: int
 
 
+class WarmUpStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step of the warm-up and how long it took: a first measurement of what steps cost."""
+
+    prompt_tokens: int
+    decode_rows: int
+    context_tokens: int  # that the prompt tokens, or the decode rows together, attend to
+    span_ns: int
+
+
+class RuntimeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of an engine that may change while it runs.
+
+    With `auto_budget` the prompt tokens of a step follow from its cost and the latency targets of
+    its requests, up to `budget_tokens` tokens in all; else each step may have `budget_tokens`.
+    `itl_target_ns` replaces the inter-token targets of the requests. A tenant's share of service
+    is its weight, 1 where `tenant_weights` has none.
+    """
+
+    auto_budget: bool
+    budget_tokens: int
+    max_seqs: int
+    itl_target_ns: int | None
+    queue_limit_requests: int
+    queue_limit_tokens: int
+    tenant_max_seqs: int | None
+    tenant_queue_limit: int | None
+    tenant_weights: dict[str, float]
+    prefix_cache: bool
+    draft_tokens: int
+    slo_order: bool
+    refuse_late: bool
+
+
 class EngineStarted(_Fact, frozen=True):
     """The engine is ready; its limits are facts, so that replay needs no other source.
 
@@ -72,6 +105,12 @@ class EngineStarted(_Fact, frozen=True):
     host_ttl_ns: int | None = None
     stages: tuple[StageTime, ...] = ()
     shape: ModelShape | None = None
+    auto_budget: bool = False
+    slo_order: bool = False
+    refuse_late: bool = False
+    tenant_weights: dict[str, float] = msgspec.field(default_factory=dict)
+    budget_ceiling_tokens: int = 0
+    warm_up: tuple[WarmUpStep, ...] = ()
 
 
 class SequenceQueued(_Fact, frozen=True):
@@ -79,7 +118,8 @@ class SequenceQueued(_Fact, frozen=True):
 
     `blocks` are aliases of the full blocks of its prompt: two sequences that share an alias share
     the text up to the end of that block. Of a long prompt only the first blocks are here;
-    `StepRecorded.blocks_sealed` has the others. None: it may not share blocks.
+    `StepRecorded.blocks_sealed` has the others. None: it may not share blocks. `first_token_by_ns`
+    (monotonic) and `itl_target_ns` are the targets of its SLO class, None without any.
     """
 
     seq_id: int
@@ -92,6 +132,8 @@ class SequenceQueued(_Fact, frozen=True):
     deadline_ns: int | None = None
     constrained: bool = False
     blocks: tuple[int, ...] | None = None
+    first_token_by_ns: int | None = None
+    itl_target_ns: int | None = None
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -106,6 +148,8 @@ class SequenceRefused(_Fact, frozen=True):
     priority: int = 0
     deadline_ns: int | None = None
     constrained: bool = False
+    first_token_by_ns: int | None = None
+    itl_target_ns: int | None = None
 
 
 class SequenceAdmitted(_Fact, frozen=True):
@@ -151,8 +195,23 @@ class GrammarCompiled(_Fact, frozen=True):
     refused: bool
 
 
+class LimitsSet(_Fact, frozen=True):
+    """From step `step_id` on these limits are in force; `changed` names those that are new.
+
+    `by` says who changed them, `why` for what reason; both are the words of an operator or of a
+    part of this service.
+    """
+
+    at_ns: int
+    step_id: int
+    limits: RuntimeLimits
+    changed: tuple[str, ...]
+    by: str
+    why: str
+
+
 class StepCostSet(_Fact, frozen=True):
-    """From step `step_id` on the adaptive budget uses this cost."""
+    """From step `step_id` on the step budget uses this cost (`telemetry.costs.step_cost`)."""
 
     at_ns: int
     step_id: int
@@ -160,6 +219,9 @@ class StepCostSet(_Fact, frozen=True):
     prefill_token_ns: int
     decode_row_ns: int
     context_token_ns: int
+    pair_ns: float = 0.0
+    mixed_ns: int = 0
+    spread: float = 1.0
 
 
 class StepAborted(_Fact, frozen=True):

@@ -19,6 +19,7 @@ from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
     GrammarCompiled,
+    LimitsSet,
     ProfileTaken,
     RecordingSet,
     SequenceAdmitted,
@@ -217,6 +218,7 @@ Fact = (
     | GrammarCompiled
     | StepAborted
     | StepCostSet
+    | LimitsSet
     | CacheFlushed
     | StepRecorded
     | RequestAccepted

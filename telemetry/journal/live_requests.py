@@ -16,6 +16,7 @@ from typing import Any
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
+    LimitsSet,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
@@ -62,6 +63,7 @@ class LiveRequests:
         self._take: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._engine_fact,
             StepCostSet: self._engine_fact,
+            LimitsSet: self._engine_fact,
             EngineDied: self._engine_died,
             RequestAccepted: self._accepted,
             RequestParsed: self._request_fact,
@@ -105,7 +107,7 @@ class LiveRequests:
 
     # The engine
 
-    def _engine_fact(self, fact: EngineStarted | StepCostSet) -> None:
+    def _engine_fact(self, fact: EngineStarted | StepCostSet | LimitsSet) -> None:
         self._engine[type(fact)] = fact
         self._engine_encoded = None
 

@@ -115,4 +115,6 @@ class FactLog:
             "priority": submit.priority,
             "deadline_ns": submit.deadline_ns,
             "constrained": submit.grammar is not None,
+            "first_token_by_ns": submit.first_token_by_ns,
+            "itl_target_ns": submit.itl_target_ns,
         }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from service.engine.fairness import Policy, TenantCounters
 from service.engine.sequences.request import Request, Status
 
-SortKey = tuple[int, int, int, int]  # class, service, running of the tenant, arrival
+SortKey = tuple[int, float, int, int]  # class, service, running of the tenant, arrival
 
 
 class WaitingQueue:
@@ -26,7 +26,7 @@ class WaitingQueue:
         policy: Policy,
         counters: TenantCounters,
         ageing_ns: int,
-        min_active_service: Callable[[Request], int | None],
+        min_active_service: Callable[[Request], float | None],
     ) -> None:
         """`min_active_service` gives the least service of a tenant that a request competes with,
         None when there is none."""
@@ -102,7 +102,7 @@ class WaitingQueue:
         self._count -= 1
         self.tokens -= request.known_tokens
 
-    def min_service(self, priority: int, eligible: Callable[[str], bool]) -> int | None:
+    def min_service(self, priority: int, eligible: Callable[[str], bool]) -> float | None:
         """The least service of an `eligible` tenant with a queued request of class `priority` or
         better; None when there is none."""
         rivals = {tenant for p, tenant in self._queues if p <= priority and eligible(tenant)}

@@ -47,7 +47,7 @@ class Request:
     arrival: int = 0
     queued_ns: int = 0
     admitted_class: int = 0
-    admitted_service: int = 0
+    admitted_service: float = 0
     awaits_grammar: bool = False
     paused: bool = False
     cache_root: bytes = b""

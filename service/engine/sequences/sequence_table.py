@@ -29,12 +29,18 @@ class SequenceTable:
         self.blocks = PrefixBlocks(limits, prefix, log)
         self.slots = SlotPool(limits.max_seqs)
         self.counters = TenantCounters()
+        self.counters.weights = limits.tenant_weights
         self.queue = WaitingQueue(
             limits.policy, self.counters, limits.ageing_ns, self._min_active_service
         )
         self.running: list[Request] = []
         self.live: dict[int, Request] = {}
         self._arrivals = 0
+
+    def set_limits(self, limits: Limits) -> None:
+        """Other limits are in force; the slots stay those of the start."""
+        self._limits = limits
+        self.counters.weights = limits.tenant_weights
 
     def running_of(self, tenant: str) -> int:
         """Running sequences of a tenant."""
@@ -134,7 +140,7 @@ class SequenceTable:
         tokens = sum(request.known_tokens for request in waiting)
         assert tokens == self.queue.tokens, f"{tokens} tokens wait, {self.queue.tokens} counted"
 
-    def _min_active_service(self, request: Request) -> int | None:
+    def _min_active_service(self, request: Request) -> float | None:
         """The least service of a tenant that `request` competes with: of those in prefill, as it
         was when they were admitted, and of waiting tenants that are not at their limit."""
         limit = self._limits.tenant_max_seqs
