@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
@@ -103,6 +105,7 @@ def build_telemetry(
         ledger_builder=ledgers,
         recorder=recorder,
         root_worker=root_worker,
+        slo_policy=policy,
     )
     _connect(config, telemetry, client, lanes)
     return telemetry
@@ -192,9 +195,8 @@ def _connect(
     pump.add_fold("window", telemetry.window)
     pump.add_fold("diagnosis", telemetry.diagnoser)
     pump.add_fold("drain_rate", telemetry.drain_rate)
-    if config.engine.itl_target_ms is not None:  # the token budget follows what steps cost
-        loop = asyncio.get_running_loop()
-        pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
+    loop = asyncio.get_running_loop()
+    pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 
 
 def _build_machine(
@@ -221,11 +223,6 @@ def _build_machine(
 
 def _send_step_cost(loop: asyncio.AbstractEventLoop, client: EngineClient, cost: StepCost) -> None:
     """From the pump's thread to the event loop, which owns the socket to the engine."""
-    command = SetStepCost(
-        base_ns=cost.base_ns,
-        prefill_token_ns=cost.prefill_token_ns,
-        decode_row_ns=cost.decode_row_ns,
-        context_token_ns=cost.context_token_ns,
-    )
+    command = SetStepCost(**msgspec.structs.asdict(cost))
     with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
         loop.call_soon_threadsafe(client.send, command)

@@ -123,6 +123,7 @@ class Scheduler:
         if self.limits.draft_tokens:
             request.proposer = self._make_proposer(command)
         self.table.add(request, now_ns)
+        self._planner.submitted(request, now_ns)
         if command.deadline_ns is not None:
             heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))
 
@@ -175,7 +176,7 @@ class Scheduler:
             self.table.queue.unblock(request, False, now_ns)
 
     def set_step_cost(self, command: SetStepCost) -> None:
-        self._planner.cost = command
+        self._planner.cost.set(command)
         self.log.record(
             partial(
                 StepCostSet,
@@ -225,6 +226,7 @@ class Scheduler:
     def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
         """Apply the outcome of a launched plan."""
         self.prefix.copied(plan.copies)
+        self._planner.cost.learn(plan, outcome)
         rows = plan.sampled_rows
         assert len(rows) == len(outcome.samples), f"{len(rows)} rows, {len(outcome.samples)} tokens"
         for chunk in plan.prefills:

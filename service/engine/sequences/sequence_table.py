@@ -31,7 +31,11 @@ class SequenceTable:
         self.counters = TenantCounters()
         self.counters.weights = limits.tenant_weights
         self.queue = WaitingQueue(
-            limits.policy, self.counters, limits.ageing_ns, self._min_active_service
+            limits.policy,
+            self.counters,
+            limits.ageing_ns,
+            self._min_active_service,
+            limits.slo_order,
         )
         self.running: list[Request] = []
         self.live: dict[int, Request] = {}
@@ -41,6 +45,7 @@ class SequenceTable:
         """Other limits are in force; the slots stay those of the start."""
         self._limits = limits
         self.counters.weights = limits.tenant_weights
+        self.queue.set_slo_order(limits.slo_order)
 
     def running_of(self, tenant: str) -> int:
         """Running sequences of a tenant."""
