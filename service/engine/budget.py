@@ -138,7 +138,7 @@ class PromptTime:
         self.left_ns -= self.token_ns * tokens + self.pair_ns * attention_pairs(tokens, context)
 
     def _fitting(self, context: int) -> float:
-        """Solves token_ns * n + pair_ns * n * (context + n / 2) = left_ns."""
+        """The n tokens whose time, with that of their attention pairs, is `left_ns`."""
         if self.left_ns <= 0:
             return 0.0
         linear = self.token_ns + self.pair_ns * context

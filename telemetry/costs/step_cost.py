@@ -18,7 +18,7 @@ import numpy as np
 
 from telemetry.costs.cost_model import BUDGET, Term
 from telemetry.costs.cost_model import fit as fit_preset
-from telemetry.costs.step_load import Load, load_of_step
+from telemetry.costs.step_load import Load, attention_pairs, load_of_step
 from telemetry.facts.engine_records import EngineStarted, StepRecorded, WarmUpStep
 from telemetry.facts.records import Fact
 from telemetry.numbers.quantiles import median, quantile
@@ -80,7 +80,7 @@ def warm_up_steps(steps: Iterable[WarmUpStep]) -> list[Measured]:
 
 def _load_of(step: WarmUpStep) -> Load:
     tokens, rows = step.prompt_tokens, step.decode_rows
-    pairs = tokens * (step.context_tokens + tokens / 2) if tokens else 0.0
+    pairs = attention_pairs(tokens, step.context_tokens) if tokens else 0.0
     context = step.context_tokens if rows else 0
     return Load(tokens, pairs, rows, rows, context, rows)
 
