@@ -85,9 +85,9 @@ def mix(scale: float) -> Run:
     return Run((_streams(), injected), 25 * scale)
 
 
-def alone(scale: float) -> Run:
-    """The first tokens are of the prompts' step."""
-    return Run((_streams(),), 8 * scale, warmup_s=1.0, typical_drain_s=3.0)
+def alone() -> Run:
+    """One reply each."""
+    return Run((_streams(),), 7.0, requests=6, typical_drain_s=0.0)
 
 
 def saturation(lengths: Lengths, scale: float) -> Run:

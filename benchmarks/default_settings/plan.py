@@ -76,7 +76,7 @@ def goodput_load(lengths: str, share: float) -> str:
 
 
 def _mix(choice: Choice) -> Iterator[Test]:
-    alone, mixed = loads.alone(choice.scale), loads.mix(choice.scale)
+    alone, mixed = loads.alone(), loads.mix(choice.scale)
     yield Test(
         "alone", (DEFAULT,), alone.estimated_s,
         lambda client, label, known: figures.alone(client.run(alone)),
