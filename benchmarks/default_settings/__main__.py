@@ -25,12 +25,12 @@ from benchmarks.default_settings.acceptance import FIXED, RESULTS, figures
 from benchmarks.default_settings.loads import LENGTHS
 from benchmarks.default_settings.plan import (
     DEFAULT,
+    LOADS,
     OLD,
-    TESTS,
     Choice,
-    Test,
+    Trial,
     servers_of,
-    tests_of,
+    trials_of,
 )
 from benchmarks.default_settings.rounds import GROUP, Rounds
 from benchmarks.peers.fleet import Server
@@ -49,7 +49,7 @@ def arguments() -> argparse.ArgumentParser:
         prog="python -m benchmarks.default_settings", description=str(__doc__).splitlines()[0]
     )
     add = parser.add_argument
-    add("--loads", default=",".join(TESTS), help="comma-separated (default all)")
+    add("--loads", default=",".join(LOADS), help="comma-separated (default all)")
     add("--rounds", type=int, default=5)
     add("--only", default="", help="comma-separated servers beside the default (default all)")
     add("--budgets", default="16,32,64,128,256,512,1024,2048", help="fixed ones in mix")
@@ -86,12 +86,12 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    tests = tests_of(choice_of(args))
-    say(describe(tests, args.rounds))
+    trials = trials_of(choice_of(args))
+    say(describe(trials, args.rounds))
     if args.estimate:
         return 0
-    if not tests:
-        raise PeerError(f"no loads: choose from {', '.join(TESTS)}")
+    if not trials:
+        raise PeerError(f"no loads: choose from {', '.join(LOADS)}")
     setup = setup_of(args.root, args.threads, "auto", args.phasescope_flags)
     if not setup.layout.hf.exists():
         raise PeerError("prompts need the model: python -m benchmarks.peers.models --only hf")
@@ -110,8 +110,8 @@ def _measure(args: argparse.Namespace) -> int:
     store = Store(args.out, settings, {"machine": about()}, places)
     with SpanReceiver() as receiver:
         setup = replace(setup, otlp_endpoint=receiver.endpoint)
-        servers = [server_named(label, setup, args.old_flags) for label in servers_of(tests)]
-        Rounds(tests, args.rounds, setup.layout, store, receiver).run(servers)
+        servers = [server_named(label, setup, args.old_flags) for label in servers_of(trials)]
+        Rounds(trials, args.rounds, setup.layout, store, receiver).run(servers)
     found = figures(store.data)
     for figure in found:
         say(figure.line())
@@ -126,7 +126,7 @@ def choice_of(args: argparse.Namespace) -> Choice:
         return (DEFAULT, *(label for label in labels if not only or label in only))
 
     return Choice(
-        tests=_known(args.loads, TESTS),
+        loads=_known(args.loads, LOADS),
         scale=args.scale,
         mix_servers=servers(
             *(f"{FIXED}{int(budget)}" for budget in _words(args.budgets)), *_words(args.peers)
@@ -164,15 +164,15 @@ def server_named(label: str, setup: Setup, old_flags: str) -> Server:
     return Server(known[name], int(budget) if budget else None, setup.layout)
 
 
-def describe(tests: list[Test], rounds: int) -> str:
+def describe(trials: list[Trial], rounds: int) -> str:
     """What will be measured, and for how long."""
     seconds: dict[str, float] = {}
-    for test in tests:
-        times = 1 if test.once else rounds
-        name = " ".join(test.load.split()[:2])
-        spent_s = times * len(test.labels) * (test.estimated_s + _TURN_S)
+    for trial in trials:
+        times = 1 if trial.once else rounds
+        name = " ".join(trial.load.split()[:2])
+        spent_s = times * len(trial.labels) * (trial.estimated_s + _TURN_S)
         seconds[name] = seconds.get(name, 0.0) + spent_s
-    servers = servers_of(tests)
+    servers = servers_of(trials)
     around_s = len(servers) * _START_S + rounds * (_CALIBRATION_S + 1.5 * len(servers))
     lines = [f"  {name}: {spent_s / 60:.1f} min" for name, spent_s in seconds.items()]
     total_s = sum(seconds.values()) + around_s

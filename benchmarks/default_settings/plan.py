@@ -1,4 +1,4 @@
-"""What is measured on which server: the tests of a round, in order."""
+"""What is measured on which server: the trials of a round, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.load.result import BenchResult
 
 DEFAULT, OLD = "phasescope", "phasescope-old"
 ONE_CLASS = "phasescope, one class"
-TESTS = ("mix", "goodput", "closed", "tenants", "voice")
+LOADS = ("mix", "goodput", "closed", "tenants", "voice")
 CAPACITY, VOICE_CAPACITY = "capacity", "voice capacity"
 
 
@@ -35,7 +35,7 @@ class Unknown(Exception):
 class Choice:
     """What the command line chose."""
 
-    tests: tuple[str, ...]
+    loads: tuple[str, ...]
     scale: float
     mix_servers: tuple[str, ...]
     goodput_servers: tuple[str, ...]
@@ -44,7 +44,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Test:
+class Trial:
     """One load of a round, and the labels of the cells that it gives. `once`: in one round."""
 
     load: str
@@ -59,52 +59,52 @@ def server_of(label: str) -> str:
     return DEFAULT if label == ONE_CLASS else label
 
 
-def servers_of(tests: list[Test]) -> list[str]:
-    return list(dict.fromkeys(server_of(label) for test in tests for label in test.labels))
+def servers_of(trials: list[Trial]) -> list[str]:
+    return list(dict.fromkeys(server_of(label) for trial in trials for label in trial.labels))
 
 
-def tests_of(choice: Choice) -> list[Test]:
+def trials_of(choice: Choice) -> list[Trial]:
     """Capacity before the loads that are shares of it."""
-    makers: dict[str, Callable[[Choice], Iterator[Test]]] = {
+    makers: dict[str, Callable[[Choice], Iterator[Trial]]] = {
         "mix": _mix, "goodput": _goodput, "closed": _closed, "tenants": _tenants, "voice": _voice,
     }  # fmt: skip
-    return [test for name in choice.tests for test in makers[name](choice)]
+    return [trial for name in choice.loads for trial in makers[name](choice)]
 
 
 def goodput_load(lengths: str, share: float) -> str:
     return f"goodput {lengths} {share:g}"
 
 
-def _mix(choice: Choice) -> Iterator[Test]:
+def _mix(choice: Choice) -> Iterator[Trial]:
     alone, mixed = loads.alone(), loads.mix(choice.scale)
-    yield Test(
+    yield Trial(
         "alone", (DEFAULT,), alone.estimated_s,
         lambda client, label, known: figures.alone(client.run(alone)),
     )  # fmt: skip
-    yield Test(
+    yield Trial(
         "mix", choice.mix_servers, mixed.estimated_s,
         lambda client, label, known: figures.mix(client.run(mixed)),
     )  # fmt: skip
 
 
-def _goodput(choice: Choice) -> Iterator[Test]:
+def _goodput(choice: Choice) -> Iterator[Trial]:
     for name in choice.lengths:
         yield _capacity(name, choice.scale)
         for share in choice.shares:
             yield _share_of_capacity(name, share, choice)
 
 
-def _capacity(name: str, scale: float) -> Test:
+def _capacity(name: str, scale: float) -> Trial:
     lengths = loads.LENGTHS[name]
     run = loads.saturation(lengths, scale)
 
     def measure(client: Client, label: str, known: Known) -> Figures:
         return figures.capacity(client.run(run), lengths)
 
-    return Test(f"{CAPACITY} {name}", (DEFAULT,), run.estimated_s, measure)
+    return Trial(f"{CAPACITY} {name}", (DEFAULT,), run.estimated_s, measure)
 
 
-def _share_of_capacity(name: str, share: float, choice: Choice) -> Test:
+def _share_of_capacity(name: str, share: float, choice: Choice) -> Trial:
     lengths = loads.LENGTHS[name]
 
     def measure(client: Client, label: str, known: Known) -> Figures:
@@ -113,30 +113,30 @@ def _share_of_capacity(name: str, share: float, choice: Choice) -> Test:
         return figures.goodput(client.run(run, errors_count=True))
 
     estimated_s = loads.open_loop(lengths, 1.0, choice.scale).estimated_s
-    return Test(goodput_load(name, share), choice.goodput_servers, estimated_s, measure)
+    return Trial(goodput_load(name, share), choice.goodput_servers, estimated_s, measure)
 
 
-def _closed(choice: Choice) -> Iterator[Test]:
+def _closed(choice: Choice) -> Iterator[Trial]:
     for name in loads.CLOSED:
         run = loads.closed(name, choice.scale)
 
         def measure(client: Client, label: str, known: Known, run: Run = run) -> Figures:
             return figures.closed(client.run(run))
 
-        yield Test(name, (DEFAULT, OLD), run.estimated_s, measure)
+        yield Trial(name, (DEFAULT, OLD), run.estimated_s, measure)
 
 
-def _tenants(choice: Choice) -> Iterator[Test]:
+def _tenants(choice: Choice) -> Iterator[Trial]:
     quiet, flooded = (loads.tenants(flooded, choice.scale) for flooded in (False, True))
 
     def measure(client: Client, label: str, known: Known) -> Figures:
         return figures.tenants(client.run(quiet), client.run(flooded))
 
     estimated_s = quiet.estimated_s + flooded.estimated_s
-    yield Test("tenants", (DEFAULT, OLD), estimated_s, measure)
+    yield Trial("tenants", (DEFAULT, OLD), estimated_s, measure)
 
 
-def _voice(choice: Choice) -> Iterator[Test]:
+def _voice(choice: Choice) -> Iterator[Trial]:
     short, long = loads.voice_alone(choice.scale), loads.batch_alone()
 
     def capacity(client: Client, label: str, known: Known) -> Figures:
@@ -148,6 +148,6 @@ def _voice(choice: Choice) -> Iterator[Test]:
         return figures.voice(client.run(run), batch_s)
 
     estimated_s = short.estimated_s + long.estimated_s
-    yield Test(VOICE_CAPACITY, (DEFAULT,), estimated_s, capacity, once=True)
+    yield Trial(VOICE_CAPACITY, (DEFAULT,), estimated_s, capacity, once=True)
     estimated_s = loads.voice(5.0, 10.0, True, choice.scale).estimated_s
-    yield Test("voice", (DEFAULT, ONE_CLASS), estimated_s, measure)
+    yield Trial("voice", (DEFAULT, ONE_CLASS), estimated_s, measure)

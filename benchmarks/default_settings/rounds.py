@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.default_settings import figures
 from benchmarks.default_settings.loads import Run
-from benchmarks.default_settings.plan import DEFAULT, Test, Unknown, server_of
+from benchmarks.default_settings.plan import DEFAULT, Trial, Unknown, server_of
 from benchmarks.peers.comparison import version_of
 from benchmarks.peers.fleet import Fleet, Server
 from benchmarks.peers.layout import Layout, say
@@ -81,17 +81,26 @@ def _teller(label: str) -> Callable[[Progress], None]:
     return on_progress
 
 
+def todo(store: Store, trial: Trial, number: int, rounds: int, running: list[str]) -> list[str]:
+    """The cells of a trial that has one missing: only whole rounds are compared."""
+    labels = [label for label in trial.labels if server_of(label) in running]
+    numbers = range(1, rounds + 1) if trial.once else [number]
+    done = any(store.has_round(GROUP, trial.load, one, labels) for one in numbers)
+    return [] if done else labels
+
+
 class Rounds:
     """Measures what is missing in a store."""
 
     def __init__(
-        self, tests: list[Test], rounds: int, layout: Layout, store: Store, receiver: SpanReceiver
+        self, trials: list[Trial], rounds: int, layout: Layout, store: Store, receiver: SpanReceiver
     ) -> None:
-        self._tests, self._rounds, self._layout = tests, rounds, layout
+        self._trials, self._rounds, self._layout = trials, rounds, layout
         self._store, self._receiver = store, receiver
 
     def run(self, servers: list[Server]) -> None:
-        if not any(self._todo(test, number, servers) for test, number in self._all()):
+        labels = [server.label for server in servers]
+        if not any(self._todo(number, labels) for number in range(1, self._rounds + 1)):
             say("already measured")
             return
         with Fleet(servers) as fleet:
@@ -103,40 +112,32 @@ class Rounds:
             for number in range(1, self._rounds + 1):
                 self._round(fleet, number)
 
-    def _all(self) -> list[tuple[Test, int]]:
-        return [(test, number) for number in range(1, self._rounds + 1) for test in self._tests]
-
-    def _todo(self, test: Test, number: int, running: list[Server]) -> list[str]:
-        """The cells of a test that has one missing: only whole rounds are compared."""
-        there = {server.label for server in running}
-        labels = [label for label in test.labels if server_of(label) in there]
-        numbers = range(1, self._rounds + 1) if test.once else [number]
-        done = any(self._store.has_round(GROUP, test.load, n, labels) for n in numbers)
-        return [] if done else labels
+    def _todo(self, number: int, running: list[str]) -> list[tuple[Trial, list[str]]]:
+        return [
+            (trial, labels)
+            for trial in self._trials
+            if (labels := todo(self._store, trial, number, self._rounds, running))
+        ]
 
     def _round(self, fleet: Fleet, number: int) -> None:
-        todo = [
-            (test, labels)
-            for test in self._tests
-            if (labels := self._todo(test, number, fleet.running))
-        ]
-        if not todo:
+        missing = self._todo(number, [server.label for server in fleet.running])
+        if not missing:
             return
         found = calibrate()
         say(f"round {number} of {self._rounds}: {found}")
         self._store.add_calibration(GROUP, number, "before", found)
         before, ok = self._receiver.counts()["traces"], 0
-        for test, labels in todo:
-            self._store.drop_round(GROUP, test.load, number)
+        for trial, labels in missing:
+            self._store.drop_round(GROUP, trial.load, number)
             turn = (number - 1) % len(labels)
             for label in labels[turn:] + labels[:turn]:
-                ok += self._cell(fleet, test, label, number)
+                ok += self._cell(fleet, trial, label, number)
         self._check_traces(fleet, number, before, ok)
 
-    def _cell(self, fleet: Fleet, test: Test, label: str, number: int) -> int:
+    def _cell(self, fleet: Fleet, trial: Trial, label: str, number: int) -> int:
         """Measure and store one; the requests of ours that had a whole reply."""
         server = next(one for one in fleet.running if one.label == server_of(label))
-        salt = 10 * (1000 * number + self._tests.index(test))
+        salt = 10 * (1000 * number + self._trials.index(trial))
         client = HttpClient(server, self._layout, number, salt)
 
         def known(load: str, figure: str) -> float:
@@ -145,13 +146,13 @@ class Rounds:
         with fleet.turn(server):
             cell: dict[str, Any]
             try:
-                values = figures.rounded(test.measure(client, label, known))
+                values = figures.rounded(trial.measure(client, label, known))
                 cell = {"figures": values, "checks": {"problems": client.problems}}
             except (BenchError, ConfigError, Unknown) as error:
                 cell = {"error": str(error)}
-        say(f"round {number} {test.load} {label}: {_line(cell)}")
+        say(f"round {number} {trial.load} {label}: {_line(cell)}")
         self._store.add_cell(
-            group=GROUP, load=test.load, repetition=number, server=label, **cell
+            group=GROUP, load=trial.load, repetition=number, server=label, **cell
         )  # fmt: skip
         return client.ok if server.recipe.ours else 0
 
