@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.default_settings import figures, loads
-from benchmarks.default_settings.__main__ import arguments, choice_of, describe
+from benchmarks.default_settings.__main__ import arguments, choice_of, describe, server_named
 from benchmarks.default_settings.acceptance import RESULTS, Results
 from benchmarks.default_settings.acceptance import figures as judged
 from benchmarks.default_settings.loads import Run
@@ -28,6 +28,7 @@ from benchmarks.default_settings.plan import (
 from benchmarks.default_settings.rounds import GROUP, todo
 from benchmarks.default_settings.tables import TABLES
 from benchmarks.peers.layout import PeerError
+from benchmarks.peers.recipes import setup_of
 from benchmarks.peers.store import Store
 from lab.load.result import BenchResult
 from lab.load.run import run_bench
@@ -259,6 +260,24 @@ def test_a_cell_that_builds_on_nothing_says_so() -> None:
 
     with pytest.raises(Unknown, match="capacity sharegpt"):
         test.measure(Recorder(), DEFAULT, known)
+
+
+def test_servers_are_the_peers_recipes_and_ours_with_their_flags(tmp_path: Path) -> None:
+    """A budget below the usual batch takes a smaller batch with it."""
+    setup = setup_of(tmp_path, 2, "float32", "--tracing full")
+
+    commands = {
+        label: " ".join(server_named(label, setup, "--order arrival").start.command)
+        for label in (DEFAULT, "phasescope@16", "phasescope@64", OLD, "vllm@256")
+    }
+
+    assert "--max-batched-tokens" not in commands[DEFAULT]
+    assert commands["phasescope@16"].endswith("--max-batched-tokens 16 --max-num-seqs 16")
+    assert commands["phasescope@64"].endswith("--tracing full --max-batched-tokens 64")
+    assert commands[OLD].endswith("--order arrival")
+    assert commands["vllm@256"].endswith("--max-num-batched-tokens 256")
+    with pytest.raises(PeerError, match="vllm"):
+        server_named("vlm", setup, "")
 
 
 # --- figures -----------------------------------------------------------------------------
