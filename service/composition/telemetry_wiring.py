@@ -45,6 +45,7 @@ from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo import BurnWatch, SloFold
 from telemetry.stats.window_fold import Suppliers, WindowFold
+from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.otlp import SpanExporterThread
 
 
@@ -66,8 +67,18 @@ def build_telemetry(
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline)
-    is_culprit, span_events = ledgers.harm.is_culprit, diagnoser.log.between
-    exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
+    limit_events = LimitEvents()
+    exporter = build_exporter(
+        config,
+        clock,
+        port,
+        policy,
+        ledgers.harm.is_culprit,
+        lambda begin_ns, end_ns: [
+            *diagnoser.log.between(begin_ns, end_ns),
+            *limit_events.between(begin_ns, end_ns),
+        ],
+    )
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher)
     window = WindowFold(histograms, suppliers)
@@ -104,7 +115,7 @@ def build_telemetry(
         recorder=recorder,
         root_worker=root_worker,
     )
-    _connect(config, telemetry, client, lanes)
+    _connect(telemetry, client, lanes, limit_events)
     return telemetry
 
 
@@ -179,7 +190,7 @@ def _listeners(
 
 
 def _connect(
-    config: ServeConfig, telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...]
+    telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...], limit_events: LimitEvents
 ) -> None:
     """Lanes and folds to the pump."""
     pump = telemetry.pump
@@ -192,9 +203,9 @@ def _connect(
     pump.add_fold("window", telemetry.window)
     pump.add_fold("diagnosis", telemetry.diagnoser)
     pump.add_fold("drain_rate", telemetry.drain_rate)
-    if config.engine.itl_target_ms is not None:  # the token budget follows what steps cost
-        loop = asyncio.get_running_loop()
-        pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
+    pump.add_fold("limit_events", limit_events)
+    loop = asyncio.get_running_loop()  # the token budget follows what steps cost
+    pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 
 
 def _build_machine(
