@@ -21,6 +21,7 @@ from service.config.settings import ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
 from telemetry.costs.step_cost import StepCost, StepCostFold
+from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
 from telemetry.facts.isolation import Isolation
 from telemetry.facts.pump import Pump
@@ -68,17 +69,8 @@ def build_telemetry(
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline)
     limit_events = LimitEvents()
-    exporter = build_exporter(
-        config,
-        clock,
-        port,
-        policy,
-        ledgers.harm.is_culprit,
-        lambda begin_ns, end_ns: [
-            *diagnoser.log.between(begin_ns, end_ns),
-            *limit_events.between(begin_ns, end_ns),
-        ],
-    )
+    is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, limit_events)
+    exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher)
     window = WindowFold(histograms, suppliers)
@@ -121,6 +113,13 @@ def build_telemetry(
 
 def _build_diagnoser(baseline: str | None) -> Diagnoser:
     return Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
+
+
+def _span_events(diagnoser: Diagnoser, limit_events: LimitEvents) -> SpanEvents:
+    return lambda begin_ns, end_ns: sorted(
+        [*diagnoser.log.between(begin_ns, end_ns), *limit_events.between(begin_ns, end_ns)],
+        key=lambda event: event.at_ns,
+    )
 
 
 def _suppliers(

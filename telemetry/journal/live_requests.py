@@ -3,8 +3,8 @@
 When the journal drops its oldest facts, requests that were live then lose their first facts. So
 each segment carries the facts that identify the live requests and their sequences (accepted,
 parsed, tokenized, submitted, queued, first admitted, grammar, a pause that is not over), the
-engine's start, its limits in force and its last step cost. The steps, tokens and waits of those requests before the cut
-are lost.
+engine's start, its limits in force and its last step cost. The steps, tokens and waits of those
+requests before the cut are lost.
 """
 
 from __future__ import annotations
