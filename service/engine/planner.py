@@ -41,7 +41,7 @@ class Planner:
         builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
         self._plan_decodes(builder, now_ns)
         self._add_draft_tokens(builder, now_ns)
-        builder.limit_prefill(self._prefill_allowance(builder))
+        builder.limit_prefill(max(0, self._prefill_allowance(builder)))
         self._plan_prefills(builder, now_ns)
         step_id = self._log.next_step_id
         if builder.is_empty:
