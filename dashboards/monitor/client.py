@@ -1,20 +1,22 @@
-"""HTTP client of the debug views of a running server."""
+"""HTTP client of the debug views of a running server, and of its limits."""
 
 from __future__ import annotations
 
 import urllib.error
 import urllib.request
 from http.client import HTTPException
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from dashboards.explain import Explained
 from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.facts.limits import LimitsView
 from telemetry.stats.window import Snapshot
 
 _TIMEOUT_S = 3.0
+_CHANGE_TIMEOUT_S = 10.0  # the server waits for the engine
 _HINTS = {401: "; give --debug-key", 404: "; it is not known, or not any more"}
 
 T = TypeVar("T")
@@ -43,14 +45,39 @@ class Client:
         """Raises Unreachable; also when the server does not know the request."""
         return self._get(f"/debug/requests/{quote(request_id, safe='')}", Explained)
 
+    def limits(self) -> LimitsView:
+        """Raises Unreachable."""
+        return self._get("/debug/limits", LimitsView)
+
+    def set_limits(self, change: dict[str, Any]) -> LimitsView:
+        """Raises Unreachable; also when the server refuses the change, with its reason."""
+        path, body = "/debug/limits", msgspec.json.encode(change)
+        headers = {**self._headers, "content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, body, headers, method="PUT")
+        return self._ask(request, path, LimitsView, _CHANGE_TIMEOUT_S)
+
     def _get(self, path: str, kind: type[T]) -> T:
+        request = urllib.request.Request(self.url + path, headers=self._headers)
+        return self._ask(request, path, kind, _TIMEOUT_S)
+
+    def _ask(
+        self, request: urllib.request.Request, path: str, kind: type[T], timeout_s: float
+    ) -> T:
         try:
-            request = urllib.request.Request(self.url + path, headers=self._headers)
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 return msgspec.json.decode(answer.read(), type=kind)
         except urllib.error.HTTPError as error:
-            hint = _HINTS.get(error.code, "")
+            hint = _HINTS.get(error.code) or _said(error)
             raise Unreachable(f"{self.url}{path} answers {error.code}{hint}") from error
         except (OSError, ValueError, HTTPException, msgspec.MsgspecError) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(f"{self.url} cannot be read: {reason}") from error
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The server's own words, where it has any."""
+    try:
+        message = msgspec.json.decode(error.read())["error"]["message"]
+    except (OSError, HTTPException, msgspec.MsgspecError, LookupError, TypeError):
+        return ""
+    return f": {message}"

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diagnosis.verdicts.classifier import Diagnosis
+from telemetry.facts.limits import LimitValue
 from telemetry.stats.window import Cell, GridRow, Snapshot
 
 MEASURES = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
@@ -143,6 +144,26 @@ def goodput(snapshot: Snapshot) -> Text:
     if not shown:
         line.append("  no request in the last minute")
     return line
+
+
+def limits(snapshot: Snapshot) -> Text:
+    """The limits that are not what they were at the start."""
+    line = Text(" limits", style="dim", no_wrap=True, overflow="ellipsis")
+    for name, changed in snapshot.limits_changed.items():
+        line.append(f"  {name} {limit_text(changed.value)}", style="yellow")
+        line.append(f" (started with {limit_text(changed.at_start)})", style="dim")
+    return line
+
+
+def limit_text(value: LimitValue) -> str:
+    """A limit as it is given on the command line."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{weight:g}" for name, weight in value.items()) or "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value)
 
 
 def findings(diagnosis: Diagnosis | None, width: int) -> Panel:

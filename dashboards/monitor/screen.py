@@ -32,11 +32,14 @@ def screen(
         ]
     else:
         middle = [panels.load(snapshot, width), panels.latencies(snapshot, width)]
+    changed = [panels.limits(snapshot)] if snapshot.limits_changed else []
+    lines = _FIXED_LINES + len(changed)
     return Group(
         panels.header(snapshot, url, note),
         *middle,
         panels.goodput(snapshot),
+        *changed,
         panels.findings(diagnosis, width),
-        panels.grid(snapshot, width, max(5, height - _FIXED_LINES)),
+        panels.grid(snapshot, width, max(5, height - lines)),
         panels.footer(snapshot),
     )

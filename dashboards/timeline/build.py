@@ -19,6 +19,7 @@ from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
     GrammarCompiled,
+    LimitsSet,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
@@ -82,6 +83,8 @@ class _Builder:
                 self._engine.idled(fact)
             case EngineStarted():
                 self._engine.started(fact)
+            case LimitsSet():
+                self._engine.limits_set(fact)
             case EngineDied():
                 self._engine.died(fact)
             case StallDetected():

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dashboards.timeline.trace import Args, Row, RowAllocator, Slice, TraceWriter, nested
-from telemetry.facts.engine_records import EngineIdled, EngineStarted, StepRecorded
+from telemetry.facts.engine_records import EngineIdled, EngineStarted, LimitsSet, StepRecorded
+from telemetry.facts.limits import named
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, StallDetected
 
 PID = 1
@@ -27,7 +28,7 @@ class EngineTrack:
         self._rows: dict[int, Row] = {}
         self._counted_ns = 0
         trace.process(PID, "engine")
-        trace.row(LIFECYCLE, "starts, stalls and deaths")
+        trace.row(LIFECYCLE, "starts, limits, stalls and deaths")
 
     def started(self, fact: EngineStarted) -> None:
         origin_ns = self._trace.origin_ns
@@ -39,6 +40,12 @@ class EngineTrack:
             self._trace.slice(LIFECYCLE, stage)
         args = {"model": fact.model, "backend": fact.backend, "dtype": fact.dtype, "pid": fact.pid}
         self._trace.instant(LIFECYCLE, "engine started", fact.at_ns, "t", args)
+
+    def limits_set(self, fact: LimitsSet) -> None:
+        is_now = named(fact.limits)
+        changed = {name: is_now.get(name) for name in fact.changed}
+        args = {"changed": changed, "by": fact.by, "why": fact.why}
+        self._trace.instant(LIFECYCLE, "limits changed", fact.at_ns, "g", args)
 
     def died(self, fact: EngineDied) -> None:
         args = {"exit_code": fact.exit_code, "detail": fact.detail, "restart": fact.restart}

@@ -6,6 +6,7 @@ state at a moment depends on the facts so far, not on how they were batched.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from diagnosis.detection.counts import BUCKET_NS, Counts
@@ -16,6 +17,7 @@ from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
+    LimitsSet,
     RecordingSet,
     SequenceAdmitted,
     SequenceEnded,
@@ -28,6 +30,7 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.limits import with_limits
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import (
     EngineDied,
@@ -46,19 +49,22 @@ from telemetry.facts.records import (
     fact_ns,
 )
 
+_LIMITS_KEPT = 64
 KEPT_NS = 180_000_000_000  # the longest stretch that is ever judged or learnt is shorter
 
 
 class Aggregator:
     """Keeps the last three minutes.
 
-    `started` is the engine that runs or ran last (None before the first), `ready` whether it runs,
-    `hung` how it hangs (None while it does not), `recording` whether steps are recorded. `detached`
-    are folds of telemetry that raised, with the type of the error.
+    `started` is the engine that runs or ran last (None before the first), with the limits in
+    force, `ready` whether it runs, `hung` how it hangs (None while it does not), `recording`
+    whether steps are recorded. `detached` are folds of telemetry that raised, with the type of the
+    error.
     """
 
     def __init__(self) -> None:
         self.started: EngineStarted | None = None
+        self._limits: deque[tuple[int, EngineStarted]] = deque(maxlen=_LIMITS_KEPT)
         self.ready = False
         self.hung: EngineHung | None = None
         self._hung_ns = 0
@@ -122,6 +128,13 @@ class Aggregator:
         """Steps that were committed within [begin, end)."""
         return self._steps.between(begin_ns, end_ns)
 
+    def started_at(self, at_ns: int) -> EngineStarted | None:
+        """The engine that ran then, with the limits that were in force."""
+        for since_ns, started in reversed(self._limits):
+            if since_ns <= at_ns:
+                return started
+        return self._limits[0][1] if self._limits else None
+
     def forget(self, now_ns: int) -> None:
         """Drop ticks older than KEPT_NS."""
         edge = (now_ns - KEPT_NS) // BUCKET_NS
@@ -167,6 +180,8 @@ class Aggregator:
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
                 self._restarted(fact)
+            case LimitsSet() if self.started is not None:
+                self._begin_with(with_limits(self.started, fact.limits), fact.at_ns)
             case EngineHung():
                 self.hung, self._hung_ns = fact, fact.at_ns
             case EngineRecovered():
@@ -190,7 +205,8 @@ class Aggregator:
         self._constrained.clear()
         self._paused.clear()
         if isinstance(fact, EngineStarted):
-            self.started, self.ready = fact, True
+            self.ready = True
+            self._begin_with(fact, fact.at_ns)
             return
         counts = self._at(fact.at_ns)
         counts.deaths.append(fact.detail)
@@ -198,6 +214,10 @@ class Aggregator:
         if fact.failure is not None:
             counts.deaths_by_failure[fact.failure] += 1
         self.ready = False
+
+    def _begin_with(self, started: EngineStarted, at_ns: int) -> None:
+        self.started = started
+        self._limits.append((at_ns, started))
 
     def _hang_ended(self, at_ns: int) -> None:
         """Filed into earlier ticks as well: the judged window lags behind the facts."""

@@ -88,7 +88,9 @@ class BaselineLearner:
         if counts.first_tokens < LEAST_FIRST_TOKENS:
             return None
         steps = self._aggregator.steps(begin_ns, end_ns)
-        found = fit_baseline((end_ns - begin_ns) / 1e9, counts, steps, started)
+        found = fit_baseline(
+            (end_ns - begin_ns) / 1e9, counts, steps, self._aggregator.started_at(end_ns)
+        )
         timed = [one for one in self._ticks if begin_ns <= one[0] < end_ns]
         ticks = [stats for _, stats in timed]
         stopped, stopped_spread = stopped_stats(ticks)

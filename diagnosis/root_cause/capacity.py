@@ -150,7 +150,7 @@ def ceiling_of(shape: ModelShape, workload: Workload, peak_gb_per_s: float) -> C
 
 def _with_cache(run: RecordedRun, memory: Memory) -> Limits:
     """The engine's limits, with the cache that fits the memory, and a queue that never refuses."""
-    limits = run.limits
+    limits = run.last_limits
     blocks = max(limits.blocks_total, 1)
     if memory.memory_bytes is not None:
         blocks = memory.cache_tokens // limits.block_tokens

@@ -100,6 +100,7 @@ class Intervention:
         limits = dataclasses.replace(question.run.limits, **self.limits)  # type: ignore[arg-type]
         return Change(
             limits=limits,
+            pinned=frozenset(self.limits),
             without=self.without,
             prompts=self.prompts,
             outputs=self.outputs,
@@ -253,17 +254,17 @@ def _blocks(question: Question) -> Intervention:
 
 
 def _slots(question: Question) -> Intervention | None:
-    baseline = question.baseline
-    if baseline is None or baseline.max_seqs >= question.run.limits.max_seqs:
+    before, now = question.limits_before, question.limits_now
+    if before is None or before.max_seqs >= max(one.max_seqs for one in now):
         return None
-    return Intervention(limits={"max_seqs": baseline.max_seqs})
+    return Intervention(limits={"max_seqs": before.max_seqs})
 
 
 def _budget(question: Question) -> Intervention | None:
-    baseline = question.baseline
-    if baseline is None or baseline.budget_tokens <= question.run.limits.budget_tokens:
+    before, now = question.limits_before, question.limits_now
+    if before is None or before.budget_tokens <= min(one.budget_tokens for one in now):
         return None
-    return Intervention(limits={"budget_tokens": baseline.budget_tokens})
+    return Intervention(limits={"budget_tokens": before.budget_tokens})
 
 
 def _filtered(noise_filter: NoiseFilter | None) -> Intervention | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.recorded import RecordedRun, RecordedSequence
+from service.engine.admission import Limits
 from telemetry.facts.engine_records import EngineStarted
 
 
@@ -34,6 +35,19 @@ class Question:
     reference: Span | None
     window: Span
     baseline: EngineStarted | None = None
+
+    @property
+    def limits_before(self) -> EngineStarted | Limits | None:
+        """Those of the baseline, else those in force at the end of the reference."""
+        reference = self.reference
+        if self.baseline is not None or reference is None:
+            return self.baseline
+        return self.run.limits_in(reference.begin_ns, reference.end_ns)[-1]
+
+    @property
+    def limits_now(self) -> list[Limits]:
+        """All that were in force in the window."""
+        return self.run.limits_in(self.window.begin_ns, self.window.end_ns)
 
 
 def arrivals(run: RecordedRun, span: Span) -> list[RecordedSequence]:

@@ -14,8 +14,9 @@ from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from lab.replay.replay_exact import Identity, replay_exactly
 from lab.replay.replay_modelled import Change, replay_modelled
 from lab.replay.stolen import StolenNoise, stolen_from
-from lab.simulation.settings import changed_limits
+from lab.simulation.settings import changed_fields, changed_limits
 from service.config.settings import ConfigError
+from service.engine.limits_record import LimitError
 from telemetry.facts.clock import Clock
 from telemetry.facts.records import Fact
 from telemetry.journal.journal_reader import Journal
@@ -147,9 +148,17 @@ def _modelled(
 ) -> list[Fact]:
     facts: list[Fact] = []
     for run in runs:
-        change = Change(limits=changed_limits(run.limits, changes), noise=make_noise())
+        change = Change(
+            limits=changed_limits(run.limits, changes),
+            pinned=frozenset(changed_fields(changes)),
+            noise=make_noise(),
+        )
         try:
             facts += replay_modelled(run, cost, change)
         except AssertionError as error:
             raise ConfigError(f"--set {' '.join(changes)}: {error}") from error
+        except LimitError as error:
+            raise ConfigError(
+                f"--set {' '.join(changes)}: a recorded change is then not possible: {error}"
+            ) from error
     return facts

@@ -24,7 +24,7 @@ from service.engine.inbox import (
     SetStepCost,
     Submit,
 )
-from service.engine.limits_record import limits_of
+from service.engine.limits_record import limits_of, with_runtime
 from service.engine.plan import Grammar, GrammarKind, SamplingParams
 from telemetry.facts.engine_records import (
     CacheFlushed,
@@ -140,7 +140,7 @@ class Iteration:
 @dataclass(slots=True)
 class RecordedRun:
     """The record of one engine process; `facts` are its decisions, in their order, and `others`
-    all other facts."""
+    all other facts. `limits` are those of its start."""
 
     started: EngineStarted
     limits: Limits
@@ -162,6 +162,21 @@ class RecordedRun:
     def owners(self) -> dict[int, str]:
         """Request ids by sequence, as recorded by the gateway."""
         return {f.seq_id: f.request_id for f in self.others if isinstance(f, SequenceSubmitted)}
+
+    def limits_in(self, begin_ns: int, end_ns: int) -> list[Limits]:
+        """The limits in force at `begin_ns`, and those set in (begin, end), in order."""
+        found = [self.limits]
+        for fact in self.facts:
+            if isinstance(fact, LimitsSet) and fact.at_ns < end_ns:
+                found.append(with_runtime(self.limits, fact.limits))
+                if fact.at_ns <= begin_ns:
+                    found = found[-1:]
+        return found
+
+    @property
+    def last_limits(self) -> Limits:
+        """The limits in force at its end."""
+        return self.limits_in(0, 1 << 63)[-1]
 
     def is_beyond(self, fact: Fact) -> bool:
         """Whether the fact is of planning a step whose record is missing at the end."""

@@ -32,10 +32,11 @@ from service.engine.inbox import (
     SetStepCost,
     Submit,
 )
-from service.engine.limits_record import record_of
+from service.engine.limits_record import record_of, runtime_of, with_runtime
 from service.engine.scheduler import Scheduler
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.limits import changed_names
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 
@@ -57,14 +58,17 @@ _DECIDED = _BY_TOKEN | {
 class Change:
     """What a replay changes; nothing by default.
 
-    `limits` replace the engine's. `without` are sequences that do not arrive. `pauses` false drops
-    pauses of slow readers, `flushes` false drops flushes of the prefix cache. `prompts` and
-    `outputs` cap the tokens of sequences, `prefixes` are aliases of the blocks with which their
-    prompts begin instead. `cancels` are pairs of time and sequence. `noise` is added to the cost
+    `limits` replace those of the engine's start. Recorded changes of limits are made again, except
+    of the fields in `pinned` and of those that `limits` has other values for. `without` are
+    sequences that do not arrive. `pauses` false drops pauses of slow readers, `flushes` false drops
+    flushes of the prefix cache. `prompts` and `outputs` cap the tokens of sequences, `prefixes` are
+    aliases of the blocks with which their prompts begin instead. `cancels` are pairs of time and
+    sequence. `noise` is added to the cost
     of steps.
     """
 
     limits: Limits | None = None
+    pinned: frozenset[str] = frozenset()
     without: frozenset[int] = frozenset()
     pauses: bool = True
     flushes: bool = True
@@ -80,7 +84,8 @@ def replay_modelled(
 ) -> list[Fact]:
     """Facts of the replayed run, in order of time.
 
-    Raises AssertionError when limits cannot hold the longest request.
+    Raises AssertionError when limits cannot hold the longest request, LimitError when a recorded
+    change of limits is not possible with them.
     """
     change = change or Change()
     facts = _Modelled(run, cost, change).run()
@@ -135,9 +140,12 @@ def _commands(
             yield end.at_ns, Cancel(sequence.seq_id, end.reason)
     for at_ns, seq_id in change.cancels:
         yield at_ns, Cancel(seq_id, EndReason.DISCONNECT)
+    set_again = _SetAgain(run, change)
     for iteration in run.iterations:
         for command in iteration.commands:
             match command:
+                case SetLimits():
+                    yield from ((iteration.at_ns, c) for c in set_again.of(command))
                 case Pause() | Resume():
                     if change.pauses and command.seq_id not in change.without:
                         yield iteration.at_ns, command
@@ -146,10 +154,34 @@ def _commands(
                         yield iteration.at_ns, command
                 case FlushCache() if not change.flushes:
                     pass
-                case FlushCache() | SetLimits() | SetStepCost():
+                case FlushCache() | SetStepCost():
                     yield iteration.at_ns, command
                 case _:
                     pass
+
+
+class _SetAgain:
+    """Recorded changes of limits, without what the replay's own change decides."""
+
+    def __init__(self, run: RecordedRun, change: Change) -> None:
+        self._start = change.limits or run.limits
+        self._in_force = runtime_of(self._start)
+        recorded = runtime_of(run.limits)
+        self._pinned = {
+            name: getattr(self._in_force, name)
+            for name in recorded.__struct_fields__
+            if name in change.pinned or getattr(recorded, name) != getattr(self._in_force, name)
+        }
+
+    def of(self, command: SetLimits) -> list[SetLimits]:
+        """The command, or nothing where it changes nothing else. Raises LimitError."""
+        wanted = replace(command.limits, **self._pinned)
+        changed = changed_names(self._in_force, wanted)
+        if not changed:
+            return []
+        with_runtime(self._start, wanted)
+        self._in_force = wanted
+        return [replace(command, limits=wanted, changed=changed)]
 
 
 def _submit(run: RecordedRun, sequence: RecordedSequence, change: Change) -> Submit:

@@ -4,18 +4,21 @@
  2  one end           one terminal fact and one emitted end, with one reason, nothing after it
  3  blocks            used + free + cached = total; references equal the live block tables
  4  contents          a row attends to its own text only, wherever that was computed
- 5  budget            tokens of a step <= its budget <= the limit; rows <= sequences allowed
+ 5  budget            tokens of a step <= its budget <= the limit, or one for each sequence that
+                      runs; no sequence is admitted beyond the limit
  6  context           prompt and outputs fit the context, outputs fit max_tokens
  7  time              stamps of a step are in order, and steps are committed in order
  8  fairness          no request is passed by a later one of its class and tenant; under fair
-                      shares the counters of waiting tenants stay within the bound
+                      shares the counters of waiting tenants, which count a tenant's tokens by
+                      its weight, stay within the bound
  9  live rows         a plan names live sequences that are not blocked, each once
 10  isolation         cached blocks are read only within the tenant and salt that wrote them
 11  tokens            outputs are the sequence's true tokens, in order, without a gap
 12  deadlines         nothing is planned for a sequence whose deadline has passed
 13  queue bound       no submission is queued beyond the limits on requests and tenants
 14  the end           when no work is left no sequence is live and no block is used
-15  tenant limit      no tenant has more sequences running than it may
+15  tenant limit      no tenant has more sequences running than it may; those that ran when the
+                      limit was lowered go on
 16  completeness      a sequence that ended by max_tokens got that many, one that ended by an end
                       token got it last, and the terminal fact counts the emitted tokens
 """
@@ -26,10 +29,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from lab.simulation.workload import Arrival
+from service.engine.admission import Limits
 from service.engine.fairness import Policy, service_bound
 from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
 from telemetry.facts.engine_records import (
+    LimitsSet,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -64,6 +69,33 @@ class Seen:
     tokens_in_fact: int | None = None
 
 
+@dataclass(slots=True)
+class Reach:
+    """The widest limits since the engine started: what they allowed may still run, or wait."""
+
+    max_seqs: int
+    queue_requests: int
+    tenant_queue: int | None
+    least_weight: float
+    caps_tenants: bool
+
+    @classmethod
+    def of(cls, limits: Limits) -> Reach:
+        found = cls(0, 0, 0, 1.0, False)
+        found.widen(limits)
+        return found
+
+    def widen(self, limits: Limits) -> None:
+        """Other limits are in force."""
+        self.max_seqs = max(self.max_seqs, limits.max_seqs)
+        self.queue_requests = max(self.queue_requests, limits.queue_limit_requests)
+        self.least_weight = min(self.least_weight, *limits.tenant_weights.values(), 1.0)
+        self.caps_tenants = self.caps_tenants or limits.tenant_max_seqs is not None
+        if self.tenant_queue is not None:
+            now = limits.tenant_queue_limit
+            self.tenant_queue = None if now is None else max(self.tenant_queue, now)
+
+
 class Invariants:
     """Watches one world. Raises InvariantViolated at the first step that is wrong."""
 
@@ -71,6 +103,8 @@ class Invariants:
         self._scheduler = scheduler
         self._seen: dict[int, Seen] = {}
         self._last_committed_ns = 0
+        self._reach = Reach.of(scheduler.limits)
+        self._ran: Counter[str] = Counter()
 
     @property
     def ended(self) -> int:
@@ -79,6 +113,8 @@ class Invariants:
     def restarted(self, scheduler: Scheduler) -> None:
         """A new engine: sequences that were live in the old one ended with its death."""
         self._scheduler = scheduler
+        self._reach = Reach.of(scheduler.limits)
+        self._ran.clear()
         for seen in self._seen.values():
             if seen.end_fact is None:
                 seen.end_fact = seen.end_emitted = EndReason.ENGINE_DIED
@@ -94,7 +130,13 @@ class Invariants:
         require(10, same and open_to_sharing, f"sequence {reader} read a block of {writer}")
 
     def planned(self, plan: Plan, now_ns: int) -> None:
-        live = self._scheduler.table.live
+        live, limits = self._scheduler.table.live, self._scheduler.limits
+        running = len(self._scheduler.table.running)
+        ran = running + len(plan.preempted)
+        budget, allowed = plan.budget_tokens, max(limits.step_tokens, ran)
+        require(5, budget <= allowed, f"step {plan.step_id}: a budget of {budget}, not {allowed}")
+        beyond = plan.started and running > limits.max_seqs
+        require(5, not beyond, f"step {plan.step_id}: {running} run of {limits.max_seqs}")
         ids = [row.seq_id for row in plan.rows]
         require(9, len(set(ids)) == len(ids), f"step {plan.step_id} has a sequence twice: {ids}")
         for seq_id in ids:
@@ -121,6 +163,8 @@ class Invariants:
 
     def after_step(self, facts: list[Fact]) -> None:
         """All facts of one turn of the loop, and the engine as it is now."""
+        if any(isinstance(fact, LimitsSet) for fact in facts):
+            self._reach.widen(self._scheduler.limits)
         for fact in facts:
             match fact:
                 case StepRecorded():
@@ -169,11 +213,11 @@ class Invariants:
             require(16, arrival.eos_at is not None, f"{seq_id} ended by a token it has not")
 
     def _step(self, step: StepRecorded) -> None:
-        limits = self._scheduler.limits
         tokens = sum(row.tokens for row in step.rows)
-        within = tokens <= step.budget_tokens <= limits.step_tokens
+        within = tokens <= step.budget_tokens
         require(5, within, f"step {step.step_id}: {tokens} of {step.budget_tokens} tokens")
-        require(5, len(step.rows) <= limits.max_seqs, f"step {step.step_id}: {len(step.rows)} rows")
+        few = len(step.rows) <= self._reach.max_seqs
+        require(5, few, f"step {step.step_id}: {len(step.rows)} rows")
         stamps = (
             step.begin_ns, step.planned_ns, step.launched_ns, step.collected_ns, step.committed_ns
         )  # fmt: skip
@@ -182,11 +226,11 @@ class Invariants:
         self._last_committed_ns = step.committed_ns
 
     def _queued(self, fact: SequenceQueued) -> None:
-        limits, queue = self._scheduler.limits, self._scheduler.table.queue
-        excess = len(queue) - limits.queue_limit_requests - limits.max_seqs
-        require(13, excess <= 0, f"{len(queue)} wait, {limits.queue_limit_requests} may")
-        if limits.tenant_queue_limit is not None:
-            bound = limits.tenant_queue_limit + limits.max_seqs
+        reach, queue = self._reach, self._scheduler.table.queue
+        excess = len(queue) - reach.queue_requests - reach.max_seqs
+        require(13, excess <= 0, f"{len(queue)} wait, {reach.queue_requests} may")
+        if reach.tenant_queue is not None:
+            bound = reach.tenant_queue + reach.max_seqs
             waiting = queue.waiting_of(fact.tenant)
             require(13, waiting <= bound, f"{waiting} of tenant {fact.tenant!r} wait")
 
@@ -219,20 +263,21 @@ class Invariants:
         for seq_id, seen in self._seen.items():
             ended = seen.end_fact is not None
             require(1, ended != (seq_id in live), f"{seq_id}: ended {ended}, live {seq_id in live}")
+        running = Counter(r.submit.tenant for r in self._scheduler.table.running)
         if limits.tenant_max_seqs is not None:
-            running = Counter(r.submit.tenant for r in self._scheduler.table.running)
             for tenant, count in running.items():
-                holds = count <= limits.tenant_max_seqs
+                holds = count <= max(limits.tenant_max_seqs, self._ran[tenant])
                 require(15, holds, f"{count} of tenant {tenant!r} run")
+        self._ran = running
 
     def _fairness(self) -> None:
-        limits, table = self._scheduler.limits, self._scheduler.table
-        if limits.policy is not Policy.VTC or limits.tenant_max_seqs is not None:
+        limits, table, reach = self._scheduler.limits, self._scheduler.table, self._reach
+        if limits.policy is not Policy.VTC or reach.caps_tenants:
             return
         if len({seen.arrival.priority for seen in self._seen.values()}) > 1:
             return  # a better class is served first, whatever its tenant has had
         service = [table.counters.service_of(tenant) for tenant in table.queue.tenants]
         if len(service) > 1:
             gap = max(service) - min(service)
-            bound = service_bound(limits.max_model_tokens, limits.max_seqs)
+            bound = service_bound(limits.max_model_tokens, reach.max_seqs, reach.least_weight)
             require(8, gap <= bound, f"service of waiting tenants is {gap} apart, bound {bound}")

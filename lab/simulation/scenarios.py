@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
+
 from lab.simulation.faults import Faults, disturb
 from lab.simulation.workload import (
     Arrival,
@@ -22,8 +24,10 @@ from lab.simulation.world import Scenario
 from service.config.settings import ConfigError
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
-from service.engine.inbox import Command, FlushCache, SetStepCost
+from service.engine.inbox import Command, FlushCache, SetLimits, SetStepCost
 from service.engine.kv.cpu_offload import Retention
+from service.engine.limits_record import runtime_of
+from telemetry.facts.limits import changed_names
 
 _MS = 1_000_000
 _SECOND = 1_000_000_000
@@ -102,16 +106,19 @@ def chaos(random: Random, seed: int) -> Scenario:
     horizon_ns = 3 * _SECOND
     arrivals = [disturb(random, arrival, horizon_ns) for arrival in arrivals]
     depth = random.choice((1, 2))
-    return Scenario(
+    limits = _any_limits(random, depth)
+    scenario = Scenario(
         name="chaos",
         seed=seed,
-        limits=_any_limits(random, depth),
+        limits=limits,
         arrivals=tuple(arrivals),
         depth=depth,
         faults=_any_faults(random, horizon_ns),
         commands=_any_commands(random, horizon_ns),
         period=random.choice((None, 3, 7)),
     )
+    changes = _any_changes(random, limits, horizon_ns)
+    return replace(scenario, commands=(*scenario.commands, *changes))
 
 
 SCENARIOS: dict[str, Callable[[Random, int], Scenario]] = {
@@ -190,3 +197,27 @@ def _any_commands(random: Random, horizon_ns: int) -> tuple[tuple[int, Command],
         cost = SetStepCost(base_ns=20 * _MS, prefill_token_ns=200_000, decode_row_ns=_MS)
         commands.append((random.randrange(horizon_ns), cost))
     return tuple(commands)
+
+
+def _any_changes(random: Random, limits: Limits, horizon_ns: int) -> list[tuple[int, SetLimits]]:
+    """Changes of limits, most of the time none."""
+    count = random.choice((0, 0, 1, 3))
+    in_force, found = runtime_of(limits), list[tuple[int, SetLimits]]()
+    for at_ns in sorted(random.randrange(horizon_ns) for _ in range(count)):
+        max_seqs = random.randint(1, limits.max_seqs)
+        wanted = msgspec.structs.replace(
+            in_force,
+            max_seqs=max_seqs,
+            budget_tokens=random.randint(max_seqs, limits.budget_tokens),
+            queue_limit_requests=random.choice((2, 1000)),
+            tenant_max_seqs=random.choice((None, None, 1)),
+            tenant_queue_limit=random.choice((None, None, 2)),
+            tenant_weights=random.choice(({}, {"a": 3.0}, {"a": 0.5, "b": 2.0})),
+            itl_target_ns=random.choice((None, 30 * _MS)),
+            prefix_cache=limits.prefix_cache and random.random() < 0.5,
+            draft_tokens=random.choice((0, limits.draft_tokens)),
+        )
+        changed = changed_names(in_force, wanted)
+        found.append((at_ns, SetLimits(limits=wanted, changed=changed, by="sim", why="chaos")))
+        in_force = wanted
+    return found

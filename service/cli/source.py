@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_source(parser: argparse.ArgumentParser, what: str) -> None:
     """A server, or what one has left behind; and the key that a server may want."""
-    parser.add_argument("source", nargs="?", default=_DEFAULT_URL, help=what)
+    parser.add_argument("source", nargs="?", default=DEFAULT_URL, help=what)
     add_debug_key(parser)
 
 

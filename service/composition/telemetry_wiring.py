@@ -23,6 +23,7 @@ from service.config.settings import ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
 from telemetry.costs.step_cost import StepCost, StepCostFold
+from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
 from telemetry.facts.isolation import Isolation
 from telemetry.facts.pump import Pump
@@ -47,6 +48,7 @@ from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo import BurnWatch, SloFold
 from telemetry.stats.window_fold import Suppliers, WindowFold
+from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.otlp import SpanExporterThread
 
 
@@ -68,7 +70,8 @@ def build_telemetry(
     recorder = build_recorder(config.recorder, clock, pump)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline)
-    is_culprit, span_events = ledgers.harm.is_culprit, diagnoser.log.between
+    limit_events = LimitEvents()
+    is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, limit_events)
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher)
@@ -107,12 +110,19 @@ def build_telemetry(
         root_worker=root_worker,
         slo_policy=policy,
     )
-    _connect(config, telemetry, client, lanes)
+    _connect(telemetry, client, lanes, limit_events)
     return telemetry
 
 
 def _build_diagnoser(baseline: str | None) -> Diagnoser:
     return Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
+
+
+def _span_events(diagnoser: Diagnoser, limit_events: LimitEvents) -> SpanEvents:
+    return lambda begin_ns, end_ns: sorted(
+        [*diagnoser.log.between(begin_ns, end_ns), *limit_events.between(begin_ns, end_ns)],
+        key=lambda event: event.at_ns,
+    )
 
 
 def _suppliers(
@@ -182,7 +192,7 @@ def _listeners(
 
 
 def _connect(
-    config: ServeConfig, telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...]
+    telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...], limit_events: LimitEvents
 ) -> None:
     """Lanes and folds to the pump."""
     pump = telemetry.pump
@@ -195,7 +205,8 @@ def _connect(
     pump.add_fold("window", telemetry.window)
     pump.add_fold("diagnosis", telemetry.diagnoser)
     pump.add_fold("drain_rate", telemetry.drain_rate)
-    loop = asyncio.get_running_loop()
+    pump.add_fold("limit_events", limit_events)
+    loop = asyncio.get_running_loop()  # the token budget follows what steps cost
     pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 
 

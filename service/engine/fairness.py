@@ -76,12 +76,13 @@ class TenantCounters:
             self._service = {name: n for name, n in self._service.items() if name in keep}
 
 
-def service_bound(max_model_tokens: int, max_seqs: int) -> int:
+def service_bound(max_model_tokens: int, max_seqs: int, least_weight: float = 1.0) -> float:
     """The most by which the counters of two waiting tenants may differ, in weighted tokens.
 
     Admission charges a whole prompt at once, and sequences already running go on being
-    charged for their outputs whatever the queue does.
+    charged for their outputs whatever the queue does. All of it may be of the tenant with the
+    `least_weight`, whose tokens count most.
     """
     prompt = PREFILL_WEIGHT * max_model_tokens
     running = DECODE_WEIGHT * max_seqs * max_model_tokens
-    return 2 * max(prompt, running)
+    return 2 * max(prompt, running) / least_weight

@@ -39,7 +39,11 @@ _RUNTIME = tuple(one.name for one in msgspec.structs.fields(RuntimeLimits))
 
 
 class LimitError(ValueError):
-    """A limit cannot have that value; the message is one line with what is allowed."""
+    """The limit `name` cannot have that value; the message is one line with what is allowed."""
+
+    def __init__(self, name: str, allowed: str) -> None:
+        super().__init__(f"{name}: {allowed}")
+        self.name = name
 
 
 def record_of(limits: Limits) -> dict[str, Any]:
@@ -73,20 +77,24 @@ def with_runtime(started: Limits, wanted: RuntimeLimits) -> Limits:
     Raises LimitError: what was allocated at the start bounds what may be set later.
     """
     if not 1 <= wanted.max_seqs <= started.max_seqs:
-        raise LimitError(f"max_num_seqs: 1 to {started.max_seqs}, the number at the start")
+        raise LimitError("max_num_seqs", f"1 to {started.max_seqs}, the number at the start")
     if wanted.draft_tokens and not started.draft_tokens:
-        raise LimitError("speculative_tokens: the server started without --speculative-tokens")
+        raise LimitError(
+            "speculative_tokens", "0, since the server started without --speculative-tokens"
+        )
     if not 0 <= wanted.draft_tokens <= started.draft_tokens:
-        raise LimitError(f"speculative_tokens: 0 to {started.draft_tokens}, as at the start")
+        raise LimitError("speculative_tokens", f"0 to {started.draft_tokens}, as at the start")
     if wanted.prefix_cache and not started.prefix_cache:
-        raise LimitError("prefix_cache: the server started with --no-prefix-cache")
+        raise LimitError("prefix_cache", "off, since the server started with --no-prefix-cache")
     most_tokens = max(started.budget_tokens, started.budget_ceiling_tokens)
+    budget = "max_auto_tokens" if wanted.auto_budget else "max_batched_tokens"
     if wanted.budget_tokens > most_tokens:
-        raise LimitError(f"max_batched_tokens: at most {most_tokens}, for which there is memory")
-    if any(weight <= 0 for weight in wanted.tenant_weights.values()):
-        raise LimitError("tenant_weights: each weight must be above 0")
+        raise LimitError(budget, f"at most {most_tokens}, for which there is memory")
     if wanted.budget_tokens < wanted.max_seqs:
         raise LimitError(
-            f"max_batched_tokens {wanted.budget_tokens} is below max_num_seqs {wanted.max_seqs}"
+            budget,
+            f"at least {wanted.max_seqs}, so that each of max_num_seqs sequences gets a token",
         )
+    if any(weight <= 0 for weight in wanted.tenant_weights.values()):
+        raise LimitError("tenant_weights", "each weight above 0")
     return replace(started, **{name: getattr(wanted, name) for name in _RUNTIME})

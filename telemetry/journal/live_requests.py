@@ -3,8 +3,8 @@
 When the journal drops its oldest facts, requests that were live then lose their first facts. So
 each segment carries the facts that identify the live requests and their sequences (accepted,
 parsed, tokenized, submitted, queued, first admitted, grammar, a pause that is not over), the
-engine's start and its last step cost. The steps, tokens and waits of those requests before the cut
-are lost.
+engine's start, its limits in force and its last step cost. The steps, tokens and waits of those
+requests before the cut are lost.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class LiveRequests:
     # The engine
 
     def _engine_fact(self, fact: EngineStarted | StepCostSet | LimitsSet) -> None:
+        if isinstance(fact, EngineStarted):
+            self._engine.clear()  # the death of the engine before may have been lost
         self._engine[type(fact)] = fact
         self._engine_encoded = None
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.facts.base import RecorderStats
+from telemetry.facts.limits import ChangedLimit
 from telemetry.numbers.quantiles import Percentiles
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
@@ -46,7 +47,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `percentiles` is keyed by measure: queue, prefill, ttft, itl, tpot, e2e,
     grammar_compile, cancel_to_free, tokenize, deliver, mask.
-    `requests_total` is keyed by outcome, `fold_errors` by part of telemetry. None is not measured.
+    `requests_total` is keyed by outcome, `fold_errors` by part of telemetry,
+    `limits_changed` by limit: those that are not what they were at the engine's start. None is not
+    measured.
     """
 
     at_ns: int
@@ -91,3 +94,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     metric_points_rejected: int = 0
     fold_errors: dict[str, int] = {}
     facts_waiting: int = 0
+    limits_changed: dict[str, ChangedLimit] = {}

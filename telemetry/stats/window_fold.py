@@ -12,11 +12,13 @@ from telemetry.facts.base import RecorderStats
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
+    LimitsSet,
     SequenceEnded,
     SequenceQueued,
     SequencesListed,
     StepRecorded,
 )
+from telemetry.facts.limits import ChangedLimit, changed_limits, with_limits
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import RequestTimeline
@@ -82,7 +84,9 @@ class WindowFold:
     def __init__(self, histograms: Histograms, suppliers: Suppliers | None = None) -> None:
         self._histograms = histograms
         self._suppliers = suppliers or Suppliers()
-        self._started: EngineStarted | None = None
+        self._started: EngineStarted | None = None  # with the limits in force
+        self._limits_changed: dict[str, ChangedLimit] = {}
+        self._begun: EngineStarted | None = None
         self._gauges = _Gauges()
         self._restarts = 0
         self._steps: deque[tuple[int, int, int, int]] = deque()
@@ -158,6 +162,7 @@ class WindowFold:
             metric_points_rejected=pushes[2] if pushes else 0,
             fold_errors=self._suppliers.fold_errors(),
             facts_waiting=self._suppliers.facts_waiting(),
+            limits_changed=self._limits_changed,
         )
 
     def _take(self, fact: Fact) -> None:
@@ -173,12 +178,17 @@ class WindowFold:
                     blocks_total=fact.blocks_total,
                 )
             case EngineStarted():
-                self._started = fact
+                self._started = self._begun = fact
+                self._limits_changed = {}
                 self._gauges = _Gauges(blocks_total=fact.blocks_total)
+            case LimitsSet() if self._begun is not None:
+                self._started = with_limits(self._begun, fact.limits)
+                self._limits_changed = changed_limits(self._begun, fact.limits)
             case EngineDied():
                 self._restarts += 1
                 self._gauges = _Gauges()
-                self._started = None
+                self._started = self._begun = None
+                self._limits_changed = {}
                 self._seen.clear()
                 self._step_ids.clear()
             case SequenceSubmitted():

@@ -4,6 +4,7 @@ Reads timelines; measures nothing. No span carries a prompt, an output or a toke
 
     sampling                                      which traces are kept
     spans, span_attributes, stall_spans           a timeline as a tree of spans
+    limit_events                                  changes of limits as events of spans
     link_targets, traceparent                     links between traces, W3C Trace Context
     otlp, export_queue                            the exporter's thread, and what it has to deliver
     otlp_delivery, otlp_wire, otlp_config         retries, one attempt, settings

@@ -20,6 +20,7 @@ from service.engine.inbox import (
     FlushCache,
     Pause,
     Resume,
+    SetLimits,
     SetRecording,
     SetStepCost,
     Submit,
@@ -27,11 +28,13 @@ from service.engine.inbox import (
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.output_queue import OutputQueue
+from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
 from service.process import frames
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
+    LimitsSet,
     SequenceAdmitted,
     SequenceQueued,
 )
@@ -67,6 +70,7 @@ class EngineClient:
         self.failure: frames.EngineFailed | None = None
         self.lost_facts = 0
         self.health = Health()
+        self.limits = RuntimeLimitsOwner(self.send)
         self.on_frame: Callable[[Sequence[Fact]], None] = lambda facts: None
         self._lane = lane
         self._on_progress = on_progress
@@ -132,7 +136,7 @@ class EngineClient:
         if self._writer is not None and seq_id in self._queues:
             self._writer.write(frames.encode(Pause(seq_id) if paused else Resume(seq_id)))
 
-    def send(self, command: FlushCache | SetRecording | SetStepCost) -> None:
+    def send(self, command: FlushCache | SetLimits | SetRecording | SetStepCost) -> None:
         """Send a command that concerns no single sequence; dropped when no engine is ready."""
         if self._writer is not None and self.ready:
             self._writer.write(frames.encode(command))
@@ -214,6 +218,9 @@ class EngineClient:
             if isinstance(fact, EngineStarted):
                 self.started = fact
                 self._ready.set()
+                self.limits.engine_started(fact)
+            elif isinstance(fact, LimitsSet):
+                self.limits.limits_set(fact)
             elif isinstance(fact, SequenceQueued | GrammarCompiled | SequenceAdmitted):
                 self._on_sequence_fact(fact)
         is_flushing = bool(self._unflushed)
@@ -278,6 +285,7 @@ class EngineClient:
         self._writer = None
         self._lost_before = self.lost_facts
         self._profile_ended(None)
+        self.limits.engine_ended()
         in_flight, self._queues = self._queues, {}
         self._waiting.clear()
         for seq_id, queue in in_flight.items():

@@ -93,6 +93,21 @@ LABEL_CHARACTERS = Limit(
     64, "characters", "the headers `x-tenant` and `x-slo-class`",
     "they become labels of metrics; a longer one counts as absent",
 )  # fmt: skip
+TENANT_WEIGHTS = Limit(
+    256, "tenants", "`tenant_weights` of `PUT /debug/limits`", "each change is sent and recorded"
+)
+TENANT_WEIGHT = Limit(
+    1000, "times", "one weight of `tenant_weights`, and one over its least",
+    "what a tenant is charged stays a number",
+)  # fmt: skip
+ITL_TARGET_MS = Limit(60_000, "ms", "`itl_target_ms` of `PUT /debug/limits`", "a minute")
+SPECULATIVE_TOKENS = Limit(
+    16, "tokens", "`speculative_tokens` of `PUT /debug/limits`", "as many as the flag allows"
+)
+BY_CHARACTERS = Limit(64, "characters", "`by` of `PUT /debug/limits`", "it is a name")
+WHY_CHARACTERS = Limit(
+    200, "characters", "`why` of `PUT /debug/limits`", "it becomes an attribute of spans"
+)
 PROFILE_STEPS = Limit(200, "steps", "`steps` of a profile", "the trace grows with each")
 PROFILE_S = Limit(120, "seconds", "`timeout_s` of a profile", "profiling slows every step")
 

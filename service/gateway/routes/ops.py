@@ -1,5 +1,5 @@
 """Routes for operators: health, readiness, models, metrics and debug views; and those that change
-something: DELETE of a live request, flush of the prefix cache, a dump, tracing, recording.
+something: DELETE of a live request, flush of the prefix cache, limits, a dump, tracing, recording.
 
 The views take a lock that the pump may hold for a while, so they are called on a thread: a scrape
 must not delay the tokens of a stream.
@@ -29,7 +29,7 @@ from service.gateway.errors import (
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import identify, refusal
-from service.gateway.routes import profile_route, recorder_routes
+from service.gateway.routes import limits_route, profile_route, recorder_routes
 from telemetry.facts.reasons import EndReason
 from telemetry.numbers.windows import WINDOWS_S
 from telemetry.stats.histogram_report import TOTAL
@@ -69,6 +69,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/slo", _slo),
         ("/debug/requests/{request_id}", _request),
         ("/debug/journal", recorder_routes.journal),
+        ("/debug/limits", limits_route.limits_in_force),
     ]
     routes = [Route(path, _guarded(state, handler), methods=["GET"]) for path, handler in table]
     delete, flush = _guarded(state, _delete), _guarded(state, _flush)
@@ -80,6 +81,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
         Route("/debug/cache/flush", flush, methods=["POST"]),
         Route("/debug/dump", dump, methods=["POST"]),
         Route("/debug/profile", profile, methods=["POST"]),
+        Route("/debug/limits", _guarded(state, limits_route.set_limits), methods=["PUT"]),
         Route("/debug/tracing", _guarded(state, _set_tracing), methods=["PUT"]),
         Route("/debug/telemetry", _guarded(state, _set_telemetry), methods=["PUT"]),
     ]

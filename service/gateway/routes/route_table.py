@@ -7,8 +7,10 @@ from typing import Any
 
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
 from service.gateway.routes import response_types as answers
+from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange, TracingChange
 from service.gateway.routes.query_types import HistogramsQuery, MetricsQuery, ProfileQuery
+from telemetry.facts.limits import LimitsView
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -31,6 +33,7 @@ STATUS_TEXTS = {
     429: "Too many requests; try again after `retry-after` seconds.",
     500: "An error of the server; its log has it with the request id.",
     503: "The engine is not ready, hangs or has died, or the server is shutting down.",
+    504: "The engine has not done it in time, and may yet do it.",
 }
 _ALWAYS = (401, 403, 429, 500, 503)
 _WITH_BODY = (400, 408, 413, 415)
@@ -166,6 +169,11 @@ DEBUG = [
     Description(
         method="GET", path="/debug/journal", summary="The flight recorder's contents", tag="debug",
         answer={BINARY: None}, errors=(404,),
+    ),
+    _view("/debug/limits", "The engine's limits in force, and their changes", answer=LimitsView),
+    Description(
+        method="PUT", path="/debug/limits", summary="Change limits while the engine runs",
+        tag="debug", answer={JSON: LimitsView}, body=LimitsChange, errors=(504,),
     ),
     Description(
         method="POST", path="/debug/cache/flush", summary="Empty the prefix cache", tag="debug",

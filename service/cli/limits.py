@@ -1,0 +1,143 @@
+"""`phasescope limits`: the limits of a running server, and other ones while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from service.cli.source import DEFAULT_URL, add_debug_key
+from service.config.settings import ConfigError
+
+if TYPE_CHECKING:
+    from telemetry.facts.limits import LimitsView, SetBy
+
+_SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+_SHOWN_CHANGES = 5
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "limits", help="limits of a running server, and how to change them"
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="URL | NAME=VALUE",
+        help=f"the server (default {DEFAULT_URL}), then limits to change, as in max_num_seqs=16, "
+        "max_batched_tokens=auto, itl_target_ms=none or tenant_weights=a:2,b:0.5 (a wrong name is "
+        "answered with the list)",
+    )
+    parser.add_argument("--why", default="", metavar="TEXT", help="the reason, which is recorded")
+    parser.add_argument("--by", metavar="NAME", help="who changes them (default operator)")
+    parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+    add_debug_key(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from dashboards.monitor.client import Client, Unreachable
+
+    url, changes = _split(args.words)
+    if not changes and (args.why or args.by):
+        raise ConfigError("--why and --by go with a change: give NAME=VALUE")
+    client = Client(url, args.debug_key)
+    try:
+        view = client.set_limits(_body(changes, args.by, args.why)) if changes else client.limits()
+    except Unreachable as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(view)).decode())
+    else:
+        _say(view)
+    return 0
+
+
+def _split(words: list[str]) -> tuple[str, list[str]]:
+    """The URL, and the words NAME=VALUE. Raises ConfigError."""
+    is_url = bool(words) and ("=" not in words[0] or "://" in words[0])
+    url, changes = (words[0], words[1:]) if is_url else (DEFAULT_URL, words)
+    for word in changes:
+        if "=" not in word:
+            raise ConfigError(f"{word!r} is no change: give NAME=VALUE, such as max_num_seqs=16")
+    return url, changes
+
+
+def _body(changes: list[str], by: str | None, why: str) -> dict[str, Any]:
+    """The body of PUT /debug/limits. Raises ConfigError."""
+    body: dict[str, Any] = {"why": why} if by is None else {"why": why, "by": by}
+    for word in changes:
+        name, _, text = word.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        body[name] = _weights(text) if name == "tenant_weights" else _value(text.strip())
+    return body
+
+
+def _value(text: str) -> str | int | float | bool | None:
+    """A value as it is meant; the server knows which are possible."""
+    if text.lower() == "none":
+        return None
+    if text.lower() in _SWITCHES:
+        return _SWITCHES[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _weights(text: str) -> dict[str, float]:
+    """`a:2,b:0.5`; none takes all away."""
+    found: dict[str, float] = {}
+    for pair in text.split(",") if text.strip().lower() != "none" else ():
+        tenant, colon, weight = pair.rpartition(":")
+        try:
+            found[tenant.strip()] = float(weight)
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise ConfigError(f"tenant_weights={text}: give TENANT:WEIGHT, as in a:2,b:0.5")
+    return found
+
+
+def _say(view: LimitsView) -> None:
+    from dashboards.monitor.panels import limit_text
+
+    rows = [
+        (name, limit_text(limit.value), limit_text(limit.at_start), limit.changed)
+        for name, limit in view.limits.items()
+    ]
+    widths = [
+        max(len(title), *(len(row[column]) for row in rows))
+        for column, title in enumerate(("limit", "now", "at the start"))
+    ]
+    _line(("limit", "now", "at the start"), widths, "changed")
+    for name, value, at_start, changed in rows:
+        _line((name, value, at_start), widths, "" if changed is None else _signed(changed))
+    if view.changes:
+        print("\nlast changes")
+    for change in view.changes[-_SHOWN_CHANGES:]:
+        words = " ".join(f"{name}={limit_text(value)}" for name, value in change.limits.items())
+        print(f"  {words or 'nothing'}, {_signed(change.set)}")
+
+
+def _line(cells: tuple[str, str, str], widths: list[int], last: str) -> None:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    print("  ".join([*padded, last]).rstrip())
+
+
+def _signed(by: SetBy) -> str:
+    """Who, when and why."""
+    said = f"{_ago(by.ago_s)} ago by {by.by}"
+    return f"{said}: {by.why}" if by.why else said
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,37 @@
+"""Changes of limits, as events for the spans of the requests that were live then."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from telemetry.facts.base import SpanEvent
+from telemetry.facts.engine_records import LimitsSet
+from telemetry.facts.records import Fact
+
+EVENT = "phasescope.limits_changed"
+_KEPT = 256
+
+
+class LimitEvents:
+    """A fold; its events are read by the exporter's thread."""
+
+    def __init__(self) -> None:
+        self._events: deque[SpanEvent] = deque(maxlen=_KEPT)
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            if isinstance(fact, LimitsSet):
+                self._events.append(SpanEvent(fact.at_ns, EVENT, _attributes(fact)))
+
+    def between(self, begin_ns: int, end_ns: int) -> list[SpanEvent]:
+        """Changes in [begin, end)."""
+        return [one for one in tuple(self._events) if begin_ns <= one.at_ns < end_ns]
+
+
+def _attributes(fact: LimitsSet) -> dict[str, str | float]:
+    return {
+        "phasescope.limits.changed": ",".join(fact.changed),
+        "phasescope.limits.by": fact.by,
+        "phasescope.limits.why": fact.why,
+    }
