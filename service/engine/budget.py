@@ -7,8 +7,8 @@ TensorRT-LLM sizes chunks dynamically too; here the cost is measured on this mac
 it runs, and corrected by the speed of the last steps.
 
 Where the decodes alone come near the target or miss it, prompts still get a share of the step, or
-nothing would ever be admitted: a quarter of the step if the target can be met without prompts, half
-of it if it is missed anyway.
+the queue would grow without end: a quarter of the step, and half of it once the decodes miss the
+target or the prompts have missed theirs. A step is then at most twice as long as its decodes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from service.engine.plan_load import load_of_plan
 from telemetry.costs.step_load import Load, attention_pairs
 
 TILE_TOKENS = 8  # rows that the kernels compute together
-_LEAST_SHARE = 1 / 3  # of the decodes' time, where the target leaves less than that
-_MISSED_SHARE = 1.0
+# of the decodes' time, where the target leaves less than that
+_LEAST_SHARE = 1 / 3
+_LATE_SHARE = 1.0
 _RECENT_STEPS, _WINDOW_STEPS = 8, 64
 _MOST_DRIFT = 4.0
 
@@ -94,16 +95,16 @@ class StepCost:
         """The time of a step at the present speed; None without a fit."""
         return None if self.fitted is None else self.drift * predicted_ns(self.fitted, load)
 
-    def prompt_time(self, load: Load, target_ns: int) -> PromptTime | None:
+    def prompt_time(self, load: Load, target_ns: int, late: bool) -> PromptTime | None:
         """The time for prompts in a step with the decodes of `load` that should take `target_ns`;
-        None without a fit."""
+        None without a fit. `late`: some of the prompts have missed their own target."""
         fitted = self.fitted
         if fitted is None:
             return None
         decode_ns = self.drift * fitted.decode_step_ns(load.decode_rows, load.context_tokens)
         spare_ns = target_ns / fitted.spread - decode_ns
         self._stretch = 1.0 + decode_ns / max(spare_ns, decode_ns / 3, 1.0)
-        least_ns = decode_ns * (_MISSED_SHARE if spare_ns < 0 else _LEAST_SHARE)
+        least_ns = decode_ns * (_LATE_SHARE if late or spare_ns < 0 else _LEAST_SHARE)
         return PromptTime(
             left_ns=max(least_ns, spare_ns) - self.drift * fitted.mixed_ns,
             token_ns=self.drift * fitted.prefill_token_ns,

@@ -42,9 +42,12 @@ class PlanBuilder:
     def is_empty(self) -> bool:
         return not self.decodes and not self._prefills
 
-    def limit_time(self, target_ns: int, cost: StepCost, decodes: Load) -> None:
-        """Leave prompts what the decodes of the step leave of `target_ns`, if costs are known."""
-        self._time = cost.prompt_time(decodes, target_ns)
+    def limit_time(self, target_ns: int, cost: StepCost, late: bool) -> None:
+        """Leave prompts what the decodes of the step leave of `target_ns`, if costs are known.
+        `late`: some of them have missed their first-token target."""
+        rows = len(self.decodes)
+        decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
+        self._time = cost.prompt_time(decodes, target_ns, late)
         if self._time is not None:
             self._target_ns = target_ns
 

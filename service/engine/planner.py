@@ -18,7 +18,6 @@ from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import may_grow
 from service.engine.slack import is_late, start_by_ns
 from service.engine.targets import Targets
-from telemetry.costs.step_load import Load
 from telemetry.facts.reasons import WaitReason
 
 
@@ -180,8 +179,12 @@ class Planner:
             return
         target_ns = self._targets.of_step(self._table, limits, now_ns)
         if target_ns is not None:
-            decodes = Load(decode_rows=len(builder.decodes), context_tokens=builder.context_tokens)
-            builder.limit_time(target_ns, self.cost, decodes)
+            builder.limit_time(target_ns, self.cost, self._prompts_are_late(now_ns))
+
+    def _prompts_are_late(self, now_ns: int) -> bool:
+        """Whether a prompt that is being computed, or is next, cannot meet its target any more."""
+        prompts = [r for r in self._table.running if r.in_prefill] + self._table.queue.firsts
+        return any(is_late(request, now_ns, self.cost.prompt_token_ns) for request in prompts)
 
     def _plan_prefills(self, builder: PlanBuilder, now_ns: int) -> None:
         """Chunks of running prompts and new admissions, in one order of service."""

@@ -130,9 +130,14 @@ class WaitingQueue:
         rivals = {tenant for p, tenant, _, _ in self._queues if p <= priority and eligible(tenant)}
         return min((self._counters.service_of(tenant) for tenant in rivals), default=None)
 
+    @property
+    def firsts(self) -> list[Request]:
+        """The first request of each queue."""
+        return [next(iter(queue.values())) for queue in self._queues.values()]
+
     def heads(self, key: Callable[[Request], SortKey]) -> list[Request]:
         """The first request of each class and tenant, sorted by `key`."""
-        return sorted((next(iter(queue.values())) for queue in self._queues.values()), key=key)
+        return sorted(self.firsts, key=key)
 
     def set_slo_order(self, slo_order: bool) -> None:
         """Order by slack or by arrival from now on; what waits is sorted in again."""
