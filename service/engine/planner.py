@@ -16,7 +16,7 @@ from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import may_grow
-from service.engine.slack import is_late, start_by_ns
+from service.engine.slack import is_late, start_by_ns, work_ns
 from service.engine.targets import Targets
 from telemetry.facts.reasons import WaitReason
 
@@ -39,6 +39,18 @@ class Planner:
     def submitted(self, request: Request, now_ns: int) -> None:
         """A request has joined the queue."""
         self._targets.saw(request.submit.ttft_target_ns, now_ns)
+
+    def late_by_ns(self, request: Request, now_ns: int) -> float:
+        """How long after its target the first token of a new request would come, by the prompts
+        that are computed before its own; not above 0 if it can come in time."""
+        by_ns = request.submit.first_token_by_ns
+        if by_ns is None:
+            return 0.0
+        token_ns = self.cost.prompt_token_ns
+        others = [r for r in self._table.running if r.in_prefill] + list(self._table.queue)
+        before = [r for r in others if not r.late and not is_late(r, now_ns, token_ns)]
+        work = sum(work_ns(r, token_ns) for r in [*before, request])
+        return now_ns + work - by_ns
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched."""

@@ -20,6 +20,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 
 from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.draft_proposer import DraftProposer, ngram_proposer
@@ -34,6 +35,7 @@ from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import end_after
+from service.engine.slack import is_late
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
     BlocksSealed,
@@ -120,6 +122,13 @@ class Scheduler:
         if reason is not None:
             self.table.refuse(request, reason)
             return
+        if self.limits.refuse_late:
+            late_ns = self._planner.late_by_ns(request, now_ns)
+            if late_ns > 0:
+                alone = is_late(request, now_ns, self._planner.cost.prompt_token_ns)
+                seconds = None if alone else str(ceil(late_ns / 1e9))
+                self.table.refuse(request, EndReason.TTFT_UNREACHABLE, seconds)
+                return
         if self.limits.draft_tokens:
             request.proposer = self._make_proposer(command)
         self.table.add(request, now_ns)

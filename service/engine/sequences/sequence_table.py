@@ -63,10 +63,10 @@ class SequenceTable:
         self.queue.push(request)
         self._log.queued(submit, self.blocks.prompt_aliases(request))
 
-    def refuse(self, request: Request, reason: EndReason) -> None:
-        """A new request ends without joining the queue."""
+    def refuse(self, request: Request, reason: EndReason, detail: str | None = None) -> None:
+        """A new request ends without joining the queue. `detail`: see `FactLog.ended`."""
         self._log.refused(request.submit)
-        self._log.ended(request, reason)
+        self._log.ended(request, reason, detail=detail)
 
     def start(self, request: Request, match: Match, priority: int, now_ns: int) -> SlotStart:
         """Move a request from the queue to the running set, with a slot and blocks for all of
