@@ -8,9 +8,9 @@
                       runs; no sequence is admitted beyond the limit
  6  context           prompt and outputs fit the context, outputs fit max_tokens
  7  time              stamps of a step are in order, and steps are committed in order
- 8  fairness          no request is passed by a later one of its class and tenant; under fair
-                      shares the counters of waiting tenants, which count a tenant's tokens by
-                      its weight, stay within the bound
+ 8  fairness          in the order of arrival no request is passed by a later one of its class and
+                      tenant; in both orders, under fair shares, the counters of waiting tenants,
+                      which count a tenant's tokens by its weight, stay within the bound
  9  live rows         a plan names live sequences that are not blocked, each once
 10  isolation         cached blocks are read only within the tenant and salt that wrote them
 11  tokens            outputs are the sequence's true tokens, in order, without a gap
@@ -21,13 +21,17 @@
                       limit was lowered go on
 16  completeness      a sequence that ended by max_tokens got that many, one that ended by an end
                       token got it last, and the terminal fact counts the emitted tokens
+17  step target       to 20: latency targets, in `lab.simulation.slo_invariants`
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from lab.simulation.evidence import InvariantViolated, Seen, require
+from lab.simulation.sim_executor import LinearCost
+from lab.simulation.slo_invariants import SloInvariants
 from lab.simulation.workload import Arrival
 from service.engine.admission import Limits
 from service.engine.fairness import Policy, service_bound
@@ -42,31 +46,6 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
-
-
-class InvariantViolated(Exception):
-    """Invariant `number` does not hold."""
-
-    def __init__(self, number: int, detail: str) -> None:
-        super().__init__(f"INV-{number}: {detail}")
-        self.number = number
-
-
-def require(number: int, holds: bool, detail: object) -> None:
-    if not holds:
-        raise InvariantViolated(number, str(detail))
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the checker knows of one sequence, from its own observation."""
-
-    arrival: Arrival
-    submitted_ns: int
-    tokens: list[int] = field(default_factory=list)
-    end_emitted: EndReason | None = None
-    end_fact: EndReason | None = None
-    tokens_in_fact: int | None = None
 
 
 @dataclass(slots=True)
@@ -99,9 +78,11 @@ class Reach:
 class Invariants:
     """Watches one world. Raises InvariantViolated at the first step that is wrong."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, cost: LinearCost | None = None) -> None:
+        """`cost` is what every step of this world takes, None where steps are slow by chance."""
         self._scheduler = scheduler
         self._seen: dict[int, Seen] = {}
+        self.slo = SloInvariants(scheduler, self._seen, cost)
         self._last_committed_ns = 0
         self._reach = Reach.of(scheduler.limits)
         self._ran: Counter[str] = Counter()
@@ -113,6 +94,7 @@ class Invariants:
     def restarted(self, scheduler: Scheduler) -> None:
         """A new engine: sequences that were live in the old one ended with its death."""
         self._scheduler = scheduler
+        self.slo.restarted(scheduler)
         self._reach = Reach.of(scheduler.limits)
         self._ran.clear()
         for seen in self._seen.values():
@@ -147,6 +129,7 @@ class Invariants:
             deadline_ns = request.submit.deadline_ns
             overdue = deadline_ns is not None and deadline_ns <= now_ns
             require(12, not overdue, f"step {plan.step_id} plans for {seq_id}, overdue")
+        self.slo.planned(plan, now_ns)
 
     def emitted(self, emissions: list[Emission], true_token: object) -> None:
         assert callable(true_token)
@@ -170,11 +153,13 @@ class Invariants:
                 case StepRecorded():
                     self._step(fact)
                 case SequenceEnded():
+                    self.slo.ended(fact)
                     seen = self._seen[fact.seq_id]
                     require(2, seen.end_fact is None, f"{fact.seq_id} ended twice")
                     seen.end_fact = fact.reason
                     seen.tokens_in_fact = fact.output_tokens
                 case SequenceQueued():
+                    self.slo.queued(fact)
                     self._queued(fact)
                 case SequenceAdmitted():
                     self._admitted(fact)
@@ -237,17 +222,12 @@ class Invariants:
     def _admitted(self, fact: SequenceAdmitted) -> None:
         """No earlier request of the same tenant and class is still in the queue."""
         request = self._scheduler.table.live.get(fact.seq_id)
-        if request is None or request.preemptions:
+        if request is None or request.preemptions or self._scheduler.limits.slo_order:
             return
         for other in self._scheduler.table.queue:
             own_queue = (other.submit.tenant, other.submit.priority)
-            disturbed = self._seen[other.seq_id].arrival
-            if (
-                other.preemptions
-                or disturbed.grammar_ns is not None
-                or disturbed.pause_ns is not None
-            ):
-                continue  # it may have lost its place in the queue
+            if other.preemptions or self._seen[other.seq_id].arrival.may_lose_its_place:
+                continue
             if own_queue == (request.submit.tenant, request.submit.priority):
                 passed = other.arrival < request.arrival
                 require(8, not passed, f"{fact.seq_id} passed {other.seq_id}")

@@ -10,7 +10,9 @@ from random import Random
 import msgspec
 
 from lab.simulation.faults import Faults, disturb
+from lab.simulation.sim_executor import LinearCost
 from lab.simulation.workload import (
+    SIM_CLASSES,
     Arrival,
     Mix,
     bursts,
@@ -91,6 +93,20 @@ def _overload(random: Random, seed: int) -> Scenario:
     return _plain("overload", seed, poisson(mix, 60, 100.0), limits)
 
 
+def _classes(random: Random, seed: int) -> Scenario:
+    """Voice and chat beside a batch job's long prompts: the step budget follows their targets."""
+    voice = Mix(random, 64, classes=("voice",), lengths=lambda r, n: (r.randint(1, 8), 20))
+    chat = Mix(random, 64, classes=("chat", "code"))
+    batch = Mix(random, 64, classes=("batch",), lengths=lambda r, n: (r.randint(30, 60), 3))
+    arrivals = [*poisson(voice, 12, 4.0), *poisson(chat, 8, 3.0), *bursts(batch, 16, 8, _SECOND)]
+    limits = small_limits(
+        blocks_total=160, budget_tokens=64, auto_budget=True, slo_order=True, policy=Policy.VTC
+    )
+    cost = LinearCost(prefill_token_ns=_MS)
+    plain = _plain("classes", seed, arrivals, limits)
+    return replace(plain, cost=cost, knows_cost=True)
+
+
 def chaos(random: Random, seed: int) -> Scenario:
     """Random limits and workload, misbehaving clients, and faults."""
     tenants = random.choice((("",), ("a", "b"), ("a", "b", "c")))
@@ -98,6 +114,8 @@ def chaos(random: Random, seed: int) -> Scenario:
     mix.lengths = random.choice((mix.lengths, sharegpt, long_tail))
     if random.random() < 0.5:
         mix.shared_prefixes = prefixes(random, random.randint(1, 3), random.randint(4, 30))
+    if random.random() < 0.6:
+        mix.classes = random.choice((tuple(SIM_CLASSES), ("voice", "batch"), ("chat",)))
     count = random.randint(1, 24)
     if random.random() < 0.5:
         arrivals = poisson(mix, count, random.choice((2.0, 10.0, 50.0)))
@@ -116,6 +134,8 @@ def chaos(random: Random, seed: int) -> Scenario:
         faults=_any_faults(random, horizon_ns),
         commands=_any_commands(random, horizon_ns),
         period=random.choice((None, 3, 7)),
+        cost=LinearCost(prefill_token_ns=random.choice((200_000, _MS, 3 * _MS))),
+        knows_cost=random.random() < 0.7,
     )
     changes = _any_changes(random, limits, horizon_ns)
     return replace(scenario, commands=(*scenario.commands, *changes))
@@ -129,6 +149,7 @@ SCENARIOS: dict[str, Callable[[Random, int], Scenario]] = {
     "shared_prefix": _shared_prefix,
     "tenants": _tenants,
     "overload": _overload,
+    "classes": _classes,
     "chaos": chaos,
 }
 
@@ -159,7 +180,7 @@ def _any_limits(random: Random, depth: int) -> Limits:
     return small_limits(
         blocks_total=random.randint(16, 48),
         max_seqs=max_seqs,
-        budget_tokens=random.randint(max_seqs, 32),
+        budget_tokens=random.randint(max_seqs, random.choice((32, 64))),
         chunked_prefill=random.random() < 0.8,
         queue_limit_requests=random.choice((4, 1000)),
         queue_limit_tokens=random.choice((200, 1_000_000)),
@@ -174,6 +195,9 @@ def _any_limits(random: Random, depth: int) -> Limits:
         retention=Retention(
             tenant_share=random.choice((1.0, 0.3)), ttl_ns=random.choice((None, _SECOND))
         ),
+        auto_budget=random.random() < 0.6,
+        slo_order=random.random() < 0.6,
+        refuse_late=random.random() < 0.3,
     )
 
 
@@ -216,6 +240,9 @@ def _any_changes(random: Random, limits: Limits, horizon_ns: int) -> list[tuple[
             itl_target_ns=random.choice((None, 30 * _MS)),
             prefix_cache=limits.prefix_cache and random.random() < 0.5,
             draft_tokens=random.choice((0, limits.draft_tokens)),
+            auto_budget=random.random() < 0.6,
+            slo_order=random.random() < 0.6,
+            refuse_late=random.random() < 0.3,
         )
         changed = changed_names(in_force, wanted)
         found.append((at_ns, SetLimits(limits=wanted, changed=changed, by="sim", why="chaos")))

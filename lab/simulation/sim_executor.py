@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.engine.executor import StepFailed
+from service.engine.inbox import SetStepCost
 from service.engine.plan import BlockCopy, CopyKind, DecodeRow, Plan, Sample, StepOutcome
 from telemetry.facts.clock import ManualClock
 
@@ -51,6 +52,15 @@ class LinearCost:
             + self.prefill_token_ns * prefill_tokens
             + self.decode_row_ns * len(plan.decodes)
             + self.context_token_ns * context_tokens
+        )
+
+    def as_fitted(self) -> SetStepCost:
+        """What a fit would find: the true cost."""
+        return SetStepCost(
+            base_ns=self.base_ns,
+            prefill_token_ns=self.prefill_token_ns,
+            decode_row_ns=self.decode_row_ns,
+            context_token_ns=self.context_token_ns,
         )
 
 

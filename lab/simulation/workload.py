@@ -16,6 +16,7 @@ from random import Random
 from service.config.settings import ConfigError
 
 _VOCAB = 1000
+_MS = 1_000_000
 _SHAREGPT_PROMPT = (4, 12, 24, 40, 80, 180, 420, 900)
 _SHAREGPT_OUTPUT = (8, 60, 130, 200, 290, 400, 520, 800)
 
@@ -24,7 +25,7 @@ _SHAREGPT_OUTPUT = (8, 60, 130, 200, 290, 400, 520, 800)
 class Arrival:
     """One request of one client. Times after `at_ns` are relative to it, None is never.
 
-    The output number `eos_at` is an end token of it.
+    The output number `eos_at` is an end token of it. Targets are those of its SLO class.
     """
 
     at_ns: int
@@ -42,17 +43,42 @@ class Arrival:
     grammar_refused: bool = False
     eos_at: int | None = None
     min_tokens: int = 0
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
+
+    @property
+    def may_lose_its_place(self) -> bool:
+        """Whether others may pass it in the queue: its grammar is compiled, or it pauses."""
+        return self.grammar_ns is not None or self.pause_ns is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SimClass:
+    """An SLO class of the simulated world, whose steps take 20 ms and more."""
+
+    ttft_ns: int
+    itl_ns: int
+
+
+SIM_CLASSES = {
+    "voice": SimClass(150 * _MS, 45 * _MS),
+    "code": SimClass(400 * _MS, 60 * _MS),
+    "chat": SimClass(1000 * _MS, 100 * _MS),
+    "batch": SimClass(20_000 * _MS, 1000 * _MS),
+}
 
 
 @dataclass(slots=True)
 class Mix:
-    """Lengths, tenants and shared prefixes of arrivals; every choice comes from `random`."""
+    """Lengths, tenants, SLO classes and shared prefixes of arrivals; every choice comes from
+    `random`. Without `classes` no arrival has a target."""
 
     random: Random
     max_model_tokens: int
     tenants: tuple[str, ...] = ("",)
     lengths: Callable[[Random, int], tuple[int, int]] = field(default=lambda r, n: uniform(r, n))
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
+    classes: tuple[str, ...] = ()
 
     def arrival(self, at_ns: int) -> Arrival:
         prompt_tokens, max_tokens = self.lengths(self.random, self.max_model_tokens)
@@ -61,11 +87,14 @@ class Mix:
             shared = self.random.choice(self.shared_prefixes)
             prompt = [*shared, *prompt][: self.max_model_tokens - 2]
         max_tokens = min(max_tokens, self.max_model_tokens - len(prompt))
+        slo = SIM_CLASSES[self.random.choice(self.classes)] if self.classes else None
         return Arrival(
             at_ns=at_ns,
             prompt=tuple(prompt),
             max_tokens=max(1, max_tokens),
             tenant=self.random.choice(self.tenants),
+            ttft_target_ns=None if slo is None else slo.ttft_ns,
+            itl_target_ns=None if slo is None else slo.itl_ns,
         )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lab.simulation.faults import Faults, FaultyDevice
-from lab.simulation.invariants import Invariants, InvariantViolated
+from lab.simulation.evidence import InvariantViolated
+from lab.simulation.invariants import Invariants
 from lab.simulation.sim_executor import LinearCost, SimExecutor, WrongContents
 from lab.simulation.workload import Arrival
 from service.engine.admission import Limits
@@ -45,7 +46,8 @@ _OVERHEAD_NS = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that a run depends on."""
+    """Everything that a run depends on. With `knows_cost` each engine knows from its start what
+    steps take, as from a warm-up."""
 
     name: str
     seed: int
@@ -56,6 +58,13 @@ class Scenario:
     faults: Faults = field(default_factory=Faults)
     commands: tuple[tuple[int, Command], ...] = ()
     period: int | None = None
+    knows_cost: bool = False
+
+    @property
+    def steady_cost(self) -> LinearCost | None:
+        """What each of its steps takes; None where some are slow by chance."""
+        slow = self.faults.slow_chance or self.faults.slow_intervals
+        return None if slow else self.cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,8 @@ class World:
         self._next_seq_id = 0
         self._orders = 0
         self._boot()
-        self.invariants = Invariants(self.scheduler)
+        self.invariants = Invariants(self.scheduler, scenario.steady_cost)
+        self._tell_cost()
         self._schedule_all()
 
     def run(self, limit_steps: int = 200_000) -> Report:
@@ -191,6 +201,15 @@ class World:
         )
         self._facts.append(_started(scenario, self.clock.now_ns()))
 
+    def _tell_cost(self) -> None:
+        """The first command of an engine that has measured steps in its warm-up."""
+        if self.scenario.knows_cost:
+            self._put_cost(self.scenario.cost.as_fitted())
+
+    def _put_cost(self, command: SetStepCost) -> None:
+        self.invariants.slo.told_cost(command)
+        self.inbox.put(command)
+
     def _schedule_all(self) -> None:
         for arrival in self.scenario.arrivals:
             self._at(arrival.at_ns, arrival)
@@ -223,7 +242,9 @@ class World:
                     self.clock.advance(event.length_ns)
                 case Cancel() | Pause() | Resume() | GrammarReady() | Submit():
                     self.inbox.put(event)
-                case SetStepCost() | SetLimits() | FlushCache():
+                case SetStepCost():
+                    self._put_cost(event)
+                case SetLimits() | FlushCache():
                     self.inbox.put(event)
 
     def _arrive(self, arrival: Arrival) -> None:
@@ -231,7 +252,7 @@ class World:
         self._next_seq_id += 1
         now_ns = self.clock.now_ns()
         self.invariants.submitted(seq_id, arrival, now_ns)
-        constrained = arrival.grammar_ns is not None
+        constrained, ttft_ns = arrival.grammar_ns is not None, arrival.ttft_target_ns
         self.inbox.put(
             Submit(
                 seq_id=seq_id,
@@ -246,6 +267,9 @@ class World:
                 end_token_ids=self._end_tokens(seq_id, arrival),
                 min_tokens=min(arrival.min_tokens, arrival.max_tokens),
                 grammar=Grammar(GrammarKind.REGEX, "x*") if constrained else None,
+                first_token_by_ns=None if ttft_ns is None else now_ns + ttft_ns,
+                ttft_target_ns=ttft_ns,
+                itl_target_ns=arrival.itl_target_ns,
             )
         )
         if arrival.cancel_ns is not None:
@@ -268,6 +292,7 @@ class World:
         self._facts.append(EngineDied(now_ns, -9, "ended by signal 9", 0))
         self._boot()
         self.invariants.restarted(self.scheduler)
+        self._tell_cost()
 
     def _report(self, steps: int) -> Report:
         ends: dict[EndReason, int] = {}

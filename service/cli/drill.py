@@ -144,7 +144,7 @@ def _say_result(result: EpisodeResult) -> None:
 
 
 def _run_sim(args: argparse.Namespace) -> int:
-    from lab.simulation.invariants import InvariantViolated
+    from lab.simulation.evidence import InvariantViolated
     from lab.simulation.world import World
     from telemetry.journal.journal import write_journal
 

@@ -24,8 +24,8 @@ from telemetry.costs.step_load import Load, attention_pairs
 
 TILE_TOKENS = 8  # rows that the kernels compute together
 # of the decodes' time, where the target leaves less than that
-_LEAST_SHARE = 1 / 3
-_LATE_SHARE = 1.0
+LEAST_SHARE = 1 / 3
+LATE_SHARE = 1.0
 _RECENT_STEPS, _WINDOW_STEPS = 8, 64
 _MOST_DRIFT = 4.0
 
@@ -103,8 +103,8 @@ class StepCost:
             return None
         decode_ns = self.drift * fitted.decode_step_ns(load.decode_rows, load.context_tokens)
         spare_ns = target_ns / fitted.spread - decode_ns
-        self._stretch = 1.0 + decode_ns / max(spare_ns, decode_ns / 3, 1.0)
-        least_ns = decode_ns * (_LATE_SHARE if late or spare_ns < 0 else _LEAST_SHARE)
+        self._stretch = 1.0 + decode_ns / max(spare_ns, decode_ns * LEAST_SHARE, 1.0)
+        least_ns = decode_ns * (LATE_SHARE if late or spare_ns < 0 else LEAST_SHARE)
         return PromptTime(
             left_ns=max(least_ns, spare_ns) - self.drift * fitted.mixed_ns,
             token_ns=self.drift * fitted.prefill_token_ns,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab.simulation.invariants import InvariantViolated
+from lab.simulation.evidence import InvariantViolated
 from lab.simulation.scenarios import build_scenario
 from lab.simulation.world import World
 from service.engine.admission import Limits

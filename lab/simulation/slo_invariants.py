@@ -1,0 +1,212 @@
+"""Invariants of the latency targets, each checked on its own evidence (see `invariants`).
+
+17  step target       by the true cost of a step, one with decodes takes no longer than the tightest
+                      inter-token target of its rows, or than `1 + LATE_SHARE` times its decodes
+                      alone, and one tile of prompt more
+18  slack             in the order of the SLO no request passes an earlier one of its class, tenant,
+                      target and lateness, nor, within class and tenant, one that can be in time
+                      and has to start earlier
+19  refusal           `ttft_unreachable` only where late requests are refused; never of an engine
+                      without work, nor of a request that would be in time behind every prompt
+20  no waste          a prompt waits for budget only while the step's tokens or its time are used up
+
+17 and 20 hold where the engine knows the true cost of steps. Costs here are the world's own; of the
+scheduler's 18 reads only at which pace it believes prompts to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+
+from lab.simulation.evidence import Seen, require
+from lab.simulation.sim_executor import LinearCost
+from service.engine.budget import LATE_SHARE, LEAST_SHARE, TILE_TOKENS
+from service.engine.inbox import SetStepCost
+from service.engine.plan import Plan
+from service.engine.scheduler import Scheduler
+from service.engine.sequences.request import Request
+from telemetry.facts.engine_records import SequenceEnded, SequenceQueued
+from telemetry.facts.reasons import EndReason, WaitReason
+
+_SLOWEST = 1 + 1 / LEAST_SHARE
+"""Beside decodes a prompt takes at most so many times the time that it takes alone."""
+
+
+class SloInvariants:
+    """Watches the targets of one world; `seen` are its sequences."""
+
+    def __init__(
+        self, scheduler: Scheduler, seen: Mapping[int, Seen], cost: LinearCost | None
+    ) -> None:
+        """`cost` is what every step takes, None where steps are slow by chance."""
+        self._scheduler = scheduler
+        self._seen = seen
+        self._cost = cost
+        self._is_known = False
+        self._live: set[int] = set()
+        self._ever_late: set[int] = set()
+
+    def restarted(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_known = False
+        self._live.clear()
+        self._ever_late.clear()
+
+    def told_cost(self, command: SetStepCost) -> None:
+        """The engine gets a fitted cost before its next step."""
+        self._is_known = self._cost is not None and command == self._cost.as_fitted()
+
+    def queued(self, fact: SequenceQueued) -> None:
+        self._live.add(fact.seq_id)
+
+    def ended(self, fact: SequenceEnded) -> None:
+        if fact.reason is EndReason.TTFT_UNREACHABLE:
+            self._refused(fact)
+        self._live.discard(fact.seq_id)
+
+    def planned(self, plan: Plan, now_ns: int) -> None:
+        limits = self._scheduler.limits
+        has_time = limits.auto_budget or limits.itl_target_ns is not None
+        is_exact = self._is_known and not limits.draft_tokens and limits.chunked_prefill
+        if self._cost is not None and is_exact and has_time:
+            self._within_target(plan, self._cost)
+        if self._cost is not None and is_exact:
+            self._without_waste(plan, self._cost)
+        if limits.slo_order:
+            self._by_slack(plan, now_ns)
+
+    # 17 and 20
+
+    def _target_of(self, plan: Plan) -> int | None:
+        """The tightest inter-token target of the rows that decode."""
+        arrivals = [self._seen[row.seq_id].arrival for row in plan.decodes]
+        stated = [a.itl_target_ns for a in arrivals if a.itl_target_ns is not None]
+        override = self._scheduler.limits.itl_target_ns
+        if override is not None:
+            return override if arrivals else None
+        return min(stated, default=None)
+
+    def _within_target(self, plan: Plan, cost: LinearCost) -> None:
+        target_ns, alone_ns = self._target_of(plan), cost.step_ns(replace(plan, prefills=()))
+        if target_ns is None:
+            return
+        said = plan.target_ns is not None and plan.target_ns <= target_ns
+        require(17, said, f"step {plan.step_id}: bound by {plan.target_ns}, not {target_ns}")
+        tile_ns = TILE_TOKENS * cost.prefill_token_ns if plan.prefills else 0
+        most_ns = max(target_ns, (1 + LATE_SHARE) * alone_ns) + tile_ns
+        span_ns = cost.step_ns(plan)
+        within = span_ns <= most_ns or not plan.prefills
+        require(17, within, f"step {plan.step_id}: {span_ns} ns of {most_ns}")
+
+    def _without_waste(self, plan: Plan, cost: LinearCost) -> None:
+        if not any(skip.reason is WaitReason.BUDGET for skip in plan.skips):
+            return
+        tokens_left = plan.budget_tokens - plan.scheduled_tokens
+        if plan.target_ns is None:
+            require(20, tokens_left == 0, f"step {plan.step_id}: {tokens_left} tokens are left")
+            return
+        limit = max(self._scheduler.limits.step_tokens, len(self._scheduler.table.running))
+        tile_ns = (TILE_TOKENS + 1) * cost.prefill_token_ns
+        spent = cost.step_ns(plan) + tile_ns >= plan.target_ns or plan.scheduled_tokens == limit
+        require(20, spent, f"step {plan.step_id}: a prompt waits, and there is time")
+
+    # 18
+
+    def _by_slack(self, plan: Plan, now_ns: int) -> None:
+        """Compare each admission with the requests that it left in the queue."""
+        token_ns = self._scheduler._planner.cost.prompt_token_ns
+        waiting = [r for r in self._scheduler.table.queue if not r.blocked]
+        live = self._scheduler.table.live
+        order = [live[start.seq_id] for start in plan.started if start.seq_id in live]
+        late = {r.seq_id for r in [*waiting, *order] if _is_late(r, now_ns, token_ns)}
+        self._ever_late |= late
+        for place, request in enumerate(order):
+            if not self._keeps_its_place(request):
+                continue
+            others = [*waiting, *order[place + 1 :]]
+            rivals = [o for o in others if _group(o) == _group(request) and self._keeps_its_place(o)]
+            self._passes_none(request, rivals, late)
+            self._has_least_slack(request, rivals, late, now_ns, token_ns)
+
+    def _keeps_its_place(self, request: Request) -> bool:
+        arrival = self._seen[request.seq_id].arrival
+        return not request.preemptions and not arrival.may_lose_its_place
+
+    def _passes_none(self, request: Request, rivals: Iterable[Request], late: set[int]) -> None:
+        for other in rivals:
+            if _target(other) != _target(request) or other.arrival > request.arrival:
+                continue
+            both = {request.seq_id, other.seq_id}
+            alike = both <= late or not both & self._ever_late
+            require(18, not alike, f"{request.seq_id} passed {other.seq_id}")
+
+    def _has_least_slack(
+        self,
+        request: Request,
+        rivals: list[Request],
+        late: set[int],
+        now_ns: int,
+        token_ns: float,
+    ) -> None:
+        ageing_ns = self._scheduler.limits.ageing_ns
+        if any(one.queued_ns <= now_ns - ageing_ns for one in [request, *rivals]):
+            return  # who has aged goes first
+        own_ns = _start_by(request, now_ns, token_ns, ageing_ns)
+        heads: dict[int, Request] = {}
+        for other in sorted(rivals, key=lambda one: one.arrival):
+            if other.seq_id not in late:
+                heads.setdefault(_target(other), other)
+        for other in heads.values():
+            start_ns = _start_by(other, now_ns, token_ns, ageing_ns)
+            held_up = other.seq_id not in self._ever_late and start_ns < own_ns
+            require(18, not held_up, f"{request.seq_id} goes before {other.seq_id}, due earlier")
+
+    # 19
+
+    def _refused(self, fact: SequenceEnded) -> None:
+        allowed = self._scheduler.limits.refuse_late
+        require(19, allowed, f"{fact.seq_id} was refused, and late requests are not")
+        require(19, bool(self._live), f"{fact.seq_id} was refused, and the engine has no work")
+        if self._cost is None or not self._is_known:
+            return
+        seen = self._seen[fact.seq_id]
+        assert seen.arrival.ttft_target_ns is not None
+        tokens = len(seen.arrival.prompt) + sum(
+            len(self._seen[one].arrival.prompt) + len(self._seen[one].tokens) for one in self._live
+        )
+        first_ns = fact.at_ns + _SLOWEST * self._cost.prefill_token_ns * tokens
+        by_ns = seen.submitted_ns + seen.arrival.ttft_target_ns
+        require(19, first_ns > by_ns, f"{fact.seq_id} was refused, and would have been in time")
+
+
+def _group(request: Request) -> tuple[int, str]:
+    return request.submit.priority, request.submit.tenant
+
+
+def _target(request: Request) -> int:
+    return request.submit.ttft_target_ns or 0
+
+
+def _work(request: Request, token_ns: float) -> float:
+    return token_ns * (len(request.submit.prompt) + len(request.outputs))
+
+
+def _is_late(request: Request, now_ns: int, token_ns: float) -> bool:
+    by_ns = request.submit.first_token_by_ns
+    return by_ns is not None and now_ns + _work(request, token_ns) > by_ns
+
+
+def _start_by(request: Request, now_ns: int, token_ns: float, ageing_ns: int) -> float:
+    """When its prompt has to start: for its deadline, or the first of those at 2, 4, ... times its
+    target that it can meet; without a target, when it has aged."""
+    work_ns = _work(request, token_ns)
+    by_ns = request.submit.first_token_by_ns
+    if by_ns is None:
+        return request.queued_ns + ageing_ns - work_ns
+    target_ns = _target(request)
+    accepted_ns, times = by_ns - target_ns, 1
+    while accepted_ns + times * target_ns - work_ns < now_ns:
+        times *= 2
+    return accepted_ns + times * target_ns - work_ns
