@@ -89,4 +89,4 @@ def test_the_command_asks_a_running_server(lived: Server, tmp_path: Path) -> Non
     words = [sys.executable, "-m", "service.cli.main", "replay", lived.url, "--exact"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "decisions came out again" in done.stdout
+    assert "decisions were repeated" in done.stdout

@@ -89,7 +89,7 @@ def test_the_report_sets_three_runs_side_by_side(
     words = ["replay", str(journal), "--set", "max_num_seqs=4", "--set", "kv_blocks=100"]
     assert main([*words, "-o", str(output)]) == 0
     said = capsys.readouterr().out
-    assert "decisions came out again" in said
+    assert "decisions were repeated" in said
     assert "max_num_seqs=4 kv_blocks=100" in said
     assert "TTFT p99 ms" in said
     assert main(["replay", str(output), "--exact"]) == 0
