@@ -60,7 +60,7 @@ class RootFailures:
         self._counts = dict.fromkeys(RootFailure, 0)
         self._consecutive = 0
 
-    def record(self, reason: RootFailure, error: str) -> int:
+    def note(self, reason: RootFailure, error: str) -> int:
         """Record a failed attempt; returns how long to wait before the next one, in nanoseconds."""
         wait_ns: int = min(_FIRST_WAIT_NS << min(self._consecutive, 10), _LONGEST_WAIT_NS)
         self._consecutive += 1
@@ -76,7 +76,7 @@ class RootFailures:
         log.log(level, "no root cause (%s): %s. %s", reason.value, error, WHAT_TO_DO[reason])
         return wait_ns
 
-    def reset(self) -> None:
+    def forget(self) -> None:
         """An attempt was successful."""
         self.last, self._consecutive = None, 0
 

@@ -100,7 +100,7 @@ class RootWorker:
             try:
                 if self._is_due():
                     self._explain()
-                    self.failures.reset()
+                    self.failures.forget()
             except _Failure as failure:
                 self._failed(failure.reason, str(failure))
             except Exception as error:
@@ -112,7 +112,7 @@ class RootWorker:
     def _failed(self, reason: RootFailure, error: str) -> None:
         if self._stopped.is_set():
             return
-        retry_ns = self._clock.now_ns() + self.failures.record(reason, error)
+        retry_ns = self._clock.now_ns() + self.failures.note(reason, error)
         self._not_before_ns = max(self._not_before_ns, retry_ns)
 
     def _is_due(self) -> bool:

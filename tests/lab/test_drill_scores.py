@@ -29,7 +29,7 @@ from lab.drills.outcome.result import (
     limits_of,
     reference_requests,
 )
-from lab.drills.outcome.truth import objections_of
+from lab.drills.outcome.truth import discard_reasons
 from lab.drills.spec import Phases
 from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
@@ -109,9 +109,9 @@ def test_a_machine_that_was_not_ours_is_objected_to() -> None:
     """By each figure that was measured; what was not measured is no objection."""
     calm = Conditions(lag_p99_ms=1.0, foreign=0.02, steal=None, pressure=0.3)
 
-    assert calm.objections() == []
+    assert calm.discard_reasons() == []
     busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.2)
-    assert len(busy.objections()) == 3
+    assert len(busy.discard_reasons()) == 3
 
 
 def test_a_machine_that_is_taken_away_later_is_objected_to() -> None:
@@ -120,9 +120,9 @@ def test_a_machine_that_is_taken_away_later_is_objected_to() -> None:
     calm = msgspec.structs.replace(stolen, lag_p99_ms=1.0, foreign=0.0, steal=0.0)
     at = {"reference": calm, "fault": stolen, "recovery": stolen}
 
-    assert objections_of({**at, "fault": calm}, is_fault=True) == []
-    assert objections_of(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
-    assert len(objections_of(at, is_fault=False)) == 2
+    assert discard_reasons({**at, "fault": calm}, is_fault=True) == []
+    assert discard_reasons(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
+    assert len(discard_reasons(at, is_fault=False)) == 2
 
 
 def test_a_time_line_keeps_what_changed() -> None:
