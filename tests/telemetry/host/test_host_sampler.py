@@ -76,7 +76,7 @@ def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
     assert isinstance(lane.drain()[-1], HostSampled)
 
 
-def test_a_sampler_that_raises_three_times_is_detached_and_folding_goes_on() -> None:
+def test_a_tick_of_the_pump_that_raises_three_times_is_detached_and_folding_goes_on() -> None:
     calls: list[str] = []
 
     def broken() -> None:
@@ -87,7 +87,7 @@ def test_a_sampler_that_raises_three_times_is_detached_and_folding_goes_on() -> 
     pump.add_tick(broken)
     pump.add_tick(lambda: calls.append("sound"))
     pump.start()
-    eventually(lambda: calls.count("sound") >= 5, "five turns")
+    eventually(lambda: calls.count("sound") >= 5, "five ticks")
     pump.stop()
 
     assert calls.count("broken") == 3
