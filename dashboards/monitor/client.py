@@ -17,7 +17,7 @@ from telemetry.stats.window import Snapshot
 
 _TIMEOUT_S = 3.0
 _CHANGE_TIMEOUT_S = 10.0  # the server waits for the engine
-_HINTS = {401: "; give --debug-key", 404: "; it is not known, or not any more"}
+_HINTS = {401: "; give --debug-key", 404: "; unknown, or no longer kept"}
 
 T = TypeVar("T")
 

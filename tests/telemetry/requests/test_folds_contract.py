@@ -120,7 +120,7 @@ def test_a_tenant_at_its_limit_waits_for_the_policy_and_others_for_the_head() ->
         assert waits(timeline) == [(expected, 3, 20)]
 
 
-def test_cached_tokens_and_the_way_out_of_a_cancelled_request_are_stated() -> None:
+def test_a_cancelled_request_has_its_cached_tokens_and_its_cancel_time() -> None:
     timeline, measured = one(
         request(
             queued(at=3),
@@ -143,7 +143,7 @@ def test_cached_tokens_and_the_way_out_of_a_cancelled_request_are_stated() -> No
     assert [m.value_ns for m in measured if m.measure is Measure.CANCEL_TO_FREE] == [8 * MS]
 
 
-def test_tokens_that_drafts_gave_come_at_once_and_are_counted() -> None:
+def test_accepted_draft_tokens_come_together_and_are_counted() -> None:
     guessed = Row(1, False, 4, 4, 0, 3, False)
     facts = request(queued(at=3), step(0, 4, 10, [prefill()]), step(1, 10, 20, [guessed]))
     timeline, measured = one(facts)
@@ -156,7 +156,7 @@ def test_tokens_that_drafts_gave_come_at_once_and_are_counted() -> None:
     assert (totals.drafted_tokens, totals.accepted_tokens) == (3, 2)
 
 
-def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_closed() -> None:
+def test_a_request_without_an_end_in_the_engine_is_given_out_when_the_fold_closes() -> None:
     timelines: list[RequestTimeline] = []
     fold = PhaseFold([timelines.append])
     facts = request(queued(at=3), step(0, 4, 10, [prefill()]), reason=EndReason.SHUTDOWN)
@@ -169,8 +169,8 @@ def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_c
     assert fold.live == 0
 
 
-def test_an_id_that_is_used_again_at_once_names_two_requests_in_turn() -> None:
-    """The engine's last word on the first comes after the second was accepted."""
+def test_a_request_id_that_is_reused_at_once_gives_two_timelines() -> None:
+    """The engine's last fact of the first request comes after the second was accepted."""
     timelines: list[RequestTimeline] = []
     fold = PhaseFold([timelines.append])
     first = request(queued(at=3), step(0, 4, 10, [prefill()]), reason=EndReason.DISCONNECT)
