@@ -158,6 +158,8 @@ class Invariants:
                     require(2, seen.end_fact is None, f"{fact.seq_id} ended twice")
                     seen.end_fact = fact.reason
                     seen.tokens_in_fact = fact.output_tokens
+                case LimitsSet():
+                    self.slo.set_limits(fact)
                 case SequenceQueued():
                     self.slo.queued(fact)
                     self._queued(fact)

@@ -4,10 +4,11 @@
                       inter-token target of its rows, or than `1 + LATE_SHARE` times its decodes
                       alone, and one tile of prompt more
 18  slack             in the order of the SLO no request passes an earlier one of its class, tenant,
-                      target and lateness, nor, within class and tenant, one that can be in time
-                      and has to start earlier
+                      target and lateness, nor, within class and tenant, the first one of another
+                      target that can be in time and has to start earlier
 19  refusal           `ttft_unreachable` only where late requests are refused; never of an engine
-                      without work, nor of a request that would be in time behind every prompt
+                      without work, nor of a request that would be in time at the slowest pace
+                      behind every prompt that may be computed before its own
 20  no waste          a prompt waits for budget only while the step's tokens or its time are used up
 
 17 and 20 hold where the engine knows the true cost of steps. Costs here are the world's own; of the
@@ -27,7 +28,7 @@ from service.engine.inbox import SetStepCost
 from service.engine.plan import Plan
 from service.engine.scheduler import Scheduler
 from service.engine.sequences.request import Request
-from telemetry.facts.engine_records import SequenceEnded, SequenceQueued
+from telemetry.facts.engine_records import LimitsSet, SequenceEnded, SequenceQueued
 from telemetry.facts.reasons import EndReason, WaitReason
 
 _SLOWEST = 1 + 1 / LEAST_SHARE
@@ -45,18 +46,23 @@ class SloInvariants:
         self._seen = seen
         self._cost = cost
         self._is_known = False
+        self._refuses = scheduler.limits.refuse_late
         self._live: set[int] = set()
         self._ever_late: set[int] = set()
 
     def restarted(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._is_known = False
+        self._refuses = scheduler.limits.refuse_late
         self._live.clear()
         self._ever_late.clear()
 
     def told_cost(self, command: SetStepCost) -> None:
         """The engine gets a fitted cost before its next step."""
         self._is_known = self._cost is not None and command == self._cost.as_fitted()
+
+    def set_limits(self, fact: LimitsSet) -> None:
+        self._refuses = fact.limits.refuse_late
 
     def queued(self, fact: SequenceQueued) -> None:
         self._live.add(fact.seq_id)
@@ -156,7 +162,7 @@ class SloInvariants:
         own_ns = _start_by(request, now_ns, token_ns, ageing_ns)
         heads: dict[int, Request] = {}
         for other in sorted(rivals, key=lambda one: one.arrival):
-            if other.seq_id not in late:
+            if other.seq_id not in late and _target(other) != _target(request):
                 heads.setdefault(_target(other), other)
         for other in heads.values():
             start_ns = _start_by(other, now_ns, token_ns, ageing_ns)
@@ -166,19 +172,38 @@ class SloInvariants:
     # 19
 
     def _refused(self, fact: SequenceEnded) -> None:
-        allowed = self._scheduler.limits.refuse_late
-        require(19, allowed, f"{fact.seq_id} was refused, and late requests are not")
+        require(19, self._refuses, f"{fact.seq_id} was refused, and late requests are not")
         require(19, bool(self._live), f"{fact.seq_id} was refused, and the engine has no work")
         if self._cost is None or not self._is_known:
             return
-        seen = self._seen[fact.seq_id]
-        assert seen.arrival.ttft_target_ns is not None
-        tokens = len(seen.arrival.prompt) + sum(
-            len(self._seen[one].arrival.prompt) + len(self._seen[one].tokens) for one in self._live
+        own = self._seen[fact.seq_id]
+        assert own.arrival.ttft_target_ns is not None
+        by_ns = own.submitted_ns + own.arrival.ttft_target_ns
+        work_ns = sum(
+            self._most_work_ns(seen)
+            for seen in [own, *(self._seen[seq_id] for seq_id in self._live)]
+            if not self._comes_after(seen, own, by_ns, fact.at_ns)
         )
-        first_ns = fact.at_ns + _SLOWEST * self._cost.prefill_token_ns * tokens
-        by_ns = seen.submitted_ns + seen.arrival.ttft_target_ns
-        require(19, first_ns > by_ns, f"{fact.seq_id} was refused, and would have been in time")
+        late = fact.at_ns + work_ns > by_ns
+        require(19, late, f"{fact.seq_id} was refused, and would have been in time")
+
+    def _most_work_ns(self, seen: Seen) -> float:
+        """The longest that its prompt may take, if it is computed whole, or again."""
+        assert self._cost is not None
+        tokens = len(seen.arrival.prompt) + len(seen.tokens)
+        return _SLOWEST * self._cost.prefill_token_ns * tokens
+
+    def _comes_after(self, seen: Seen, own: Seen, by_ns: int, now_ns: int) -> bool:
+        """Whether a live sequence is certainly behind a new one, due at `by_ns`."""
+        limits, other, new = self._scheduler.limits, seen.arrival, own.arrival
+        if seen is own or seen.submitted_ns <= now_ns - limits.ageing_ns:
+            return False
+        if other.priority != new.priority:
+            return other.priority > new.priority
+        if not limits.slo_order or other.tenant != new.tenant or seen.tokens:
+            return False
+        wait_ns = limits.ageing_ns if other.ttft_target_ns is None else other.ttft_target_ns
+        return seen.submitted_ns + wait_ns - self._most_work_ns(seen) > by_ns
 
 
 def _group(request: Request) -> tuple[int, str]:
