@@ -1,4 +1,4 @@
-"""What the checks of a simulated world know of its sequences, and how they say that one is wrong."""
+"""What the checks of a simulated world know of its sequences, and how they say what is wrong."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-
 from lab.simulation.evidence import Seen, require
 from lab.simulation.sim_executor import LinearCost
 from service.engine.budget import LATE_SHARE, LEAST_SHARE, TILE_TOKENS
@@ -132,7 +131,9 @@ class SloInvariants:
             if not self._keeps_its_place(request):
                 continue
             others = [*waiting, *order[place + 1 :]]
-            rivals = [o for o in others if _group(o) == _group(request) and self._keeps_its_place(o)]
+            rivals = [
+                o for o in others if _group(o) == _group(request) and self._keeps_its_place(o)
+            ]
             self._passes_none(request, rivals, late)
             self._has_least_slack(request, rivals, late, now_ns, token_ns)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from lab.simulation.faults import Faults, FaultyDevice
 from lab.simulation.evidence import InvariantViolated
+from lab.simulation.faults import Faults, FaultyDevice
 from lab.simulation.invariants import Invariants
 from lab.simulation.sim_executor import LinearCost, SimExecutor, WrongContents
 from lab.simulation.workload import Arrival

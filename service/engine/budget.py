@@ -95,6 +95,10 @@ class StepCost:
         """The time of a step at the present speed; None without a fit."""
         return None if self.fitted is None else self.drift * predicted_ns(self.fitted, load)
 
+    def unbounded(self) -> None:
+        """No target bounds the next step: a prompt token takes the time that it takes alone."""
+        self._stretch = 1.0
+
     def prompt_time(self, load: Load, target_ns: int, late: bool) -> PromptTime | None:
         """The time for prompts in a step with the decodes of `load` that should take `target_ns`;
         None without a fit. `late`: some of the prompts have missed their own target."""
@@ -143,10 +147,8 @@ class PromptTime:
         if self.left_ns <= 0:
             return 0.0
         linear = self.token_ns + self.pair_ns * context
-        if self.pair_ns <= 0:
-            return self.left_ns / max(linear, 1e-9)
         root = sqrt(linear * linear + 2 * self.pair_ns * self.left_ns)
-        return (root - linear) / self.pair_ns
+        return 2 * self.left_ns / max(linear + root, 1e-9)
 
 
 def _middle(values: list[float]) -> float:

@@ -54,9 +54,16 @@ class TenantCounters:
         self._charge(tenant, DECODE_WEIGHT * tokens)
 
     def _charge(self, tenant: str, weighted_tokens: int) -> None:
-        weight = self.weights.get(tenant)
-        charged = weighted_tokens if weight is None else weighted_tokens / weight
+        charged = self._by_weight(tenant, weighted_tokens)
         self._service[tenant] = self.service_of(tenant) + charged
+
+    def prefill_charge(self, tenant: str, tokens: int) -> float:
+        """What `add_prefill` would charge."""
+        return self._by_weight(tenant, PREFILL_WEIGHT * tokens)
+
+    def _by_weight(self, tenant: str, weighted_tokens: int) -> float:
+        weight = self.weights.get(tenant)
+        return weighted_tokens if weight is None else weighted_tokens / weight
 
     def tenant_queued(self, tenant: str, min_active_service: float | None) -> None:
         """A tenant with no queued request queues one. Its counter is lifted to just below

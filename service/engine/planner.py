@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
 from service.engine.admission import Limits, fits
 from service.engine.budget import StepCost
+from service.engine.fairness import Policy
 from service.engine.kv.blocks import blocks_for
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.plan import Plan
@@ -46,11 +47,32 @@ class Planner:
         by_ns = request.submit.first_token_by_ns
         if by_ns is None:
             return 0.0
+        if not self._table.running:
+            self.cost.unbounded()  # nobody shares its steps
         token_ns = self.cost.prompt_token_ns
-        others = [r for r in self._table.running if r.in_prefill] + list(self._table.queue)
-        before = [r for r in others if not r.late and not is_late(r, now_ns, token_ns)]
-        work = sum(work_ns(r, token_ns) for r in [*before, request])
+        work = sum(work_ns(r, token_ns) for r in [*self._before(request, now_ns), request])
         return now_ns + work - by_ns
+
+    def _before(self, request: Request, now_ns: int) -> list[Request]:
+        """Whose prompts are computed before that of a new request, if nobody else comes."""
+        request.queued_ns, request.arrival = now_ns, self._table.next_arrival
+        key, token_ns = self._sort_key(now_ns), self.cost.prompt_token_ns
+        own, tenant = key(request), request.submit.tenant
+        others = [r for r in self._table.running if r.in_prefill] + list(self._table.queue)
+        found, counters = list[Request](), self._table.counters
+        charged: dict[str, float] = defaultdict(float)
+        for other in sorted((r for r in others if not r.blocked), key=key):
+            if key(other) > own:
+                break
+            if self.limits.slo_order and (other.late or is_late(other, now_ns, token_ns)):
+                continue  # it waits behind those that can be in time
+            rival = other.submit.tenant
+            if rival != tenant and key(other)[:2] > (own[0], own[1] - charged[rival]):
+                continue  # its tenant has had its share by then
+            if other.status is Status.WAITING and self.limits.policy is Policy.VTC:
+                charged[rival] += counters.prefill_charge(rival, other.known_tokens)
+            found.append(other)
+        return found
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched."""
@@ -186,11 +208,12 @@ class Planner:
 
     def _limit_prompts(self, builder: PlanBuilder, now_ns: int) -> None:
         """Bound the time of the step's prompts by the tightest target that waits for it."""
-        limits = self.limits
-        if not limits.chunked_prefill or not (limits.auto_budget or limits.itl_target_ns):
-            return
-        target_ns = self._targets.of_step(self._table, limits, now_ns)
-        if target_ns is not None:
+        limits, target_ns = self.limits, None
+        if limits.chunked_prefill and (limits.auto_budget or limits.itl_target_ns):
+            target_ns = self._targets.of_step(self._table, limits, now_ns)
+        if target_ns is None:
+            self.cost.unbounded()
+        else:
             builder.limit_time(target_ns, self.cost, self._prompts_are_late(now_ns))
 
     def _prompts_are_late(self, now_ns: int) -> bool:

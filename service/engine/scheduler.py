@@ -122,7 +122,7 @@ class Scheduler:
         if reason is not None:
             self.table.refuse(request, reason)
             return
-        if self.limits.refuse_late:
+        if self.limits.refuse_late and self.has_live:  # an idle engine has nothing better to do
             late_ns = self._planner.late_by_ns(request, now_ns)
             if late_ns > 0:
                 alone = is_late(request, now_ns, self._planner.cost.prompt_token_ns)

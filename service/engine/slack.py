@@ -4,9 +4,12 @@ The least slack goes first (Mok, 1983; SLOs-Serve, Chen et al., 2025, plans by t
 request too). A request whose target is missed would lose against every later one, so it gets its
 deadline again at twice, four times, ... the target after it was accepted: it waits behind requests
 that can still be served in time, but not for ever. One without a target is due when it has aged.
+A preempted one is due at once: its reader waits in the middle of a text, or its prompt was begun.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from service.engine.sequences.request import Request
 
@@ -19,13 +22,15 @@ def work_ns(request: Request, token_ns: float) -> float:
 
 
 def is_late(request: Request, now_ns: int, token_ns: float) -> bool:
-    """Whether it cannot meet its first-token target any more."""
-    by_ns = request.submit.first_token_by_ns
+    """Whether it cannot meet its first-token target any more; a preempted one is not judged."""
+    by_ns = None if request.preemptions else request.submit.first_token_by_ns
     return by_ns is not None and now_ns + work_ns(request, token_ns) > by_ns
 
 
 def start_by_ns(request: Request, now_ns: int, token_ns: float, ageing_ns: int) -> float:
     """The latest moment at which its prompt may start, monotonic."""
+    if request.preemptions:
+        return -inf
     work = work_ns(request, token_ns)
     submit = request.submit
     if submit.first_token_by_ns is None:

@@ -14,8 +14,8 @@ from service.engine.admission import Limits
 from service.engine.sequences.request import Request
 from service.engine.sequences.sequence_table import SequenceTable
 
-_EXPECTED_NS = 30_000_000_000  # a class that sent a request this long ago may send another
-_ARRIVAL_SHARE = 0.5
+EXPECTED_NS = 30_000_000_000  # a class that sent a request this long ago may send another
+ARRIVAL_SHARE = 0.5
 _KEPT = 16
 
 
@@ -42,7 +42,7 @@ class Targets:
     def _arrival_bound(self, table: SequenceTable, limits: Limits, now_ns: int) -> int | None:
         if not limits.auto_budget:
             return None
-        since_ns = now_ns - _EXPECTED_NS
+        since_ns = now_ns - EXPECTED_NS
         expected = [one for one, seen_ns in self._seen_ns.items() if seen_ns >= since_ns]
         if not expected:
             return None
@@ -52,7 +52,7 @@ class Targets:
         if waiting is not None:
             present.append(waiting)
         is_tighter = all(tightest < one or not one for one in present)
-        return int(_ARRIVAL_SHARE * tightest) if is_tighter and present else None
+        return int(ARRIVAL_SHARE * tightest) if is_tighter and present else None
 
 
 def _decode_target(running: Sequence[Request], limits: Limits) -> int | None:

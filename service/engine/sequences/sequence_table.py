@@ -51,11 +51,16 @@ class SequenceTable:
         """Running sequences of a tenant."""
         return sum(request.submit.tenant == tenant for request in self.running)
 
+    @property
+    def next_arrival(self) -> int:
+        """The place of the next request in the order of arrival."""
+        return self._arrivals + 1
+
     def add(self, request: Request, now_ns: int) -> None:
         """A new request joins the queue."""
         submit = request.submit
         assert submit.seq_id not in self.live, f"sequence {submit.seq_id} submitted twice"
-        self._arrivals += 1
+        self._arrivals = self.next_arrival
         request.arrival, request.queued_ns = self._arrivals, now_ns
         request.awaits_grammar = submit.grammar is not None
         self.blocks.open(request)

@@ -62,6 +62,7 @@ class World:
         )
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[EndReason]] = defaultdict(list)
+        self.details: dict[int, str | None] = {}
         self.facts: list[Fact] = []
         self._next_seq_id = 0
 
@@ -96,6 +97,7 @@ class World:
                 self.outputs[emission.seq_id].append(emission.sample.token_id)
             if emission.end is not None:
                 self.ends[emission.seq_id].append(emission.end)
+                self.details[emission.seq_id] = emission.detail
         self.facts += self.lane.drain()
         self.scheduler.check()
 

@@ -1,0 +1,307 @@
+"""The least slack goes first, within class and tenant; what is late waits, but not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.simulation.scenarios import build_scenario, small_limits
+from lab.simulation.sim_executor import LinearCost
+from lab.simulation.workload import Mix, bursts
+from lab.simulation.world import Scenario
+from lab.simulation.world import World as SimWorld
+from service.engine.fairness import Policy
+from service.engine.inbox import SetLimits, Submit
+from service.engine.limits_record import runtime_of
+from service.engine.plan import SamplingParams
+from service.engine.sequences.request import Request
+from service.engine.slack import is_late, start_by_ns, work_ns
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued, StepRecorded
+from telemetry.facts.limits import changed_names
+from telemetry.facts.records import Fact
+from tests.support.worlds.engine_world import World
+
+MS = 1_000_000
+COST = LinearCost(prefill_token_ns=MS)
+VOICE, CHAT, BATCH = 150 * MS, 1000 * MS, 60_000 * MS
+
+
+def world(**limits: object) -> World:
+    """An engine that runs one sequence at a time."""
+    defaults: dict[str, object] = {
+        "slo_order": True, "auto_budget": True, "budget_tokens": 64, "max_seqs": 1,
+        "blocks_total": 400, "prefix_cache": False,
+    }  # fmt: skip
+    found = World(cost=COST, **{**defaults, **limits})  # type: ignore[arg-type]
+    found.inbox.put(COST.as_fitted())
+    return found
+
+
+def submit(found: World, ttft_ns: int, prompt: int = 8, **fields: object) -> int:
+    defaults: dict[str, object] = {"max_tokens": 2}
+    return found.submit(
+        prompt,
+        first_token_by_ns=found.clock.now_ns() + ttft_ns,
+        ttft_target_ns=ttft_ns,
+        **{**defaults, **fields},  # type: ignore[arg-type]
+    )
+
+
+def run_until(found: World, now_ns: int) -> None:
+    while found.clock.now_ns() < now_ns:
+        assert found.loop.has_work
+        found.step()
+
+
+def order(found: World) -> list[int]:
+    """Sequences in the order of their first admission."""
+    admitted = [fact.seq_id for fact in found.facts if isinstance(fact, SequenceAdmitted)]
+    return list(dict.fromkeys(admitted))
+
+
+def request(
+    prompt: int, by_ns: int | None, target_ns: int | None, queued_ns: int = 0, outputs: int = 0
+) -> Request:
+    command = Submit(
+        seq_id=0, prompt=[0] * prompt, max_tokens=8, sampling=SamplingParams(temperature=0.0),
+        first_token_by_ns=by_ns, ttft_target_ns=target_ns,
+    )  # fmt: skip
+    return Request(command, queued_ns=queued_ns, outputs=[0] * outputs)
+
+
+# --- when a prompt has to start -----------------------------------------------------------------
+
+
+def test_a_prompt_has_to_start_its_own_length_before_its_deadline() -> None:
+    one = request(100, by_ns=1000 * MS, target_ns=1000 * MS)
+
+    assert work_ns(one, MS) == 100 * MS
+    assert start_by_ns(one, 0, MS, 30_000 * MS) == 900 * MS
+    assert not is_late(one, 900 * MS, MS)
+    assert is_late(one, 900 * MS + 1, MS)
+
+
+@given(
+    prompt=st.integers(1, 1000), target_ns=st.integers(1, 10**10), now_ns=st.integers(0, 10**12),
+    token_ns=st.floats(0, 10**7),
+)  # fmt: skip
+def test_a_missed_deadline_comes_again_at_the_next_double_of_the_target(
+    prompt: int, target_ns: int, now_ns: int, token_ns: float
+) -> None:
+    one = request(prompt, by_ns=target_ns, target_ns=target_ns)
+    start_ns = start_by_ns(one, now_ns, token_ns, 10**12)
+    times = (start_ns + work_ns(one, token_ns)) / target_ns
+
+    assert start_ns >= now_ns - 1
+    assert round(times) in {2**n for n in range(64)}
+    assert times == pytest.approx(round(times), rel=1e-6)
+    assert times == 1 or start_ns - times / 2 * target_ns < now_ns + 1
+    assert is_late(one, now_ns, token_ns) == (round(times) > 1)
+
+
+def test_without_a_target_a_request_is_due_when_it_has_aged() -> None:
+    one = request(100, None, None, queued_ns=5000 * MS)
+
+    assert start_by_ns(one, 6000 * MS, MS, 30_000 * MS) == 34_900 * MS
+    assert not is_late(one, 10**15, MS)
+
+
+# --- the order of the queue ---------------------------------------------------------------------
+
+
+def test_the_tighter_target_goes_first_though_it_came_later() -> None:
+    found = world()
+    busy = submit(found, CHAT, max_tokens=5)
+    found.step()
+    batch, chat, voice = (submit(found, ttft) for ttft in (BATCH, CHAT, VOICE))
+    found.run()
+
+    assert order(found) == [busy, voice, chat, batch]
+
+
+def test_in_the_order_of_arrival_targets_change_nothing() -> None:
+    found = world(slo_order=False)
+    busy = submit(found, CHAT, max_tokens=5)
+    found.step()
+    waiting = [submit(found, ttft) for ttft in (BATCH, CHAT, VOICE)]
+    found.run()
+
+    assert order(found) == [busy, *waiting]
+
+
+def test_a_request_that_has_waited_goes_before_a_tighter_one_once_it_has_less_slack() -> None:
+    found = world()
+    submit(found, CHAT, max_tokens=46)
+    found.step()
+    chat = submit(found, CHAT)
+    run_until(found, 900 * MS)
+    voice = submit(found, VOICE)
+    found.run()
+
+    assert order(found).index(chat) < order(found).index(voice)
+
+
+def test_of_one_target_the_first_goes_first_whatever_its_length() -> None:
+    found = world(max_model_tokens=128)
+    submit(found, CHAT, max_tokens=5)
+    found.step()
+    short, long = submit(found, CHAT, prompt=4), submit(found, CHAT, prompt=60)
+    found.run()
+
+    assert order(found)[1:] == [short, long]
+
+
+def test_a_late_request_holds_up_none_that_can_be_in_time() -> None:
+    found = world()
+    submit(found, CHAT, max_tokens=20)
+    found.step()
+    late = submit(found, VOICE)
+    run_until(found, 320 * MS)  # renewed at 300 ms, and that is over too
+    voice = submit(found, VOICE)
+    found.run()
+
+    assert order(found).index(voice) < order(found).index(late)
+
+
+@pytest.mark.parametrize("ttft_ns", [VOICE, None], ids=["late", "without a target"])
+def test_it_is_served_when_it_has_aged_though_requests_in_time_never_stop_coming(
+    ttft_ns: int | None,
+) -> None:
+    found = world(ageing_ns=2000 * MS, queue_limit_requests=1000)
+    submit(found, CHAT, max_tokens=20)
+    found.step()
+    waiting = found.submit(8) if ttft_ns is None else submit(found, ttft_ns)
+    run_until(found, 320 * MS)
+    while waiting not in order(found):
+        assert found.clock.now_ns() < 2200 * MS
+        submit(found, VOICE, max_tokens=1)
+        found.step()
+
+    assert found.clock.now_ns() > 2000 * MS
+    assert found.scheduler.waiting > 0
+    found.run()
+
+
+def test_a_better_class_goes_first_whatever_the_slack() -> None:
+    found = world()
+    submit(found, CHAT, max_tokens=5)
+    found.step()
+    voice, important = submit(found, VOICE), submit(found, BATCH, priority=-1)
+    found.run()
+
+    assert order(found)[1:] == [important, voice]
+
+
+def test_a_prompt_with_less_slack_goes_before_one_that_is_being_computed() -> None:
+    found = world(max_seqs=4, max_model_tokens=256, budget_tokens=16)
+    batch = submit(found, BATCH, prompt=200)
+    found.step()
+    voice = submit(found, VOICE, prompt=16)
+    found.step()
+
+    assert [row.seq_id for row in found.steps[-1].rows] == [voice]
+    found.run()
+    assert order(found) == [batch, voice]
+
+
+def test_a_preempted_sequence_goes_on_before_requests_that_are_late() -> None:
+    """Its reader waits in the middle of a text; its first token came in time."""
+    found = world(
+        max_seqs=3, blocks_total=16, max_model_tokens=64, budget_tokens=16, policy=Policy.FCFS
+    )
+    for _ in range(3):
+        submit(found, VOICE, prompt=8, max_tokens=40)
+    found.step()
+    while not any(step.preempted for step in found.steps):
+        assert found.loop.has_work
+        found.step()
+    (victim,) = (seq_id for step in found.steps for seq_id in step.preempted)
+    late = [found.submit(8, first_token_by_ns=1, ttft_target_ns=1) for _ in range(3)]
+    late += [found.submit(8, first_token_by_ns=VOICE, ttft_target_ns=VOICE) for _ in range(3)]
+    found.run()
+
+    admitted = [fact.seq_id for fact in found.facts if isinstance(fact, SequenceAdmitted)]
+    again = admitted.index(victim, admitted.index(victim) + 1)
+    assert again < min(admitted.index(one) for one in late)
+
+
+def test_the_order_changes_for_those_who_wait() -> None:
+    found = world(slo_order=False)
+    busy = submit(found, CHAT, max_tokens=5)
+    found.step()
+    batch, voice = submit(found, BATCH), submit(found, VOICE)
+    found.step()
+    before = runtime_of(found.scheduler.limits)
+    wanted = msgspec.structs.replace(before, slo_order=True)
+    found.inbox.put(
+        SetLimits(limits=wanted, changed=changed_names(before, wanted), by="ann", why="")
+    )
+    found.run()
+
+    assert order(found) == [busy, voice, batch]
+
+
+# --- tenants ------------------------------------------------------------------------------------
+
+
+def test_a_tenant_cannot_take_anothers_share_by_a_tighter_target() -> None:
+    """Fair shares come before slack: a flood of voice delays a batch job by its own share only."""
+    found = world(policy=Policy.VTC, max_seqs=8, budget_tokens=16)
+    for _ in range(12):
+        submit(found, VOICE, prompt=40, tenant="flood")
+    found.step()
+    calm = submit(found, BATCH, prompt=40, tenant="calm")
+    found.run()
+
+    assert order(found).index(calm) <= 2
+
+
+@pytest.mark.parametrize("slo_order", [False, True])
+def test_service_of_two_busy_tenants_stays_equal(slo_order: bool) -> None:
+    """Whatever their classes: invariant 8 holds the bound at every step, and the work of each is
+    done at about the same time."""
+    limits = small_limits(
+        policy=Policy.VTC, max_seqs=2, slo_order=slo_order, auto_budget=True, blocks_total=64
+    )
+    first = Mix(Random(1), 64, tenants=("voice",), classes=("voice",))
+    second = Mix(Random(1), 64, tenants=("batch",), classes=("batch",))
+    arrivals = [*bursts(first, 20, 20, 1), *bursts(second, 20, 20, 1)]
+    scenario = Scenario(
+        name="shares", seed=0, limits=limits, arrivals=tuple(arrivals), knows_cost=True
+    )
+    facts = SimWorld(scenario).run().facts
+    tenants = {f.seq_id: f.tenant for f in facts if isinstance(f, SequenceQueued)}
+    admitted = [tenants[f.seq_id] for f in facts if isinstance(f, SequenceAdmitted)]
+    half = admitted[: len(admitted) // 2]
+
+    assert abs(half.count("voice") - half.count("batch")) <= 4
+
+
+def in_time(facts: list[Fact]) -> int:
+    """Sequences whose first token came within their target."""
+    due = {f.seq_id: f.first_token_by_ns for f in facts if isinstance(f, SequenceQueued)}
+    first: dict[int, int] = {}
+    for fact in facts:
+        for row in fact.rows if isinstance(fact, StepRecorded) else ():
+            if row.sampled:
+                first.setdefault(row.seq_id, fact.committed_ns)
+    return sum(by_ns is not None and first[one] <= by_ns for one, by_ns in due.items())
+
+
+def test_slack_makes_more_requests_good_than_the_order_of_arrival() -> None:
+    """Voice beside batch jobs: first tokens within their targets."""
+
+    def good(slo_order: bool) -> int:
+        total = 0
+        for seed in range(10):
+            scenario = build_scenario("classes", seed)
+            limits = replace(scenario.limits, slo_order=slo_order)
+            total += in_time(list(SimWorld(replace(scenario, limits=limits)).run().facts))
+        return total
+
+    assert good(True) > good(False)

@@ -1,0 +1,150 @@
+"""Which latency target bounds a step: of those who decode in it, and of those who may come."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.simulation.sim_executor import LinearCost
+from service.engine.inbox import Pause
+from service.engine.targets import ARRIVAL_SHARE, EXPECTED_NS
+from tests.support.worlds.engine_world import World
+
+MS = 1_000_000
+COST = LinearCost(prefill_token_ns=MS)
+VOICE_NS, CHAT_NS, BATCH_NS = 150 * MS, 1000 * MS, 60_000 * MS
+
+
+def world(**limits: object) -> World:
+    defaults: dict[str, object] = {
+        "auto_budget": True, "budget_tokens": 256, "blocks_total": 400, "max_model_tokens": 1024,
+        "prefix_cache": False,
+    }  # fmt: skip
+    found = World(cost=COST, **{**defaults, **limits})  # type: ignore[arg-type]
+    found.inbox.put(COST.as_fitted())
+    return found
+
+
+def submit(found: World, ttft_ns: int, prompt: int = 4, **fields: object) -> int:
+    by_ns = found.clock.now_ns() + ttft_ns
+    return found.submit(prompt, first_token_by_ns=by_ns, ttft_target_ns=ttft_ns, **fields)  # type: ignore[arg-type]
+
+
+def last_target(found: World) -> int | None:
+    return found.steps[-1].target_ns
+
+
+# --- of those who decode ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("itl_ms", "override_ms", "bound_ms"),
+    [
+        ([90, 60, 70], None, 60),
+        ([90, None], None, 90),
+        ([None, None], None, None),
+        ([90, 60], 75, 75),
+        ([None], 75, 75),
+    ],
+)
+def test_the_tightest_target_of_the_rows_bounds_it_unless_one_is_set_for_all(
+    itl_ms: list[int | None], override_ms: int | None, bound_ms: int | None
+) -> None:
+    found = world(itl_target_ns=None if override_ms is None else override_ms * MS)
+    for one in itl_ms:
+        found.submit(4, max_tokens=50, itl_target_ns=None if one is None else one * MS)
+    found.step()
+    found.step()
+    found.submit(200)
+    found.step()
+
+    assert last_target(found) == (None if bound_ms is None else bound_ms * MS)
+
+
+def test_a_target_for_all_bounds_no_step_without_decodes() -> None:
+    found = world(itl_target_ns=75 * MS)
+    found.submit(200)
+    found.step()
+
+    assert last_target(found) is None
+
+
+def test_a_target_for_all_bounds_steps_with_a_fixed_budget_too() -> None:
+    found = world(itl_target_ns=75 * MS, auto_budget=False)
+    found.submit(4, max_tokens=50, itl_target_ns=10 * MS)
+    found.step()
+    found.submit(200)
+    found.step()
+
+    assert last_target(found) == 75 * MS
+
+
+def test_a_sequence_whose_reader_is_slow_bounds_nothing() -> None:
+    found = world()
+    slow = found.submit(4, max_tokens=50, itl_target_ns=30 * MS)
+    found.submit(4, max_tokens=50, itl_target_ns=90 * MS)
+    found.step()
+    found.step()
+    assert last_target(found) == 30 * MS
+
+    found.inbox.put(Pause(slow))
+    found.step()
+    assert last_target(found) == 90 * MS
+
+
+# --- of those who may come ----------------------------------------------------------------------
+
+
+def test_a_tighter_class_that_came_lately_bounds_steps_of_prompts_alone() -> None:
+    """Voice that comes in the middle of a batch job's prompt waits for the end of its step."""
+    found = world()
+    submit(found, VOICE_NS, max_tokens=1)
+    found.run()
+    batch = submit(found, BATCH_NS, prompt=600)
+    found.step()
+    step = found.steps[-1]
+
+    assert step.target_ns == int(ARRIVAL_SHARE * VOICE_NS)
+    assert step.sample_ns - step.forward_ns <= ARRIVAL_SHARE * VOICE_NS
+    assert [row.seq_id for row in step.rows] == [batch]
+
+
+def test_the_same_class_alone_bounds_nothing() -> None:
+    """Its prompts have only each other to wait for."""
+    found = world()
+    for _ in range(3):
+        submit(found, CHAT_NS, prompt=200)
+    found.step()
+    found.step()
+
+    assert last_target(found) is None
+
+
+def test_a_class_that_has_not_come_for_long_is_not_waited_for() -> None:
+    found = world()
+    submit(found, VOICE_NS, max_tokens=1)
+    found.run()
+    found.clock.advance(EXPECTED_NS + 1)
+    submit(found, BATCH_NS, prompt=600)
+    found.step()
+
+    assert last_target(found) is None
+
+
+def test_while_the_tight_class_is_there_its_own_rows_bound_the_step() -> None:
+    found = world()
+    submit(found, VOICE_NS, max_tokens=50, itl_target_ns=45 * MS)
+    found.step()
+    submit(found, BATCH_NS, prompt=600)
+    found.step()
+
+    assert last_target(found) == 45 * MS
+
+
+def test_with_a_fixed_budget_nobody_is_waited_for() -> None:
+    found = world(auto_budget=False)
+    submit(found, VOICE_NS, max_tokens=1)
+    found.run()
+    submit(found, BATCH_NS, prompt=600)
+    found.step()
+
+    assert last_target(found) is None
