@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +85,11 @@ def _value(text: str) -> str | int | float | bool | None:
         return _SWITCHES[text.lower()]
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
-            pass
+            continue
+        if math.isfinite(number):
+            return number  # JSON has no other
     return text
 
 
@@ -99,7 +102,7 @@ def _weights(text: str) -> dict[str, float]:
             found[tenant.strip()] = float(weight)
         except ValueError:
             colon = ""
-        if not colon:
+        if not colon or not math.isfinite(found[tenant.strip()]):
             raise ConfigError(f"tenant_weights={text}: give TENANT:WEIGHT, as in a:2,b:0.5")
     return found
 

@@ -33,6 +33,14 @@ def busy() -> list[Fact]:
     [
         ("max_num_seqs=3", "max_seqs", 3),
         ("max-batched-tokens=32", "budget_tokens", 32),
+        ("max_batched_tokens=32", "auto_budget", False),
+        ("max_batched_tokens=auto", "auto_budget", True),
+        ("max_batched_tokens=auto", "budget_tokens", 16),
+        ("order=slo", "slo_order", True),
+        ("order=arrival", "slo_order", False),
+        ("refuse_late=on", "refuse_late", True),
+        ("speculative_tokens=3", "draft_tokens", 3),
+        ("speculative_tokens=0", "draft_tokens", 0),
         ("kv_blocks=400", "blocks_total", 400),
         ("chunked_prefill=off", "chunked_prefill", False),
         ("prefix_cache=no", "prefix_cache", False),
@@ -52,7 +60,7 @@ def test_a_setting_is_a_limit(word: str, limit: str, value: object) -> None:
 def test_every_setting_is_tried_above() -> None:
     limits = {setting.limit for setting in SETTINGS}
     assert limits <= {field.name for field in dataclasses.fields(small_limits())}
-    assert len(SETTINGS) == 11
+    assert len(SETTINGS) == 14
 
 
 @pytest.mark.parametrize(
@@ -60,6 +68,9 @@ def test_every_setting_is_tried_above() -> None:
     [
         (["kv_block=4"], "one of max_num_seqs"),
         (["kv_blocks"], "NAME=VALUE"),
+        (["order=fifo"], "slo or arrival"),
+        (["max_batched_tokens=soon"], "or auto"),
+        (["speculative_tokens=-1"], "draft tokens"),
         (["kv_blocks=many"], "wanted blocks of the KV cache"),
         (["kv_blocks=0"], "wanted blocks"),
         (["chunked_prefill=maybe"], "on or off"),

@@ -63,10 +63,11 @@ class _Sent:
 
 
 class RuntimeLimitsOwner:
-    """Belongs to the event loop. `send` writes a command to the engine that runs."""
+    """Belongs to the event loop. `send` writes a command to the engine that runs, which has
+    `confirm_s` seconds to put it in force."""
 
-    def __init__(self, send: Callable[[SetLimits], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[SetLimits], None], confirm_s: float = CONFIRM_S) -> None:
+        self._send, self._confirm_s = send, confirm_s
         self._started: EngineStarted | None = None
         self._in_force: RuntimeLimits | None = None
         self._sent: deque[_Sent] = deque()
@@ -103,10 +104,10 @@ class RuntimeLimitsOwner:
             name: is_now[name]
             for name in changed_names(limits_at_start(self._started), fact.limits)
         }
-        for name in fact.changed:
-            if fact.by != RESTART or name not in self._set_by:
-                self._set_by[name] = fact
-        self._set_by = {name: by for name, by in self._set_by.items() if name in self._kept}
+        anew = () if fact.by == RESTART else fact.changed  # a restart keeps who had set them
+        self._set_by = {
+            name: fact if name in anew else self._set_by.get(name, fact) for name in self._kept
+        }
         self._confirm(fact)
 
     def _confirm(self, fact: LimitsSet) -> None:
@@ -146,7 +147,7 @@ class RuntimeLimitsOwner:
         if not changed:
             return
         sent = self._put(wanted, changed, by, why)
-        async with asyncio.timeout(CONFIRM_S):
+        async with asyncio.timeout(self._confirm_s):
             await asyncio.shield(sent.confirmed)
 
     def view(self, now_ns: int) -> LimitsView | None:
@@ -163,13 +164,15 @@ class RuntimeLimitsOwner:
                 ago_s=round(max(0, now_ns - fact.at_ns) / 1e9, 3),
             )
 
-        begun, is_now = named(limits_at_start(self._started)), named(self._in_force)
+        start = limits_at_start(self._started)
+        begun, is_now = named(start), named(self._in_force)
+        changed = changed_names(start, self._in_force)
         return LimitsView(
             limits={
                 name: LimitInForce(
                     value=value,
                     at_start=begun[name],
-                    changed=set_by(self._set_by[name]) if name in self._set_by else None,
+                    changed=set_by(self._set_by[name]) if name in changed else None,
                 )
                 for name, value in is_now.items()
             },
