@@ -16,6 +16,7 @@ from benchmarks.peers.install import find_allocator
 from benchmarks.peers.layout import HERE, HOST, REPOSITORY, Layout
 
 CONTEXT_TOKENS, SLOTS = 2048, 16
+_SEQUENCES = 64  # of a batch of ours, by default
 OURS = "phasescope"
 
 
@@ -77,11 +78,11 @@ def recipes(setup: Setup) -> list[Recipe]:
         _openvino(setup, "fp16", Group.BF16),
         _llama(setup, *kinds[0]),
         _transformers(setup),
-        _phasescope(setup, OURS, Group.BF16, ()),
+        phasescope(setup, OURS, Group.BF16, ()),
         _openvino(setup, "int8", Group.INT8),
         _llama(setup, *kinds[1]),
         _llama(setup, *kinds[2]),
-        _phasescope(setup, f"{OURS}-int8", Group.INT8, ("--weights", "int8")),
+        phasescope(setup, f"{OURS}-int8", Group.INT8, ("--weights", "int8")),
     ]
 
 
@@ -170,13 +171,17 @@ def _transformers(setup: Setup) -> Recipe:
     return Recipe("transformers", Group.BF16, 512, precision, needs, start)
 
 
-def _phasescope(setup: Setup, name: str, group: Group, more: tuple[str, ...]) -> Recipe:
+def phasescope(setup: Setup, name: str, group: Group, more: tuple[str, ...]) -> Recipe:
+    """Ours, with `more` flags; its `name` begins with OURS."""
+
     def start(port: int, budget: int | None) -> Start:
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
         command += ["--no-prefix-cache", "--otlp-endpoint", setup.otlp_endpoint]
         command += ["--otlp-protocol", "grpc", *setup.phasescope_flags, *more]
         if budget is not None:
             command += ["--max-batched-tokens", str(budget)]
+            if budget < _SEQUENCES:  # a step must have room for a token of each
+                command += ["--max-num-seqs", str(budget)]
         return Start(command, ready="/ready")
 
     precision = "as the server itself says, beside its version; every trace exported"

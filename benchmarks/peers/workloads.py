@@ -135,7 +135,7 @@ def _checks(load: Load, result: BenchResult) -> dict[str, Any]:
     problems: list[str] = []
     for asked, one in zip(load.classes, result.classes, strict=True):
         assert isinstance(asked.lengths, Fixed)
-        problems += _problems(one, asked.lengths)
+        problems += problems_of(one, asked.lengths)
     return {
         "counted": result.total.counted,
         "ok": result.total.ok,
@@ -148,7 +148,8 @@ def _checks(load: Load, result: BenchResult) -> dict[str, Any]:
     }
 
 
-def _problems(one: ClassResult, lengths: Fixed) -> list[str]:
+def problems_of(one: ClassResult, lengths: Fixed) -> list[str]:
+    """Why a class was not served as asked; empty when it was."""
     found = [f"{one.name}: {e.count} x {e.kind.value}: {e.example}" for e in one.errors]
     if one.ok == 0:
         found.append(f"{one.name}: no whole reply in the window")

@@ -11,11 +11,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.plots import evidence, serving, telemetry
+from benchmarks.plots import evidence, serving, settings, telemetry
 from benchmarks.plots.style import Plot, write
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "results" / "img"
-PLOTS: tuple[Plot, ...] = (*serving.PLOTS, *telemetry.PLOTS, *evidence.PLOTS)
+PLOTS: tuple[Plot, ...] = (
+    *serving.PLOTS,
+    *settings.PLOTS,
+    *telemetry.PLOTS,
+    *evidence.PLOTS,
+)
 
 
 def main() -> int:

@@ -144,8 +144,9 @@ def arrivals_text(arrivals: Arrivals) -> str:
             return f"{burst} every {interval_s:g} s"
         case Trace():
             return "trace"
-        case Users(users):
-            return f"{users} users" if users > 1 else "1 user"
+        case Users(users, pause_s):
+            pause = f", {pause_s:g} s after each reply" if pause_s else ""
+            return (f"{users} users" if users > 1 else "1 user") + pause
 
 
 def _pairs(where: str, text: str) -> dict[str, str]:

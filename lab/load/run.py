@@ -151,7 +151,12 @@ def _result(
     began_unix_s: int,
 ) -> BenchResult:
     shown = msgspec.structs.replace(
-        spec, api_key=None, headers=dict.fromkeys(spec.headers, "(not shown)")
+        spec,
+        api_key=None,
+        headers=_hidden(spec.headers),
+        classes=tuple(
+            msgspec.structs.replace(one, headers=_hidden(one.headers)) for one in spec.classes
+        ),
     )
     total, classes = accounting.results(ready.cache_off)
     return BenchResult(
@@ -170,6 +175,11 @@ def _result(
         machine=this_machine(),
         spec=msgspec.to_builtins(shown),
     )
+
+
+def _hidden(headers: dict[str, str]) -> dict[str, str]:
+    """Their values may be keys."""
+    return dict.fromkeys(headers, "(not shown)")
 
 
 @contextlib.contextmanager

@@ -118,8 +118,9 @@ class Sender:
     def _loops(self, stream: Stream) -> Iterator[Coroutine[Any, Any, None]]:
         if isinstance(stream.arrivals, Users):
             rng = stream_rng(self._spec.seed, stream)
+            pause_ns = round(stream.arrivals.pause_s * 1e9)
             for _ in range(stream.arrivals.users):
-                yield self._user(stream, rng)
+                yield self._user(stream, rng, pause_ns)
         else:
             yield self._open_loop(stream, self._jobs[stream.number])
 
@@ -138,7 +139,7 @@ class Sender:
             self.sends.add(send)
             send.add_done_callback(self.sends.discard)
 
-    async def _user(self, stream: Stream, rng: np.random.Generator) -> None:
+    async def _user(self, stream: Stream, rng: np.random.Generator, pause_ns: int) -> None:
         """One client: the next request when the last reply is complete, after a failure a
         little later, so that a server which refuses is not asked a thousand times a second."""
         accounting = self._accounting
@@ -154,6 +155,8 @@ class Sender:
             reply = await self._send(job, now_ns, counted, closed_loop=True)
             if reply.error_kind is not None:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+            if pause_ns and not await self.reaches(self._clock.now_ns() + pause_ns):
+                return
 
     async def _build(self, class_index: int, lengths: tuple[int, int] | None) -> Job:
         """The next request of a class; `lengths` from a trace."""
@@ -170,7 +173,8 @@ class Sender:
         else:
             prompt = maker.make(class_index, number, prompt_tokens)
         body = request_body(self._spec, self._ready.model, prompt, output_tokens)
-        payload = generation_request(self._spec, self._pool, body)
+        headers = self._spec.classes[class_index].headers
+        payload = generation_request(self._spec, self._pool, body, headers)
         return Job(class_index, payload, prompt_tokens, output_tokens)
 
     async def _send(self, job: Job, intended_ns: int, counted: bool, closed_loop: bool) -> Reply:

@@ -80,10 +80,13 @@ def headers_of(spec: BenchSpec) -> dict[str, str]:
     return {**key, **spec.headers}
 
 
-def generation_request(spec: BenchSpec, pool: Pool, body: bytes) -> bytes:
+def generation_request(
+    spec: BenchSpec, pool: Pool, body: bytes, more_headers: dict[str, str] | None = None
+) -> bytes:
     """The whole request that carries `body`."""
     path = "/v1/chat/completions" if spec.endpoint is Endpoint.CHAT else "/v1/completions"
-    return request_bytes(pool.address, "POST", path, body, headers_of(spec))
+    headers = headers_of(spec) | (more_headers or {})
+    return request_bytes(pool.address, "POST", path, body, headers)
 
 
 async def _models(spec: BenchSpec, pool: Pool, clock: Clock) -> tuple[Any, str]:

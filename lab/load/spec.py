@@ -45,9 +45,10 @@ class Trace(msgspec.Struct, frozen=True, tag="trace"):
 
 
 class Users(msgspec.Struct, frozen=True, tag="users"):
-    """Closed loop: `users` clients, each sends when its last reply is complete."""
+    """Closed loop: `users` clients, each sends `pause_s` after its last reply is complete."""
 
     users: int
+    pause_s: float = 0.0
 
 
 Arrivals = Poisson | Interval | Trace | Users
@@ -120,7 +121,8 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 class ClassSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of request. `arrivals` None takes a share by `weight` of the common ones.
 
-    `requests` ends the class after so many counted requests.
+    `requests` ends the class after so many counted requests. `headers` are its requests' own,
+    beside those of the bench.
     """
 
     name: str = "default"
@@ -129,6 +131,7 @@ class ClassSpec(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     requests: int | None = None
     slo: Slo = Slo()
+    headers: dict[str, str] = {}
 
 
 class BenchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +223,8 @@ def _validate_arrivals(where: str, arrivals: Arrivals) -> None:
             raise ConfigError(f"{where}: interval_s must be positive and burst at least 1")
         case Users(users) if users < 1:
             raise ConfigError(f"{where}: users must be at least 1")
+        case Users(_, pause_s) if pause_s < 0:
+            raise ConfigError(f"{where}: pause_s must not be negative")
         case _:
             pass
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import Noise
-from lab.simulation.plan_load import load_of_plan
 from service.engine.admission import Limits
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
+from service.engine.plan_load import load_of_plan
 from telemetry.facts.clock import ManualClock
 
 

@@ -121,6 +121,7 @@ class RecordedSequence:
             priority=entry.priority,
             deadline_ns=entry.deadline_ns,
             first_token_by_ns=entry.first_token_by_ns,
+            ttft_target_ns=entry.ttft_target_ns,
             itl_target_ns=entry.itl_target_ns,
             cache_prefix=self.is_cacheable,
             grammar=Grammar(GrammarKind.REGEX, "") if entry.constrained else None,

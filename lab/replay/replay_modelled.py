@@ -49,6 +49,7 @@ _DECIDED = _BY_TOKEN | {
     EndReason.GRAMMAR_INVALID,
     EndReason.QUEUE_FULL,
     EndReason.TENANT_LIMIT,
+    EndReason.TTFT_UNREACHABLE,
     EndReason.INVALID,
     EndReason.INVALID_TOKEN,
 }

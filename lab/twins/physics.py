@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.simulation.plan_load import load_of_plan
 from lab.twins.losses import CpuContention, ProcessStops
 from service.engine.plan import Plan
+from service.engine.plan_load import load_of_plan
 from telemetry.facts.clock import ManualClock
 
 MS = 1_000_000

@@ -105,6 +105,7 @@ async def _serve(
             live_request_ids=live,
             recorder=telemetry.recorder,
             connections=connections,
+            slo=telemetry.slo_policy,
         )
         await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:

@@ -21,6 +21,7 @@ from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.slo_policy import SloPolicy
 from telemetry.requests.timelines import TimelineStore
 from telemetry.requests.timings import RequestTimings, timings_of
 from telemetry.stats.drain_rate import DrainRate
@@ -48,6 +49,7 @@ class Telemetry:
     ledger_builder: LedgerBuilder
     recorder: FlightRecorder | None
     root_worker: RootWorker | None
+    slo_policy: SloPolicy
 
     def current(self) -> Snapshot:
         with self.pump.caught_up():

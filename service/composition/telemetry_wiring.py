@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
@@ -106,6 +108,7 @@ def build_telemetry(
         ledger_builder=ledgers,
         recorder=recorder,
         root_worker=root_worker,
+        slo_policy=policy,
     )
     _connect(telemetry, client, lanes, limit_events)
     return telemetry
@@ -231,11 +234,6 @@ def _build_machine(
 
 def _send_step_cost(loop: asyncio.AbstractEventLoop, client: EngineClient, cost: StepCost) -> None:
     """From the pump's thread to the event loop, which owns the socket to the engine."""
-    command = SetStepCost(
-        base_ns=cost.base_ns,
-        prefill_token_ns=cost.prefill_token_ns,
-        decode_row_ns=cost.decode_row_ns,
-        context_token_ns=cost.context_token_ns,
-    )
+    command = SetStepCost(**msgspec.structs.asdict(cost))
     with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
         loop.call_soon_threadsafe(client.send, command)

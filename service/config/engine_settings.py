@@ -141,12 +141,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 64
     max_batched_tokens: Annotated[
-        int,
+        int | None,
         setting(
             "--max-batched-tokens",
             Group.SCHEDULER,
-            "token budget of one step",
+            "token budget of one step; auto gives prompts the time that the latency targets of the "
+            "SLO classes leave, by the measured cost of a step; a number is a fixed budget",
             unit=Unit.TOKENS,
+            metavar="TOKENS",
+            unset="auto",
+            unset_word="auto",
+            ge=1,
+        ),
+    ] = None
+    max_auto_tokens: Annotated[
+        int,
+        setting(
+            "--max-auto-tokens",
+            Group.SCHEDULER,
+            "the most tokens of one step with --max-batched-tokens auto",
+            unit=Unit.TOKENS,
+            metavar="TOKENS",
             gpu=2048,
             large_gpu=8192,
             ge=1,
@@ -186,6 +201,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             unset="2 on a GPU, 1 on a CPU and with --speculative-tokens",
         ),
     ] = None
+    order: Annotated[
+        Literal["slo", "arrival"],
+        setting(
+            "--order",
+            Group.POLICIES,
+            "which prompts of a priority and tenant are computed first: slo takes those with the "
+            "least slack until their first token is due, arrival takes the oldest",
+        ),
+    ] = "slo"
+    refuse_late: Annotated[
+        bool,
+        setting(
+            "--refuse-late",
+            Group.POLICIES,
+            "refuse a request at once (429) if its first token cannot come in the time that its "
+            "SLO class allows, with the time after which it could",
+        ),
+    ] = False
     fairness: Annotated[
         Literal["vtc", "fcfs"],
         setting(
@@ -233,9 +266,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         setting(
             "--itl-target-ms",
             Group.POLICIES,
-            "adapt the token budget of each step so that its decodes meet this inter-token latency",
+            "size the prompt tokens of each step so that its decodes meet this inter-token "
+            "latency, whatever their SLO class says",
             unit=Unit.MILLISECONDS,
-            unset="a fixed budget",
+            unset="the targets of the SLO classes with --max-batched-tokens auto, else none",
             gt=0,
         ),
     ] = None
@@ -290,7 +324,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work whatever the model is."""
         check_fields(self)
-        if self.max_batched_tokens < self.max_seqs:
+        if self.max_batched_tokens is not None and self.max_batched_tokens < self.max_seqs:
             raise ConfigError(
                 f"--max-batched-tokens {self.max_batched_tokens} is below --max-num-seqs "
                 f"{self.max_seqs}: a step must have room for one token of each sequence"
@@ -299,6 +333,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--speculative-tokens needs --pipeline-depth 1: drafts follow a token that is known"
             )
+
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of one step."""
+        if self.max_batched_tokens is not None:
+            return self.max_batched_tokens
+        return max(self.max_auto_tokens, self.max_seqs)
 
     def depth(self, overlaps: bool) -> int:
         """Steps in flight at once; `overlaps` says that the device computes while the host plans.

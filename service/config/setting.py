@@ -99,10 +99,11 @@ class Bounds:
 class Details:
     """What a definition says beside the type.
 
-    `unset` says what applies while the value is None. `gpu` and `large_gpu` are the defaults where
-    a GPU computes, and where it has 70 GiB or more. `hint` ends the line that refuses a value. A
-    `secret` is never shown. `lower` folds text to lower case. A bool with `word` takes `on` or
-    `off` after its flag; any other is a pair of flags, `--x` and `--no-x`.
+    `unset` says what applies while the value is None, `unset_word` is how None is written.
+    `gpu` and `large_gpu` are the defaults where a GPU computes, and where it has 70 GiB or
+    more. `hint` ends the line that refuses a value. A `secret` is never shown. `lower` folds
+    text to lower case. A bool with `word` takes `on` or `off` after its flag; any other is a
+    pair of flags, `--x` and `--no-x`.
     """
 
     flag: str
@@ -112,6 +113,7 @@ class Details:
     unit: Unit | None = None
     metavar: str | None = None
     unset: str | None = None
+    unset_word: str | None = None
     gpu: int | None = None
     large_gpu: int | None = None
     hint: str = ""
@@ -192,6 +194,8 @@ class Setting:
 
     def parse(self, text: str, where: str) -> Any:
         """The value that a flag's or a variable's text means. Raises ConfigError."""
+        if text == self.details.unset_word:
+            return None
         try:
             return self.check(self._read(text), where)
         except ValueError:
@@ -200,6 +204,8 @@ class Setting:
     def check(self, value: Any, where: str) -> Any:
         """The value if it is allowed, as the struct holds it. Raises ConfigError that begins with
         `where`: a flag, a variable, or a key of a file."""
+        if value == self.details.unset_word:
+            return None
         if self.is_size and isinstance(value, str):
             try:
                 value = parse_bytes(value)
@@ -218,7 +224,7 @@ class Setting:
     def format(self, value: Any) -> str:
         """For people; `parse` reads it."""
         if value is None:
-            return ""
+            return self.details.unset_word or ""
         if self.kind is bool:
             return "on" if value else "off"
         if self.is_list:
@@ -264,7 +270,8 @@ class Setting:
         if self.is_list:
             return "a list of texts"
         name = {int: "a whole number", float: "a number"}.get(self.kind, "a text")
-        return f"{name}, {self._bounds}" if self._bounds else name
+        word = f" or {self.details.unset_word}" if self.details.unset_word else ""
+        return (f"{name}, {self._bounds}" if self._bounds else name) + word
 
     @property
     def _checked(self) -> Any:

@@ -114,7 +114,7 @@ def _measured_blocks(
 ) -> int:
     """As many as the GPU has memory for. Raises ConfigError."""
     budget = measure_budget(
-        decoder, backend.make_pages, config.max_batched_tokens, config.max_seqs, decoder.device
+        decoder, backend.make_pages, config.step_tokens, config.max_seqs, decoder.device
     )
     progress(str(budget))
     return choose_blocks(

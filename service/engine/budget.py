@@ -1,43 +1,156 @@
 """How many prompt tokens a step may compute beside its decodes.
 
-Without a target for the inter-token latency (ITL) the budget is fixed. With one it
-follows from the fitted cost of a step: the largest chunk whose predicted step still meets
-the target, at least one block, so that prefill always progresses. This is the dynamic
-chunk sizing of TensorRT-LLM, with a cost that is measured on this machine and refitted as
-it runs.
+With a fixed budget: what the decodes leave of it. With an automatic one, or with a target for the
+inter-token latency: as many as fit, by the fitted cost of a step, into the time that the tightest
+target in the step leaves. So decodes keep their target, and prompts get all the time that is left.
+TensorRT-LLM sizes chunks dynamically too; here the cost is measured on this machine, refitted while
+it runs, and corrected by the speed of the last steps.
+
+Where the decodes alone come near the target or miss it, prompts still get a share of the step, or
+the queue would grow without end: a quarter of the step, and half of it once the decodes miss the
+target or the prompts have missed theirs. A step is then at most twice as long as its decodes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from math import sqrt
 
 from service.engine.inbox import SetStepCost
+from service.engine.plan import Plan, StepOutcome
+from service.engine.plan_load import load_of_plan
+from telemetry.costs.step_load import Load, attention_pairs
+
+TILE_TOKENS = 8  # rows that the kernels compute together
+# of the decodes' time, where the target leaves less than that
+_LEAST_SHARE = 1 / 3
+_LATE_SHARE = 1.0
+_RECENT_STEPS, _WINDOW_STEPS = 8, 64
+_MOST_DRIFT = 4.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLoad:
-    """Decode rows of a step, and the tokens that they attend to."""
+def predicted_ns(cost: SetStepCost, load: Load) -> float:
+    """The time of a step by its fitted cost."""
+    mixed_ns = cost.mixed_ns if load.prompt_tokens else 0
+    return (
+        cost.decode_step_ns(load.decode_rows, load.context_tokens)
+        + mixed_ns
+        + cost.prefill_token_ns * load.prompt_tokens
+        + cost.pair_ns * load.pairs
+    )
 
-    decodes: int = 0
-    context_tokens: int = 0
 
+class StepCost:
+    """The fitted cost, corrected by how fast the last steps were beside those before them.
 
-def prefill_allowance(
-    cost: SetStepCost | None,
-    target_ns: int | None,
-    load: StepLoad,
-    budget_tokens: int,
-    block_tokens: int,
-) -> int:
-    """Prompt tokens for this step, at most what `budget_tokens` leaves beside the decodes.
-
-    The fixed budget holds where no decode waits for the step, and without a fitted cost or a
-    target.
+    Machines change their speed within seconds, a fit follows within hundreds of steps. The
+    correction is a function of recorded durations, so it is the same in an exact replay.
     """
-    left = budget_tokens - load.decodes
-    if target_ns is None or cost is None or load.decodes == 0:
-        return left
-    spare_ns = target_ns - cost.decode_step_ns(load.decodes, load.context_tokens)
-    affordable = spare_ns // max(1, cost.prefill_token_ns) if spare_ns > 0 else 0
-    whole_blocks = affordable // block_tokens * block_tokens
-    return min(left, max(block_tokens, whole_blocks))
+
+    def __init__(self) -> None:
+        self.fitted: SetStepCost | None = None
+        self.drift = 1.0
+        self._stretch = 1.0  # time of a step over the time of its prompts, in the last step
+        self._steps: deque[tuple[Load, int]] = deque(maxlen=_WINDOW_STEPS)
+        self._ratios: deque[float] = deque(maxlen=_WINDOW_STEPS)
+
+    def set(self, fitted: SetStepCost) -> None:
+        """Use another fit from now on."""
+        self.fitted = fitted
+        self._ratios.clear()
+        self._ratios.extend(self._ratio(fitted, load, span_ns) for load, span_ns in self._steps)
+        self._correct()
+
+    def learn(self, plan: Plan, outcome: StepOutcome) -> None:
+        """A step has been computed."""
+        span_ns = outcome.sample_ns - outcome.forward_ns
+        if span_ns <= 0:
+            return
+        load = load_of_plan(plan)
+        self._steps.append((load, span_ns))
+        if self.fitted is not None:
+            self._ratios.append(self._ratio(self.fitted, load, span_ns))
+            self._correct()
+
+    def _ratio(self, fitted: SetStepCost, load: Load, span_ns: int) -> float:
+        return span_ns / max(1.0, predicted_ns(fitted, load))
+
+    def _correct(self) -> None:
+        if len(self._ratios) < 2 * _RECENT_STEPS:
+            self.drift = 1.0
+            return
+        ratios = list(self._ratios)
+        drift = _middle(ratios[-_RECENT_STEPS:]) / max(1e-9, _middle(ratios))
+        self.drift = min(_MOST_DRIFT, max(1 / _MOST_DRIFT, drift))
+
+    @property
+    def prompt_token_ns(self) -> float:
+        """The time that a prompt token takes while decodes share the steps; 0 without a fit."""
+        if self.fitted is None:
+            return 0.0
+        return self.drift * self._stretch * self.fitted.prefill_token_ns
+
+    def predicted_ns(self, load: Load) -> float | None:
+        """The time of a step at the present speed; None without a fit."""
+        return None if self.fitted is None else self.drift * predicted_ns(self.fitted, load)
+
+    def prompt_time(self, load: Load, target_ns: int, late: bool) -> PromptTime | None:
+        """The time for prompts in a step with the decodes of `load` that should take `target_ns`;
+        None without a fit. `late`: some of the prompts have missed their own target."""
+        fitted = self.fitted
+        if fitted is None:
+            return None
+        decode_ns = self.drift * fitted.decode_step_ns(load.decode_rows, load.context_tokens)
+        spare_ns = target_ns / fitted.spread - decode_ns
+        self._stretch = 1.0 + decode_ns / max(spare_ns, decode_ns / 3, 1.0)
+        least_ns = decode_ns * (_LATE_SHARE if late or spare_ns < 0 else _LEAST_SHARE)
+        return PromptTime(
+            left_ns=max(least_ns, spare_ns) - self.drift * fitted.mixed_ns,
+            token_ns=self.drift * fitted.prefill_token_ns,
+            pair_ns=self.drift * fitted.pair_ns,
+        )
+
+
+@dataclass(slots=True)
+class PromptTime:
+    """The time that prompts have in one step, while it is planned."""
+
+    left_ns: float
+    token_ns: float
+    pair_ns: float
+    used: bool = False
+
+    def tokens(self, remaining: int, context: int, most: int) -> int:
+        """How many of a prompt's `remaining` tokens after `context` to compute: what fits into the
+        time, in whole tiles unless it is the rest; of the first prompt at least a tile."""
+        wanted = min(remaining, most)
+        fitting = self._fitting(context)
+        if fitting >= wanted:
+            return wanted
+        whole = int(fitting) // TILE_TOKENS * TILE_TOKENS
+        if not whole and not self.used:
+            whole = TILE_TOKENS
+        return min(wanted, whole)
+
+    def take(self, tokens: int, context: int) -> None:
+        """A chunk was added to the step."""
+        self.used = True
+        self.left_ns -= self.token_ns * tokens + self.pair_ns * attention_pairs(tokens, context)
+
+    def _fitting(self, context: int) -> float:
+        """The n tokens whose time, with that of their attention pairs, is `left_ns`."""
+        if self.left_ns <= 0:
+            return 0.0
+        linear = self.token_ns + self.pair_ns * context
+        if self.pair_ns <= 0:
+            return self.left_ns / max(linear, 1e-9)
+        root = sqrt(linear * linear + 2 * self.pair_ns * self.left_ns)
+        return (root - linear) / self.pair_ns
+
+
+def _middle(values: list[float]) -> float:
+    """The median."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -23,8 +23,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     context. `end_token_ids` end the text (the model's EOS tokens, unless the client asked
     to ignore them), `stop_token_ids` are the client's own. A smaller `priority` is served
     earlier. At `deadline_ns` (monotonic) the sequence ends, waiting or running.
-    The first token should come by `first_token_by_ns` (monotonic), and each further one within
-    `itl_target_ns` of the one before: the targets of its SLO class.
+    The first token should come by `first_token_by_ns` (monotonic), which is `ttft_target_ns` after
+    the request was accepted, and each further one within `itl_target_ns` of the one before: the
+    targets of its SLO class.
     `cache_salt` keeps its cached prefix apart from the tenant's others; `cache_prefix`
     false neither reads nor fills the prefix cache. A sequence with a `grammar` waits until
     GrammarReady comes for it.
@@ -44,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_prefix: bool = True
     grammar: Grammar | None = None
     first_token_by_ns: int | None = None
+    ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
 
 

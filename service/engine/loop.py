@@ -202,6 +202,7 @@ class EngineLoop:
                 committed.sealed,
                 _device_of(flight, outcome),
                 outcome.rank_skew_ns,
+                plan.target_ns,
             )
         )
         self._record_facts(committed_ns)

@@ -137,7 +137,8 @@ class BlockCopy:
 class Plan:
     """One step. `stopped_slots` are free from now on, before `started` slots are taken.
 
-    `copies` are done in order, before anything else in the step.
+    `copies` are done in order, before anything else in the step. `target_ns` is the latency target
+    that bounded its prompt tokens, None where the budget did.
     """
 
     step_id: int
@@ -149,6 +150,7 @@ class Plan:
     skips: tuple[Skip, ...]
     budget_tokens: int
     copies: tuple[BlockCopy, ...] = ()
+    target_ns: int | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from service.engine.budget import PromptTime, StepCost
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
 from service.engine.sequences.request import Request
+from telemetry.costs.step_load import Load
 from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
 
@@ -28,6 +30,8 @@ class PlanBuilder:
         self._prefills: list[PrefillChunk] = []
         self._started: list[SlotStart] = []
         self._skips: list[Skip] = []
+        self._time: PromptTime | None = None
+        self._target_ns: int | None = None
 
     @property
     def context_tokens(self) -> int:
@@ -38,12 +42,19 @@ class PlanBuilder:
     def is_empty(self) -> bool:
         return not self.decodes and not self._prefills
 
-    def limit_prefill(self, prefill_tokens: int) -> None:
-        """Leave at most `prefill_tokens` of the budget to prompts."""
-        surplus = self.budget_left - prefill_tokens
-        if surplus > 0:
-            self.budget_left -= surplus
-            self.budget_tokens -= surplus
+    def limit_time(self, target_ns: int, cost: StepCost, late: bool) -> None:
+        """Leave prompts what the decodes of the step leave of `target_ns`, if costs are known.
+        `late`: some of them have missed their first-token target."""
+        rows = len(self.decodes)
+        decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
+        self._time = cost.prompt_time(decodes, target_ns, late)
+        if self._time is not None:
+            self._target_ns = target_ns
+
+    def prompt_tokens(self, remaining: int, context: int) -> int:
+        """Of a prompt's `remaining` tokens after `context`, how many the step can take."""
+        most = min(remaining, self.budget_left)
+        return most if self._time is None else self._time.tokens(remaining, context, most)
 
     def skip(self, request: Request, reason: WaitReason) -> None:
         """Note why a live request gets no row."""
@@ -91,6 +102,8 @@ class PlanBuilder:
                 output_index=request.next_output_index,
             )
         )
+        if self._time is not None:
+            self._time.take(count, request.computed_tokens)
         request.advance(count)
         request.in_flight_samples += samples
         self.budget_left -= count
@@ -99,6 +112,8 @@ class PlanBuilder:
         self, step_id: int, stopped_slots: tuple[int, ...], copies: tuple[BlockCopy, ...]
     ) -> Plan:
         """The finished plan; the builder is not used again."""
+        if self._time is not None:  # the budget was what time allowed
+            self._limit_tokens(self._time.tokens(self.budget_left, 0, self.budget_left))
         plan = Plan(
             step_id=step_id,
             decodes=tuple(self.decodes),
@@ -109,6 +124,13 @@ class PlanBuilder:
             skips=tuple(self._skips),
             budget_tokens=self.budget_tokens,
             copies=copies,
+            target_ns=self._target_ns,
         )
         assert plan.scheduled_tokens + self.budget_left == plan.budget_tokens, "budget leaks"
         return plan
+
+    def _limit_tokens(self, left: int) -> None:
+        """Leave at most `left` tokens of the budget."""
+        surplus = max(0, self.budget_left - left)
+        self.budget_left -= surplus
+        self.budget_tokens -= surplus

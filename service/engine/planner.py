@@ -6,8 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from service.engine.admission import Limits, fits
-from service.engine.budget import StepLoad, prefill_allowance
-from service.engine.inbox import SetStepCost
+from service.engine.budget import StepCost
 from service.engine.kv.blocks import blocks_for
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.plan import Plan
@@ -17,6 +16,8 @@ from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import may_grow
+from service.engine.slack import is_late, start_by_ns, work_ns
+from service.engine.targets import Targets
 from telemetry.facts.reasons import WaitReason
 
 
@@ -27,12 +28,29 @@ class Planner:
         self, limits: Limits, table: SequenceTable, prefix: PrefixCache, log: FactLog
     ) -> None:
         self.limits = limits
-        self.cost: SetStepCost | None = None
+        self.cost = StepCost()
         self._table = table
         self._prefix = prefix
         self._pool = prefix.pool
         self._log = log
+        self._targets = Targets()
         self._unrecorded_preemptions: list[int] = []
+
+    def submitted(self, request: Request, now_ns: int) -> None:
+        """A request has joined the queue."""
+        self._targets.saw(request.submit.ttft_target_ns, now_ns)
+
+    def late_by_ns(self, request: Request, now_ns: int) -> float:
+        """How long after its target the first token of a new request would come, by the prompts
+        that are computed before its own; not above 0 if it can come in time."""
+        by_ns = request.submit.first_token_by_ns
+        if by_ns is None:
+            return 0.0
+        token_ns = self.cost.prompt_token_ns
+        others = [r for r in self._table.running if r.in_prefill] + list(self._table.queue)
+        before = [r for r in others if not r.late and not is_late(r, now_ns, token_ns)]
+        work = sum(work_ns(r, token_ns) for r in [*before, request])
+        return now_ns + work - by_ns
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched."""
@@ -41,7 +59,7 @@ class Planner:
         builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
         self._plan_decodes(builder, now_ns)
         self._add_draft_tokens(builder, now_ns)
-        builder.limit_prefill(max(0, self._prefill_allowance(builder)))
+        self._limit_prompts(builder, now_ns)
         self._plan_prefills(builder, now_ns)
         step_id = self._log.next_step_id
         if builder.is_empty:
@@ -72,17 +90,45 @@ class Planner:
         running = self._table.running
         if len(running) < 2:
             return list(running)
-        sort_key = self._sort_key(now_ns)
+        sort_key = self._table.queue.sort_key(now_ns, {})
 
         def key(request: Request) -> tuple[bool, int, float]:
-            priority, service, _, _ = sort_key(request)
+            priority, service, *_ = sort_key(request)
             return (request.paused, priority, service)
 
         return sorted(running, key=key)
 
     def _sort_key(self, now_ns: int) -> Callable[[Request], SortKey]:
-        batch = Counter(request.submit.tenant for request in self._table.running)
-        return self._table.queue.sort_key(now_ns, batch)
+        running, queue = self._table.running, self._table.queue
+        batch = Counter(request.submit.tenant for request in running)
+        if not self.limits.slo_order:
+            return queue.sort_key(now_ns, batch)
+        token_ns, ageing_ns = self.cost.prompt_token_ns, self.limits.ageing_ns
+        queue.set_late_aside(lambda request: is_late(request, now_ns, token_ns))
+        return queue.sort_key(
+            now_ns,
+            batch,
+            lambda request: start_by_ns(request, now_ns, token_ns, ageing_ns),
+            self._started_service(),
+        )
+
+    def _started_service(self) -> dict[str, float]:
+        """By tenant, the service at which its first prompt that is being computed was admitted.
+
+        Its other requests may go before that prompt while the tenant has had no more than
+        `max_model_tokens` since: its share of service stays bounded.
+        """
+        found: dict[str, float] = {}
+        for request in self._table.running:
+            if request.in_prefill and not request.paused:
+                tenant, service = request.submit.tenant, request.admitted_service
+                found[tenant] = min(service, found.get(tenant, service))
+        most, counters = self.limits.max_model_tokens, self._table.counters
+        return {
+            tenant: service
+            for tenant, service in found.items()
+            if counters.service_of(tenant) - service <= most
+        }
 
     def _grow(
         self, request: Request, order: list[Request], builder: PlanBuilder, now_ns: int
@@ -138,15 +184,19 @@ class Planner:
         self._table.grow(request, max(0, missing), now_ns)
         return drafts
 
-    def _prefill_allowance(self, builder: PlanBuilder) -> int:
-        """Prompt tokens that this step may compute."""
-        load = StepLoad(decodes=len(builder.decodes), context_tokens=builder.context_tokens)
-        drafted = builder.budget_tokens - builder.budget_left - load.decodes
-        budget = self.limits.step_tokens - drafted
-        if not self.limits.chunked_prefill:
-            return budget - load.decodes
-        size = self.limits.block_tokens
-        return prefill_allowance(self.cost, self.limits.itl_target_ns, load, budget, size)
+    def _limit_prompts(self, builder: PlanBuilder, now_ns: int) -> None:
+        """Bound the time of the step's prompts by the tightest target that waits for it."""
+        limits = self.limits
+        if not limits.chunked_prefill or not (limits.auto_budget or limits.itl_target_ns):
+            return
+        target_ns = self._targets.of_step(self._table, limits, now_ns)
+        if target_ns is not None:
+            builder.limit_time(target_ns, self.cost, self._prompts_are_late(now_ns))
+
+    def _prompts_are_late(self, now_ns: int) -> bool:
+        """Whether a prompt that is being computed, or is next, cannot meet its target any more."""
+        prompts = [r for r in self._table.running if r.in_prefill] + self._table.queue.firsts
+        return any(is_late(request, now_ns, self.cost.prompt_token_ns) for request in prompts)
 
     def _plan_prefills(self, builder: PlanBuilder, now_ns: int) -> None:
         """Chunks of running prompts and new admissions, in one order of service."""
@@ -202,7 +252,7 @@ class Planner:
         if builder.preempted_for_memory:
             return no_blocks
         hits = (len(match.blocks) + len(match.host_digests)) * self.limits.block_tokens
-        has_budget = self._chunk_tokens(request.known_tokens - hits, builder) > 0
+        has_budget = self._chunk_tokens(request.known_tokens - hits, hits, builder) > 0
         total = blocks_for(request.known_tokens, self.limits.block_tokens)
         paused = [r for r in self._table.running if r.paused] if has_budget else []
         if len(self._table.running) - len(paused) >= self.limits.max_seqs:
@@ -225,14 +275,15 @@ class Planner:
         self._table.preempt(victim, now_ns)
         builder.preempted.append(victim.seq_id)
 
-    def _chunk_tokens(self, remaining: int, builder: PlanBuilder) -> int:
-        """Tokens of a prompt's remainder that the step can take."""
+    def _chunk_tokens(self, remaining: int, context: int, builder: PlanBuilder) -> int:
+        """Tokens of a prompt's remainder, after `context` computed ones, that the step can take."""
         if not self.limits.chunked_prefill and remaining > builder.budget_left:
             return 0
-        return min(remaining, builder.budget_left)
+        return builder.prompt_tokens(remaining, context)
 
     def _add_chunk(self, request: Request, builder: PlanBuilder) -> bool:
-        count = self._chunk_tokens(request.prefill_tokens - request.computed_tokens, builder)
+        remaining = request.prefill_tokens - request.computed_tokens
+        count = self._chunk_tokens(remaining, request.computed_tokens, builder)
         if count:
             builder.add_prefill(request, count)
         return count > 0

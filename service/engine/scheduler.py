@@ -20,6 +20,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 
 from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.draft_proposer import DraftProposer, ngram_proposer
@@ -34,6 +35,7 @@ from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import end_after
+from service.engine.slack import is_late
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
     BlocksSealed,
@@ -120,9 +122,17 @@ class Scheduler:
         if reason is not None:
             self.table.refuse(request, reason)
             return
+        if self.limits.refuse_late:
+            late_ns = self._planner.late_by_ns(request, now_ns)
+            if late_ns > 0:
+                alone = is_late(request, now_ns, self._planner.cost.prompt_token_ns)
+                seconds = None if alone else str(ceil(late_ns / 1e9))
+                self.table.refuse(request, EndReason.TTFT_UNREACHABLE, seconds)
+                return
         if self.limits.draft_tokens:
             request.proposer = self._make_proposer(command)
         self.table.add(request, now_ns)
+        self._planner.submitted(request, now_ns)
         if command.deadline_ns is not None:
             heapq.heappush(self._deadlines, (command.deadline_ns, command.seq_id))
 
@@ -175,7 +185,7 @@ class Scheduler:
             self.table.queue.unblock(request, False, now_ns)
 
     def set_step_cost(self, command: SetStepCost) -> None:
-        self._planner.cost = command
+        self._planner.cost.set(command)
         self.log.record(
             partial(
                 StepCostSet,
@@ -225,6 +235,7 @@ class Scheduler:
     def commit(self, plan: Plan, outcome: StepOutcome) -> Committed:
         """Apply the outcome of a launched plan."""
         self.prefix.copied(plan.copies)
+        self._planner.cost.learn(plan, outcome)
         rows = plan.sampled_rows
         assert len(rows) == len(outcome.samples), f"{len(rows)} rows, {len(outcome.samples)} tokens"
         for chunk in plan.prefills:

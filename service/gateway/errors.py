@@ -149,6 +149,8 @@ def error_of_end(
             return busy(reason, "the queue is full", retry_after_s())
         case EndReason.TENANT_LIMIT:
             return busy(reason, "this tenant has as many requests waiting as it may", 1)
+        case EndReason.TTFT_UNREACHABLE:
+            return _first_token_too_late(detail)
         case EndReason.INVALID | EndReason.KV_TOO_SMALL:
             message = "the prompt does not fit the engine's context or cache"
             return bad_request(message, code="context_length_exceeded")
@@ -174,6 +176,22 @@ def error_of_end(
             return _cancelled(reason)
         case _:
             assert_never(reason)
+
+
+def _first_token_too_late(seconds: str | None) -> ApiError:
+    """`seconds` after which the target could be met; None if the prompt alone takes longer."""
+    reason = EndReason.TTFT_UNREACHABLE
+    if seconds is not None:
+        message = "the first token cannot come in the time that the SLO class allows"
+        return busy(reason, message, int(seconds))
+    return ApiError(
+        429,
+        "this prompt alone takes longer than the SLO class allows until the first token; shorten "
+        "it, or name a class with more time in x-slo-class",
+        "rate_limit_error",
+        reason.value,
+        reason=reason,
+    )
 
 
 def _failure(

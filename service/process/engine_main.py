@@ -12,11 +12,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import TypeVar
+
+import msgspec
 
 from service.config.settings import ConfigError, EngineConfig
 from service.device.failures import stated_failure
-from service.device.loader import LoadedEngine, load_executor
+from service.device.loader import LoadedEngine, choose_device, load_executor
 from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
@@ -42,8 +45,9 @@ from service.process.gateway_connection import GatewayConnection, GatewayGone
 from service.process.heartbeat import Heartbeat
 from service.process.live_sequences import SequenceLister
 from service.process.profiling import Profiles
+from telemetry.costs.step_cost import fit, warm_up_steps
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
-from telemetry.facts.engine_records import EngineStarted, StageTime
+from telemetry.facts.engine_records import EngineStarted, StageTime, WarmUpStep
 from telemetry.facts.reasons import FactSource, HostProcess, StartStage
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
@@ -53,6 +57,7 @@ from telemetry.host.gc_watch import GcWatch, settle_collector
 _PAUSES_KEPT = 1024
 _GAP_S = 1.0  # the longest wait while dropped facts have not been reported
 _EXIT_DELAY_NS = 1_000_000_000
+_CPU_CEILING_TOKENS = 8192  # a GPU's memory is divided for the budget at the start
 
 
 class EngineServer:
@@ -227,16 +232,17 @@ def _run(
     loaded.own_process()
     limits = _limits(config, loaded)
     progress("warming up")
-    warm_up(loaded.executor, limits)
+    warm = warm_up(loaded.executor, limits, clock)
     stages.end(StartStage.WARM_UP)
     scheduler = Scheduler(limits, vocab_tokens=loaded.spec.vocab)
     loop = EngineLoop(scheduler, loaded.executor, inbox, lane, clock, depth=loaded.pipeline_depth)
+    inbox.put(first_cost(warm))
     settle_collector()
     pauses = Lane(_PAUSES_KEPT)
     if config.watch_host:
         GcWatch(HostProcess.ENGINE, pauses, clock).install()
     stages.end(StartStage.ENGINE)
-    lane.append(_started(config, limits, loaded, stages.done))
+    lane.append(_started(config, limits, loaded, stages.done, warm))
     gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
@@ -249,6 +255,11 @@ def _run(
     return 0
 
 
+def first_cost(steps: Sequence[WarmUpStep]) -> SetStepCost:
+    """What steps cost by the warm-up, until the gateway has fitted served ones."""
+    return SetStepCost(**msgspec.structs.asdict(fit(warm_up_steps(steps))))
+
+
 def _exit_rank_lost(what: str) -> None:
     """A rank was lost: exit after a second. A running step reports the failure itself and ends
     the process earlier, unless it waits for a GPU that waits for the lost rank."""
@@ -259,12 +270,17 @@ def _exit_rank_lost(what: str) -> None:
 
 
 def _limits(config: EngineConfig, loaded: LoadedEngine) -> Limits:
+    on_cpu = choose_device(config.device).type == "cpu"
     return Limits(
         block_tokens=loaded.executor.block_tokens,
         blocks_total=loaded.executor.blocks_total,
         max_model_tokens=loaded.max_model_tokens,
         max_seqs=config.max_seqs,
-        budget_tokens=config.max_batched_tokens,
+        budget_tokens=config.step_tokens,
+        auto_budget=config.max_batched_tokens is None,
+        slo_order=config.order == "slo",
+        refuse_late=config.refuse_late,
+        budget_ceiling_tokens=_CPU_CEILING_TOKENS if on_cpu else 0,
         chunked_prefill=config.chunked_prefill,
         queue_limit_requests=config.queue_limit_requests,
         queue_limit_tokens=config.queue_limit_tokens,
@@ -289,7 +305,11 @@ def _ns(value: float | None, factor: float) -> int | None:
 
 
 def _started(
-    config: EngineConfig, limits: Limits, loaded: LoadedEngine, stages: tuple[StageTime, ...]
+    config: EngineConfig,
+    limits: Limits,
+    loaded: LoadedEngine,
+    stages: tuple[StageTime, ...],
+    warm: tuple[WarmUpStep, ...],
 ) -> EngineStarted:
     return EngineStarted(
         at_ns=stages[-1].end_ns,
@@ -301,4 +321,5 @@ def _started(
         **record_of(limits),
         stages=stages,
         shape=loaded.shape,
+        warm_up=warm,
     )

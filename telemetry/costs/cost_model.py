@@ -130,7 +130,17 @@ class Preset:
         return found
 
 
-BUDGET = Preset(terms=(Term.PROMPT_TOKENS, Term.DECODE_ROWS, Term.CONTEXT_TOKENS), least_steps=30)
+BUDGET = Preset(
+    terms=(
+        Term.PROMPT_TOKENS,
+        Term.PAIRS,
+        Term.DECODE_ROWS,
+        Term.CONTEXT_TOKENS,
+        Term.HAS_PROMPTS,
+    ),
+    inliers=_near_fit,
+    least_steps=30,
+)
 LEDGER = Preset(
     terms=(
         Term.PROMPT_TOKENS,

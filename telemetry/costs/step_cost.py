@@ -1,61 +1,105 @@
-"""What a step costs the scheduler's adaptive budget, fitted to the last steps.
+"""What a step costs the scheduler's step budget, fitted to the warm-up and to the last steps.
 
-    T = base + a * prefill tokens + b * decode rows + c * context tokens of the decodes
+    T = base + a * prompt tokens + p * pairs + b * decode rows + c * context tokens of the decodes
+        + m where there are prompts
 
-Terms and fit are the preset BUDGET of `telemetry.costs.cost_model`.
+Terms and fit are the preset BUDGET of `telemetry.costs.cost_model`. The steps of the warm-up stay
+in the fit, so that it knows what prompts cost before any came; the last steps with prompts and the
+last ones without are kept apart, so that a long time without prompts does not make it forget.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import numpy as np
 
-from telemetry.costs.cost_model import BUDGET
+from telemetry.costs.cost_model import BUDGET, Term
 from telemetry.costs.cost_model import fit as fit_preset
-from telemetry.costs.step_load import load_of_step
-from telemetry.facts.engine_records import EngineStarted, StepRecorded
+from telemetry.costs.step_load import Load, attention_pairs, load_of_step
+from telemetry.facts.engine_records import EngineStarted, StepRecorded, WarmUpStep
 from telemetry.facts.records import Fact
+from telemetry.numbers.quantiles import median, quantile
 
-WINDOW_STEPS = 400
-REFIT_STEPS = 50
+WINDOW_STEPS = 200  # with prompts, and as many without
+REFIT_STEPS = 25
+_RECENT_STEPS = 100
+_AROUND_STEPS = 8
+_SPREAD_QUANTILE = 0.95
+_MOST_SPREAD = 1.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
-    """Nanoseconds: of any step, per prompt token, per decode row, per token attended to."""
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Nanoseconds: of any step, per prompt token, per decode row, per token that a decode attends
+    to, per pair of a prompt token and a token that it attends to, and of any step with prompts.
+
+    Of a hundred steps 95 took at most `spread` times their prediction, corrected by how fast the
+    steps just before them were.
+    """
 
     base_ns: int
     prefill_token_ns: int
     decode_row_ns: int
     context_token_ns: int
-
-    def step_ns(self, prefill_tokens: int, decodes: int, context_tokens: int) -> int:
-        return (
-            self.base_ns
-            + self.prefill_token_ns * prefill_tokens
-            + self.decode_row_ns * decodes
-            + self.context_token_ns * context_tokens
-        )
+    pair_ns: float = 0.0
+    mixed_ns: int = 0
+    spread: float = 1.0
 
 
-def fit(features: Sequence[tuple[int, int, int]], spans_ns: Sequence[int]) -> StepCost:
-    """`features` are (prefill tokens, decode rows, context tokens) of each step."""
-    columns = np.column_stack((np.ones(len(features)), np.asarray(features)))
-    found = fit_preset(BUDGET, columns, np.asarray(spans_ns)).coefficients
-    base, prefill, decode, context = (round(value) for value in found.tolist())
+Measured = tuple[list[float], int]
+"""The columns of a step (`Preset.columns`) and the nanoseconds that it took."""
+
+
+def measured(load: Load, span_ns: int) -> Measured:
+    return BUDGET.columns(load), span_ns
+
+
+def fit(steps: Sequence[Measured], recent: Sequence[Measured] = ()) -> StepCost:
+    """Fitted to `steps`; the spread is that of the `recent` ones, in their order."""
+    columns = np.array([one for one, _ in steps])
+    found = fit_preset(BUDGET, columns, np.array([span_ns for _, span_ns in steps])).coefficients
+    base, *rest = found.tolist()
+    by_term = dict(zip(BUDGET.terms, rest, strict=True))
     return StepCost(
-        base_ns=base,
-        prefill_token_ns=prefill,
-        decode_row_ns=decode,
-        context_token_ns=context,
+        base_ns=round(base),
+        prefill_token_ns=round(by_term[Term.PROMPT_TOKENS]),
+        decode_row_ns=round(by_term[Term.DECODE_ROWS]),
+        context_token_ns=round(by_term[Term.CONTEXT_TOKENS]),
+        pair_ns=round(by_term[Term.PAIRS], 3),
+        mixed_ns=round(by_term[Term.HAS_PROMPTS]),
+        spread=_spread(found, recent),
     )
 
 
+def warm_up_steps(steps: Iterable[WarmUpStep]) -> list[Measured]:
+    """The recorded steps of a warm-up as measurements."""
+    return [measured(_load_of(step), step.span_ns) for step in steps]
+
+
+def _load_of(step: WarmUpStep) -> Load:
+    tokens, rows = step.prompt_tokens, step.decode_rows
+    pairs = attention_pairs(tokens, step.context_tokens) if tokens else 0.0
+    context = step.context_tokens if rows else 0
+    return Load(tokens, pairs, rows, rows, context, rows)
+
+
+def _spread(found: np.ndarray, recent: Sequence[Measured]) -> float:
+    """How far steps go beyond their prediction, at the speed of the steps before each."""
+    if len(recent) < 2 * _AROUND_STEPS:
+        return 1.0
+    predicted = np.array([one for one, _ in recent]) @ found
+    ratios = (np.array([span_ns for _, span_ns in recent]) / predicted.clip(1)).tolist()
+    beyond = [
+        ratios[place] / max(1e-9, median(ratios[place - _AROUND_STEPS : place]) or 1.0)
+        for place in range(_AROUND_STEPS, len(ratios))
+    ]
+    return round(min(_MOST_SPREAD, max(1.0, quantile(beyond, _SPREAD_QUANTILE) or 1.0)), 3)
+
+
 class StepCostFold:
-    """Refits every REFIT_STEPS steps, whatever the batches, and calls `on_cost`.
+    """Refits every few steps and calls `on_cost` with what it found.
 
     A step's span begins where the one before was committed, if that was later than its own
     begin: steps of a deeper pipeline overlap.
@@ -63,8 +107,9 @@ class StepCostFold:
 
     def __init__(self, on_cost: Callable[[StepCost], None]) -> None:
         self._on_cost = on_cost
-        self._features: deque[tuple[int, int, int]] = deque(maxlen=WINDOW_STEPS)
-        self._spans_ns: deque[int] = deque(maxlen=WINDOW_STEPS)
+        self._warm_up: list[Measured] = []
+        self._seen = {mixed: deque[Measured](maxlen=WINDOW_STEPS) for mixed in (False, True)}
+        self._recent: deque[Measured] = deque(maxlen=_RECENT_STEPS)
         self._since_fit = 0
         self._last_ns = 0
 
@@ -74,10 +119,15 @@ class StepCostFold:
                 case StepRecorded():
                     self._step(fact)
                 case EngineStarted():
-                    self._features.clear()
-                    self._spans_ns.clear()
+                    self._started(fact)
                 case _:
                     pass
+
+    def _started(self, fact: EngineStarted) -> None:
+        self._warm_up = warm_up_steps(fact.warm_up)
+        self._recent.clear()
+        for seen in self._seen.values():
+            seen.clear()
 
     def _step(self, step: StepRecorded) -> None:
         span_ns = step.committed_ns - max(step.begin_ns, self._last_ns)
@@ -85,9 +135,11 @@ class StepCostFold:
         if span_ns <= 0 or all(row.wasted for row in step.rows):
             return  # a failed step: its length is not the cost of its rows
         load = load_of_step(step)
-        self._features.append((load.prompt_tokens, load.decode_rows, load.context_tokens))
-        self._spans_ns.append(span_ns)
+        one = measured(load, span_ns)
+        self._seen[load.prompt_tokens > 0].append(one)
+        self._recent.append(one)
         self._since_fit += 1
-        if self._since_fit >= REFIT_STEPS and len(self._spans_ns) >= BUDGET.least_steps:
+        steps = [*self._warm_up, *self._seen[False], *self._seen[True]]
+        if self._since_fit >= REFIT_STEPS and len(steps) >= BUDGET.least_steps:
             self._since_fit = 0
-            self._on_cost(fit(self._features, self._spans_ns))
+            self._on_cost(fit(steps, list(self._recent)))

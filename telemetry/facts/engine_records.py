@@ -119,7 +119,7 @@ class SequenceQueued(_Fact, frozen=True):
     `blocks` are aliases of the full blocks of its prompt: two sequences that share an alias share
     the text up to the end of that block. Of a long prompt only the first blocks are here;
     `StepRecorded.blocks_sealed` has the others. None: it may not share blocks. `first_token_by_ns`
-    (monotonic) and `itl_target_ns` are the targets of its SLO class, None without any.
+    (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
     """
 
     seq_id: int
@@ -133,6 +133,7 @@ class SequenceQueued(_Fact, frozen=True):
     constrained: bool = False
     blocks: tuple[int, ...] | None = None
     first_token_by_ns: int | None = None
+    ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
 
 
@@ -149,6 +150,7 @@ class SequenceRefused(_Fact, frozen=True):
     deadline_ns: int | None = None
     constrained: bool = False
     first_token_by_ns: int | None = None
+    ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
 
 
@@ -322,7 +324,8 @@ class StepRecorded(_Fact, frozen=True):
     into the masks of `masked_rows` constrained rows. `blocks_sealed` are the blocks that the step
     filled, or found in the cache, beyond those in `SequenceQueued`. `device` is None for a device
     without a clock. `rank_skew_ns` is the time that the first tensor-parallel rank waited for the
-    last one, summed over the step's all-reduces; None with one rank.
+    last one, summed over the step's all-reduces; None with one rank. `target_ns` is the latency
+    target that bounded the step's prompt tokens, None where its budget did.
     """
 
     step_id: int
@@ -349,6 +352,7 @@ class StepRecorded(_Fact, frozen=True):
     blocks_sealed: tuple[BlocksSealed, ...] = ()
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
+    target_ns: int | None = None
 
 
 class EngineIdled(_Fact, frozen=True):

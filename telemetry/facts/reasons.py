@@ -27,6 +27,7 @@ class EndReason(StrEnum):
     INVALID_TOKEN = "invalid_token"
     QUEUE_FULL = "queue_full"
     TENANT_LIMIT = "tenant_limit"
+    TTFT_UNREACHABLE = "ttft_unreachable"
     GRAMMAR_INVALID = "grammar_invalid"
     KV_TOO_SMALL = "kv_too_small"
     NOT_READY = "not_ready"
@@ -57,6 +58,7 @@ _OUTCOME_OF: dict[EndReason, Outcome] = {
     EndReason.INVALID_TOKEN: Outcome.REJECTED,
     EndReason.QUEUE_FULL: Outcome.REJECTED,
     EndReason.TENANT_LIMIT: Outcome.REJECTED,
+    EndReason.TTFT_UNREACHABLE: Outcome.REJECTED,
     EndReason.GRAMMAR_INVALID: Outcome.REJECTED,
     EndReason.KV_TOO_SMALL: Outcome.REJECTED,
     EndReason.NOT_READY: Outcome.REJECTED,

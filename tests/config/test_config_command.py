@@ -127,7 +127,7 @@ def test_what_it_prints_is_a_config_file_of_the_same_effect(tmp_path: Path) -> N
     ("words", "said"),
     [
         (("--max-num-seqs", "0"), "--max-num-seqs must be at least 1"),
-        (("--max-num-seqs", "600"), "--max-batched-tokens 512 is below --max-num-seqs 600"),
+        (("--max-batched-tokens", "63"), "--max-batched-tokens 63 is below --max-num-seqs 64"),
         (("--slo-file", "none.toml"), "--slo-file none.toml"),
         (("--tenant-keys", "none.txt"), "--tenant-keys none.txt"),
         (("--engine-deadline", "2"), "--engine-deadline must be at least 3"),

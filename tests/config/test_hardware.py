@@ -16,7 +16,7 @@ GIB = 1 << 30
 def sizes(hardware: Hardware) -> tuple[int, int, Source]:
     found = resolve({}, {}, lambda device: hardware)
     seqs = found.settings["max_num_seqs"]
-    return seqs.value, found["max_batched_tokens"], seqs.source
+    return seqs.value, found["max_auto_tokens"], seqs.source
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_defaults_of_a_machine(hardware: Hardware, expected: tuple[int, int, Sou
 
 def test_the_gpu_is_named_where_its_default_counts() -> None:
     found = resolve({"max_num_seqs": 5}, {}, lambda device: Hardware("NVIDIA L4", 24 * GIB))
-    assert str(found.settings["max_batched_tokens"]) == "hardware NVIDIA L4"
+    assert str(found.settings["max_auto_tokens"]) == "hardware NVIDIA L4"
     assert str(found.settings["max_num_seqs"]) == "flag --max-num-seqs"
 
 
@@ -45,7 +45,7 @@ def test_the_hardware_is_looked_for_by_the_device_and_only_if_it_counts() -> Non
         asked.append(device)
         return CPU
 
-    resolve({"max_num_seqs": 5, "max_batched_tokens": 50}, {}, look)
+    resolve({"max_num_seqs": 5, "max_auto_tokens": 50}, {}, look)
     assert asked == []
     resolve({}, {"PHASESCOPE_DEVICE": "cuda"}, look)
     assert asked == ["cuda"]

@@ -126,6 +126,8 @@ def test_a_value_reaches_the_struct_that_holds_it(one: Setting) -> None:
     words = as_words(one, value)
     if one.field == "max_seqs":
         words += ["--max-batched-tokens", "4096"]
+    if one.field == "max_batched_tokens":
+        words += ["--max-num-seqs", "1"]
     if one.key in ("ssl_certfile", "ssl_keyfile", "tenant_keys", "cors_origins"):
         with pytest.raises(ConfigError, match=one.details.flag):
             resolved(tuple(words)).config(MODEL)
@@ -167,8 +169,8 @@ def test_the_file_wins_over_the_hardware_s_default(tmp_path: Path) -> None:
     path.write_text("max_num_seqs = 100\n")
     found = resolved(file=path, hardware=Hardware("Big GPU", 80 << 30))
 
-    assert (found["max_num_seqs"], found["max_batched_tokens"]) == (100, 8192)
-    assert found.settings["max_batched_tokens"].source is Source.HARDWARE
+    assert (found["max_num_seqs"], found["max_auto_tokens"]) == (100, 8192)
+    assert found.settings["max_auto_tokens"].source is Source.HARDWARE
 
 
 def test_a_variable_names_the_file_too(tmp_path: Path) -> None:

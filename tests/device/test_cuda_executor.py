@@ -166,7 +166,7 @@ def test_it_warms_up_as_a_server_does(depth: int) -> None:
     """Which ends with a row that wants no token; texts are what they would have been."""
     executor, _ = ours()
     engine = engine_of(executor, depth)
-    warm_up(executor, engine.limits)
+    warm_up(executor, engine.limits, MonotonicClock())
 
     assert engine.greedy(PROMPTS[:2], 4) == engine_of(reference(), 1).greedy(PROMPTS[:2], 4)
 

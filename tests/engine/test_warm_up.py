@@ -28,7 +28,7 @@ def test_texts_are_the_same_with_and_without_it(depth: int) -> None:
     cold, warm = loaded(depth), loaded(depth)
     limits: dict[str, Any] = {"max_seqs": 2, "budget_tokens": 48}
     engine = Engine(warm, depth, **limits)
-    warm_up(warm.executor, engine.limits)
+    warm_up(warm.executor, engine.limits, MonotonicClock())
 
     assert not warm.executor._last_tokens
     assert engine.greedy(PROMPTS, 9) == Engine(cold, depth, **limits).greedy(PROMPTS, 9)
@@ -57,9 +57,9 @@ def test_it_fits_into_the_smallest_engine(
         return forward(inputs, cache)
 
     monkeypatch.setattr(one.executor._decoder, "forward", watched)
-    warm_up(one.executor, engine.limits)
+    warm_up(one.executor, engine.limits, MonotonicClock())
 
-    assert len(rows) == 3
+    assert rows
     assert max(rows) <= engine.limits.budget_tokens
 
 
@@ -71,4 +71,4 @@ def test_a_model_that_cannot_take_a_step_is_never_ready(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(one.executor._decoder, "forward", broken)
     with pytest.raises(StepFailed, match=r"before any request: .*no kernel image"):
-        warm_up(one.executor, Engine(one).limits)
+        warm_up(one.executor, Engine(one).limits, MonotonicClock())

@@ -306,6 +306,34 @@ def test_slo_is_judged_for_each_class_by_its_own_demands() -> None:
     assert result.total.slo_met == 4
 
 
+def test_a_class_has_headers_of_its_own_and_the_result_does_not_tell_their_values() -> None:
+    """Two tenants in one run; a header may hold a key."""
+    classes = tuple(
+        ClassSpec(name=name, arrivals=Users(1), requests=2, headers={"x-tenant": f"of-{name}"})
+        for name in ("a", "b")
+    )
+    with ScriptedServer(lambda number, body: whole()) as server:
+        result = run_bench(BenchSpec(url=server.url, classes=classes, headers={"x-all": "yes"}))
+
+    sent = [head for head in server.heads if "x-tenant" in head]
+    assert sorted("of-a" in head for head in sent) == [False, False, True, True]
+    assert all("x-all: yes" in head for head in server.heads)
+    assert "of-a" not in str(result.spec)
+
+
+def test_a_user_pauses_after_each_reply_and_the_end_of_the_run_does_not_wait_for_it() -> None:
+    """Replies come at once, so what is between two requests is the pause."""
+    classes = (ClassSpec(lengths=SMALL, arrivals=Users(1, pause_s=0.15)),)
+    with ScriptedServer(lambda number, body: whole()) as server:
+        result = run_bench(BenchSpec(url=server.url, classes=classes, duration_s=0.4))
+
+    gaps_s = [(b - a) / 1e9 for a, b in itertools.pairwise(server.arrived_ns)]
+    assert 2 <= result.total.ok <= 3
+    assert min(gaps_s) >= 0.15
+    assert result.total.arrivals == "all"
+    assert result.classes[0].arrivals == "1 user, 0.15 s after each reply"
+
+
 @pytest.mark.parametrize(
     ("probe", "error", "word"),
     [

@@ -116,5 +116,6 @@ class FactLog:
             "deadline_ns": submit.deadline_ns,
             "constrained": submit.grammar is not None,
             "first_token_by_ns": submit.first_token_by_ns,
+            "ttft_target_ns": submit.ttft_target_ns,
             "itl_target_ns": submit.itl_target_ns,
         }

@@ -3,19 +3,26 @@
     blocked       its grammar is not compiled, or its client reads too slowly: others pass it
     queued        in the queue of its class and tenant, in order of arrival
 
-The head is the request that is admitted next. No later request of its class and tenant passes it
-while it does not fit, because passing lets small requests starve a large one.
+In the order of the SLO there is a queue for each first-token target too, and one for requests that
+cannot meet theirs any more: the least slack goes first (`service.engine.slack`).
+
+The head is the request that is admitted next. No later request of its queue passes it while it does
+not fit, because passing lets small requests starve a large one.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
 from service.engine.fairness import Policy, TenantCounters
 from service.engine.sequences.request import Request, Status
 
-SortKey = tuple[int, float, int, int]  # class, service, running of the tenant, arrival
+SortKey = tuple[int, float, int, float, int]
+"""Class, service, running of the tenant, when it has to start, arrival."""
+
+_QueueKey = tuple[int, str, int, bool]
+"""Class, tenant, first-token target (0 unless it decides the order), whether that is missed."""
 
 
 class WaitingQueue:
@@ -27,6 +34,7 @@ class WaitingQueue:
         counters: TenantCounters,
         ageing_ns: int,
         min_active_service: Callable[[Request], float | None],
+        slo_order: bool = False,
     ) -> None:
         """`min_active_service` gives the least service of a tenant that a request competes with,
         None when there is none."""
@@ -35,7 +43,9 @@ class WaitingQueue:
         self._policy = policy
         self._counters = counters
         self._ageing_ns = ageing_ns
-        self._queues: dict[tuple[int, str], OrderedDict[int, Request]] = {}
+        self._slo_order = slo_order
+        self._queues: dict[_QueueKey, OrderedDict[int, Request]] = {}
+        self._ttft_targets: Counter[int] = Counter()
         self._blocked: dict[int, Request] = {}
         self._by_tenant: dict[str, int] = {}
         self._count = 0  # of all tenants: read once a step
@@ -56,7 +66,14 @@ class WaitingQueue:
     @property
     def tenants(self) -> set[str]:
         """Tenants with a waiting request that is not blocked."""
-        return {tenant for _, tenant in self._queues}
+        return {tenant for _, tenant, _, _ in self._queues}
+
+    @property
+    def tightest_ttft_ns(self) -> int | None:
+        """The tightest first-token target of waiting requests, 0 if none has one; None if none
+        waits."""
+        stated = (target_ns for target_ns in self._ttft_targets if target_ns)
+        return min(stated, default=0) if self._ttft_targets else None
 
     def waiting_of(self, tenant: str) -> int:
         """Waiting requests of the tenant, blocked ones too."""
@@ -71,6 +88,7 @@ class WaitingQueue:
             self._enqueue(request, first)
         self._by_tenant[tenant] = self.waiting_of(tenant) + 1
         self._count += 1
+        self._ttft_targets[request.submit.ttft_target_ns or 0] += 1
         self.tokens += request.known_tokens
 
     def add_tokens(self, tokens: int) -> None:
@@ -100,38 +118,85 @@ class WaitingQueue:
         else:
             del self._by_tenant[tenant]
         self._count -= 1
+        target_ns = request.submit.ttft_target_ns or 0
+        self._ttft_targets[target_ns] -= 1
+        if not self._ttft_targets[target_ns]:
+            del self._ttft_targets[target_ns]
         self.tokens -= request.known_tokens
 
     def min_service(self, priority: int, eligible: Callable[[str], bool]) -> float | None:
         """The least service of an `eligible` tenant with a queued request of class `priority` or
         better; None when there is none."""
-        rivals = {tenant for p, tenant in self._queues if p <= priority and eligible(tenant)}
+        rivals = {tenant for p, tenant, _, _ in self._queues if p <= priority and eligible(tenant)}
         return min((self._counters.service_of(tenant) for tenant in rivals), default=None)
+
+    @property
+    def firsts(self) -> list[Request]:
+        """The first request of each queue."""
+        return [next(iter(queue.values())) for queue in self._queues.values()]
 
     def heads(self, key: Callable[[Request], SortKey]) -> list[Request]:
         """The first request of each class and tenant, sorted by `key`."""
-        return sorted((next(iter(queue.values())) for queue in self._queues.values()), key=key)
+        return sorted(self.firsts, key=key)
 
-    def sort_key(self, now_ns: int, batch: Mapping[str, int]) -> Callable[[Request], SortKey]:
-        """The order of service: class, then what the policy compares, then arrival.
+    def set_slo_order(self, slo_order: bool) -> None:
+        """Order by slack or by arrival from now on; what waits is sorted in again."""
+        if slo_order == self._slo_order:
+            return
+        waiting = sorted(
+            (request for queue in self._queues.values() for request in queue.values()),
+            key=lambda request: (not request.preemptions, request.arrival),
+        )
+        self._slo_order = slo_order
+        self._queues = {}
+        for request in waiting:
+            queue = self._queues.setdefault(self._key_of(request), OrderedDict())
+            queue[request.seq_id] = request
 
-        `batch` counts the running sequences of each tenant.
+    def set_late_aside(self, is_late: Callable[[Request], bool]) -> None:
+        """Move the heads that cannot meet their first-token target to a queue of their own, where
+        they hold up none that can."""
+        for key in [key for key in self._queues if key[2] and not key[3]]:
+            queue = self._queues[key]
+            while queue and is_late(head := next(iter(queue.values()))):
+                del queue[head.seq_id]
+                head.late = True
+                self._queues.setdefault(self._key_of(head), OrderedDict())[head.seq_id] = head
+            if not queue:
+                del self._queues[key]
+
+    def sort_key(
+        self,
+        now_ns: int,
+        batch: Mapping[str, int],
+        start_by_ns: Callable[[Request], float] | None = None,
+        started: Mapping[str, float] | None = None,
+    ) -> Callable[[Request], SortKey]:
+        """The order of service: class, then what the policy compares, then slack, then arrival.
+
+        `batch` counts the running sequences of each tenant. Slack counts where `start_by_ns` says
+        when a request has to start. Then a tenant's requests are compared with those of others by
+        the service in `started`, which the tenant had when the first of its prompts that are being
+        computed was admitted.
         """
         aged_ns = now_ns - self._ageing_ns
         fair = self._policy is Policy.VTC
-        best = min((priority for priority, _ in self._queues), default=0)
+        best = min((key[0] for key in self._queues), default=0)
 
         def key(request: Request) -> SortKey:
-            tenant = request.submit.tenant
+            tenant, aged = request.submit.tenant, False
             if request.status is Status.RUNNING:
                 priority, service = request.admitted_class, request.admitted_service
             else:
                 aged = request.queued_ns <= aged_ns
                 priority = min(best, request.submit.priority) if aged else request.submit.priority
                 service = self._counters.service_of(tenant)
+            slack = 0.0 if aged or start_by_ns is None else start_by_ns(request)
             if not fair:
-                return (priority, 0, 0, request.arrival)
-            return (priority, service, batch.get(tenant, 0), request.arrival)
+                return (priority, 0, 0, slack, request.arrival)
+            if started is not None:
+                service = min(service, started.get(tenant, service))
+            return (priority, service, batch.get(tenant, 0), slack, request.arrival)
 
         return key
 
@@ -139,17 +204,22 @@ class WaitingQueue:
         tenant = request.submit.tenant
         if tenant not in self.tenants:
             self._counters.tenant_queued(tenant, self._min_active_service(request))
-        queue = self._queues.setdefault((request.submit.priority, tenant), OrderedDict())
+        queue = self._queues.setdefault(self._key_of(request), OrderedDict())
         queue[request.seq_id] = request
         if first:
             queue.move_to_end(request.seq_id, last=False)
 
     def _unqueue(self, request: Request) -> None:
         tenant = request.submit.tenant
-        key = (request.submit.priority, tenant)
+        key = self._key_of(request)
         queue = self._queues[key]
         del queue[request.seq_id]
         if not queue:
             del self._queues[key]
             if tenant not in self.tenants:
                 self._counters.tenant_left(tenant, self._by_tenant)
+
+    def _key_of(self, request: Request) -> _QueueKey:
+        submit = request.submit
+        target_ns = (submit.ttft_target_ns or 0) if self._slo_order else 0
+        return (submit.priority, submit.tenant, target_ns, self._slo_order and request.late)

@@ -10,7 +10,7 @@ launched step is done; `prefill_tokens` is how many must be there before the nex
 sampled from a prefill chunk. The first `cached_blocks` blocks are in the prefix cache under their
 `digests`; `recorded_aliases` stand for full blocks in the record. A running request keeps the sort
 key that it was admitted with: `admitted_class`, and `admitted_service`, its tenant's service at
-that moment.
+that moment. `late` marks a waiting one that could not meet its first-token target any more.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Request:
     queued_ns: int = 0
     admitted_class: int = 0
     admitted_service: float = 0
+    late: bool = False
     awaits_grammar: bool = False
     paused: bool = False
     cache_root: bytes = b""

@@ -31,7 +31,11 @@ class SequenceTable:
         self.counters = TenantCounters()
         self.counters.weights = limits.tenant_weights
         self.queue = WaitingQueue(
-            limits.policy, self.counters, limits.ageing_ns, self._min_active_service
+            limits.policy,
+            self.counters,
+            limits.ageing_ns,
+            self._min_active_service,
+            limits.slo_order,
         )
         self.running: list[Request] = []
         self.live: dict[int, Request] = {}
@@ -41,6 +45,7 @@ class SequenceTable:
         """Other limits are in force; the slots stay those of the start."""
         self._limits = limits
         self.counters.weights = limits.tenant_weights
+        self.queue.set_slo_order(limits.slo_order)
 
     def running_of(self, tenant: str) -> int:
         """Running sequences of a tenant."""
@@ -58,10 +63,10 @@ class SequenceTable:
         self.queue.push(request)
         self._log.queued(submit, self.blocks.prompt_aliases(request))
 
-    def refuse(self, request: Request, reason: EndReason) -> None:
-        """A new request ends without joining the queue."""
+    def refuse(self, request: Request, reason: EndReason, detail: str | None = None) -> None:
+        """A new request ends without joining the queue. `detail`: see `FactLog.ended`."""
         self._log.refused(request.submit)
-        self._log.ended(request, reason)
+        self._log.ended(request, reason, detail=detail)
 
     def start(self, request: Request, match: Match, priority: int, now_ns: int) -> SlotStart:
         """Move a request from the queue to the running set, with a slot and blocks for all of

@@ -164,7 +164,15 @@ class GenerationHandler:
         sequences = len(result.prompts) * request.choices
         self._outputs.limit = self._state.config.stream_buffer_tokens * sequences
         self._recorder.tokenized(prompt_tokens)
-        submits = build_submits(self._state, request, result.prompts, self.tenant, deadline_ns)
+        submits = build_submits(
+            self._state,
+            request,
+            result.prompts,
+            self.tenant,
+            deadline_ns,
+            self._state.slo.of(self._recorder.slo_class),
+            self._recorder.accepted_ns,
+        )
         await submit_all(
             self._state, self._recorder, self._outputs, submits, request.stops, self._choices
         )

@@ -35,6 +35,7 @@ class RequestRecorder:
         self._read_ns = clock.now_ns()
         self.accepted_ns = self._read_ns if arrived_ns is None else min(arrived_ns, self._read_ns)
         self.status = 0
+        self.slo_class = ""
         self.output_valid: bool | None = None
         self._lane = lane
         self._clock = clock
@@ -48,6 +49,7 @@ class RequestRecorder:
     def accepted(self, scope: Scope, operation: str, tenant: str) -> None:
         parent = parse_traceparent(header(scope, b"traceparent"))
         state = parse_tracestate(header(scope, b"tracestate")) if parent else None
+        self.slo_class = label(header(scope, b"x-slo-class"))
         self._lane.append(
             RequestAccepted(
                 request_id=self.request_id,
@@ -60,7 +62,7 @@ class RequestRecorder:
                 route=scope["path"],
                 operation=operation,
                 tenant=tenant,
-                slo_class=label(header(scope, b"x-slo-class")),
+                slo_class=self.slo_class,
             )
         )
 

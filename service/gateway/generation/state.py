@@ -17,6 +17,7 @@ from telemetry.facts.records import RequestEnded
 from telemetry.facts.stages import StartReport
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.metrics.connections import ConnectionCounts
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.requests.timings import RequestTimings
 from telemetry.traces.sampling import TracingMode
 
@@ -124,3 +125,4 @@ class GatewayState:
     drain: Drain = field(default_factory=Drain)
     recorder: FlightRecorder | None = None
     connections: ConnectionCounts = field(default_factory=ConnectionCounts)
+    slo: SloPolicy = DEFAULT_POLICY

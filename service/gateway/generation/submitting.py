@@ -18,6 +18,7 @@ from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
+from telemetry.requests.slo_policy import SloClass
 
 _BYTES_PER_ITERATION = 1 << 20  # written to the engine before other tasks run
 
@@ -28,6 +29,8 @@ def build_submits(
     prompts: Iterable[PackedPrompt],
     tenant: str,
     deadline_ns: int | None,
+    slo: SloClass,
+    accepted_ns: int,
 ) -> Iterator[Submit]:
     """One Submit a choice: prompts in order, `n` choices each. Raises ApiError."""
     started = state.engine.started
@@ -52,6 +55,9 @@ def build_submits(
                 cache_salt=request.cache_salt,
                 cache_prefix=request.cache_prefix,
                 grammar=request.grammar,
+                first_token_by_ns=accepted_ns + slo.ttft_ns,
+                ttft_target_ns=slo.ttft_ns,
+                itl_target_ns=slo.itl_ns,
             )
 
 

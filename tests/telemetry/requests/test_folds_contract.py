@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from telemetry.costs.step_cost import StepCost, StepCostFold, fit
 from telemetry.facts.engine_records import (
     EngineIdled,
     GrammarCompiled,
@@ -157,50 +154,6 @@ def test_tokens_that_drafts_gave_come_at_once_and_are_counted() -> None:
     assert timeline.token_count == 4
     assert [m.value_ns for m in measured if m.measure is Measure.ITL] == [10 * MS, 0, 0]
     assert (totals.drafted_tokens, totals.accepted_tokens) == (3, 2)
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    base=st.integers(10**6, 10**8),
-    prefill_ns=st.integers(0, 10**6),
-    decode_ns=st.integers(0, 10**7),
-    context_ns=st.integers(0, 10**4),
-    data=st.data(),
-)
-def test_a_cost_is_found_again_from_the_steps_it_made(
-    base: int, prefill_ns: int, decode_ns: int, context_ns: int, data: st.DataObject
-) -> None:
-    true = StepCost(
-        base_ns=base,
-        prefill_token_ns=prefill_ns,
-        decode_row_ns=decode_ns,
-        context_token_ns=context_ns,
-    )
-    shapes = st.tuples(st.integers(0, 512), st.integers(0, 64), st.integers(0, 20_000))
-    features = data.draw(st.lists(shapes, min_size=40, max_size=80, unique=True))
-    found = fit(features, [true.step_ns(*shape) for shape in features])
-
-    for shape in features:
-        assert abs(found.step_ns(*shape) - true.step_ns(*shape)) <= 0.01 * true.step_ns(*shape)
-
-
-def test_no_coefficient_is_negative_even_when_noise_says_so() -> None:
-    features = [(0, n, 100 * n) for n in range(1, 41)]
-    found = fit(features, [10**7 - 10**4 * n for n in range(1, 41)])
-
-    assert min(found.base_ns, found.prefill_token_ns, found.decode_row_ns) >= 0
-    assert found.context_token_ns >= 0
-
-
-def test_the_fold_refits_every_fifty_steps_and_starts_anew_with_an_engine() -> None:
-    costs: list[StepCost] = []
-    fold = StepCostFold(costs.append)
-    fold.on_facts([step(i, 10 * i, 10 * i + 5, [decode(1, 100)]) for i in range(49)])
-    assert not costs
-    fold.on_facts([step(49, 490, 495, [decode(1, 100)])])
-
-    (cost,) = costs
-    assert abs(cost.step_ns(0, 1, 100) - 5 * MS) < 0.02 * MS
 
 
 def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_closed() -> None:
