@@ -115,7 +115,7 @@ def test_a_change_is_answered_with_what_is_in_force(server: Server) -> None:
         ({"max_num_seqs": 9}, "max_num_seqs", "1 to 8"),
         ({"max_num_seqs": None}, "max_num_seqs", "a whole number"),
         ({"max_batched_tokens": "all"}, "max_batched_tokens", "auto, or a whole number"),
-        ({"max_batched_tokens": 65}, "max_batched_tokens", "at most 64"),
+        ({"max_batched_tokens": 1 << 20}, "max_batched_tokens", "at most "),
         ({"max_auto_tokens": 32}, "max_auto_tokens", "only with max_batched_tokens auto"),
         ({"itl_target_ms": 0}, "itl_target_ms", "a number above 0"),
         ({"tenant_weights": {"a": 0}}, "tenant_weights", "from 0.001 to 1000"),
