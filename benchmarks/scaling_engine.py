@@ -21,7 +21,7 @@ from service.engine.executor import Executor
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.engine_start import ModelShape
 
 FILL_CHUNK_TOKENS = 512
 GREEDY = SamplingParams(temperature=0.0)
