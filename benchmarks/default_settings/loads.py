@@ -42,6 +42,7 @@ LENGTHS: dict[str, Lengths] = {
 CLOSED = ("c1", "c8", "c16", "pf")
 
 INJECTED_EVERY_S = 6.0
+VOICE_LENGTHS = Fixed(32, 32)
 BATCH_PROMPT, BATCH_USERS = 4000, 2
 VOICE_SHARE, BATCH_SHARE = 0.2, 0.5  # of capacity, together 0.7
 _VOICE_USERS = 8  # that find its capacity
@@ -135,7 +136,7 @@ def tenants(flooded: bool, scale: float) -> Run:
 
 def voice_alone(scale: float) -> Run:
     """For its capacity."""
-    one = ClassSpec(name=VOICE, lengths=Fixed(32, 32), arrivals=Users(_VOICE_USERS))
+    one = ClassSpec(name=VOICE, lengths=VOICE_LENGTHS, arrivals=Users(_VOICE_USERS))
     return Run((one,), 8 * scale, warmup_requests=_VOICE_USERS, typical_drain_s=2.0)
 
 
@@ -153,7 +154,7 @@ def voice(voice_per_s: float, batch_s: float, classes: bool, scale: float) -> Ru
         return {"x-slo-class": name} if classes else {}
 
     short = ClassSpec(
-        name=VOICE, lengths=Fixed(32, 32), arrivals=Poisson(VOICE_SHARE * voice_per_s),
+        name=VOICE, lengths=VOICE_LENGTHS, arrivals=Poisson(VOICE_SHARE * voice_per_s),
         slo=targets(VOICE), headers=headers(VOICE),
     )  # fmt: skip
     long = ClassSpec(
