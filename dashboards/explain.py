@@ -55,7 +55,7 @@ def render(explained: Explained) -> RenderableType:
     if explained.phases:
         parts.append(_waterfall(explained))
     if explained.ledger is None:
-        parts.append(Text("no ledger yet: it is drawn up when the request has ended"))
+        parts.append(Text("no ledger yet: it is computed when the request has ended"))
         return Group(*parts)
     parts.append(_ledger(explained.ledger, explained.e2e_ns))
     if explained.stalls:
@@ -113,7 +113,7 @@ def _ledger(ledger: ExplainedLedger, e2e_ns: int) -> Table:
 def _stalls(explained: Explained) -> Table:
     count = len(explained.stalls) + explained.stalls_cut
     title = f"late tokens: {count}, the longest {min(count, _STALLS_SHOWN)}"
-    columns = ("after ms", "gap ms", "allowed", "most of it", "ms", "culprit")
+    columns = ("after ms", "gap ms", "allowed", "largest part", "ms", "culprit")
     table = Table(*columns, title=title, title_justify="left", box=None)
     for column in (0, 1, 2, 4):
         table.columns[column].justify = "right"

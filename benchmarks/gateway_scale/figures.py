@@ -55,7 +55,8 @@ def result_of(watched: Watched, lag_path: Path) -> dict[str, Any]:
         name: round((last.folds_s[name] - first.folds_s.get(name, 0)) * 1e6 / tokens, 3)
         for name in last.folds_s
     }
-    lag_ms = lags_ms(lag_path, watched.warm_up_s)
+    lag_ms, waited_ms = lags_ms(lag_path, watched.warm_up_s)
+    own_ms = [lag - waited for lag, waited in zip(lag_ms, waited_ms, strict=True)]
     return {
         "streams": watched.streams,
         "tokens_per_s_asked": watched.streams * watched.rate,
@@ -72,6 +73,8 @@ def result_of(watched: Watched, lag_path: Path) -> dict[str, Any]:
             "p99": percentile(lag_ms, 0.99),
             "max": max(lag_ms, default=None),
             "beats": len(lag_ms),
+            "p99_without_waiting_for_a_core": percentile(own_ms, 0.99),
+            "p99_waiting_for_a_core": percentile(waited_ms, 0.99),
         },
         "gateway_growth_kib_per_min": slope_kib_per_min([(s.at_s, s.gateway_mib) for s in counted]),
         "engine_growth_kib_per_min": slope_kib_per_min([(s.at_s, s.engine_mib) for s in counted]),
@@ -98,12 +101,12 @@ def figures(found: dict[str, Any]) -> list[Figure]:
     ]
 
 
-def lags_ms(path: Path, warm_up_s: float) -> list[float]:
-    """How late each beat after the warm-up was."""
-    pairs = np.fromfile(path, np.uint32)
-    pairs = pairs[: len(pairs) // 2 * 2].reshape(-1, 2)
-    late: list[float] = (pairs[pairs[:, 0] >= warm_up_s, 1] / 1000).tolist()
-    return late
+def lags_ms(path: Path, warm_up_s: float) -> tuple[list[float], list[float]]:
+    """How late each beat after the warm-up was, and how long of it the thread had no core."""
+    beats = np.fromfile(path, np.uint32)
+    beats = beats[: len(beats) // 3 * 3].reshape(-1, 3)
+    late, waited = beats[beats[:, 0] >= warm_up_s, 1:].T / 1000
+    return late.tolist(), waited.tolist()
 
 
 def slope_kib_per_min(points: list[tuple[float, float]]) -> float | None:

@@ -15,7 +15,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.stats.window import Snapshot
 
 _TIMEOUT_S = 3.0
-_HINTS = {401: "; give --debug-key", 404: "; it is not known, or not any more"}
+_HINTS = {401: "; give --debug-key", 404: "; unknown, or no longer kept"}
 
 T = TypeVar("T")
 

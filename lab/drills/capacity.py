@@ -1,4 +1,4 @@
-"""What a server can do at most with a mix: a closed loop, measured once for a series."""
+"""Capacity of a server with one mix of requests: a closed loop, measured once for all episodes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ async def capacity_of(
     say: Say,
     cores: Cores,
 ) -> Capacity:
-    """From an earlier measurement below `out`, else measured on a server of its own."""
+    """The capacity from an earlier measurement below `out`, or measured on a new server."""
     path, key = out / _FILE, f"{mix.name}: {' '.join(flags)}"
     known = _read(path)
     if key in known:
         return known[key]
     name = hashlib.sha256(key.encode()).hexdigest()[:12]
     async with DrillServer(flags, out / "capacity" / name, clock, say, cores=cores) as server:
-        say(f"measuring what the server can do with the mix {mix.name!r}: {seconds:g} s")
+        say(f"measuring the capacity with the mix {mix.name!r}: {seconds:g} s")
         with pinned_here(cores.rest):
             found = await measure(server.port, mix, seconds, clock)
     say(f"at most {found.requests_per_s:.2f} requests/s, {found.tokens_per_s:.0f} tokens/s")

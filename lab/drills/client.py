@@ -1,8 +1,7 @@
-"""The clients of a drill: each request on a socket of its own, read as its reader reads.
+"""The clients of a drill: each request has its own socket, and is read at the pace of its `Reader`.
 
-Latencies count from the moment at which a request was due, not from when the client got to
-sending it; how late the client itself was is a figure of its own, because a client that is late
-measures itself.
+Latencies count from the time at which a request was due, not from when the client sent it. How
+late the client was is a figure of its own, because a late client would measure itself.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ HOST = "127.0.0.1"
 _READ_BYTES = 65_536
 _SMALL_READ_BYTES = 256
 _RECEIVE_BUFFER_BYTES = 1024
-_SEGMENT_BYTES = 1448  # the loopback device's own would leave room for a whole stream
-_AT_ONCE = struct.pack("ii", 1, 0)
+_SEGMENT_BYTES = 1448  # with the loopback device's own size the buffers would hold a whole stream
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Sent(msgspec.Struct, kw_only=True):
@@ -35,7 +34,7 @@ class Sent(msgspec.Struct, kw_only=True):
 
     `due_ns` is when it was to be sent and `sent_ns` when it was; `first_ns` and `last_ns` are of
     its content, `end_ns` of the end of its reply. `gaps_us` lie between pieces of content.
-    `left` says that the client closed the connection on purpose.
+    `left`: the client closed the connection on purpose.
     """
 
     request_id: str
@@ -79,7 +78,7 @@ class Sent(msgspec.Struct, kw_only=True):
 
 
 class _Parser:
-    """What httptools calls, handed on to the reply with the stamp of the read."""
+    """Passes what httptools parses on to the reply, with the time stamp of the read."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -120,7 +119,7 @@ class Clients:
         return len(self._running)
 
     async def send_all(self, requests: Sequence[PlannedRequest], begin_ns: int) -> None:
-        """Returns when the last one has been sent."""
+        """Send each request when it is due; returns when the last one has been sent."""
         for request in sorted(requests, key=lambda request: request.at_s):
             due_ns = begin_ns + round(request.at_s * 1e9)
             await asyncio.sleep(max(0.0, (due_ns - self._clock.now_ns()) / 1e9))
@@ -129,7 +128,7 @@ class Clients:
             task.add_done_callback(self._running.discard)
 
     async def send(self, request: PlannedRequest, due_ns: int) -> None:
-        """One request to its end, or until its client leaves."""
+        """Send one request and read its reply to the end, or until the client disconnects."""
         sent = Sent(
             request_id=f"{self._name}-{len(self.log):04d}",
             tenant=request.tenant,
@@ -147,15 +146,15 @@ class Clients:
         except (OSError, httptools.HttpParserError) as error:
             reply.fail(ErrorKind.CLOSED, str(error) or type(error).__name__)
         finally:
-            self._note(sent, reply)
+            self._record_reply(sent, reply)
 
     async def wait(self, within_s: float) -> None:
-        """For what still runs, as long as that."""
+        """Wait for open requests, for at most `within_s`."""
         if self._running:
             await asyncio.wait(self._running, timeout=within_s)
 
-    async def hang_up(self) -> None:
-        """Close what still runs."""
+    async def cancel_open(self) -> None:
+        """Cancel open requests and close their connections."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -163,11 +162,11 @@ class Clients:
     async def _exchange(self, request: PlannedRequest, sent: Sent, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
         reader = request.reader
-        with _connectable(reader) as raw:
+        with _open_socket(reader) as raw:
             await loop.sock_connect(raw, (HOST, self._port))
             await loop.sock_sendall(raw, _head(request, sent.request_id) + request.body)
-            parser, pace = _Parser(reply), _Pace(reader, self._clock)
-            read_bytes = _SMALL_READ_BYTES if reader.keeps_little else _READ_BYTES
+            parser, pace = _Parser(reply), _ReaderPacing(reader, self._clock)
+            read_bytes = _SMALL_READ_BYTES if reader.has_small_buffer else _READ_BYTES
             while not parser.is_complete:
                 data = await loop.sock_recv(raw, read_bytes)
                 if not data:
@@ -177,13 +176,13 @@ class Clients:
                 count = len(reply.chunk_ns)
                 if reader.leave_after_tokens is not None and count >= reader.leave_after_tokens:
                     sent.left = True
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                     return
                 await pace.wait(count)
         sent.end_ns = self._clock.now_ns()
         reply.finish()
 
-    def _note(self, sent: Sent, reply: Reply) -> None:
+    def _record_reply(self, sent: Sent, reply: Reply) -> None:
         stamps = reply.chunk_ns
         sent.status, sent.finish = reply.status, reply.finish_reason
         sent.error = f"{reply.error_kind}: {reply.error_text}" if reply.error_kind else None
@@ -194,7 +193,7 @@ class Clients:
             sent.gaps_us = [(after - before) // 1000 for before, after in pairs]
 
 
-class _Pace:
+class _ReaderPacing:
     """Makes a reader wait between two reads."""
 
     def __init__(self, reader: Reader, clock: Clock) -> None:
@@ -214,9 +213,9 @@ class _Pace:
             await asyncio.sleep(reader.stop_s)
 
 
-def _connectable(reader: Reader) -> socket.socket:
+def _open_socket(reader: Reader) -> socket.socket:
     raw = socket.socket()
-    if reader.keeps_little:
+    if reader.has_small_buffer:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         with contextlib.suppress(OSError):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)

@@ -13,7 +13,7 @@ _WITHIN_S = 60.0
 
 async def save_baseline(url: str, path: Path) -> bool:
     """Save the baseline of a server into a file; False where that is not possible."""
-    if not await asyncio.to_thread(_knows, "diagnose", "--save-baseline"):
+    if not await asyncio.to_thread(_supports, "diagnose", "--save-baseline"):
         return False
     done = await asyncio.to_thread(_phasescope, "diagnose", url, "--save-baseline", str(path))
     return done.returncode == 0 and path.exists()
@@ -21,7 +21,7 @@ async def save_baseline(url: str, path: Path) -> bool:
 
 async def baseline_flags(path: Path) -> tuple[str, ...]:
     """Flags that give a server this baseline; empty where it is missing or not supported."""
-    known = await asyncio.to_thread(_knows, "serve", "--baseline")
+    known = await asyncio.to_thread(_supports, "serve", "--baseline")
     return ("--baseline", str(path)) if known and path.exists() else ()
 
 
@@ -34,10 +34,10 @@ async def diagnosis_of(journal: Path) -> bytes | None:
 
 
 @functools.cache
-def _knows(command: str, flag: str) -> bool:
+def _supports(command: str, flag: str) -> bool:
     return flag in _phasescope(command, "--help").stdout
 
 
-def _phasescope(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli.main", *words]
+def _phasescope(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)

@@ -1,11 +1,11 @@
-"""One episode: a server, its traffic, a fault in it, and the truth about that.
+"""One episode: a server, its traffic, a fault, and the label of that fault.
 
     warm-up -> reference -> fault -> recovery
 
-A running server is harmed from outside. Where the fault is a limit that is configured, a good
-server serves warm-up and reference and a bad one takes over for the traffic of the fault; and
-where it is a model that does not load, there is no traffic. Label, journal and the clients' log
-lie below `out`. The server's own folder is elsewhere, and nothing in it names the fault.
+A running server gets its fault from outside. Where the fault is a configured limit, a server with
+a good limit serves warm-up and reference, and one with a bad limit takes over for the fault. Where
+it is a model that does not load, there is no traffic. Label, journal and the clients' log are
+below `out`. The server's own folder is elsewhere, and nothing in it names the fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from lab.drills.capacity import capacity_of
 from lab.drills.collector import Collector
 from lab.drills.commands import baseline_flags, diagnosis_of, save_baseline
-from lab.drills.injection import Live
+from lab.drills.injection import InjectionTarget
 from lab.drills.mechanism import Mechanism, Need
 from lab.drills.outcome.labels import FOLDER, seal
 from lab.drills.outcome.result import EpisodeResult
@@ -39,7 +39,7 @@ from lab.drills.servers import (
     split_cores,
 )
 from lab.drills.spec import Capacity, EpisodeSpec, Phase
-from lab.drills.stage import Act, Stage
+from lab.drills.stage import Stage, TimedAction
 from lab.drills.traffic import PlannedRequest, Scene
 from lab.drills.watch import DiagnosisPoller, root_of
 from service.config.settings import ConfigError, ModelKind
@@ -52,8 +52,8 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
-    """All of it, from the server's start to the sealed label. Raises ConfigError, DidNotStart, and
-    SystemExit on SIGTERM when all that was started has ended."""
+    """Run an episode, from the server's start to the sealed label. Raises ConfigError, DidNotStart,
+    and on SIGTERM SystemExit, once every process that it started has ended."""
     spec.validate()
     mechanism = find(spec.symptom, spec.mechanism)
     if spec.clean:
@@ -67,8 +67,8 @@ def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
             raise SystemExit(_TERMINATED) from None
 
 
-def _heed_sigterm() -> None:
-    """It ends this task as an interrupt does, so that no server stays behind."""
+def _cancel_on_sigterm() -> None:
+    """Let SIGTERM cancel this task, as an interrupt does, so that no server is left running."""
     task = asyncio.current_task()
     assert task is not None
     with suppress(RuntimeError, ValueError):  # not in the main thread, where signals come
@@ -85,19 +85,19 @@ class _Episode:
         cores: Cores,
         say: Say,
     ) -> None:
-        """`folder` is for the server: temporary, with a name that tells nothing."""
+        """`folder` is the server's: temporary, with a name that does not show the fault."""
         self._spec, self._mechanism = spec, mechanism
         self._clock, self._cores, self._say = clock, cores, say
         self._server_folder = folder
         self.name = f"{mechanism.symptom}-{mechanism.name}-{spec.seed}"
-        self._kept = spec.out / self.name
+        self._out_folder = spec.out / self.name
         self._hooks = Hooks(folder, clock)
         self._record = EpisodeRecord()
         self._flags = (*spec.base_flags(), *mechanism.flags)
 
     async def run(self) -> EpisodeResult:
-        _heed_sigterm()
-        self._kept.mkdir(parents=True, exist_ok=True)
+        _cancel_on_sigterm()
+        self._out_folder.mkdir(parents=True, exist_ok=True)
         mechanism, spec = self._mechanism, self._spec
         if mechanism.broken_model is not None:
             capacity = _NO_CAPACITY
@@ -113,7 +113,7 @@ class _Episode:
         )
         self._say(f"{self.name}: {mechanism.about} ({scene.intensity:g} {mechanism.unit})")
         requests = [] if mechanism.broken_model else mechanism.traffic(scene)
-        pacer = Pacer(self._kept / "pace", min(self._cores.engine, default=-1))
+        pacer = Pacer(self._out_folder / "pace", min(self._cores.engine, default=-1))
         pacer.start()
         try:
             await self._play(scene, requests)
@@ -130,7 +130,7 @@ class _Episode:
         else:
             await self._with_one_server(scene, requests)
 
-    # The three kinds of an episode
+    # The three kinds of episode
 
     async def _with_one_server(self, scene: Scene, requests: list[PlannedRequest]) -> None:
         phases, record = scene.phases, self._record
@@ -141,28 +141,28 @@ class _Episode:
                 collector = await stack.enter_async_context(Collector())
             flags = (*self._flags, *(collector.flags if collector else ()))
             server = await stack.enter_async_context(self._server(flags))
-            live = Live(server, self._hooks, scene, self._cores, collector)
-            stack.push_async_callback(injection.end, live)
-            await injection.arm(live)
+            target = InjectionTarget(server, self._hooks, scene, self._cores, collector)
+            stack.push_async_callback(injection.end, target)
+            await injection.arm(target)
             stage = self._stage(server, "a")
 
             async def begin() -> None:
                 await stage.take_reading(Phase.FAULT)
                 record.on_ns = self._clock.now_ns()
-                await injection.begin(live)
+                await injection.begin(target)
 
             async def end() -> None:
                 record.root = await root_of(server.port)
-                await injection.end(live)
+                await injection.end(target)
                 record.off_ns = self._clock.now_ns()
                 await stage.take_reading(Phase.RECOVERY)
 
-            acts: list[tuple[float, Act]] = [
+            actions: list[tuple[float, TimedAction]] = [
                 (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
                 (phases.fault_at_s, begin),
                 (phases.recovery_at_s, end),
             ]
-            await stage.play(requests, 0.0, phases.end_s, acts)
+            await stage.play(requests, 0.0, phases.end_s, actions)
             await stage.take_reading(Phase.RECOVERY)
             await self._close(stage, "journal")
         record.conditions |= stage.conditions()
@@ -172,26 +172,26 @@ class _Episode:
         baseline = self._server_folder / "baseline.json"
         async with self._server(self._flags) as good:
             stage = self._stage(good, "a")
-            acts: list[tuple[float, Act]] = [
+            actions: list[tuple[float, TimedAction]] = [
                 (phases.reference_at_s, partial(stage.take_reading, Phase.REFERENCE)),
                 (phases.fault_at_s, partial(stage.take_reading, Phase.FAULT)),
             ]
-            await stage.play(requests, 0.0, phases.fault_at_s, acts)
+            await stage.play(requests, 0.0, phases.fault_at_s, actions)
             record.has_baseline = await save_baseline(good.url, baseline)
             if record.has_baseline:
-                shutil.copyfile(baseline, self._kept / "baseline.json")
+                shutil.copyfile(baseline, self._out_folder / "baseline.json")
             need = Need(blocks_total=int((await good.snapshot())["blocks_total"]))
             await self._close(stage, "reference.journal")
         record.conditions |= stage.conditions()
-        record.samples.clear()  # of a server that nothing was wrong with
+        record.samples.clear()  # those of the good server
         assert self._mechanism.bad_flags is not None
         bad = self._mechanism.bad_flags(need, scene.intensity)
         flags = (*self._flags, *bad, *await baseline_flags(baseline))
         self._say(f"a server takes over with {' '.join(bad)}")
         async with self._server(flags) as server:
             stage = self._stage(server, "b")
-            acts = [(phases.fault_at_s, partial(stage.take_reading, Phase.FAULT))]
-            await stage.play(requests, phases.fault_at_s, phases.recovery_at_s, acts)
+            actions = [(phases.fault_at_s, partial(stage.take_reading, Phase.FAULT))]
+            await stage.play(requests, phases.fault_at_s, phases.recovery_at_s, actions)
             await stage.take_reading(Phase.RECOVERY)
             record.root = await root_of(server.port)
             record.conditions |= stage.conditions()
@@ -204,31 +204,33 @@ class _Episode:
         assert break_model is not None
         model = resolve_model(self._spec.model, self._say)
         if model.kind is not ModelKind.GGUF:
-            raise ConfigError("this drill breaks a .gguf file: give one with --model, or none")
+            raise ConfigError(
+                "this drill breaks a .gguf file: give one with --model, or leave --model out"
+            )
         broken = self._server_folder / "model.gguf"
         await asyncio.to_thread(break_model, Path(model.path), broken, scene.intensity)
         spec = msgspec.structs.replace(self._spec, model=str(broken))
-        written, kept = self._server_folder / "journal", self._kept / "journal"
+        written, kept = self._server_folder / "journal", self._out_folder / "journal"
         server = self._server((*spec.base_flags(), "--journal-dir", str(written)))
         poller = DiagnosisPoller(server.port, self._clock)
         polling = asyncio.create_task(poller.run())
         record.on_ns = self._clock.now_ns()
         try:
             async with server:
-                self._say("the server started, which it should not have")
+                self._say("the server started, although its model is broken")
         except DidNotStart:
             record.exit_code, record.exit_line = server.exit_code, server.last_line()
         finally:
             polling.cancel()
-        said = await diagnosis_of(written)
-        if said is not None:
-            poller.take(said)
+        diagnosis = await diagnosis_of(written)
+        if diagnosis is not None:
+            poller.take(diagnosis)
         record.off_ns = self._clock.now_ns()
         record.samples += poller.samples
         if written.exists():
             await asyncio.to_thread(shutil.copytree, written, kept, dirs_exist_ok=True)
 
-    # What they share
+    # Shared by all three
 
     async def _capacity(self) -> Capacity:
         flags = (*self._flags, *_JOURNAL_FLAGS)
@@ -257,24 +259,25 @@ class _Episode:
         return Stage(server, spec.phases, self._cores, self._clock, self._say, name)
 
     async def _close(self, stage: Stage, journal: str) -> None:
-        """Keep what the server recorded, with what is still open, and let go of it."""
+        """Save the server's journal while requests are still open, close these and keep the
+        logs."""
         record = self._record
-        if not await stage.server.save_journal(self._kept / journal):
-            self._say("the server's journal could not be had")
-        await stage.leave()
+        if not await stage.server.save_journal(self._out_folder / journal):
+            self._say("the server's journal could not be saved")
+        await stage.close_clients()
         record.logs.append((stage.begin_ns, stage.log))
         record.samples += stage.poller.samples
-        stage.poller.save(self._kept / "verdicts.jsonl")
+        stage.poller.save(self._out_folder / "verdicts.jsonl")
         record.exit_code = stage.server.exit_code
 
     def _finish(self, scene: Scene) -> EpisodeResult:
-        """Verdicts and log are stored; only now the truth is written down."""
+        """Write the clients' log, then seal the label and write the result."""
         record, name = self._record, self.name
         lines = [msgspec.json.encode(one) + b"\n" for _, log in record.logs for one in log]
-        (self._kept / "clients.jsonl").write_bytes(b"".join(lines))
-        said = self._server_folder / "server.log"
-        if said.exists():
-            shutil.copyfile(said, self._kept / "server.log")
+        (self._out_folder / "clients.jsonl").write_bytes(b"".join(lines))
+        server_log = self._server_folder / "server.log"
+        if server_log.exists():
+            shutil.copyfile(server_log, self._out_folder / "server.log")
         label = label_of(record, scene, self._mechanism)
         sealed = seal(label, self._spec.out, name)
         self._say(f"label sealed: {sealed.path} sha256 {sealed.sha256}")

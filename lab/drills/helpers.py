@@ -1,4 +1,4 @@
-"""What stands beside a server and harms it, each a process of its own.
+"""Helper processes that run beside a server and slow it down.
 
     python -m lab.drills.helpers busy NICE CORE
     python -m lab.drills.helpers memcpy SHARE MIB CORE
@@ -6,9 +6,9 @@
     python -m lab.drills.helpers stopper PID SHARE SEED CORE
     python -m lab.drills.helpers pace CORE
 
-The last harms nothing: it tells how fast the core is. CORE -1 is any. A helper begins when a line
-comes in and ends when its standard input does: nothing is left behind by a drill that was killed,
-and no process stays stopped.
+The last slows nothing down: it measures the speed of the core. CORE -1 is any. A helper begins when
+it reads a line and ends when its standard input does, so that a drill that was killed leaves no
+helper and no stopped process behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MS = 1_000_000
 _SLICES_MS = (20, 70)
 _PERIOD_NS = 50 * _MS
 _BEAT_NS = 250 * _MS
-_BEAT_BYTES, _BEAT_PARTS, _TAKES = 2 << 20, 40, 3
+_BEAT_BYTES, _BEAT_PARTS, _RUNS = 2 << 20, 40, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -43,14 +43,14 @@ def busy(nice: int) -> None:
 
 
 def memcpy(share: float, size_mib: int) -> None:
-    """Copy one array onto another, for that share of the time."""
+    """Copy one array onto another, for `share` of the time."""
     source = np.ones(size_mib << 17)
     target = np.empty_like(source)
     _work(share, lambda part: np.copyto(target[part], source[part]), len(source))
 
 
 def triad(share: float, size_mib: int) -> None:
-    """a = b + s c, the memory benchmark's: two arrays read, one written."""
+    """a = b + s c, as in the STREAM benchmark: two arrays read, one written."""
     first, second = np.ones(size_mib << 17), np.ones(size_mib << 17)
     target = np.empty_like(first)
 
@@ -62,8 +62,8 @@ def triad(share: float, size_mib: int) -> None:
 
 
 def _work(share: float, work: Callable[[slice], None], count: int) -> None:
-    """Go through the arrays piece by piece; rest for what is left of each period."""
-    _renice(5)  # the memory is to be contended, not the core
+    """Go through the arrays piece by piece, and sleep for the rest of each period."""
+    _renice(5)  # contention for memory, not for the core
     clock, piece, place = MonotonicClock(), 1 << 19, 0
     while True:
         begin_ns = clock.now_ns()
@@ -75,7 +75,7 @@ def _work(share: float, work: Callable[[slice], None], count: int) -> None:
 
 
 def stopper(pid: int, share: float, seed: int) -> None:
-    """Stop a process for that share of the time, in slices of 20 to 70 ms."""
+    """Stop a process for `share` of the time, 20 to 70 ms at a time."""
     draw = np.random.default_rng(seed)
     _renice(-10)
     while True:
@@ -87,14 +87,14 @@ def stopper(pid: int, share: float, seed: int) -> None:
 
 
 def pace() -> None:
-    """Write `at_ns compute_ns memory_ns` again and again, the latter two in CPU time, each the
-    best of a few takes: the first finds the caches as others left them."""
+    """Write `at_ns compute_ns memory_ns` four times a second, the latter two in CPU time. Each is
+    the best of a few runs, because the first finds the caches filled by other processes."""
     clock, target = MonotonicClock(), np.empty(_BEAT_BYTES, np.uint8)
     parts = itertools.cycle(np.ones((_BEAT_PARTS, _BEAT_BYTES), np.uint8))
     while True:
         sleep_ns(_BEAT_NS)
-        compute_ns = min(_cpu_ns(partial(sum, range(2_000))) for _ in range(_TAKES))
-        memory_ns = min(_cpu_ns(partial(np.copyto, target, next(parts))) for _ in range(_TAKES))
+        compute_ns = min(_cpu_ns(partial(sum, range(2_000))) for _ in range(_RUNS))
+        memory_ns = min(_cpu_ns(partial(np.copyto, target, next(parts))) for _ in range(_RUNS))
         sys.stdout.write(f"{clock.now_ns()} {compute_ns} {memory_ns}\n")
         sys.stdout.flush()
 
@@ -106,8 +106,8 @@ def _cpu_ns(work: Callable[[], object]) -> int:
 
 
 def _renice(by: int) -> None:
-    """Beside the priority that the drill has. Where the system groups processes by session, it
-    is the group's that counts against other sessions'."""
+    """Change the nice value relative to the drill's. Where the kernel schedules sessions as groups,
+    the value of the group is what counts against other sessions."""
     with contextlib.suppress(PermissionError):
         os.nice(by)
     with contextlib.suppress(OSError, ValueError):
@@ -124,9 +124,9 @@ def _end_with_parent(at_end: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main(words: list[str]) -> None:
-    what, *numbers = words
-    values = [float(word) for word in numbers]
+def main(arguments: list[str]) -> None:
+    what, *numbers = arguments
+    values = [float(number) for number in numbers]
     if values[-1] >= 0:
         os.sched_setaffinity(0, {int(values[-1])})
 
@@ -151,9 +151,9 @@ def main(words: list[str]) -> None:
             case "pace":
                 pace()
             case _:
-                raise SystemExit(f"{what!r} is no helper")
+                raise SystemExit(f"{what!r} is not a helper")
     except ProcessLookupError:
-        sys.exit(0)  # whom it was to harm has ended
+        sys.exit(0)  # the process to stop has ended
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a running server is harmed: by processes beside it, by orders to hooks, over HTTP."""
+"""How a running server gets a fault: by processes beside it, by orders to hooks, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.drills.traffic import Scene
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class InjectionTarget:
     """What an injection can act on while an episode runs."""
 
     server: DrillServer
@@ -38,39 +38,39 @@ class Live:
 class Injection:
     """Acts on a running server. This one does nothing: the traffic is the fault."""
 
-    async def arm(self, live: Live) -> None:
-        """Before the traffic begins: whatever takes its time."""
+    async def arm(self, target: InjectionTarget) -> None:
+        """Called before the traffic begins: does what takes time."""
 
-    async def begin(self, live: Live) -> None:
-        """The fault is on when this returns."""
+    async def begin(self, target: InjectionTarget) -> None:
+        """Switch the fault on; it is on when this returns."""
 
-    async def end(self, live: Live) -> None:
-        """The fault is off when this returns; also called where it never was on."""
+    async def end(self, target: InjectionTarget) -> None:
+        """Switch the fault off; it is off when this returns. Also called where it was never on."""
 
 
-class ByHelpers(Injection):
-    """Processes beside the server, made by `make` when everything is known."""
+class HelperInjection(Injection):
+    """Helper processes beside the server, made by `make` once the server runs."""
 
-    def __init__(self, make: Callable[[Live], list[Helper]]) -> None:
+    def __init__(self, make: Callable[[InjectionTarget], list[Helper]]) -> None:
         self._make = make
         self._helpers: list[Helper] = []
 
-    async def arm(self, live: Live) -> None:
-        self._helpers = self._make(live)
+    async def arm(self, target: InjectionTarget) -> None:
+        self._helpers = self._make(target)
         for helper in self._helpers:
             helper.start()
 
-    async def begin(self, live: Live) -> None:
+    async def begin(self, target: InjectionTarget) -> None:
         for helper in self._helpers:
             helper.go()
 
-    async def end(self, live: Live) -> None:
+    async def end(self, target: InjectionTarget) -> None:
         for helper in self._helpers:
             await helper.end()
 
 
-class ByHook(Injection):
-    """An order to the engine's process, or to the gateway's; `first` is one to give before."""
+class HookInjection(Injection):
+    """An order to the hooks of the engine or the gateway; `first` is one to send beforehand."""
 
     def __init__(
         self, process: str, what: str, first: dict[str, Any] | None = None, **more: Any
@@ -78,35 +78,35 @@ class ByHook(Injection):
         self._process, self._what, self._first, self._more = process, what, first, more
         self._is_on = False
 
-    def _pid(self, live: Live) -> int:
-        return live.server.engine_pid if self._process == "engine" else live.server.pid
+    def _pid(self, target: InjectionTarget) -> int:
+        return target.server.engine_pid if self._process == "engine" else target.server.pid
 
-    async def arm(self, live: Live) -> None:
+    async def arm(self, target: InjectionTarget) -> None:
         if self._first is not None:
-            await live.hooks.send(self._pid(live), **self._first)
+            await target.hooks.send(self._pid(target), **self._first)
 
-    async def begin(self, live: Live) -> None:
-        await live.hooks.send(self._pid(live), self._what, **self._more)
+    async def begin(self, target: InjectionTarget) -> None:
+        await target.hooks.send(self._pid(target), self._what, **self._more)
         self._is_on = True
 
-    async def end(self, live: Live) -> None:
+    async def end(self, target: InjectionTarget) -> None:
         if self._is_on:
             self._is_on = False
             with contextlib.suppress(ProcessLookupError, TimeoutError):
-                await live.hooks.send(self._pid(live), self._what, off=True)
+                await target.hooks.send(self._pid(target), self._what, off=True)
 
 
-class Flushing(Injection):
-    """The prefix cache is told to forget everything, again and again."""
+class CacheFlushing(Injection):
+    """The prefix cache is flushed `per_s` times a second."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
         self._task: asyncio.Task[None] | None = None
 
-    async def begin(self, live: Live) -> None:
-        self._task = asyncio.create_task(self._flush(live.server.port))
+    async def begin(self, target: InjectionTarget) -> None:
+        self._task = asyncio.create_task(self._flush(target.server.port))
 
-    async def end(self, live: Live) -> None:
+    async def end(self, target: InjectionTarget) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -118,21 +118,21 @@ class Flushing(Injection):
             await asyncio.sleep(1 / self._per_s)
 
 
-class Stopping(Injection):
+class EngineStop(Injection):
     """The engine's process is stopped from outside, and continued after `seconds`, or at the end
-    of the fault. One that has been replaced meanwhile is not there any more."""
+    of the fault. An engine that was replaced meanwhile is left alone."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._pid = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def begin(self, live: Live) -> None:
-        self._pid = live.server.engine_pid
+    async def begin(self, target: InjectionTarget) -> None:
+        self._pid = target.server.engine_pid
         os.kill(self._pid, signal.SIGSTOP)
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._continue)
 
-    async def end(self, live: Live) -> None:
+    async def end(self, target: InjectionTarget) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._continue()
@@ -142,13 +142,13 @@ class Stopping(Injection):
             os.kill(self._pid, signal.SIGCONT)
 
 
-class Hanging(Injection):
-    """The receiver of spans takes everything and answers nothing."""
+class CollectorHang(Injection):
+    """The collector of spans accepts exports and does not answer."""
 
-    async def begin(self, live: Live) -> None:
-        assert live.collector is not None
-        live.collector.hangs = True
+    async def begin(self, target: InjectionTarget) -> None:
+        assert target.collector is not None
+        target.collector.hangs = True
 
-    async def end(self, live: Live) -> None:
-        assert live.collector is not None
-        live.collector.hangs = False
+    async def end(self, target: InjectionTarget) -> None:
+        assert target.collector is not None
+        target.collector.hangs = False

@@ -1,4 +1,4 @@
-"""A mechanism: one way to bring about one symptom."""
+"""A mechanism: one way to cause one symptom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Need:
     blocks_total: int
 
 
-def _nothing(scene: Scene) -> Injection:
+def _no_injection(scene: Scene) -> Injection:
     return Injection()
 
 
@@ -29,18 +29,18 @@ def _no_flags(need: Need, level: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """One way to bring about `symptom`; `about` describes it in one sentence.
+    """One way to cause `symptom`; `about` describes it in one sentence.
 
     `levels` of intensity are in `unit`s, weak to strong. `split` says what it is for: a second
     mechanism of a class is held out for the test. `harms` names measures of the clients that
     rise, empty where no request is delayed. `flags` are added to the server's base flags, `load`
     is the baseline utilisation of its capacity with `mix`.
 
-    `clean` is the traffic of its twin without the fault, where that is not `traffic`.
+    `clean` is the traffic of its healthy twin, where that differs from `traffic`.
 
-    One of three things is done: `injection` acts on the running server while `traffic` flows;
-    `bad_flags` are those of the server that takes over from a good one; `broken_model` makes the
-    model file that a server is to fail on.
+    There are three kinds: `injection` acts on the running server while `traffic` flows;
+    `bad_flags` are those of the server that takes over from a good one; `broken_model` makes a
+    model file that a server fails to load.
     """
 
     symptom: str
@@ -55,7 +55,7 @@ class Mechanism:
     load: float = 0.5
     traffic: Callable[[Scene], list[PlannedRequest]] = field(default=lambda scene: scene.baseline())
     clean: Callable[[Scene], list[PlannedRequest]] | None = None
-    injection: Callable[[Scene], Injection] = _nothing
+    injection: Callable[[Scene], Injection] = _no_injection
     bad_flags: Callable[[Need, float], tuple[str, ...]] | None = None
     broken_model: Callable[[Path, Path, float], None] | None = None
     needs_collector: bool = False
@@ -72,11 +72,11 @@ class Mechanism:
             self,
             symptom=f"healthy_{self.symptom}",
             traffic=self.clean or self.traffic,
-            injection=_nothing,
+            injection=_no_injection,
             bad_flags=bad,
             culprit_tenant=None,
         )
 
     def level(self, wanted: float | None) -> float:
-        """The intensity asked for, or the middle one."""
+        """The given intensity, or the middle level."""
         return self.levels[len(self.levels) // 2] if wanted is None else wanted

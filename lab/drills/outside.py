@@ -1,4 +1,4 @@
-"""How a drill reaches processes: helpers beside the server's, hooks inside them."""
+"""Helper processes beside a server, and hooks inside its processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Helper:
     and does nothing until `go`."""
 
     def __init__(self, what: str, *values: float, into: Path | None = None) -> None:
-        """What it writes goes `into` a file."""
+        """Its standard output goes `into` a file."""
         self._into = into
         self._command = [sys.executable, "-m", "lab.drills.helpers", what, *map(str, values)]
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +62,7 @@ class Helper:
 class Hooks:
     """Sends orders to processes that were started with `env`; `folder` must exist.
 
-    Every server of a drill has the hooks, used or not, so that their presence gives nothing away.
+    Every server of a drill has the hooks, used or not, so that their presence shows no fault.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -73,7 +73,8 @@ class Hooks:
         self.env = {"PHASESCOPE_DRILL": str(folder), "PYTHONPATH": path.strip(os.pathsep)}
 
     async def send(self, pid: int, what: str, **more: Any) -> None:
-        """Returns when it has been carried out. Raises TimeoutError, ProcessLookupError."""
+        """Send an order; returns when it was carried out. Raises TimeoutError,
+        ProcessLookupError."""
         self._orders += 1
         order = {"do": what, "number": self._orders, **more}
         (self._folder / f"{pid}.order").write_bytes(msgspec.json.encode(order))

@@ -18,7 +18,7 @@ from telemetry.numbers.quantiles import median
 
 
 class Beat(NamedTuple):
-    """One measurement: its time, and the CPU ns of computing and of reading memory."""
+    """One measurement of the core: its time, and the CPU ns of computing and of reading memory."""
 
     at_ns: int
     compute_ns: int
@@ -37,13 +37,13 @@ class Pacer:
         self._helper.go()
 
     async def end(self) -> list[Beat]:
-        """All that was written."""
+        """End the helper and return all beats."""
         await self._helper.end()
         return read_beats(self._path)
 
 
 def read_beats(path: Path) -> list[Beat]:
-    """What is in the file; a line that was cut short is left out."""
+    """The beats in a file; an incomplete line is left out."""
     rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     return [Beat(*map(int, row)) for row in rows if len(row) == len(Beat._fields)]
 
@@ -64,10 +64,13 @@ def paces(
     compute_ns = median(beat.compute_ns for beat in baseline) or 1
     memory_ns = median(beat.memory_ns for beat in baseline) or 1
 
-    def pace(mine: Sequence[Beat]) -> tuple[float, float]:
-        if not mine:
+    def pace(in_second: Sequence[Beat]) -> tuple[float, float]:
+        if not in_second:
             return 1.0, 1.0
-        compute, memory = fmean(b.compute_ns for b in mine), fmean(b.memory_ns for b in mine)
+        compute, memory = (
+            fmean(b.compute_ns for b in in_second),
+            fmean(b.memory_ns for b in in_second),
+        )
         return round(compute / compute_ns, 2), round(memory / memory_ns, 2)
 
     return tuple(pace(seconds.get(second, [])) for second in range(int(end_s)))

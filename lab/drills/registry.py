@@ -17,12 +17,12 @@ MECHANISMS: tuple[Mechanism, ...] = (*DEMAND, *LIMITS, *MACHINE, *WORK, *READERS
 
 
 def symptoms() -> list[str]:
-    """Every class that can be brought about, the healthy ones too, each once."""
+    """Every class of fault that has a drill, the healthy ones included, each once."""
     return list(dict.fromkeys(mechanism.symptom for mechanism in MECHANISMS))
 
 
 def mechanisms_of(symptom: str) -> list[Mechanism]:
-    """Of one class, the one for development first. Raises ConfigError."""
+    """The mechanisms of one class, the one for development first. Raises ConfigError."""
     found = [mechanism for mechanism in MECHANISMS if mechanism.symptom == symptom]
     if not found:
         raise ConfigError(f"there is no drill {symptom!r}; choose one of {', '.join(symptoms())}")
@@ -42,7 +42,7 @@ def find(symptom: str, name: str | None = None) -> Mechanism:
 
 
 def of_split(split: str) -> Iterator[Mechanism]:
-    """One mechanism a class: for the test the one that was held out, where there is one."""
+    """One mechanism of each class: of that split, or the first where the class has none of it."""
     assert split in (DEV, TEST), split
     for symptom in symptoms():
         found = mechanisms_of(symptom)
@@ -50,7 +50,7 @@ def of_split(split: str) -> Iterator[Mechanism]:
 
 
 def lines() -> list[str]:
-    """A table of all, for people."""
+    """A table of all mechanisms, for people."""
     found = [f"{'class':<21} {'mechanism':<15} {'levels':<22} what is done"]
     for one in MECHANISMS:
         levels = f"{', '.join(f'{level:g}' for level in one.levels)} {one.unit}"

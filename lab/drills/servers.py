@@ -1,4 +1,4 @@
-"""The server under a drill: its processes, their cores, and short requests to it."""
+"""The server of a drill: its processes, their cores, and short requests to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READY_WITHIN_S = 180.0
 _STOP_WITHIN_S = 15.0
 _POLL_S = 0.05
 _ANSWER_WITHIN_S = 30.0
-_AHEAD_NICE = 5
+_CLIENT_NICE = 5
 
 
 class DidNotStart(Exception):
@@ -34,7 +34,7 @@ class DidNotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which cores the engine has, and which everything else shares; empty: nothing is pinned."""
+    """The cores of the engine, and those of everything else; empty: nothing is pinned."""
 
     engine: frozenset[int] = frozenset()
     rest: frozenset[int] = frozenset()
@@ -49,7 +49,7 @@ def split_cores() -> Cores:
 
 
 def pin(pid: int, cores: frozenset[int]) -> None:
-    """Every thread of a process; those it starts later follow. Nothing where it is gone."""
+    """Pin all threads of a process, and those that they start later; nothing if it has ended."""
     if not cores:
         return
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
@@ -69,7 +69,7 @@ def pinned_here(cores: frozenset[int]) -> Iterator[None]:
     before, before_nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     pin(os.getpid(), cores)
     with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(-20, before_nice - _AHEAD_NICE))
+        os.setpriority(os.PRIO_PROCESS, 0, max(-20, before_nice - _CLIENT_NICE))
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def pinned_here(cores: frozenset[int]) -> Iterator[None]:
 async def call(
     port: int, method: str, path: str, within_s: float = _ANSWER_WITHIN_S
 ) -> tuple[int, bytes]:
-    """Status and body of a short exchange. Raises OSError, TimeoutError included."""
+    """Send a short request; returns status and body. Raises OSError, TimeoutError included."""
     async with asyncio.timeout(within_s):
         reader, writer = await asyncio.open_connection(HOST, port)
         try:
@@ -93,7 +93,7 @@ async def call(
     top, _, body = raw.partition(b"\r\n\r\n")
     words = top.split(b" ", 2)
     if len(words) < 2 or not words[1].isdigit():
-        raise ConnectionError(f"{path}: the server hung up")
+        raise ConnectionError(f"{path}: the server closed the connection")
     return int(words[1]), body
 
 
@@ -101,7 +101,7 @@ class DrillServer:
     """`async with DrillServer(flags, folder, ...) as server:` in processes of its own.
 
     What the server writes goes below `folder`, its log included. It is started in a session of
-    its own, so that an interrupt reaches only us, and we end it in every case.
+    its own, so that an interrupt reaches only the drill, which ends the server in every case.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class DrillServer:
 
     @property
     def pid(self) -> int:
-        """Of the gateway."""
+        """The gateway's process id."""
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
@@ -155,15 +155,15 @@ class DrillServer:
             return
         if self.engine_pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.engine_pid, signal.SIGCONT)  # one that is stopped cannot end
+                os.kill(self.engine_pid, signal.SIGCONT)  # a stopped process cannot end
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            if not await self._ended(_STOP_WITHIN_S):
+            if not await self._has_ended(_STOP_WITHIN_S):
                 process.kill()
         process.wait()
 
     def launch(self) -> None:
-        """Start it and do not wait."""
+        """Start the processes and do not wait."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self.port)]
         own = ["--dump-dir", str(self.folder / "dumps"), "--drain-timeout", "0.5"]
@@ -178,16 +178,16 @@ class DrillServer:
             )
 
     async def until_ready(self) -> None:
-        """Raises DidNotStart."""
-        begun_ns = told_ns = self._clock.now_ns()
+        """Wait until the server is ready. Raises DidNotStart."""
+        begun_ns = reported_ns = self._clock.now_ns()
         while not await self._is_ready():
             if self.exit_code is not None:
                 raise DidNotStart(self.last_line())
             now_ns = self._clock.now_ns()
             if now_ns - begun_ns > _READY_WITHIN_S * 1e9:
                 raise DidNotStart(f"not ready within {_READY_WITHIN_S:g} s")
-            if now_ns - told_ns > 2_000_000_000:
-                told_ns = now_ns
+            if now_ns - reported_ns > 2_000_000_000:
+                reported_ns = now_ns
                 self._say(f"starting the server: {(now_ns - begun_ns) / 1e9:.0f} s")
             await asyncio.sleep(_POLL_S)
         self.ready_ns = self._clock.now_ns()
@@ -225,7 +225,7 @@ class DrillServer:
         except OSError:
             return False
 
-    async def _ended(self, within_s: float) -> bool:
+    async def _has_ended(self, within_s: float) -> bool:
         limit_ns = self._clock.now_ns() + int(within_s * 1e9)
         while self.exit_code is None and self._clock.now_ns() < limit_ns:
             await asyncio.sleep(_POLL_S)

@@ -1,8 +1,8 @@
-"""What a drill is to do: frozen, the same for the command line and for benchmarks.
+"""The specification of a drill: frozen, for the command line and for benchmarks.
 
-All moments of an episode are seconds from the start of its traffic; the four phases follow
-each other without a gap. Stamps are nanoseconds of the clock that the server's facts use
-(`telemetry.facts.clock`), so that label, client and journal can be laid over each other.
+Times in an episode are seconds from the start of its traffic; the four phases follow each other
+without a gap. Stamps are nanoseconds of the clock that the server's facts use
+(`telemetry.facts.clock`), so that label, clients' log and journal can be compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.config.settings import ConfigError
 
 
 class Phase(StrEnum):
-    """The parts of an episode; what is judged is the fault against the reference."""
+    """The phases of an episode; the fault is compared with the reference."""
 
     WARM_UP = "warm-up"
     REFERENCE = "reference"
@@ -57,7 +57,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
         return self.recovery_at_s + self.recovery_s
 
     def of(self, at_s: float) -> Phase:
-        """The phase of a moment."""
+        """The phase at a time."""
         if at_s < self.reference_at_s:
             return Phase.WARM_UP
         if at_s < self.fault_at_s:
@@ -80,7 +80,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `mechanism` None is the first one of the class, `intensity` None the middle
-    of its levels, `model` None the default model; `capacity` None has it measured, or taken from
+    of its levels, `model` None the default model; `capacity` None: measured, or taken from
     an earlier episode below `out`. `clean` runs its healthy twin: the same baseline requests and no
     fault."""
 

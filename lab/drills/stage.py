@@ -21,12 +21,12 @@ _FINISH_WITHIN_S = 5.0
 _PROGRESS_EVERY_S = 5.0
 _LEAD_S = 0.3
 
-Act = Callable[[], Awaitable[None]]
+TimedAction = Callable[[], Awaitable[None]]
 
 
 @dataclass
 class Stage:
-    """Traffic that began, or would have begun, at `begin_ns`; `name` begins the requests' ids."""
+    """Traffic whose time 0 is `begin_ns`; `name` is the prefix of the requests' ids."""
 
     server: DrillServer
     phases: Phases
@@ -52,10 +52,10 @@ class Stage:
         requests: Sequence[PlannedRequest],
         from_s: float,
         until_s: float,
-        acts: Sequence[tuple[float, Act]],
+        actions: Sequence[tuple[float, TimedAction]],
     ) -> None:
-        """Send what is due in [from_s, until_s), do each act at its moment, and wait a little
-        for what still runs. What does not end stays open until `leave`."""
+        """Send what is due in [from_s, until_s), run each action at its time, and wait some seconds
+        for open requests. Those that do not end stay open until `close_clients`."""
         mine = [request for request in requests if from_s <= request.at_s < until_s]
         self.begin_ns = self.clock.now_ns() + int((_LEAD_S - from_s) * 1e9)
         tasks = [
@@ -65,9 +65,9 @@ class Stage:
         ]
         try:
             with _no_collections(), pinned_here(self.cores.rest):
-                for at_s, act in acts:
+                for at_s, action in actions:
                     await self._until(at_s)
-                    await act()
+                    await action()
                 await self._until(until_s)
                 await self.clients.wait(_FINISH_WITHIN_S)
         finally:
@@ -76,9 +76,9 @@ class Stage:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self.poller.poll()
 
-    async def leave(self) -> None:
-        """Close what still runs."""
-        await self.clients.hang_up()
+    async def close_clients(self) -> None:
+        """Cancel open requests."""
+        await self.clients.cancel_open()
 
     async def take_reading(self, phase: Phase) -> None:
         """Read the machine's counters when a phase begins."""
@@ -87,7 +87,7 @@ class Stage:
         self._readings.append((phase, read(self.clock, pids, cores)))
 
     def conditions(self) -> dict[str, Conditions]:
-        """Of each phase from its reading to the next."""
+        """The machine's conditions in each phase, from its reading to the next."""
         return {
             phase.value: between(first, last, self._late_ms(first, last))
             for (phase, first), (_, last) in pairwise(self._readings)

@@ -1,8 +1,8 @@
 """Requests and their times: a function of seed, phases and capacity, fixed before anything runs.
 
-Arrivals are an open loop: independent moments at a rate relative to what the server was measured
-to do. Each kind of traffic has a generator of its own, so that what a mechanism adds changes
-nothing of the baseline requests: an episode and its healthy twin serve the same ones.
+Arrivals are an open loop: independent times at a rate relative to the measured capacity. Each kind
+of traffic has a random generator of its own, so that the requests that a mechanism adds do not
+change the baseline: an episode and its healthy twin serve the same baseline requests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DECODE_SHARE = 0.5  # of a baseline request's cost, roughly; the rest is its pro
 class Reader:
     """How a client reads its stream; by default as fast as it comes.
 
-    `tokens_per_s` reads no faster; `stop_after_tokens` reads nothing for `stop_s` from there on;
-    `leave_after_tokens` closes the connection.
+    It reads no faster than `tokens_per_s`; after `stop_after_tokens` it reads nothing for `stop_s`;
+    after `leave_after_tokens` it closes the connection.
     """
 
     tokens_per_s: float | None = None
@@ -37,8 +37,8 @@ class Reader:
     leave_after_tokens: int | None = None
 
     @property
-    def keeps_little(self) -> bool:
-        """Whether its receive buffer is small, so that the server notices."""
+    def has_small_buffer(self) -> bool:
+        """Whether its receive buffer is small, so that the server notices slow reading."""
         return self.tokens_per_s is not None or self.stop_after_tokens is not None
 
 
@@ -59,10 +59,10 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What requests are like: lengths in tokens, uniform between inclusive bounds.
+    """A mix of requests: lengths in tokens, uniform between inclusive bounds.
 
-    All prompts begin with the same `shared_tokens`; `fields` go into every body. The name tells
-    mixes apart whose capacity was measured.
+    All prompts begin with the same `shared_tokens`; `fields` go into every body. Measured
+    capacities are kept by the name.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Mix:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, draw: np.random.Generator) -> bytes:
-        """The next request."""
+        """The body of the next request."""
         own = token_ids(draw, int(draw.integers(self.prompt[0], self.prompt[1] + 1)))
         output = int(draw.integers(self.output[0], self.output[1] + 1))
         shared = token_ids(np.random.default_rng(zlib.crc32(b"shared")), self.shared_tokens)
@@ -118,10 +118,10 @@ class Scene:
         return self.load * self.capacity.requests_per_s
 
     def rng(self, kind: str) -> np.random.Generator:
-        """Independent of every other kind of the same seed."""
+        """A generator that is independent of those of other kinds with the same seed."""
         return np.random.default_rng([self.seed, zlib.crc32(kind.encode())])
 
-    def moments(
+    def arrival_times(
         self,
         kind: str,
         rate_per_s: float,
@@ -131,7 +131,7 @@ class Scene:
         *,
         regular: bool = False,
     ) -> list[float]:
-        """A Poisson process of bursts, or one as regular as a clock, in order."""
+        """Times of a Poisson process of bursts, or of bursts at regular intervals, in order."""
         draw, found, at_s = self.rng(f"moments of {kind}"), list[float](), begin_s
         if rate_per_s <= 0:
             return found
@@ -153,7 +153,7 @@ class Scene:
         reader: Reader = STEADY,
         is_culprit: bool = False,
     ) -> list[PlannedRequest]:
-        """Open-loop requests of one mix; a tenant each at random unless one is named."""
+        """Open-loop requests of one mix; each has a random tenant unless one is given."""
         draw, of_mix = self.rng(f"requests of {kind}"), mix or self.mix
         return [
             PlannedRequest(
@@ -163,7 +163,7 @@ class Scene:
                 reader=reader,
                 is_culprit=is_culprit,
             )
-            for at_s in self.moments(kind, rate_per_s, *span_s, burst=burst, regular=regular)
+            for at_s in self.arrival_times(kind, rate_per_s, *span_s, burst=burst, regular=regular)
         ]
 
     def baseline(

@@ -18,7 +18,7 @@ _NAMED = 3
 
 
 class PollSample(msgspec.Struct, kw_only=True):
-    """One answer; the same one came `polls` times from `at_ns` to `until_ns`."""
+    """One answer of the server, which `polls` polls from `at_ns` to `until_ns` have returned."""
 
     at_ns: int
     until_ns: int
@@ -27,8 +27,8 @@ class PollSample(msgspec.Struct, kw_only=True):
 
 
 class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict from `at_s` of the traffic on; `named` has its first three findings with their
-    confidence."""
+    """A new verdict, `at_s` after the start of the traffic; `named` has the symptoms and
+    confidences of its first three findings."""
 
     at_s: float
     verdict: str
@@ -37,7 +37,7 @@ class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def top(self) -> str | None:
-        """The class that is named first, None where nothing is."""
+        """The first symptom; None without findings."""
         return self.named[0][0] if self.named else None
 
 
@@ -83,7 +83,7 @@ class DiagnosisPoller:
         self.samples.append(PollSample(at_ns=now_ns, until_ns=now_ns, polls=1, answer=answer))
 
     def save(self, path: Path) -> None:
-        """A line each."""
+        """Write the samples as JSON lines."""
         path.write_bytes(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self.samples))
 
 
@@ -91,14 +91,14 @@ async def root_of(port: int) -> Root | None:
     """The answer of `/debug/root`, None while it has no explanation."""
     with contextlib.suppress(OSError):
         status, body = await call(port, "GET", "/debug/root")
-        said: dict[str, Any] = msgspec.json.decode(body) if status == 200 else {}
-        found = said.get("explanation")
+        decoded: dict[str, Any] = msgspec.json.decode(body) if status == 200 else {}
+        found = decoded.get("explanation")
         if found is not None:
             return Root(
                 requests=found["requests"],
                 moved=found["moved"],
                 gains=found["gains"],
-                promises=said["promises"],
+                promises=decoded["promises"],
             )
     return None
 
@@ -114,13 +114,13 @@ def timeline(samples: Sequence[PollSample], begin_ns: int) -> list[VerdictChange
 
 
 def _verdict_change(sample: PollSample, begin_ns: int) -> VerdictChange:
-    said: dict[str, Any] = msgspec.json.decode(sample.answer)
-    findings = said.get("findings") or []
+    decoded: dict[str, Any] = msgspec.json.decode(sample.answer)
+    findings = decoded.get("findings") or []
     named = tuple((str(one["symptom"]), round(one["confidence"], 3)) for one in findings[:_NAMED])
-    onset_ns = said.get("onset_ns")
+    onset_ns = decoded.get("onset_ns")
     return VerdictChange(
         at_s=round((sample.at_ns - begin_ns) / 1e9, 2),
-        verdict=said.get("verdict") or ("fault" if named else "healthy"),
+        verdict=decoded.get("verdict") or ("fault" if named else "healthy"),
         named=named,
         onset_s=None if onset_ns is None else round((onset_ns - begin_ns) / 1e9, 2),
     )

@@ -1,4 +1,4 @@
-"""Accounting of one run: which requests count, when the window opens and closes, what is done."""
+"""Accounting of one run: which requests count, when the window opens and closes, when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Accounting:
         self.interrupted = False
 
     def begin(self, now_ns: int) -> None:
-        """A warm-up by time (or none) settles the window at once; one by requests does not."""
+        """Open the window, unless the warm-up is a number of requests."""
         if not self._spec.warmup_requests:
             self._open_window(now_ns + round(self._spec.warmup_s * 1e9))
 
@@ -59,26 +59,26 @@ class Accounting:
         """Whether a request has no reply because of the SIGINT."""
         return self.interrupted and reply.error_kind is ErrorKind.UNFINISHED
 
-    def class_over(self, class_index: int) -> bool:
+    def is_class_done(self, class_index: int) -> bool:
         limit = self._spec.classes[class_index].requests
         return limit is not None and self._counted[class_index] >= limit
 
-    def over(self, classes: Sequence[int], now_ns: int) -> bool:
+    def is_done(self, classes: Sequence[int], now_ns: int) -> bool:
         """Whether these classes have nothing more to send."""
         end_ns = self.window.end_ns
         return self.all_sent(classes) or (end_ns is not None and now_ns >= end_ns)
 
     def all_sent(self, classes: Sequence[int]) -> bool:
-        """The same by numbers alone, whatever the time is."""
+        """Whether they have sent the number of requests that was wanted, whatever the time is."""
         limit = self._spec.requests
         return (
             self.interrupted
             or (limit is not None and sum(self._counted) >= limit)
-            or all(self.class_over(index) for index in classes)
+            or all(self.is_class_done(index) for index in classes)
         )
 
     def close(self, now_ns: int) -> None:
-        """All replies are in: settle the end of the window."""
+        """Close the window, after the last reply."""
         window = self.window
         if window.start_ns is None:
             return
@@ -101,11 +101,13 @@ class Accounting:
         one = self._spec.classes[index]
         arrivals = one.arrivals or self._spec.arrivals
         assert arrivals is not None, "a valid spec has arrivals for every class"
-        said = arrivals_text(arrivals)
+        arrivals_shown = arrivals_text(arrivals)
         if one.arrivals is None and len(self._spec.classes) > 1:
-            said += f", weight {one.weight:g}"
+            arrivals_shown += f", weight {one.weight:g}"
         lengths = "trace" if isinstance(arrivals, Trace) else lengths_text(one.lengths)
-        return self._aggregators[index].result(one.name, said, lengths, one.slo, cache_off, by_time)
+        return self._aggregators[index].result(
+            one.name, arrivals_shown, lengths, one.slo, cache_off, by_time
+        )
 
     def _open_window(self, start_ns: int) -> None:
         self.window.start_ns = start_ns

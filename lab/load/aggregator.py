@@ -1,6 +1,6 @@
 """Aggregates replies into the figures of their class and of the total.
 
-All work is done when a request ends, so that an arriving token costs one stamp and no more.
+All work is done when a request ends, so that a token costs only its time stamp on arrival.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from telemetry.numbers.quantiles import quantile, quantile_sorted
 
 @dataclass(slots=True)
 class Window:
-    """The counted part of the run; None is not open, or not closed, yet."""
+    """The measured part of the run; None: not opened, or not closed, yet."""
 
     start_ns: int | None = None
     end_ns: int | None = None
@@ -50,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request with its reply. `counted` is False in the warm-up."""
+    """A request that has ended, with its reply. `counted` is False in the warm-up."""
 
     reply: Reply
     prompt_tokens: int
@@ -60,8 +60,8 @@ class Ended:
 
 
 @dataclass(slots=True)
-class _Flow:
-    """Requests and tokens, to be divided by the window."""
+class _Volume:
+    """Numbers of requests and tokens in the window, from which rates are made."""
 
     requests: int = 0
     input_tokens: float = 0.0
@@ -83,7 +83,7 @@ class Aggregator:
         self._window = window
         self._lateness, self._ttft = Recorder(), Recorder()
         self._itl, self._tpot, self._e2e = Recorder(), Recorder(), Recorder()
-        self._throughput, self._goodput = _Flow(), _Flow()
+        self._throughput, self._goodput = _Volume(), _Volume()
         self._requested = (list[int](), list[int]())
         self._reported = (list[int](), list[int]())
         self._errors: Counter[tuple[ErrorKind, int | None]] = Counter()
@@ -97,7 +97,7 @@ class Aggregator:
     def add(self, ended: Ended, slo: Slo) -> None:
         """Add one request."""
         reply = ended.reply
-        self._flow(ended)
+        self._add_throughput(ended)
         if not ended.counted:
             return
         self.counted += 1
@@ -112,34 +112,34 @@ class Aggregator:
             self._examples.setdefault(key, reply.error_text)
             return
         self.ok += 1
-        met = self._latencies(reply, slo)
-        self._lengths(reply)
+        met = self._add_latencies(reply, slo)
+        self._add_lengths(reply)
         if met:
             self.slo_met += 1
-            self._good(ended)
+            self._add_goodput(ended)
 
-    def _flow(self, ended: Ended) -> None:
-        """Throughput: what arrived in the window, of whichever request."""
-        reply, window, flow = ended.reply, self._window, self._throughput
+    def _add_throughput(self, ended: Ended) -> None:
+        """Throughput: what arrived in the window, whenever its request was sent."""
+        reply, window, volume = ended.reply, self._window, self._throughput
         stamps = reply.chunk_ns
         if stamps:
             within = sum(map(window.holds, stamps))
-            flow.output_tokens += reply.output_tokens * within / len(stamps)
+            volume.output_tokens += reply.output_tokens * within / len(stamps)
             if window.holds(stamps[0]):
-                flow.input_tokens += _prompt_tokens(ended)
+                volume.input_tokens += _prompt_tokens(ended)
         if reply.error_kind is None and window.holds(reply.end_ns):
-            flow.requests += 1
+            volume.requests += 1
 
-    def _good(self, ended: Ended) -> None:
-        """Goodput: open loop, what was intended in the window; closed, what ended in it."""
+    def _add_goodput(self, ended: Ended) -> None:
+        """Goodput counts requests intended (open loop) or ended (closed loop) in the window."""
         if ended.closed_loop and not self._window.holds(ended.reply.end_ns):
             return
         self._goodput.requests += 1
         self._goodput.input_tokens += _prompt_tokens(ended)
         self._goodput.output_tokens += ended.reply.output_tokens
 
-    def _latencies(self, reply: Reply, slo: Slo) -> bool:
-        """Record a whole reply; whether it kept its demands."""
+    def _add_latencies(self, reply: Reply, slo: Slo) -> bool:
+        """Record the latencies of a whole reply; returns whether it met its SLO."""
         stamps = np.array(reply.chunk_ns, np.int64)
         gaps = np.diff(stamps)
         ttft_ns = int(stamps[0]) - reply.intended_ns
@@ -154,16 +154,16 @@ class Aggregator:
             tpot_ns = int(stamps[-1] - stamps[0]) // (tokens - 1)
             self._tpot.record([tpot_ns])
         itl_ns = quantile(gaps.tolist(), 0.99)
-        demands = (
+        targets = (
             (ttft_ns, slo.ttft_ms), (itl_ns, slo.itl_ms),
             (tpot_ns, slo.tpot_ms), (e2e_ns, slo.e2e_ms),
         )  # fmt: skip
         return all(
             value_ns is None or limit_ms is None or value_ns <= limit_ms * 1e6
-            for value_ns, limit_ms in demands
+            for value_ns, limit_ms in targets
         )
 
-    def _lengths(self, reply: Reply) -> None:
+    def _add_lengths(self, reply: Reply) -> None:
         self._chunks += len(reply.chunk_ns)
         self._chunk_tokens += reply.output_tokens
         usage = reply.usage
@@ -182,7 +182,7 @@ class Aggregator:
     ) -> ClassResult:
         """`by_time`: the run was bounded by a duration, not by a number of requests."""
         seconds = self._window.seconds
-        demands = {key: value for key, value in msgspec.structs.asdict(slo).items() if value}
+        targets = {key: value for key, value in msgspec.structs.asdict(slo).items() if value}
         share = None
         if self._cached_tokens is not None and self._cache_prompt_tokens:
             share = self._cached_tokens / self._cache_prompt_tokens
@@ -190,7 +190,7 @@ class Aggregator:
             name=name,
             arrivals=arrivals,
             lengths=lengths,
-            slo=demands,
+            slo=targets,
             counted=self.counted,
             ok=self.ok,
             slo_met=self.slo_met,
@@ -221,14 +221,15 @@ class Aggregator:
         )
 
     def _offered_per_s(self, by_time: bool) -> float | None:
-        """Bounded by numbers, the last moment ends the time: those after the first count."""
+        """Requests intended a second. Without a duration the time is from the first to the last
+        intended request, so the first is not counted."""
         intended_ns = self._intended_ns
         if not intended_ns:
             return None
         if by_time:
             return len(intended_ns) / self._window.seconds if self._window.seconds else None
         first_ns, last_ns = min(intended_ns), max(intended_ns)
-        later = sum(1 for moment_ns in intended_ns if moment_ns > first_ns)
+        later = sum(1 for at_ns in intended_ns if at_ns > first_ns)
         return later / ((last_ns - first_ns) / 1e9) if later else None
 
     def _cache(self, switched_off: bool) -> CacheState:

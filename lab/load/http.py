@@ -25,7 +25,7 @@ _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Broken(Exception):
-    """An exchange ended without a whole reply."""
+    """A request ended without a whole reply."""
 
     def __init__(self, kind: ErrorKind, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Broken(Exception):
 
 
 class Sink(Protocol):
-    """Takes a reply as it comes."""
+    """Receives the parts of a reply as they arrive."""
 
     status: int
 
@@ -71,7 +71,7 @@ def parse_url(url: str) -> Address:
 
 
 class Connection(asyncio.Protocol):
-    """One socket; one exchange at a time."""
+    """One socket; one request at a time."""
 
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._clock = clock
@@ -81,15 +81,15 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._done: asyncio.Future[None] | None = None
         self._now_ns = 0
-        self.exchanges = 0
+        self.requests = 0
         self.received = False
         self.usable = True
 
     def send(self, payload: bytes, sink: Sink) -> asyncio.Future[None]:
         """Write a request; the future is done when the reply is complete, or raises Broken."""
         assert self._transport is not None
-        assert self._done is None, "the connection has an exchange already"
-        self.exchanges += 1
+        assert self._done is None, "the connection has a request in flight already"
+        self.requests += 1
         self.received = False
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._now_ns = self._clock.now_ns()
         self.received = True
         if self._parser is None:
-            self.close()  # the server speaks without being asked
+            self.close()  # data without a request
             return
         try:
             self._parser.feed_data(data)
@@ -174,15 +174,15 @@ class Pool:
         connection = self._take()
         if connection is not None:
             try:
-                await self._on(connection, payload, sink)
+                await self._send_on(connection, payload, sink)
                 return
             except Broken:
                 if connection.received:
                     raise
-        await self._on(await self._connect(), payload, sink)
+        await self._send_on(await self._connect(), payload, sink)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -207,7 +207,7 @@ class Pool:
         self.opened += 1
         return connection
 
-    async def _on(self, connection: Connection, payload: bytes, sink: Sink) -> None:
+    async def _send_on(self, connection: Connection, payload: bytes, sink: Sink) -> None:
         done = connection.send(payload, sink)
         try:
             await done

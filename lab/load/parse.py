@@ -1,4 +1,4 @@
-"""The words of the command line turned into specs; each error shows the right way to write it."""
+"""Parses the command line's loads and lengths into specs; each error shows the right form."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def parse_arrivals(
     burst: int | None = None,
     trace: str | None = None,
 ) -> Arrivals | None:
-    """The one kind of arrivals that was asked for, None for none. Raises ConfigError."""
+    """The one kind of arrivals that is given, None without any. Raises ConfigError."""
     kinds = {"users": users, "rate": rate_per_s, "interval": interval_s, "trace": trace}
     named = [name for name, value in kinds.items() if value is not None]
     if len(named) > 1:
@@ -121,7 +121,7 @@ def parse_lengths(text: str, where: str = "--lengths") -> Lengths:
 
 
 def lengths_text(lengths: Lengths) -> str:
-    """The way to write `lengths`; `parse_lengths` reads it back."""
+    """`lengths` in the form that `parse_lengths` reads."""
     match lengths:
         case Fixed(prompt, output):
             return f"{prompt}/{output}"
@@ -136,7 +136,7 @@ def lengths_text(lengths: Lengths) -> str:
 
 
 def arrivals_text(arrivals: Arrivals) -> str:
-    """For people."""
+    """A description for people."""
     match arrivals:
         case Poisson(rate, burst):
             return f"{rate:g}/s Poisson" + (f" in bursts of {burst}" if burst > 1 else "")

@@ -34,7 +34,7 @@ th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(-
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a panel. `color` is a CSS variable; a dashed line is not a measurement."""
+    """One line of a chart. `color` is a CSS variable; a dashed line is not a measurement."""
 
     name: str
     color: str
@@ -43,8 +43,8 @@ class Series:
 
 
 SHORT_WINDOW = (
-    "the window is short beside the time of a request: throughput is that of a server that has "
-    "not settled; run longer, with a warm-up of at least that time"
+    "the window is short compared with the time of a request, so throughput is not that of a "
+    "steady state; run longer, with a warm-up of at least that time"
 )
 
 
@@ -52,11 +52,11 @@ def sweep_html(sweep: SweepResult) -> str:
     """The whole page."""
     what = "offered requests/s" if sweep.over is Over.RATE else "users"
     panels = [_rates_panel(sweep, what)]
-    for title, pick, demand in (
+    for title, pick, target in (
         ("TTFT p99, ms", lambda one: one.ttft, "ttft_ms"),
         ("ITL p99, ms", lambda one: one.itl, "itl_ms"),
     ):
-        panels.append(_latency_panel(sweep, title, what, pick, demand))
+        panels.append(_latency_panel(sweep, title, what, pick, target))
     body = "\n".join([*_head(sweep, what), *panels, _table(sweep, what), _foot(sweep)])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -89,8 +89,8 @@ def _head(sweep: SweepResult, what: str) -> list[str]:
         about = f"{server.model} at {server.url} {server.software}; client on {machine.cores} cores"
         lines.append(f"<p>{escape(about)} of {escape(machine.cpu)}</p>")
         for one in result.classes:
-            demands = ", ".join(f"{key} {value:g}" for key, value in one.slo.items()) or "none"
-            text = f"{one.name}: lengths {one.lengths}; SLO {demands}"
+            targets = ", ".join(f"{key} {value:g}" for key, value in one.slo.items()) or "none"
+            text = f"{one.name}: lengths {one.lengths}; SLO {targets}"
             lines.append(f"<p>{escape(text)}</p>")
     return lines
 
@@ -111,9 +111,9 @@ def _latency_panel(
     title: str,
     what: str,
     pick: Callable[[ClassResult], Latency | None],
-    demand: str,
+    target: str,
 ) -> str:
-    """A line for each class, and a dashed one for what it demands."""
+    """A line for each class, and a dashed one for its SLO."""
     series: list[Series] = []
     names = [one.name for one in sweep.cells[0].result.classes] if sweep.cells else []
     for index, name in enumerate(names):
@@ -123,7 +123,7 @@ def _latency_panel(
         for cell in sweep.cells:
             one = cell.result.classes[index]
             latency = pick(one)
-            limit = one.slo.get(demand)
+            limit = one.slo.get(target)
             if latency is not None:
                 points.append((cell.value, latency.p99_ms))
         series.append(Series(name, color, tuple(points)))
@@ -183,8 +183,8 @@ def _line(
     at_y: Callable[[float], float],
     label_ys: list[float],
 ) -> list[str]:
-    """The line, its points with their values as tool tips, and its name at its end, moved
-    away from the names that are there."""
+    """The line, its points with their values as tool tips, and its name at its end, moved so that
+    it covers no other name."""
     path = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in one.points)
     dash = ' stroke-dasharray="4 4"' if one.dashed else ""
     parts = [
@@ -249,8 +249,8 @@ def _p99(latency: Latency | None) -> str:
 def _foot(sweep: SweepResult) -> str:
     short = f"<p><b>{SHORT_WINDOW}</b></p>" if any(c.result.is_short for c in sweep.cells) else ""
     return short + (
-        "<p>Goodput: requests that kept their SLO; with an open loop of those intended in the "
+        "<p>Goodput: requests that met their SLO; with an open loop of those intended in the "
         "window, so one that was sent late or never answered counts against it. Throughput: "
-        "replies that ended in the window, good or not. Latencies are counted from the intended "
-        "moment of each request. Faint rows did not reach the target.</p>"
+        "replies that ended in the window, good or not. Latencies count from the intended "
+        "time of each request. Faint rows did not reach the target.</p>"
     )

@@ -18,7 +18,7 @@ _LATE_MS = 5.0
 
 
 def render(result: BenchResult) -> Group:
-    """Everything a reader needs, the verdict last."""
+    """All tables of a run, and notes on them."""
     several = len(result.classes) > 1
     rows = (*result.classes, result.total) if several else result.classes
     parts: list[RenderableType] = [Text(line) for line in _head(result)]
@@ -52,7 +52,7 @@ def render_sweep(sweep: SweepResult) -> Group:
 
 
 def ms(value: float) -> str:
-    """Three digits that matter: 0.42, 4.2, 42, 4200."""
+    """Few digits: 0.42, 4.2, 42.0, 4200."""
     if value < 1:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
@@ -67,8 +67,8 @@ def _head(result: BenchResult) -> Iterator[str]:
     warm = f" after {result.warmup_requests} warm-up requests" if result.warmup_requests else ""
     yield f"window   {result.window_s:.1f} s{warm}"
     for row in result.classes:
-        demands = ", ".join(f"{name} {limit:g}" for name, limit in row.slo.items())
-        yield f"load     {row.name}: {row.arrivals}, lengths {row.lengths}, SLO {demands or 'none'}"
+        targets = ", ".join(f"{name} {limit:g}" for name, limit in row.slo.items())
+        yield f"load     {row.name}: {row.arrivals}, lengths {row.lengths}, SLO {targets or 'none'}"
     if result.partial:
         yield "PARTIAL  the run was interrupted; these are the figures up to then"
 
@@ -120,10 +120,10 @@ def _latency_table(rows: tuple[ClassResult, ...]) -> Table:
             ("client late", row.lateness, ""),
         )
         name = row.name
-        for label, latency, demand in measures:
+        for label, latency, target in measures:
             if latency is None:
                 continue
-            limit = row.slo.get(demand)
+            limit = row.slo.get(target)
             table.add_row(
                 name, label, str(latency.count), ms(latency.mean_ms), ms(latency.p50_ms),
                 ms(latency.p90_ms), ms(latency.p95_ms), ms(latency.p99_ms), ms(latency.max_ms),
@@ -139,19 +139,19 @@ def _lengths_lines(row: ClassResult) -> Iterator[str]:
         ("output", row.output_asked, row.output_seen),
     ):
         if asked is not None:
-            yield f"{row.name}: {what} tokens asked {_spread(asked)}, seen {_spread(seen)}"
+            yield f"{row.name}: {what} tokens requested {_spread(asked)}, reported {_spread(seen)}"
 
 
 def _spread(spread: Spread | None) -> str:
     if spread is None:
-        return "unsaid"
+        return "nothing"
     if spread.min == spread.max:
         return f"{spread.min}"
     return f"{spread.min} to {spread.max} (mean {spread.mean:.1f}, p50 {spread.p50})"
 
 
 def notes(result: BenchResult) -> list[str]:
-    """What a reader must know before believing the tables."""
+    """What limits the meaning of the tables."""
     found = [
         f"{row.name}: {error.count} failed: {error.kind.value}"
         + (f" {error.status}" if error.status not in (None, 200) else "")
@@ -170,7 +170,7 @@ def notes(result: BenchResult) -> list[str]:
     if result.clipped:
         found.append(f"{result.clipped} requests were shortened to fit the model's context")
     found += [
-        f"{row.name}: not one request was counted: run longer, or with less warm-up"
+        f"{row.name}: no request was counted: run longer, or with less warm-up"
         for row in result.classes
         if row.counted == 0
     ]
@@ -184,19 +184,19 @@ def _class_notes(row: ClassResult) -> Iterator[str]:
     gaps = row.itl.count if row.itl else 0
     if gaps and row.gaps_together / gaps > 0.01:
         share = 100 * row.gaps_together / gaps
-        yield f"{row.name}: {share:.1f} % of the chunks arrived in one piece with the one before"
+        yield f"{row.name}: {share:.1f} % of the chunks arrived together with the one before"
     if row.usage_missing:
         yield (
-            f"{row.name}: {row.usage_missing} replies without usage: their tokens are their chunks"
+            f"{row.name}: {row.usage_missing} replies without usage: their chunks count as tokens"
         )
     if row.lateness is not None and row.lateness.p99_ms > _LATE_MS:
         yield (
             f"{row.name}: the client itself was up to {ms(row.lateness.max_ms)} ms late; "
-            "latencies count from the intended moments, so this is inside them"
+            "latencies count from the intended times, so they include this"
         )
     asked, seen = row.output_asked, row.output_seen
     if asked and seen and seen.mean < 0.99 * asked.mean:
         yield (
-            f"{row.name}: outputs are shorter than asked "
-            f"({seen.mean:.1f} of {asked.mean:.1f} tokens): is ignore_eos honoured?"
+            f"{row.name}: outputs are shorter than requested "
+            f"({seen.mean:.1f} of {asked.mean:.1f} tokens): does the server support ignore_eos?"
         )

@@ -1,6 +1,6 @@
 """The result of a bench: frozen, written as JSON; tables are made from it alone.
 
-Two bases, so that no rate can flatter:
+Two bases, so that no figure looks better than the service was:
 
 * latencies, SLO and goodput of an open loop are over the requests *intended* in the window,
   whenever they ended and whether or not the client managed to send them in time;
@@ -37,7 +37,7 @@ class ErrorKind(StrEnum):
 
 
 class CacheState(StrEnum):
-    """What the server said about reused prompt tokens."""
+    """What the server reports about reused prompt tokens."""
 
     OFF = "off"
     COLD = "cold"
@@ -46,7 +46,7 @@ class CacheState(StrEnum):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """One distribution; `hdr` is the whole of it, in microseconds."""
+    """One distribution; `hdr` is its whole histogram, in microseconds."""
 
     count: int
     mean_ms: float
@@ -78,7 +78,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that failed alike; `status` is of the reply, None without one."""
+    """Requests that failed in the same way; `status` is of the reply, None without one."""
 
     kind: ErrorKind
     status: int | None
@@ -90,8 +90,8 @@ class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
     """One class, or all together. Latencies are of whole replies; errors are counted beside.
 
     `offered_per_s` and `lateness` are None in a closed loop. `slo_attained` is the share of
-    the counted requests that kept every demand of their class; one that failed kept none.
-    Without any demand that is the share without an error. `gaps_together` counts gaps of less
+    the counted requests that met every target of their class; one that failed met none.
+    Without any target that is the share without an error. `gaps_together` counts gaps of less
     than a microsecond: chunks that arrived in one piece. `usage_missing` counts whole replies
     whose tokens had to be taken from their chunks.
     """
@@ -136,8 +136,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     system: str
 
 
-class ServerSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server says of itself: `/v1/models` as it came, and its `server` header."""
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's own description: its answer to `/v1/models`, and its `server` header."""
 
     url: str
     model: str
@@ -146,9 +146,9 @@ class ServerSaid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `spec` is as asked, without key and header values.
+    """One run. `spec` is the one that was run, without key and header values.
 
-    `partial` is true when the run was interrupted. `clipped` requests asked for more than the
+    `partial` is true when the run was interrupted. `clipped` requests would have exceeded the
     model's context and were shortened.
     """
 
@@ -164,7 +164,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, int] | None
     total: ClassResult
     classes: tuple[ClassResult, ...]
-    server: ServerSaid
+    server: ServerInfo
     machine: Machine
     spec: dict[str, Any]
 

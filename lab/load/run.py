@@ -20,8 +20,8 @@ from lab.load.server import Ready, prepare
 from lab.load.spec import BenchSpec, validate
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 
-_PROGRESS_S = 1.9  # said to be at least every 2 s
-_LOOK_S = 0.1
+_PROGRESS_S = 1.9  # `Progress` promises at least every 2 s
+_POLL_S = 0.1
 
 OnProgress = Callable[[Progress], None]
 
@@ -29,7 +29,7 @@ OnProgress = Callable[[Progress], None]
 def run_bench(
     spec: BenchSpec, on_progress: OnProgress | None = None, clock: Clock | None = None
 ) -> BenchResult:
-    """Run to the end, or to the first SIGINT, and say what was measured.
+    """Run to the end, or to the first SIGINT, and return what was measured.
 
     Raises ConfigError for a spec that cannot be run and BenchError when the server cannot be
     measured at all; requests that fail are part of the result.
@@ -70,14 +70,16 @@ async def _load(
     on_progress: OnProgress | None,
 ) -> None:
     """Send everything, wait for the replies, close the window."""
-    with _interrupts(accounting):
+    with _interruptible(accounting):
         helpers: list[asyncio.Task[None]] = []
         try:
             await sender.prime()
             loops = sender.start()
             helpers += loops
             if on_progress is not None:
-                helpers.append(asyncio.create_task(_tell(sender, accounting, clock, on_progress)))
+                helpers.append(
+                    asyncio.create_task(_report_progress(sender, accounting, clock, on_progress))
+                )
             await _until_sent(loops, sender, accounting, clock)
             await _drain(spec, loops, sender, accounting, clock)
         finally:
@@ -97,11 +99,11 @@ async def _until_sent(
         end_ns = accounting.window.end_ns
         if end_ns is not None and clock.now_ns() >= end_ns:
             return
-        done, waiting = await asyncio.wait(waiting, timeout=_LOOK_S)
+        done, waiting = await asyncio.wait(waiting, timeout=_POLL_S)
         for task in done:
-            task.result()  # an error of our own ends the run
+            task.result()  # an error of the bench itself ends the run
     if accounting.window.end_ns is not None:
-        await sender.reaches(accounting.window.end_ns - 1)
+        await sender.wait_until(accounting.window.end_ns - 1)
 
 
 async def _drain(
@@ -111,19 +113,19 @@ async def _drain(
     accounting: Accounting,
     clock: Clock,
 ) -> None:
-    """Wait for the replies that are under way, for as long as the spec says."""
-    give_up_ns = clock.now_ns() + round(spec.drain_s * 1e9)
-    while not accounting.interrupted and clock.now_ns() < give_up_ns:
+    """Wait for the replies of requests in flight, no longer than `drain_s`."""
+    deadline_ns = clock.now_ns() + round(spec.drain_s * 1e9)
+    while not accounting.interrupted and clock.now_ns() < deadline_ns:
         left: set[asyncio.Task[Any]] = {t for t in (*loops, *sender.sends) if not t.done()}
         if not left:
             break
-        await asyncio.wait(left, timeout=_LOOK_S)
+        await asyncio.wait(left, timeout=_POLL_S)
     for task in loops:
         if task.done():
             task.result()
 
 
-async def _tell(
+async def _report_progress(
     sender: Sender, accounting: Accounting, clock: Clock, on_progress: OnProgress
 ) -> None:
     while True:
@@ -173,8 +175,8 @@ def _result(
 
 
 @contextlib.contextmanager
-def _interrupts(accounting: Accounting) -> Iterator[None]:
-    """The first Ctrl-C ends the run in good order; the next ends the program."""
+def _interruptible(accounting: Accounting) -> Iterator[None]:
+    """The first Ctrl-C ends the run and keeps its results; the next ends the program."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""Requests are built ahead and sent at their moments.
+"""Builds requests ahead of time and sends them when they are due.
 
-An open loop is safe from coordinated omission: the moments at which requests are intended are
-fixed before the run, a task waits for each and never for a reply, and latency is counted from
-the intended moment also when the client itself was late (which is a figure of its own).
+An open loop is safe from coordinated omission: the times at which requests are intended are
+fixed before the run, a task waits for each and never for a reply, and latency counts from the
+intended time also when the client itself was late (which is a figure of its own).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lab.load.workload.lengths import draw, lengths_rng
 from lab.load.workload.prompts import request_body
 from telemetry.facts.clock import Clock
 
-_AHEAD = 64
+_BUILT_AHEAD = 64
 _LONGEST_SLEEP_S = 1.0
 _PAUSE_AFTER_FAILURE_S = 0.25
 
@@ -45,7 +45,7 @@ Jobs = asyncio.Queue[tuple[Due, Job] | None]
 
 
 class Sender:
-    """All that is sent in one run; everything happens on one event loop."""
+    """Sends all requests of one run, on one event loop."""
 
     def __init__(
         self, spec: BenchSpec, ready: Ready, pool: Pool, clock: Clock, accounting: Accounting
@@ -53,10 +53,10 @@ class Sender:
         self._spec, self._ready, self._pool, self._clock = spec, ready, pool, clock
         self._accounting = accounting
         self._lengths_rngs = [lengths_rng(spec.seed, i) for i in range(len(spec.classes))]
-        self._made = [0] * len(spec.classes)
+        self._built_count = [0] * len(spec.classes)
         self._streams = streams_of(spec)
         self._jobs: dict[int, Jobs] = {
-            stream.number: asyncio.Queue(_AHEAD)
+            stream.number: asyncio.Queue(_BUILT_AHEAD)
             for stream in self._streams
             if not isinstance(stream.arrivals, Users)
         }
@@ -80,7 +80,7 @@ class Sender:
                 producer.result()
 
     def start(self) -> list[asyncio.Task[None]]:
-        """The moments count from now on; the tasks end when all is sent."""
+        """Start the clock of the run; the tasks that are returned end when all is sent."""
         self.begun_ns = self._clock.now_ns()
         self._accounting.begin(self.begun_ns)
         return [
@@ -88,14 +88,14 @@ class Sender:
         ]
 
     async def cancel(self) -> None:
-        """Cut off whatever is still under way."""
+        """Cancel all requests in flight."""
         tasks: list[asyncio.Task[Any]] = [*self._producers, *self.sends]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def reaches(self, due_ns: int) -> bool:
-        """Wait for a moment; False if the run is over before it."""
+    async def wait_until(self, due_ns: int) -> bool:
+        """Wait until `due_ns`; False if the run is over before that."""
         while not self._accounting.interrupted:
             end_ns = self._accounting.window.end_ns
             if end_ns is not None and due_ns >= end_ns:
@@ -107,9 +107,9 @@ class Sender:
         return False
 
     async def _produce(self, stream: Stream, jobs: Jobs) -> None:
-        """Build requests ahead of their moments, so that building makes none of them late."""
+        """Build requests before they are due, so that building makes none of them late."""
         for due in due_times(stream, self._spec):
-            if not self._accounting.class_over(due.class_index):
+            if not self._accounting.is_class_done(due.class_index):
                 await jobs.put((due, await self._build(due.class_index, due.lengths)))
             elif self._accounting.all_sent(stream.classes):
                 break
@@ -129,9 +129,9 @@ class Sender:
         while (item := await jobs.get()) is not None:
             due, job = item
             intended_ns = self.begun_ns + due.offset_ns
-            if not await self.reaches(intended_ns) or self._accounting.all_sent(stream.classes):
+            if not await self.wait_until(intended_ns) or self._accounting.all_sent(stream.classes):
                 return
-            if self._accounting.class_over(job.class_index):
+            if self._accounting.is_class_done(job.class_index):
                 continue
             counted = self._accounting.count(job.class_index, intended_ns)
             send = asyncio.create_task(self._send(job, intended_ns, counted, closed_loop=False))
@@ -139,16 +139,16 @@ class Sender:
             send.add_done_callback(self.sends.discard)
 
     async def _user(self, stream: Stream, rng: np.random.Generator) -> None:
-        """One client: the next request when the last reply is complete, after a failure a
-        little later, so that a server which refuses is not asked a thousand times a second."""
+        """One client: sends its next request when its last reply is complete. It pauses after a
+        failure, so that a server which refuses does not get a thousand requests a second."""
         accounting = self._accounting
-        while not accounting.over(stream.classes, self._clock.now_ns()):
+        while not accounting.is_done(stream.classes, self._clock.now_ns()):
             class_index = stream.pick(rng)
-            if accounting.class_over(class_index):
+            if accounting.is_class_done(class_index):
                 continue
             job = await self._build(class_index, None)
             now_ns = self._clock.now_ns()
-            if accounting.over(stream.classes, now_ns) or accounting.class_over(class_index):
+            if accounting.is_done(stream.classes, now_ns) or accounting.is_class_done(class_index):
                 continue
             counted = accounting.count(class_index, now_ns)
             reply = await self._send(job, now_ns, counted, closed_loop=True)
@@ -157,13 +157,13 @@ class Sender:
 
     async def _build(self, class_index: int, lengths: tuple[int, int] | None) -> Job:
         """The next request of a class; `lengths` from a trace."""
-        asked = lengths or draw(
+        wanted = lengths or draw(
             self._spec.classes[class_index].lengths, self._lengths_rngs[class_index]
         )
-        prompt_tokens, output_tokens = clip(self._ready, self._spec, *asked)
-        self.clipped += (prompt_tokens, output_tokens) != asked
-        number = self._made[class_index]
-        self._made[class_index] += 1
+        prompt_tokens, output_tokens = clip(self._ready, self._spec, *wanted)
+        self.clipped += (prompt_tokens, output_tokens) != wanted
+        number = self._built_count[class_index]
+        self._built_count[class_index] += 1
         maker = self._ready.maker
         if maker.is_slow:
             prompt = await asyncio.to_thread(maker.make, class_index, number, prompt_tokens)

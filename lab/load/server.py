@@ -17,7 +17,7 @@ from lab.load.errors import (
     WrongModel,
 )
 from lab.load.http import Broken, Pool, request_bytes
-from lab.load.result import ErrorKind, ServerSaid
+from lab.load.result import ErrorKind, ServerInfo
 from lab.load.spec import BenchSpec, Endpoint, Fixed, SharedPrefix
 from lab.load.stream import Reply, error_message
 from lab.load.workload.lengths import longest
@@ -33,9 +33,9 @@ _OVERLOADED = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Everything that requests are made from."""
+    """What the probes found, for building requests."""
 
-    server: ServerSaid
+    server: ServerInfo
     model: str | None
     maker: PromptMaker
     salt: int
@@ -45,12 +45,12 @@ class Ready:
 
 
 async def prepare(spec: BenchSpec, pool: Pool, clock: Clock) -> Ready:
-    """Ask and try the server. Raises BenchError or ConfigError, one line each."""
+    """Probe the server. Raises BenchError or ConfigError, with a message of one line."""
     models, software = await _models(spec, pool, clock)
     served = [str(entry.get("id")) for entry in _entries(models)]
     model = spec.model or (served[0] if served else None)
     context = _context_tokens(models, model)
-    _demand_room(spec, context)
+    _check_context(spec, context)
     salt = secrets.randbits(32) if spec.salt is None else spec.salt
     ranges = (None,) if spec.tokenizer else (spec.token_ids,) if spec.token_ids else _ID_RANGES
     for token_ids in ranges:
@@ -59,10 +59,10 @@ async def prepare(spec: BenchSpec, pool: Pool, clock: Clock) -> Ready:
         first = await _probe(spec, pool, clock, model, prompt)
         if first.status not in (400, 422) or token_ids == ranges[-1]:
             break
-    _judge(spec, first, model, served)
+    _check_probe(spec, first, model, served)
     second = await _probe(spec, pool, clock, model, prompt)
     return Ready(
-        server=ServerSaid(
+        server=ServerInfo(
             url=spec.url, model=model or "", software=software or first.server, models=models
         ),
         model=model,
@@ -70,12 +70,12 @@ async def prepare(spec: BenchSpec, pool: Pool, clock: Clock) -> Ready:
         salt=salt,
         token_ids=token_ids,
         context_tokens=context,
-        cache_off=_says_nothing_cached(second),
+        cache_off=_is_cache_off(second),
     )
 
 
 def headers_of(spec: BenchSpec) -> dict[str, str]:
-    """Those of every request."""
+    """Headers of every request."""
     key = {} if spec.api_key is None else {"authorization": f"Bearer {spec.api_key}"}
     return {**key, **spec.headers}
 
@@ -88,7 +88,7 @@ def generation_request(spec: BenchSpec, pool: Pool, body: bytes) -> bytes:
 
 async def _models(spec: BenchSpec, pool: Pool, clock: Clock) -> tuple[Any, str]:
     """`/v1/models` as JSON (None where there is no such route) and the server's name."""
-    reply = _Whole(clock.now_ns())
+    reply = _BufferedReply(clock.now_ns())
     try:
         await pool.exchange(
             request_bytes(pool.address, "GET", "/v1/models", b"", headers_of(spec)), reply
@@ -106,8 +106,8 @@ async def _models(spec: BenchSpec, pool: Pool, clock: Clock) -> tuple[Any, str]:
     return models, reply.server
 
 
-class _Whole(Reply):
-    """A reply that is kept whole, whatever its status."""
+class _BufferedReply(Reply):
+    """A reply whose whole body is kept, whatever its status."""
 
     __slots__ = ("_parts",)
 
@@ -125,7 +125,7 @@ class _Whole(Reply):
 async def _probe(
     spec: BenchSpec, pool: Pool, clock: Clock, model: str | None, prompt: Prompt
 ) -> Reply:
-    """One request of the run's form for one token."""
+    """Send a request like those of the run, for one token."""
     now_ns = clock.now_ns()
     reply = Reply(now_ns, now_ns)
     payload = generation_request(spec, pool, request_body(spec, model, prompt, 1))
@@ -137,24 +137,26 @@ async def _probe(
     return reply
 
 
-def _judge(spec: BenchSpec, reply: Reply, model: str | None, served: list[str]) -> None:
-    """Raise the error that the first probe shows."""
-    status, said = reply.status, error_message(reply.body())
+def _check_probe(spec: BenchSpec, reply: Reply, model: str | None, served: list[str]) -> None:
+    """Raise BenchError if the first probe shows that the run cannot succeed."""
+    status, message = reply.status, error_message(reply.body())
     if status in (401, 403):
         raise _key_refused(spec, status)
     if status == 404:
-        names = f"; it serves {', '.join(served)}" if served and served[0] not in said else ""
-        raise WrongModel(f"{spec.url} does not know model {model!r} ({said}){names}: use --model")
+        names = f"; it serves {', '.join(served)}" if served and served[0] not in message else ""
+        raise WrongModel(
+            f"{spec.url} does not know model {model!r} ({message}){names}: use --model"
+        )
     if status in (400, 422):
         raise RequestRefused(
-            f"{spec.url} refuses the bench's requests: {said or status}; switch fields off with "
+            f"{spec.url} refuses the bench's requests: {message or status}; switch fields off with "
             "--no-ignore-eos, --no-stream-usage or --extra-body '{\"field\": null}', "
             "or set --token-ids LOW:HIGH inside the vocabulary"
         )
     if status in _OVERLOADED:
         return
     if reply.error_kind is not None and reply.error_kind is not ErrorKind.EMPTY:
-        raise BenchError(f"{spec.url}: the first request failed: {said or reply.error_text}")
+        raise BenchError(f"{spec.url}: the first request failed: {message or reply.error_text}")
 
 
 def _key_refused(spec: BenchSpec, status: int) -> KeyRefused:
@@ -162,8 +164,8 @@ def _key_refused(spec: BenchSpec, status: int) -> KeyRefused:
     return KeyRefused(f"{spec.url} {what} (status {status}): give it with --api-key")
 
 
-def _says_nothing_cached(again: Reply) -> bool:
-    """The same prompt twice, and nothing was reused: the cache is off."""
+def _is_cache_off(again: Reply) -> bool:
+    """Whether nothing was reused when the same prompt was sent a second time."""
     usage = again.usage
     return again.error_kind is None and usage is not None and usage.cached_tokens == 0
 
@@ -181,8 +183,8 @@ def _context_tokens(models: Any, model: str | None) -> int | None:
     return None
 
 
-def _demand_room(spec: BenchSpec, context: int | None) -> None:
-    """Lengths that are fixed must fit; drawn ones are shortened when they do not."""
+def _check_context(spec: BenchSpec, context: int | None) -> None:
+    """Fixed lengths must fit the context; drawn ones are shortened when they do not."""
     for one in spec.classes:
         fixed = isinstance(one.lengths, Fixed | SharedPrefix)
         if context is not None and fixed and longest(one.lengths) > context:
@@ -193,7 +195,7 @@ def _demand_room(spec: BenchSpec, context: int | None) -> None:
 
 
 def clip(ready: Ready, spec: BenchSpec, prompt: int, output: int) -> tuple[int, int]:
-    """Lengths that fit the context: the output gives way first."""
+    """Lengths that fit the context: the output is shortened first."""
     if ready.context_tokens is None:
         return prompt, output
     room = ready.context_tokens

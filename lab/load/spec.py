@@ -1,4 +1,4 @@
-"""What a bench is to do: frozen, checked once, the same for the command line and for scripts."""
+"""The specification of a bench: frozen, checked once, for the command line and for scripts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Endpoint(StrEnum):
 
 
 class PromptForm(StrEnum):
-    """How a prompt travels: exact token ids, or text that was cut to a length."""
+    """How a prompt is sent: as exact token ids, or as text of a length in tokens."""
 
     IDS = "ids"
     TEXT = "text"
 
 
 class Poisson(msgspec.Struct, frozen=True, tag="poisson"):
-    """`rate_per_s` requests a second at independent moments, `burst` of them at each."""
+    """`rate_per_s` requests a second at independent times, `burst` of them at each."""
 
     rate_per_s: float
     burst: int = 1
@@ -77,7 +77,7 @@ class ShareGpt(msgspec.Struct, frozen=True, tag="sharegpt"):
 
 
 class SharedPrefix(msgspec.Struct, frozen=True, tag="shared-prefix"):
-    """All prompts of the class begin with the same `prefix` tokens and go on on their own."""
+    """Prompts of the class begin with the same `prefix` tokens; `suffix` tokens are their own."""
 
     prefix: int
     suffix: int
@@ -105,7 +105,7 @@ Lengths = Fixed | Uniform | ShareGpt | SharedPrefix | LongTail
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request must keep to count as good; None is no demand.
+    """Targets that a request must meet to count as good; None: no target.
 
     `itl_ms` is the request's own 99th percentile of gaps (nearest rank, so the largest of
     fewer than a hundred), `tpot_ms` their mean per token.
@@ -118,7 +118,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of request. `arrivals` None takes a share by `weight` of the common ones.
+    """One kind of request. With `arrivals` None it gets a share, by `weight`, of the common ones.
 
     `requests` ends the class after so many counted requests.
     """
@@ -134,12 +134,12 @@ class ClassSpec(msgspec.Struct, frozen=True, kw_only=True):
 class BenchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run against one server.
 
-    `model` None takes the first that the server names. `token_ids` is the half-open range
-    random prompts are drawn from; None finds one that the server accepts. `extra_body` is
-    laid over each body, and a None in it removes the field. The first `warmup_requests` and
-    those of the first `warmup_s` are sent but not counted. `drain_s` is how long replies
-    are awaited after the last request. `seed` fixes arrivals and lengths; `salt` fixes what
-    the prompts say, and None draws a new one, so that no earlier run has warmed a prefix cache.
+    `model` None is the first that the server lists. `token_ids` is the half-open range that
+    random prompts are drawn from; None: one that the server accepts. Fields of `extra_body`
+    replace those of each body, and a None in it removes the field. The first `warmup_requests` and
+    those of the first `warmup_s` are sent but not counted. `drain_s` is how long to
+    wait for replies after the last request. `seed` fixes arrivals and lengths; `salt` fixes the
+    content of prompts, and None draws a new one, so that no earlier run has warmed a prefix cache.
     """
 
     url: str = "http://127.0.0.1:8000"

@@ -35,7 +35,7 @@ class _CachedTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What the server says it counted."""
+    """The server's own token counts."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -57,7 +57,7 @@ _events = msgspec.json.Decoder(_Event)
 
 
 class Reply:
-    """What came back for one request. `chunk_ns` are the stamps of its content chunks."""
+    """The reply to one request. `chunk_ns` are the time stamps of its content chunks."""
 
     __slots__ = (
         "_finish_ns", "_rest", "begun_ns", "chunk_ns", "done", "end_ns", "error_kind", "error_text",
@@ -82,7 +82,7 @@ class Reply:
 
     @property
     def lateness_ns(self) -> int:
-        """How long after the intended moment the client began to work on the request."""
+        """How long after the intended time the client began to send the request."""
         return self.begun_ns - self.intended_ns
 
     @property
@@ -92,11 +92,11 @@ class Reply:
         return len(self.chunk_ns) if counted is None else counted
 
     def body(self) -> bytes:
-        """What was kept of a reply that is not a stream."""
+        """The kept part of a reply that is not a stream."""
         return self._rest
 
     def fail(self, kind: ErrorKind, message: str) -> None:
-        """The first reason stays."""
+        """Mark the reply as failed; the first reason is kept."""
         if self.error_kind is None:
             self.error_kind = kind
             self.error_text = message[:_MAX_MESSAGE_CHARACTERS]
@@ -123,9 +123,9 @@ class Reply:
             self._event(event, now_ns)
 
     def finish(self) -> None:
-        """The reply is complete: settle whether it was a good one."""
+        """The reply is complete: mark it as failed if something is missing from it."""
         if self._finish_ns and not self.chunk_ns:
-            self.chunk_ns.append(self._finish_ns)  # an only token without any text
+            self.chunk_ns.append(self._finish_ns)  # its only token has no text
         if self.status != 200:
             self.fail(ErrorKind.STATUS, error_message(self._rest) or f"status {self.status}")
         elif not self.chunk_ns:

@@ -1,9 +1,9 @@
-"""A sweep: the same bench at rate after rate, to find the highest that keeps the SLO.
+"""A sweep: the same bench at several rates, to find the highest that meets the SLO.
 
-The rate (or the number of users) doubles until some class keeps its SLO for less than the
-target share of its requests, then the gap is bisected. The knee is the highest value found at
-which every class kept it. In an open loop the share of requests that met their SLO is
-goodput over offered load, so 0.9 reads: nine tenths of what was asked for was good.
+The rate (or the number of users) doubles until some class meets its SLO for less than the
+target share of its requests, then the interval is bisected. The knee is the highest value found
+at which every class reached the target. In an open loop the share of requests that met their SLO
+is goodput over offered load: 0.9 means that nine tenths of the offered requests were good.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Attempt = Callable[[float], bool]
 
 
 class Over(StrEnum):
-    """What a sweep raises."""
+    """The quantity that a sweep raises."""
 
     RATE = "rate"
     USERS = "users"
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`bench` says all but the common arrivals; those are set to `first`, twice that, and so on
-    up to `last`, and then `bisections` values between the last good and the first bad one. A rate
-    that would bring fewer than `least_requests` in the bench's duration is given longer."""
+    """`bench` without its common arrivals. Those are set to `first`, twice that, and so on up to
+    `last`, and then to `bisections` values between the last good and the first bad one. A rate
+    with fewer than `least_requests` in the bench's duration runs longer."""
 
     bench: BenchSpec
     over: Over = Over.RATE
@@ -67,7 +67,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Interrupted(Exception):
-    """The cell was cut off; it says nothing about its value."""
+    """The run at one value was interrupted, so its result is not used."""
 
 
 def run_sweep(
@@ -81,7 +81,7 @@ def run_sweep(
     cells: list[Cell] = []
 
     def attempt(value: float) -> bool:
-        result = run_bench(_at(spec, value, len(cells)), on_progress, clock)
+        result = run_bench(_bench_at(spec, value, len(cells)), on_progress, clock)
         if result.partial:
             raise _Interrupted
         cell = Cell(value=value, kept=kept(result, spec.target), result=result)
@@ -114,7 +114,7 @@ def find_knee(spec: SweepSpec, attempt: Attempt) -> None:
     if good is None or bad is None:
         return
     for _ in range(spec.bisections):
-        middle = _whole(spec, (good + bad) / 2)
+        middle = _rounded(spec, (good + bad) / 2)
         if not good < middle < bad:
             return
         if attempt(middle):
@@ -124,8 +124,8 @@ def find_knee(spec: SweepSpec, attempt: Attempt) -> None:
 
 
 def kept(result: BenchResult, target: float) -> bool:
-    """Whether every class met its SLO for the target share of its requests; one of which no
-    request was counted says nothing."""
+    """Whether every class met its SLO for the target share of its requests; a class without counted
+    requests is left out."""
     shares = [one.slo_attained for one in result.classes if one.slo_attained is not None]
     return bool(shares) and min(shares) >= target
 
@@ -143,14 +143,14 @@ def validate_sweep(spec: SweepSpec) -> None:
     if spec.least_requests < 1:
         raise ConfigError("--least-requests must be at least 1")
     if not any(any(msgspec.structs.astuple(one.slo)) for one in spec.bench.classes):
-        raise ConfigError("a sweep needs a demand to keep: give --slo ttft_ms=..., or per class")
-    validate(_at(spec, spec.first, 0))
+        raise ConfigError("a sweep needs an SLO: give --slo ttft_ms=..., or targets for each class")
+    validate(_bench_at(spec, spec.first, 0))
 
 
 def _bracket(spec: SweepSpec, attempt: Attempt) -> tuple[float | None, float | None]:
     """The last good and the first bad value of the doubling; if the first value is bad
     already, of halving it a few times."""
-    value = _whole(spec, spec.first)
+    value = _rounded(spec, spec.first)
     if attempt(value):
         good = value
         while good < spec.last:
@@ -161,7 +161,7 @@ def _bracket(spec: SweepSpec, attempt: Attempt) -> tuple[float | None, float | N
         return good, None
     bad = value
     for _ in range(_HALVINGS):
-        value = _whole(spec, bad / 2)
+        value = _rounded(spec, bad / 2)
         if not 0 < value < bad:
             break
         if attempt(value):
@@ -170,12 +170,12 @@ def _bracket(spec: SweepSpec, attempt: Attempt) -> tuple[float | None, float | N
     return None, bad
 
 
-def _whole(spec: SweepSpec, value: float) -> float:
+def _rounded(spec: SweepSpec, value: float) -> float:
     return float(int(value)) if spec.over is Over.USERS else value
 
 
-def _at(spec: SweepSpec, value: float, number: int) -> BenchSpec:
-    """The bench at one value. Prompts differ from cell to cell, lengths do not."""
+def _bench_at(spec: SweepSpec, value: float, number: int) -> BenchSpec:
+    """The bench at one value. Each value has other prompts, of the same lengths."""
     common = spec.bench.arrivals
     arrivals: Arrivals
     if spec.over is Over.USERS:

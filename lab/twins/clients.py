@@ -34,10 +34,10 @@ class Clients:
         self._buffer_tokens = buffer_tokens
         self._needs = needs
         self._until_ns = until_ns
-        self._of: dict[int, SimulatedRequest] = {}
-        self._compiler_ns = 0
+        self._by_seq: dict[int, SimulatedRequest] = {}
+        self._compiler_free_ns = 0
         for request in requests:
-            self._expect(request)
+            self._schedule(request)
 
     def take(self, emissions: list[Emission]) -> None:
         """Deliver the emissions of a step, at the moment of its commit."""
@@ -45,7 +45,7 @@ class Clients:
         if self._until_ns is not None and now_ns > self._until_ns:
             return  # the engine died in this step
         for emission in emissions:
-            request = self._of[emission.seq_id]
+            request = self._by_seq[emission.seq_id]
             if request.is_over:
                 continue  # the client has disconnected
             if emission.sample is not None:
@@ -55,28 +55,28 @@ class Clients:
 
     def close(self) -> None:
         """The engine has ended: requests that are not over end with ENGINE_DIED."""
-        for request in self._of.values():
+        for request in self._by_seq.values():
             if not request.is_over:
-                assert self._until_ns is not None, f"{request.request_id} was forgotten"
+                assert self._until_ns is not None, f"{request.request_id} has not ended"
                 request.finish(EndReason.ENGINE_DIED, self._until_ns)
 
-    def _expect(self, request: SimulatedRequest) -> None:
+    def _schedule(self, request: SimulatedRequest) -> None:
         spec = request.spec
         assert request.submitted_ns is not None
         at_ns = request.submitted_ns + _WIRE_NS
         prompt = spec.prompt()
         request.open = set(request.seq_ids)
         for seq_id in request.seq_ids:
-            self._of[seq_id] = request
+            self._by_seq[seq_id] = request
             needs = self._needs_of(request)
             if not needs.is_default:
                 self._needs[seq_id] = needs
             self._engine.send_at(at_ns, _submit(request, seq_id, prompt))
             if spec.constraint is not None:
                 self._compile(seq_id, at_ns, request)
-        if spec.hang_up_ns is not None:
-            gone_ns = max(spec.at_ns + spec.hang_up_ns, request.submitted_ns + MS)
-            self._engine.at(self._loop.free_ns(gone_ns), partial(self._hang_up, request))
+        if spec.disconnect_ns is not None:
+            noticed_ns = max(spec.at_ns + spec.disconnect_ns, request.submitted_ns + MS)
+            self._engine.at(self._loop.free_ns(noticed_ns), partial(self._disconnect, request))
 
     def _needs_of(self, request: SimulatedRequest) -> Needs:
         spec = request.spec
@@ -87,31 +87,31 @@ class Clients:
         )
 
     def _compile(self, seq_id: int, at_ns: int, request: SimulatedRequest) -> None:
-        """One worker, in the order in which grammars come; those of one request are compiled
-        once."""
+        """One worker compiles grammars in the order in which they come; the choices of a request
+        share one."""
         constraint = request.spec.constraint
         assert constraint is not None
         cached = constraint.cached or seq_id != request.seq_ids[0]
-        took_ns = 0 if cached else constraint.compile_ns
-        self._compiler_ns = max(self._compiler_ns, at_ns) + took_ns
-        ready_ns = at_ns if constraint.cached else self._compiler_ns
-        self._engine.send_at(ready_ns, GrammarReady(seq_id, took_ns, cached, None))
+        compiled_ns = 0 if cached else constraint.compile_ns
+        self._compiler_free_ns = max(self._compiler_free_ns, at_ns) + compiled_ns
+        ready_ns = at_ns if constraint.cached else self._compiler_free_ns
+        self._engine.send_at(ready_ns, GrammarReady(seq_id, compiled_ns, cached, None))
 
     def _token(self, request: SimulatedRequest, now_ns: int) -> None:
-        request.first_ns = request.first_ns or now_ns
+        request.first_token_ns = request.first_token_ns or now_ns
         request.last_ns = now_ns
         request.tokens += 1
         reader = request.spec.reader
         if reader is None:
             return
-        taken_ns = request.taken_ns
-        after_ns = taken_ns[-1] + reader.interval_ns if taken_ns else now_ns
-        taken_ns.append(max(now_ns, after_ns))
+        token_read_ns = request.token_read_ns
+        after_ns = token_read_ns[-1] + reader.interval_ns if token_read_ns else now_ns
+        token_read_ns.append(max(now_ns, after_ns))
         behind = self._buffer_tokens + 1
-        if not request.paused and len(taken_ns) > behind and taken_ns[-behind] > now_ns:
+        if not request.paused and len(token_read_ns) > behind and token_read_ns[-behind] > now_ns:
             request.paused = True
             self._engine.send(Pause(request.seq_ids[0]))
-            resumes_ns = taken_ns[-1 - self._buffer_tokens // 2]
+            resumes_ns = token_read_ns[-1 - self._buffer_tokens // 2]
             self._engine.at(self._loop.free_ns(resumes_ns), partial(self._resume, request))
 
     def _resume(self, request: SimulatedRequest) -> None:
@@ -123,19 +123,19 @@ class Clients:
         request.open.discard(seq_id)
         if end.outcome is not Outcome.FINISHED:
             request.finish(end, now_ns)
-            for rest in request.open:
-                self._engine.send(Cancel(rest, EndReason.DISCONNECT))
+            for sibling in request.open:
+                self._engine.send(Cancel(sibling, EndReason.DISCONNECT))
         elif not request.open:
             request.finish(end, now_ns)
 
-    def _hang_up(self, request: SimulatedRequest) -> None:
+    def _disconnect(self, request: SimulatedRequest) -> None:
         """The gateway notices a disconnect, and cancels the sequences that are not leaked."""
         if request.is_over:
             return
         now_ns = self._engine.clock.now_ns()
         request.finish(EndReason.DISCONNECT, now_ns, now_ns)
-        known = request.seq_ids[: len(request.seq_ids) - request.spec.leaked_sequences]
-        for seq_id in known:
+        cancelled = request.seq_ids[: len(request.seq_ids) - request.spec.leaked_sequences]
+        for seq_id in cancelled:
             if seq_id in request.open:
                 self._engine.send(Cancel(seq_id, EndReason.DISCONNECT))
 

@@ -22,8 +22,8 @@ COMPOUNDS: tuple[tuple[str, str], ...] = (
     ("heavy_sampling", "host_stall"),
     ("kv_exhaustion", "queue_overload"),
 )
-"""Pairs of names; the second comes up to five seconds after the first. Long prompts of one tenant
-beside unfairness are no pair: a few of them cost next to nothing where a flood is."""
+"""Pairs of names; the second fault begins up to five seconds after the first. Long prompts of one
+tenant are not paired with unfairness: a few of them cost almost nothing beside a flood."""
 
 
 def build_compound(names: tuple[str, str], seed: int) -> Twin:

@@ -8,11 +8,11 @@ from lab.twins.gateway import EventLoop, SimulatedRequest
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.facts.records import RequestEnded
 
-_HEARS_NS = 120_000
-_TEXT_NS = 15_000
+_RECEIVE_NS = 120_000
+_DETOKENIZE_NS = 15_000
 _SEND_NS = 250_000
 _TOKEN_BYTES = 190
-_PART = 16  # tokens that are made text of at once, for a reader that is behind
+_DETOKENIZED_TOKENS = 16  # tokens that are detokenized at once, for a reader that is behind
 _STATUS = {
     EndReason.INVALID: 400,
     EndReason.QUEUE_FULL: 429,
@@ -27,13 +27,15 @@ def end_of(request: SimulatedRequest, loop: EventLoop, draw: Random) -> RequestE
     """The terminal fact of a request that is over."""
     reason = request.reason
     assert reason is not None, request.request_id
-    first_ns = request.first_ns
-    if first_ns is not None:
-        first_ns = loop.free_ns(first_ns + _HEARS_NS) + int(_SEND_NS * draw.uniform(0.6, 1.4))
+    first_token_ns = request.first_token_ns
+    if first_token_ns is not None:
+        first_token_ns = loop.free_ns(first_token_ns + _RECEIVE_NS) + int(
+            _SEND_NS * draw.uniform(0.6, 1.4)
+        )
     if reason.outcome is Outcome.FINISHED:
-        return _finished(request, reason, first_ns, loop, draw)
-    streaming = request.spec.stream and first_ns is not None
-    end_ns = loop.free_ns(request.over_ns + _HEARS_NS) + int(_SEND_NS * draw.uniform(0.6, 1.4))
+        return _finished(request, reason, first_token_ns, loop, draw)
+    streaming = request.spec.stream and first_token_ns is not None
+    end_ns = loop.free_ns(request.ended_ns + _RECEIVE_NS) + int(_SEND_NS * draw.uniform(0.6, 1.4))
     status = 200 if streaming else _STATUS.get(reason, 0)
     return RequestEnded(
         request_id=request.request_id,
@@ -42,9 +44,11 @@ def end_of(request: SimulatedRequest, loop: EventLoop, draw: Random) -> RequestE
         status=status,
         error_type=_ERROR.get(reason, reason.value),
         output_tokens=request.tokens,
-        first_sent_ns=min(first_ns, end_ns) if streaming and first_ns is not None else None,
-        detokenized_ns=None if request.last_ns is None else request.last_ns + _HEARS_NS,
-        detokenize_busy_ns=_TEXT_NS * request.tokens,
+        first_sent_ns=min(first_token_ns, end_ns)
+        if streaming and first_token_ns is not None
+        else None,
+        detokenized_ns=None if request.last_ns is None else request.last_ns + _RECEIVE_NS,
+        detokenize_busy_ns=_DETOKENIZE_NS * request.tokens,
         bytes_sent=_TOKEN_BYTES * request.tokens if streaming else 0,
         detected_ns=request.detected_ns,
     )
@@ -53,20 +57,20 @@ def end_of(request: SimulatedRequest, loop: EventLoop, draw: Random) -> RequestE
 def _finished(
     request: SimulatedRequest,
     reason: EndReason,
-    first_ns: int | None,
+    first_token_ns: int | None,
     loop: EventLoop,
     draw: Random,
 ) -> RequestEnded:
-    spec, taken_ns = request.spec, request.taken_ns
+    spec, token_read_ns = request.spec, request.token_read_ns
     assert request.last_ns is not None
-    assert first_ns is not None
-    text_ns = loop.free_ns(request.last_ns + _HEARS_NS) + 2 * _TEXT_NS
+    assert first_token_ns is not None
+    text_ns = loop.free_ns(request.last_ns + _RECEIVE_NS) + 2 * _DETOKENIZE_NS
     sent_ns = text_ns
-    if taken_ns:
-        text_ns = max(text_ns, taken_ns[-1 - min(_PART, len(taken_ns) - 1)])
-        sent_ns = max(sent_ns, taken_ns[-1])
+    if token_read_ns:
+        text_ns = max(text_ns, token_read_ns[-1 - min(_DETOKENIZED_TOKENS, len(token_read_ns) - 1)])
+        sent_ns = max(sent_ns, token_read_ns[-1])
     end_ns = loop.free_ns(sent_ns) + int(_SEND_NS * draw.uniform(0.6, 1.4))
-    judged = spec.constraint is not None and reason is EndReason.EOS
+    validated = spec.constraint is not None and reason is EndReason.EOS
     return RequestEnded(
         request_id=request.request_id,
         at_ns=end_ns,
@@ -74,10 +78,10 @@ def _finished(
         status=200,
         error_type=None,
         output_tokens=request.tokens,
-        first_sent_ns=min(first_ns, end_ns) if spec.stream else end_ns,
+        first_sent_ns=min(first_token_ns, end_ns) if spec.stream else end_ns,
         detokenized_ns=text_ns,
-        detokenize_busy_ns=_TEXT_NS * request.tokens,
+        detokenize_busy_ns=_DETOKENIZE_NS * request.tokens,
         bytes_sent=_TOKEN_BYTES * request.tokens if spec.stream else 500 + 4 * request.tokens,
         detected_ns=None,
-        output_valid=spec.constraint.valid if judged and spec.constraint is not None else None,
+        output_valid=spec.constraint.valid if validated and spec.constraint is not None else None,
     )

@@ -1,5 +1,5 @@
-"""An executor that computes nothing: steps take the time that the physics give, with the stamps of
-a real one; and a scheduler that takes CPU time."""
+"""An executor that computes nothing, but takes the time that `Physics` gives and stamps steps as a
+real one does; and a scheduler that takes CPU time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from telemetry.facts.reasons import StepFailure
 END_TOKEN = 1 << 50
 _TOKEN = (Sample(7),)
 _END = (Sample(END_TOKEN),)
-_FAILS_AFTER = 0.4
+_FAILED_SHARE = 0.4  # of its forward pass that a failing step computes
 _DETAILS = {
     StepFailure.OUT_OF_MEMORY: "RuntimeError: DefaultCPUAllocator: can't allocate memory",
     StepFailure.KERNEL_ERROR: "RuntimeError: could not execute a primitive",
@@ -28,8 +28,8 @@ _DETAILS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Sampling needs of a sequence. Its output number `ends_at` is an end token, None: never;
-    `sample_ns` and `mask_ns` are CPU time of each of its tokens."""
+    """Sampling needs of a sequence. Its output number `ends_at` is an end token (None: none is);
+    `sample_ns` and `mask_ns` are the CPU time of each of its tokens."""
 
     ends_at: int | None = None
     sample_ns: int = 0
@@ -90,7 +90,7 @@ class TwinDevice:
         factor = self._draw.lognormvariate(0.0, physics.noise)
         failure = None if self._fails is None else self._fails(plan, forward_ns)
         if failure is not None:
-            machine.forward(physics, plan, factor * _FAILS_AFTER)
+            machine.forward(physics, plan, factor * _FAILED_SHARE)
             self._outcome = failure
             return
         machine.forward(physics, plan, factor)

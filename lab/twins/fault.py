@@ -17,12 +17,12 @@ def _no_preparation(setting: Setting, draw: Random) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One mechanism of one class.
+    """One way to cause one class of fault.
 
     `prepare` edits a healthy server's setting so that the fault can matter; `inject` is the fault
     itself, in a span of the run. A fault of the configuration has `misconfigure` instead: it
-    makes a bad setting of a good one, given the facts of a run with the good one, and is there
-    from the start. `victims` gives the affected requests where only the facts tell them.
+    turns a good setting into a bad one, given the facts of a run with the good one, and lasts
+    from the start. `victims` gives the affected requests where only the facts show them.
     """
 
     prepare: Callable[[Setting, Random], None] = _no_preparation

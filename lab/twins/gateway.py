@@ -31,9 +31,9 @@ OFF_CPU = "main thread"
 
 
 class EventLoop:
-    """One thread: what comes while it is blocked is done afterwards. `blocked` has begin and end of
-    the intervals of 5 ms and more, in the order of time, and what blocked it: a function, or
-    time off the CPU (`OFF_CPU`)."""
+    """One thread: what becomes due while it is blocked runs afterwards. `blocked` lists begin, end
+    and cause of the intervals of 5 ms and more, in the order of time; the cause is a function,
+    or time off the CPU (`OFF_CPU`)."""
 
     def __init__(self) -> None:
         self.blocked: list[tuple[int, int, str]] = []
@@ -45,8 +45,8 @@ class EventLoop:
 
     def free_ns(self, at_ns: int) -> int:
         """The first moment from `at_ns` on at which the loop is not blocked."""
-        place = bisect_right(self.blocked, (at_ns, _FOREVER_NS, ""))
-        for _, end_ns, _ in self.blocked[max(0, place - 2) : place]:
+        index = bisect_right(self.blocked, (at_ns, _FOREVER_NS, ""))
+        for _, end_ns, _ in self.blocked[max(0, index - 2) : index]:
             if end_ns > at_ns:
                 return self.free_ns(end_ns)
         return at_ns
@@ -63,9 +63,9 @@ class EventLoop:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """State of one request. `first_ns` and `last_ns` are when the first and last token of all
-    choices were committed; `taken_ns` is when a slow reader reads each token. It ended with
-    `reason` at `over_ns`; `detected_ns` is when the gateway noticed a disconnect."""
+    """State of one request. `first_token_ns` and `last_ns` are when the first and last token of all
+    choices were committed; `token_read_ns` is when a slow reader reads each token. It ended with
+    `reason` at `ended_ns`; `detected_ns` is when the gateway noticed a disconnect."""
 
     spec: RequestSpec
     read_ns: int
@@ -74,13 +74,13 @@ class SimulatedRequest:
     submitted_ns: int | None = None
     seq_ids: list[int] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
-    first_ns: int | None = None
+    first_token_ns: int | None = None
     last_ns: int | None = None
     tokens: int = 0
-    taken_ns: list[int] = field(default_factory=list)
+    token_read_ns: list[int] = field(default_factory=list)
     paused: bool = False
     reason: EndReason | None = None
-    over_ns: int = 0
+    ended_ns: int = 0
     detected_ns: int | None = None
 
     @property
@@ -92,7 +92,7 @@ class SimulatedRequest:
         return self.reason is not None
 
     def finish(self, reason: EndReason, at_ns: int, detected_ns: int | None = None) -> None:
-        self.reason, self.over_ns, self.detected_ns = reason, at_ns, detected_ns
+        self.reason, self.ended_ns, self.detected_ns = reason, at_ns, detected_ns
 
 
 def request_id_of(number: int) -> str:

@@ -14,8 +14,8 @@ def _light(setting: Setting, draw: Random) -> None:
 
 
 def _busy(setting: Setting, draw: Random) -> None:
-    """Some come in clusters, and at its busiest the cache is all but full. Too small to keep
-    prefixes for long, it adds a tenth to the load."""
+    """Some requests come in clusters, and at the highest load the cache is almost full. It is too
+    small to keep prefixes for long, which adds a tenth to the load."""
     setting.load = draw.uniform(0.68, 0.74)
     setting.cluster_chance, setting.steady = 0.12, True
     setting.limits = replace(setting.limits, max_seqs=12, blocks_total=draw.randint(92, 98))

@@ -21,13 +21,13 @@ _LEAST_LATE_NS = 10 * MS
 _WAITS = (Loss.WAITED, Loss.THROTTLED)  # a throttled thread is runnable too
 _TOKEN_NS = 60_000  # of the gateway's CPU
 _REQUEST_TOKENS = 20  # a request costs as much as so many tokens
-_OF_ENGINE = ("engine_run_ns", "engine_wait_ns", "engine_resident_bytes")
+_ENGINE_FIELDS = ("engine_run_ns", "engine_wait_ns", "engine_resident_bytes")
 _NO_ENGINE = "no engine is ready"
-_NO_GROUP = "/sys/fs/cgroup/cpu.stat: No such file or directory"
+_NO_CGROUP = "/sys/fs/cgroup/cpu.stat: No such file or directory"
 
 
-class _Bins:
-    """Nanoseconds by equal bins of the time since the start."""
+class _TimeBins:
+    """Nanoseconds in each bin of equal width since the start of the run."""
 
     def __init__(self, width_ns: int, end_ns: int) -> None:
         self._width_ns = width_ns
@@ -35,11 +35,11 @@ class _Bins:
 
     def add(self, begin_ns: int, end_ns: int) -> None:
         while begin_ns < end_ns:
-            place = (begin_ns - START_NS) // self._width_ns
-            if not 0 <= place < len(self.values):
+            index = (begin_ns - START_NS) // self._width_ns
+            if not 0 <= index < len(self.values):
                 return
-            stop_ns = min(end_ns, START_NS + (place + 1) * self._width_ns)
-            self.values[place] += stop_ns - begin_ns
+            stop_ns = min(end_ns, START_NS + (index + 1) * self._width_ns)
+            self.values[index] += stop_ns - begin_ns
             begin_ns = stop_ns
 
 
@@ -52,7 +52,7 @@ def host_facts(
     losses = [loss for source in run.cpu_contention for loss in source.losses]
     last_ns = max(run.span.end_ns, *(fact.at_ns for fact in ended))
     return [
-        *_samples(run, ran_ns, _seconds(ended, loop, losses, last_ns), loop, draw),
+        *_samples(run, ran_ns, _per_second(ended, loop, losses, last_ns), loop, draw),
         *_collections(losses, draw, last_ns),
         *_blocked(loop, draw),
         *_waits(losses, last_ns),
@@ -60,21 +60,21 @@ def host_facts(
 
 
 @dataclass(slots=True)
-class _Seconds:
-    """ns of each second by kind, and `work` of the gateway: tokens and requests."""
+class _PerSecond:
+    """For each second: ns by kind of loss, and the gateway's `work` in tokens and requests."""
 
-    waited: _Bins
-    throttled: _Bins
-    collected: _Bins
-    blocked: _Bins
+    waited: _TimeBins
+    throttled: _TimeBins
+    collected: _TimeBins
+    blocked: _TimeBins
     work: list[int]
 
 
-def _seconds(
+def _per_second(
     ended: Sequence[RequestEnded], loop: EventLoop, losses: Sequence[LostInterval], last_ns: int
-) -> _Seconds:
-    waited, throttled, collected, blocked = (_Bins(SECOND, last_ns) for _ in range(4))
-    found = _Seconds(waited, throttled, collected, blocked, [0] * len(blocked.values))
+) -> _PerSecond:
+    waited, throttled, collected, blocked = (_TimeBins(SECOND, last_ns) for _ in range(4))
+    found = _PerSecond(waited, throttled, collected, blocked, [0] * len(blocked.values))
     for loss in losses:
         if loss.kind in _WAITS:
             found.waited.add(loss.begin_ns, loss.end_ns)
@@ -86,27 +86,27 @@ def _seconds(
         if detail != OFF_CPU:
             found.blocked.add(begin_ns, end_ns)
     for fact in ended:
-        place = min((fact.at_ns - START_NS) // SECOND, len(found.work) - 1)
-        found.work[place] += fact.output_tokens + _REQUEST_TOKENS
+        index = min((fact.at_ns - START_NS) // SECOND, len(found.work) - 1)
+        found.work[index] += fact.output_tokens + _REQUEST_TOKENS
     return found
 
 
 def _samples(
-    run: SimulatedRun, ran_ns: Counter[int], seconds: _Seconds, loop: EventLoop, draw: Random
+    run: SimulatedRun, ran_ns: Counter[int], seconds: _PerSecond, loop: EventLoop, draw: Random
 ) -> Iterable[Fact]:
     """One sample a second; values of the engine are None while none serves."""
-    has_group = any(seconds.throttled.values) or draw.random() < 0.5
+    has_cgroup = any(seconds.throttled.values) or draw.random() < 0.5
     missing: dict[str, str] = {}
-    for place in range(len(seconds.work) - 2):
-        at_ns = START_NS + (place + 1) * SECOND
+    for index in range(len(seconds.work) - 2):
+        at_ns = START_NS + (index + 1) * SECOND
         serves = _serves(run, at_ns)
-        before, missing = missing, {} if has_group else {"throttled_ns": _NO_GROUP}
+        already_named, missing = missing, {} if has_cgroup else {"throttled_ns": _NO_CGROUP}
         if not serves:
-            missing |= dict.fromkeys(_OF_ENGINE, _NO_ENGINE)
-        ran = ran_ns[START_NS // SECOND + place] + seconds.collected.values[place]
-        waits_ns = seconds.waited.values[place]
+            missing |= dict.fromkeys(_ENGINE_FIELDS, _NO_ENGINE)
+        ran = ran_ns[START_NS // SECOND + index] + seconds.collected.values[index]
+        waits_ns = seconds.waited.values[index]
         own_ns = waits_ns + int(draw.expovariate(1 / (3 * MS)))
-        gateway_ns = seconds.blocked.values[place] + _TOKEN_NS * seconds.work[place]
+        gateway_ns = seconds.blocked.values[index] + _TOKEN_NS * seconds.work[index]
         yield HostSampled(
             at_ns=at_ns + draw.randrange(TICK_NS),
             window_ns=SECOND + draw.randrange(-5 * MS, 5 * MS),
@@ -118,11 +118,11 @@ def _samples(
             gateway_resident_bytes=210 << 20,
             loop_lag_max_ns=_lag_ns(loop, at_ns - SECOND, at_ns, draw),
             steal_ns=0,
-            throttled_ns=seconds.throttled.values[place] if has_group else None,
+            throttled_ns=seconds.throttled.values[index] if has_cgroup else None,
             pressure_cpu_ns=min(SECOND, own_ns + int(draw.uniform(2, 25) * MS)),
             pressure_memory_ns=0,
             pressure_io_ns=int(draw.expovariate(1 / (0.2 * MS))),
-            unavailable={name: why for name, why in missing.items() if name not in before},
+            unavailable={name: why for name, why in missing.items() if name not in already_named},
         )
 
 
@@ -172,7 +172,7 @@ def _blocked(loop: EventLoop, draw: Random) -> Iterable[Fact]:
 
 def _waits(losses: Sequence[LostInterval], last_ns: int) -> Iterable[Fact]:
     """Waits for a CPU, counted per tick of 50 ms."""
-    waited, throttled = _Bins(TICK_NS, last_ns), _Bins(TICK_NS, last_ns)
+    waited, throttled = _TimeBins(TICK_NS, last_ns), _TimeBins(TICK_NS, last_ns)
     for loss in losses:
         if loss.kind in _WAITS:
             waited.add(loss.begin_ns, loss.end_ns)
@@ -184,12 +184,12 @@ def _waits(losses: Sequence[LostInterval], last_ns: int) -> Iterable[Fact]:
 
 
 def _ticks(
-    bins: _Bins, processes: Iterable[HostProcess], cause: PauseCause, detail: str
+    bins: _TimeBins, processes: Iterable[HostProcess], cause: PauseCause, detail: str
 ) -> Iterable[Fact]:
-    for place, lost_ns in enumerate(bins.values):
+    for index, lost_ns in enumerate(bins.values):
         if lost_ns < _LEAST_WAIT_NS:
             continue
-        begin_ns = START_NS + place * TICK_NS
+        begin_ns = START_NS + index * TICK_NS
         for process in processes:
             yield _paused(begin_ns, begin_ns + TICK_NS, process, cause, detail, lost_ns)
 

@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Loss(StrEnum):
-    """Kinds of lost time. Waits show in the process, throttling in its control group as well,
-    collections in the garbage collector's callback; the others show nowhere."""
+    """Kinds of lost time. Waits show in the statistics of the process, throttling also in its
+    control group's, collections in the garbage collector's callback; the others show nowhere."""
 
     WAITED = "waited"  # runnable, another process ran
-    THROTTLED = "throttled"  # the control group had no time left
+    THROTTLED = "throttled"  # the control group's quota was used up
     STOPPED = "stopped"  # not runnable: a signal
-    COLLECTED = "collected"  # it ran, but its garbage collector did
-    BLOCKED = "blocked"  # it slept in a call to the system
+    COLLECTED = "collected"  # it ran its garbage collector
+    BLOCKED = "blocked"  # it slept in a system call
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class CpuStarvation:
     def stretch(self, begin_ns: int, wall_ns: int) -> int:
         if not self._begin_ns <= begin_ns < self._end_ns:
             return wall_ns
-        at_ns, todo_ns = begin_ns, wall_ns
-        while todo_ns > self._left_ns:
+        at_ns, remaining_ns = begin_ns, wall_ns
+        while remaining_ns > self._left_ns:
             at_ns += self._left_ns
-            todo_ns -= self._left_ns
+            remaining_ns -= self._left_ns
             wait_ns = int(self._wait_ns * self._draw.uniform(0.5, 1.5))
             self.losses.append(LostInterval(at_ns, at_ns + wait_ns, Loss.WAITED))
             at_ns += wait_ns
             self._left_ns = int(self._run_ns * self._draw.uniform(0.5, 1.5))
-        self._left_ns -= todo_ns
-        return at_ns + todo_ns - begin_ns
+        self._left_ns -= remaining_ns
+        return at_ns + remaining_ns - begin_ns
 
 
 class CpuQuota:
@@ -78,20 +78,20 @@ class CpuQuota:
         self._used_ns = 0
 
     def stretch(self, begin_ns: int, wall_ns: int) -> int:
-        at_ns, todo_ns = begin_ns, wall_ns
-        while todo_ns > 0 and self._begin_ns <= at_ns < self._end_ns:
+        at_ns, remaining_ns = begin_ns, wall_ns
+        while remaining_ns > 0 and self._begin_ns <= at_ns < self._end_ns:
             period = at_ns // self._period_ns
             if period != self._period:
                 self._period, self._used_ns = period, 0
             next_ns = (period + 1) * self._period_ns
-            runs_ns = min(todo_ns, self._run_ns - self._used_ns, next_ns - at_ns)
+            runs_ns = min(remaining_ns, self._run_ns - self._used_ns, next_ns - at_ns)
             self._used_ns += runs_ns
             at_ns += runs_ns
-            todo_ns -= runs_ns
-            if todo_ns and self._used_ns >= self._run_ns and at_ns < next_ns:
+            remaining_ns -= runs_ns
+            if remaining_ns and self._used_ns >= self._run_ns and at_ns < next_ns:
                 self.losses.append(LostInterval(at_ns, next_ns, Loss.THROTTLED))
                 at_ns = next_ns
-        return at_ns + todo_ns - begin_ns
+        return at_ns + remaining_ns - begin_ns
 
 
 class ProcessStops:

@@ -62,7 +62,7 @@ class Slowdown:
 
 
 class Machine:
-    """Advances the clock by what work takes. `ran_ns` is the CPU time of each second."""
+    """Advances the clock by the elapsed time of work. `ran_ns` is the CPU time of each second."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Machine:
     ) -> None:
         self.clock = clock
         self._ran_ns = ran_ns
-        self._thieves = cpu_contention
+        self._contention = cpu_contention
         self._slowdowns = slowdowns
 
     def work(self, cpu_ns: int) -> None:
@@ -99,9 +99,9 @@ class Machine:
         )
         self._run(int(cost_ns * factor))
 
-    def stand_still(self) -> None:
+    def wait_while_stopped(self) -> None:
         """Advance the clock while the process is stopped between two iterations."""
-        for source in self._thieves:
+        for source in self._contention:
             if isinstance(source, ProcessStops):
                 self.clock.advance(source.stopped_ns(self.clock.now_ns()))
 
@@ -114,6 +114,6 @@ class Machine:
     def _run(self, cpu_ns: int) -> None:
         begin_ns, wall_ns = self.clock.now_ns(), cpu_ns
         self._ran_ns[begin_ns // SECOND] += cpu_ns
-        for source in self._thieves:
+        for source in self._contention:
             wall_ns = source.stretch(begin_ns, wall_ns)
         self.clock.advance(wall_ns)

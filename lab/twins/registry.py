@@ -54,7 +54,7 @@ FAULTS: dict[str, Mechanisms] = {
     "telemetry_degraded": DEGRADED,
 }
 TWINS: dict[str, tuple[str, ...]] = {name: tuple(known) for name, known in FAULTS.items()}
-"""Mechanisms by name: the first for development, the others for the test."""
+"""Mechanisms by name: the first is for development, the others are held out for the test."""
 
 
 def build_twin(name: str, seed: int, mechanism: str | None = None) -> Twin:

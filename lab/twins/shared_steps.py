@@ -22,11 +22,13 @@ def _shared_a_step(
     facts: Sequence[Fact], culprits: Collection[str], prompts_only: bool
 ) -> frozenset[str]:
     owners = {fact.seq_id: fact.request_id for fact in facts if isinstance(fact, SequenceSubmitted)}
-    theirs = {seq_id for seq_id, request_id in owners.items() if request_id in culprits}
+    culprit_seq_ids = {seq_id for seq_id, request_id in owners.items() if request_id in culprits}
     found: set[int] = set()
     for fact in facts:
         if not isinstance(fact, StepRecorded):
             continue
-        if any(row.seq_id in theirs and row.is_prefill >= prompts_only for row in fact.rows):
+        if any(
+            row.seq_id in culprit_seq_ids and row.is_prefill >= prompts_only for row in fact.rows
+        ):
             found |= {row.seq_id for row in fact.rows if not (prompts_only and row.is_prefill)}
-    return frozenset(owners[seq_id] for seq_id in found - theirs)
+    return frozenset(owners[seq_id] for seq_id in found - culprit_seq_ids)

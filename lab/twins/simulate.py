@@ -34,8 +34,8 @@ def simulate(run: SimulatedRun) -> list[Fact]:
     engine: list[Fact] = []
     ran_ns: Counter[int] = Counter()
     for begin_ns, end_ns in _engine_spans(run):
-        mine = [one for one in requests if _is_served(one, begin_ns, end_ns)]
-        engine += _serve(run, mine, loop, ran_ns, begin_ns, end_ns)
+        served = [one for one in requests if _is_served(one, begin_ns, end_ns)]
+        engine += _serve(run, served, loop, ran_ns, begin_ns, end_ns)
     for request in requests:
         if request.submitted_ns is not None and not request.is_over:
             _reject(request)
@@ -99,14 +99,16 @@ def _serve(
     limits, physics = setting.limits, setting.physics
     machine = Machine(clock, run.cpu_contention, run.slowdowns, ran_ns)
 
-    def rest_ns() -> int:
+    def between_iterations_ns() -> int:
         machine.work(physics.gap_ns)
         return 0
 
     needs: dict[int, Needs] = {}
     draw = Random(f"{run.seed}/device/{begin_ns}")
     device = TwinDevice(limits, physics, machine, needs, draw, run.fails)
-    engine = VirtualEngine(PacedScheduler(limits, machine, physics), device, clock, rest_ns)
+    engine = VirtualEngine(
+        PacedScheduler(limits, machine, physics), device, clock, between_iterations_ns
+    )
     clients = Clients(engine, requests, loop, setting.stream_buffer_tokens, needs, end_ns)
     for at_ns, command in run.commands:
         if at_ns >= begin_ns and (end_ns is None or at_ns < end_ns):
@@ -114,7 +116,7 @@ def _serve(
     for source in run.cpu_contention:
         if isinstance(source, ProcessStops):
             for at_ns in source.due_ns:
-                engine.at(at_ns, machine.stand_still)
+                engine.at(at_ns, machine.wait_while_stopped)
     facts: list[Fact] = [_started(run, begin_ns), *engine.run(clients.take, end_ns)]
     clients.close()
     return facts if end_ns is None else [fact for fact in facts if fact_ns(fact) <= end_ns]
@@ -132,7 +134,7 @@ def _started(run: SimulatedRun, at_ns: int) -> EngineStarted:
     )
 
 
-_BY_ITSELF = ("Current thread 0x1 (most recent call first):", '  File "driver.py", line 7 in wait')
+_STACKS = ("Current thread 0x1 (most recent call first):", '  File "driver.py", line 7 in wait')
 
 
 def _hang_facts(run: SimulatedRun, requests: Sequence[SimulatedRequest]) -> list[Fact]:
@@ -143,14 +145,14 @@ def _hang_facts(run: SimulatedRun, requests: Sequence[SimulatedRequest]) -> list
     has_handler = hang.kind is not HangKind.STOPPED
     facts: list[Fact] = [
         EngineHung(
-            at_ns=hang.seen_ns + 60 * MS,
+            at_ns=hang.detected_ns + 60 * MS,
             since_ns=hang.begin_ns,
             kind=hang.kind,
-            sequences=sum(len(one.seq_ids) for one in requests if _waits(one, hang)),
+            sequences=sum(len(one.seq_ids) for one in requests if _is_in_engine(one, hang)),
             engine_pid=_PID,
             process_state="S" if has_handler else "T",
             stacks_source=StackSource.FAULTHANDLER if has_handler else StackSource.KERNEL,
-            stacks=_BY_ITSELF if has_handler else (f"Thread {_PID} (python): state T",),
+            stacks=_STACKS if has_handler else (f"Thread {_PID} (python): state T",),
         )
     ]
     if hang.recovers:
@@ -158,10 +160,10 @@ def _hang_facts(run: SimulatedRun, requests: Sequence[SimulatedRequest]) -> list
     return facts
 
 
-def _waits(request: SimulatedRequest, hang: Hang) -> bool:
+def _is_in_engine(request: SimulatedRequest, hang: Hang) -> bool:
     """Whether the engine had the request when the hang was found."""
-    at_ns, over = request.submitted_ns, request.is_over and request.over_ns < hang.seen_ns
-    return at_ns is not None and at_ns < hang.seen_ns and not over
+    at_ns, has_ended = request.submitted_ns, request.is_over and request.ended_ns < hang.detected_ns
+    return at_ns is not None and at_ns < hang.detected_ns and not has_ended
 
 
 def _death_facts(run: SimulatedRun) -> list[Fact]:

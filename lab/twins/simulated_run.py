@@ -48,7 +48,7 @@ def fault_span(draw: Random) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """An engine process ends, or one that was to replace it does."""
+    """The end of an engine process, or of one that was to replace it."""
 
     at_ns: int
     exit_code: int
@@ -68,17 +68,17 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The engine process does nothing in [begin, end). At `seen_ns` the gateway has found that
+    """The engine process does nothing in [begin, end). At `detected_ns` the gateway has found that
     out and refuses requests from then on. The engine `recovers` at the end, or is ended then."""
 
     begin_ns: int
-    seen_ns: int
+    detected_ns: int
     end_ns: int
     kind: HangKind
     recovers: bool
 
     def refuses(self, at_ns: int) -> bool:
-        return self.seen_ns <= at_ns < self.end_ns
+        return self.detected_ns <= at_ns < self.end_ns
 
 
 @dataclass(slots=True, kw_only=True)

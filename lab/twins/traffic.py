@@ -9,7 +9,7 @@ from random import Random
 from lab.twins.physics import MS, SECOND, Physics
 from service.engine.admission import Limits
 
-_SLICE_NS = 2 * SECOND
+_EVEN_NS = 2 * SECOND
 
 
 def default_limits() -> Limits:
@@ -51,7 +51,7 @@ class RequestSpec:
 
     Its prompt is a system prompt of `system_tokens` tokens, shared with others of the same
     tenant and `system`, and `own_tokens` that are its own. It gives `outputs` tokens for
-    each choice, of at most `max_tokens`. The client disconnects `hang_up_ns` after it arrived;
+    each choice, of at most `max_tokens`. The client disconnects `disconnect_ns` after it arrived;
     `leaked_sequences` is then the number of choices, from the last on, that are not cancelled.
     `body_tokens` is the length of a text that is encoded and then refused as too long.
     """
@@ -72,7 +72,7 @@ class RequestSpec:
     sample_ns: int = 0
     constraint: Constraint | None = None
     reader: Reader | None = None
-    hang_up_ns: int | None = None
+    disconnect_ns: int | None = None
     leaked_sequences: int = 0
     body_tokens: int | None = None
 
@@ -87,14 +87,14 @@ class RequestSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Setting:
-    """A server and its baseline traffic. Ranges are drawn from evenly, shares are of all requests.
+    """A server and its baseline traffic. Ranges are uniform; shares are of all requests.
 
-    `load` is demand over what the engine can do. Requests come one by one, with clusters by
-    chance, or, with `burst_requests`, that many within a second; a `steady` demand is the same in
-    any two seconds. Some clients disconnect early (`disconnects`); they may want long answers
-    (`disconnect_outputs`). `two_choices` is the share with n = 2. With `one_tokenizer` all prompts
-    are encoded by one thread beside the event loop; with `sends_step_cost` the gateway sends the
-    fitted cost of a step to the engine.
+    `load` is demand over what the engine can do. Requests come one by one, with clusters of
+    probability `cluster_chance`, or, with `burst_requests`, that many within a second; a `steady`
+    demand is the same in any two seconds. Some clients disconnect early (`disconnects`); they may
+    want long answers (`disconnect_outputs`). `two_choices` is the share with n = 2. With
+    `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
+    `sends_step_cost` the gateway sends the fitted cost of a step to the engine.
     """
 
     load: float
@@ -129,7 +129,7 @@ class Setting:
         """Requests a second that keep the engine busy all the time, with a full batch and a warm
         prefix cache."""
         physics = self.physics
-        own, outputs = _middle(self.prompt), _middle(self.outputs)
+        own, outputs = _mean(self.prompt), _mean(self.outputs)
         context = own + self.system_share * self.system_tokens + outputs / 2
         decode_ns = physics.decode_row_ns + physics.sample_row_ns
         step_ns = physics.iteration_ns / self.limits.max_seqs + decode_ns
@@ -148,7 +148,7 @@ class Setting:
         if self.burst_requests is not None:
             times = _bursts(draw, begin_ns, end_ns, rate, self.burst_requests)
         else:
-            singles = (_evenly if self.steady else _poisson)(
+            singles = (_even if self.steady else _poisson)(
                 draw, begin_ns, end_ns, rate / (1 + 2 * self.cluster_chance)
             )
             times = _clustered(draw, singles, self.cluster_chance)
@@ -157,12 +157,12 @@ class Setting:
     def spec(self, draw: Random, number: int, at_ns: int) -> RequestSpec:
         outputs = draw.randint(*self.outputs)
         shares = draw.random() < self.system_share
-        hang_up_ns = None
+        disconnect_ns = None
         if draw.random() < self.disconnects:
-            hang_up_ns = int(draw.uniform(0.15, 0.7) * SECOND)
+            disconnect_ns = int(draw.uniform(0.15, 0.7) * SECOND)
             outputs = draw.randint(*(self.disconnect_outputs or self.outputs))
         constraint = None
-        if hang_up_ns is None and draw.random() < self.constrained:
+        if disconnect_ns is None and draw.random() < self.constrained:
             constraint = Constraint(cached=draw.random() < 0.9)
         ends = constraint is not None or draw.random() < 0.6
         return RequestSpec(
@@ -174,10 +174,10 @@ class Setting:
             own_tokens=draw.randint(*self.prompt),
             outputs=outputs,
             max_tokens=max(outputs + 8, 64) if ends else outputs,
-            stream=hang_up_ns is not None or draw.random() < 0.85,
+            stream=disconnect_ns is not None or draw.random() < 0.85,
             choices=2 if draw.random() < self.two_choices else 1,
             constraint=constraint,
-            hang_up_ns=hang_up_ns,
+            disconnect_ns=disconnect_ns,
         )
 
 
@@ -187,18 +187,18 @@ def _poisson(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[
         yield at_ns
 
 
-def _evenly(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
-    """The same number in each slice of two seconds, at random times of it."""
+def _even(draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+    """The same number in every two seconds, at random times within them."""
     due = 0.0
-    for since_ns in range(begin_ns, end_ns, _SLICE_NS):
-        due += rate * _SLICE_NS / SECOND
-        times = sorted(since_ns + draw.randrange(_SLICE_NS) for _ in range(int(due)))
+    for since_ns in range(begin_ns, end_ns, _EVEN_NS):
+        due += rate * _EVEN_NS / SECOND
+        times = sorted(since_ns + draw.randrange(_EVEN_NS) for _ in range(int(due)))
         yield from (at_ns for at_ns in times if at_ns < end_ns)
         due -= int(due)
 
 
 def _bursts(draw: Random, begin_ns: int, end_ns: int, rate: float, size: int) -> Iterator[int]:
-    """`size` within a second, then a pause, so that the mean rate is `rate`."""
+    """`size` requests within a second, then a pause, so that the mean rate is `rate`."""
     at_ns = begin_ns + int(draw.random() * size / rate * SECOND)
     while at_ns < end_ns:
         yield from sorted(at_ns + draw.randrange(SECOND) for _ in range(size))
@@ -206,7 +206,7 @@ def _bursts(draw: Random, begin_ns: int, end_ns: int, rate: float, size: int) ->
 
 
 def _clustered(draw: Random, times: Iterable[int], chance: float) -> Iterator[int]:
-    """By `chance` one to three more at nearly the same time."""
+    """Each arrival is followed, with probability `chance`, by one to three more within 20 ms."""
     for at_ns in times:
         yield at_ns
         if chance and draw.random() < chance:
@@ -214,5 +214,5 @@ def _clustered(draw: Random, times: Iterable[int], chance: float) -> Iterator[in
                 yield at_ns + draw.randrange(20 * MS)
 
 
-def _middle(bounds: tuple[int, int]) -> float:
+def _mean(bounds: tuple[int, int]) -> float:
     return (bounds[0] + bounds[1]) / 2

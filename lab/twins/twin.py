@@ -65,7 +65,7 @@ def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault])
     for fault in faults:
         if fault.victims is not None:
             victims |= fault.victims(facts, culprits)
-    lasts = before is not None or (run.outage is not None and run.outage.end_ns is None)
+    lasts_to_end = before is not None or (run.outage is not None and run.outage.end_ns is None)
     return Twin(
         name=name,
         mechanism=mechanism,
@@ -73,10 +73,10 @@ def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault])
         facts=facts,
         before=before,
         onset_ns=min(onsets, default=None),
-        end_ns=None if lasts else max((span.end_ns for span in spans), default=None),
+        end_ns=None if lasts_to_end else max((span.end_ns for span in spans), default=None),
         victims=victims,
         culprits=culprits,
-        together_ns=_together(onsets, spans) if len(faults) > 1 else None,
+        together_ns=_overlap(onsets, spans) if len(faults) > 1 else None,
     )
 
 
@@ -86,9 +86,11 @@ def simulate_without_faults(
     """Facts of the same server under the same traffic without these faults."""
     key = f"{name}/{mechanism}/{seed}"
     setting, _ = _prepared(key, faults)
-    worsened = any(fault.misconfigure is not None for fault in faults)
+    misconfigured = any(fault.misconfigure is not None for fault in faults)
     injected = any(fault.inject is not None for fault in faults)
-    run = SimulatedRun.baseline(setting, key, _SHORT if worsened and not injected else WHOLE_RUN)
+    run = SimulatedRun.baseline(
+        setting, key, _SHORT if misconfigured and not injected else WHOLE_RUN
+    )
     run.renumber()
     return simulate(run)
 
@@ -115,7 +117,7 @@ def _inject(run: SimulatedRun, faults: Iterable[Fault], draw: Random) -> list[Sp
     return spans
 
 
-def _together(onsets_ns: Sequence[int], spans: Sequence[Span]) -> tuple[int, int] | None:
+def _overlap(onsets_ns: Sequence[int], spans: Sequence[Span]) -> tuple[int, int] | None:
     """From the last begin to the first end; a bad configuration does not end."""
     ends_ns = [span.end_ns for span in spans]
     return (max(onsets_ns), min(ends_ns)) if onsets_ns and ends_ns else None

@@ -32,15 +32,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
 
 
-def spelled_out(argv: list[str]) -> list[str]:
-    """`bench sweep ...` as `bench --sweep ...`: flags and the address may then come in any order,
-    which a parser below a parser would not allow."""
+def sweep_as_flag(argv: list[str]) -> list[str]:
+    """`bench sweep ...` rewritten as `bench --sweep ...`, because the parser of a subcommand would
+    not accept the flags and the address in any order."""
     return ["bench", "--sweep", *argv[2:]] if argv[:2] == ["bench", "sweep"] else argv
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--model", help="model to ask for (default: the first the server names)")
+    group.add_argument(
+        "--model", help="model to request (default: the first that the server lists)"
+    )
     group.add_argument(
         "--api-key",
         default=os.environ.get("PHASESCOPE_API_KEY"),
@@ -56,23 +58,21 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--tokenizer", metavar="FILE_OR_FOLDER",
-        help="the model's .gguf or folder with tokenizer.json; prompts become real words",
+        help="the model's .gguf or folder with tokenizer.json; prompts are then real words",
     )  # fmt: skip
-    group.add_argument("--corpus", metavar="FILE", help="take the words from this text")
+    group.add_argument(
+        "--corpus", metavar="FILE", help="text file from which the words of prompts are taken"
+    )
     group.add_argument(
         "--token-ids",
         metavar="LOW:HIGH",
-        help="range of random token ids (default: found by trying)",
+        help="range of random token ids (default: one that the server accepts)",
     )
-    group.add_argument(
-        "--no-ignore-eos", action="store_true", help="leave ignore_eos out of the body"
-    )
-    group.add_argument(
-        "--no-stream-usage", action="store_true", help="leave stream_options out of the body"
-    )
+    group.add_argument("--no-ignore-eos", action="store_true", help="do not send ignore_eos")
+    group.add_argument("--no-stream-usage", action="store_true", help="do not send stream_options")
     group.add_argument(
         "--extra-body", metavar="JSON", default="{}",
-        help="fields laid over each body; null removes one",
+        help="fields that are added to each body, or replace its own; null removes one",
     )  # fmt: skip
     group.add_argument(
         "--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request"
@@ -83,37 +83,47 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     from lab.load.parse import CLASS_HELP, LENGTHS_HELP
 
     group = parser.add_argument_group("load")
-    group.add_argument("--users", type=int, help="closed loop: so many clients")
-    group.add_argument("--rate", type=float, help="open loop: requests a second, Poisson")
-    group.add_argument("--interval", type=float, help="open loop: seconds from one to the next")
-    group.add_argument("--burst", type=int, help="so many at once, with --rate or --interval")
+    group.add_argument("--users", type=int, help="closed loop: number of clients")
+    group.add_argument("--rate", type=float, help="open loop: mean requests a second, Poisson")
+    group.add_argument("--interval", type=float, help="open loop: seconds between two requests")
+    group.add_argument("--burst", type=int, help="requests sent at once, with --rate or --interval")
     group.add_argument(
         "--trace", metavar="FILE",
         help='open loop: JSON lines {"at_ms", "prompt_tokens", "max_tokens" [, "class"]}',
     )  # fmt: skip
     group.add_argument("--lengths", help=f"{LENGTHS_HELP} (default 64/64)")
-    group.add_argument("--slo", help="ttft_ms=..,itl_ms=..,tpot_ms=..,e2e_ms=..")
+    group.add_argument("--slo", help="latency targets: ttft_ms=..,itl_ms=..,tpot_ms=..,e2e_ms=..")
     group.add_argument(
         "--class", dest="classes", action="append", default=[], metavar="SPEC", help=CLASS_HELP
     )
-    group.add_argument("--seed", type=int, default=0, help="of arrivals and lengths (default 0)")
-    group.add_argument("--salt", type=int, help="of what prompts say (default: new in each run)")
+    group.add_argument(
+        "--seed", type=int, default=0, help="seed of arrivals and lengths (default 0)"
+    )
+    group.add_argument(
+        "--salt", type=int, help="seed of the prompts' content (default: new in each run)"
+    )
 
 
 def _add_end(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("end and results")
-    group.add_argument("--duration", type=float, metavar="S", help="seconds after the warm-up")
-    group.add_argument("--requests", type=int, metavar="N", help="counted requests of all classes")
+    group.add_argument(
+        "--duration", type=float, metavar="S", help="seconds to measure, after the warm-up"
+    )
+    group.add_argument(
+        "--requests", type=int, metavar="N", help="requests to measure, of all classes"
+    )
     group.add_argument(
         "--warmup", default="0", metavar="N|Ns",
-        help="first requests (20) or seconds (5s) that are not counted",
+        help="first requests (20) or seconds (5s) that are not measured",
     )  # fmt: skip
-    group.add_argument("--timeout", type=float, default=600, metavar="S", help="for one request")
+    group.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="for one request (default 600)"
+    )
     group.add_argument(
         "--drain-timeout", type=float, default=60, metavar="S",
-        help="how long replies are awaited after the last request (default 60)",
+        help="how long to wait for replies after the last request (default 60)",
     )  # fmt: skip
-    group.add_argument("--json", type=Path, metavar="FILE", help="write the whole result")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the whole result as JSON")
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +140,8 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--bisections", type=int, default=4, metavar="N",
-        help="values between the last good and the first bad one (default 4)",
+        help="values to try between the highest that met the target and the lowest that missed it "
+        "(default 4)",
     )  # fmt: skip
     group.add_argument(
         "--target", type=float, default=0.9, metavar="SHARE",
@@ -138,7 +149,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--least-requests", type=int, default=20, metavar="N",
-        help="a low rate runs longer than --duration to bring so many (default 20)",
+        help="fewest requests at a value; a low rate runs longer than --duration (default 20)",
     )  # fmt: skip
     group.add_argument(
         "--html", type=Path, default=Path("sweep.html"), metavar="FILE",
@@ -160,8 +171,8 @@ def _bench(args: argparse.Namespace) -> int:
     from lab.load.report import render
     from lab.load.run import run_bench
 
-    _demand_writable(args.json)
-    result = run_bench(spec_of(args), _tell)
+    _check_folder_exists(args.json)
+    result = run_bench(spec_of(args), _print_progress)
     _write_json(args.json, result)
     _console().print(render(result))
     if result.all_failed:
@@ -176,8 +187,8 @@ def _sweep(args: argparse.Namespace) -> int:
 
     if args.users is not None or args.trace is not None:
         raise ConfigError("a sweep sets the arrivals itself: use --over, --from and --to")
-    _demand_writable(args.html)
-    _demand_writable(args.json)
+    _check_folder_exists(args.html)
+    _check_folder_exists(args.json)
     spec = SweepSpec(
         bench=spec_of(args),
         over=Over(args.over),
@@ -187,7 +198,7 @@ def _sweep(args: argparse.Namespace) -> int:
         target=args.target,
         least_requests=args.least_requests,
     )
-    sweep = run_sweep(spec, _tell_cell, _tell)
+    sweep = run_sweep(spec, _print_cell, _print_progress)
     args.html.write_text(sweep_html(sweep), encoding="utf-8")
     _write_json(args.json, sweep)
     _console().print(render_sweep(sweep))
@@ -197,9 +208,9 @@ def _sweep(args: argparse.Namespace) -> int:
     return _EXIT_INTERRUPTED if sweep.partial else 0
 
 
-def _tell_cell(cell: Any) -> None:
+def _print_cell(cell: Any) -> None:
     share = cell.result.total.slo_attained
-    met = "nothing counted" if share is None else f"{100 * share:.1f} % met the SLO"
+    met = "no request was measured" if share is None else f"{100 * share:.1f} % met the SLO"
     print(f"{cell.value:g}: {met}", file=sys.stderr, flush=True)
 
 
@@ -211,7 +222,7 @@ def _write_json(path: Path | None, result: Any) -> None:
 
 
 def _console() -> Any:
-    """As wide as the terminal, and wide enough in a file."""
+    """As wide as the terminal; of a fixed width where the output goes to a file."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS)
@@ -231,14 +242,14 @@ def spec_of(args: argparse.Namespace) -> Any:
         trace=args.trace,
     )
     if args.classes and (args.lengths or args.slo):
-        raise ConfigError("with --class, write lengths and targets into the classes")
-    one = ClassSpec(lengths=parse_lengths(args.lengths or "64/64"))
+        raise ConfigError("with --class, give lengths and targets in the classes")
+    default = ClassSpec(lengths=parse_lengths(args.lengths or "64/64"))
     if args.slo:
-        one = ClassSpec(lengths=one.lengths, slo=parse_slo(args.slo))
+        default = ClassSpec(lengths=default.lengths, slo=parse_slo(args.slo))
     warmup_requests, warmup_s = _warmup(args.warmup)
     return BenchSpec(
         url=args.url,
-        classes=tuple(parse_class(text) for text in args.classes) or (one,),
+        classes=tuple(parse_class(text) for text in args.classes) or (default,),
         arrivals=arrivals,
         model=args.model,
         api_key=args.api_key,
@@ -262,7 +273,7 @@ def spec_of(args: argparse.Namespace) -> Any:
     )
 
 
-def _tell(progress: Any) -> None:
+def _print_progress(progress: Any) -> None:
     """One line, at least every two seconds."""
     what = "warming up" if progress.warming_up else "measuring"
     print(
@@ -274,8 +285,8 @@ def _tell(progress: Any) -> None:
     )
 
 
-def _demand_writable(path: Path | None) -> None:
-    """A result must not be lost at the end of a long run for want of a folder."""
+def _check_folder_exists(path: Path | None) -> None:
+    """Before the run, so that the result of a long one is not lost at its end."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path}: the folder does not exist")
 

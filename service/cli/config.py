@@ -17,11 +17,11 @@ _COLUMN = 44
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "config",
-        help="print the settings that `serve` with the same flags would use, and where they are "
+        help="print the settings that `serve` would use with the same flags, and where each comes "
         "from",
         description="Takes all flags of serve, the same environment and the same config file. "
         "Prints each value that is in force and where it came from, as a TOML file that --config "
-        "takes. Keys are never printed. The model is not looked for.",
+        "takes. Keys are never printed. The model is not loaded.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON", default=argparse.SUPPRESS)
     add_settings(parser)
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(resolution: Resolution) -> dict[str, Any]:
-    """For programs; of a secret the value is "set" or null."""
+    """All settings as JSON; the value of a secret is shown as "set" or null."""
     return {
         "config_file": resolution.config_file,
         "unknown_variables": list(resolution.unknown_variables),
@@ -59,10 +59,10 @@ def as_json(resolution: Resolution) -> dict[str, Any]:
 
 
 def as_toml(resolution: Resolution) -> Iterator[str]:
-    """Lines of a config file that has the same effect, but for secrets."""
+    """Lines of a config file with the same settings, without secrets."""
     yield f"# config file: {resolution.config_file or 'none'}"
     for name in resolution.unknown_variables:
-        yield f"# {name} is no setting"
+        yield f"# {name} is not a setting"
     group = None
     for key, one in resolution.settings.items():
         if one.setting.details.group is not group:
@@ -90,7 +90,7 @@ def _public(one: InForce) -> Any:
 
 
 def _literal(setting: Setting, value: Any) -> str:
-    """As TOML."""
+    """A value as TOML."""
     if setting.is_size:
         return json.dumps(setting.format(value))
     return json.dumps(list(value) if setting.is_list else value, ensure_ascii=False)

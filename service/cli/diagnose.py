@@ -1,4 +1,4 @@
-"""`phasescope diagnose`: ask a running server, or a dump of one, what is wrong with it."""
+"""`phasescope diagnose`: what is wrong with a running server, or was when a dump was taken."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--root",
         action="store_true",
-        help="replay the scheduler without each thing that differs from the time before, and say "
+        help="replay the scheduler without each change from the reference, one at a time, and say "
         "which of them made requests slow",
     )
     parser.add_argument(
         "--window",
-        type=_ago,
+        type=_relative_window,
         metavar="FROM:UNTIL",
-        help="with --root: what to explain, in seconds before the journal's end; without "
-        "it what diagnose finds fault with",
+        help="with --root: the time to explain, in seconds before the journal's end (default: "
+        "that of the fault that diagnose finds)",
     )
     parser.add_argument(
         "--reference",
-        type=_ago,
+        type=_relative_window,
         metavar="FROM:UNTIL",
-        help="with --root: when all was well; without it the time before that",
+        help="with --root: the time to compare with, in the same form (default: before the fault)",
     )
     parser.add_argument(
         "--baseline",
         type=Path,
         metavar="FILE",
-        help="compare with this, which --save-baseline wrote, and not with what came before",
+        help="compare with this file of --save-baseline, not with earlier time of the same run",
     )
     parser.add_argument(
         "--save-baseline",
         type=Path,
         metavar="FILE",
-        help="write down what is usual here, for a later --baseline",
+        help="save what is usual for this server, for a later --baseline",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
@@ -67,44 +67,47 @@ def run(args: argparse.Namespace) -> int:
             return _save_baseline(args)
         if args.root:
             root = _root(args)
-            encoded, say = msgspec.json.encode(root), partial(_say_root, root)
+            encoded, print_text = msgspec.json.encode(root), partial(_print_root_cause, root)
         else:
             diagnosis = _diagnosis(args)
-            encoded, say = msgspec.json.encode(diagnosis), partial(_say, diagnosis)
+            encoded, print_text = (
+                msgspec.json.encode(diagnosis),
+                partial(_print_diagnosis, diagnosis),
+            )
     except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     if args.json:
         print(msgspec.json.format(encoded).decode())
     else:
-        say()
+        print_text()
     return 0
 
 
-def _ago(text: str) -> RelativeWindow:
+def _relative_window(text: str) -> RelativeWindow:
     from diagnosis.root_cause.root import RelativeWindow
 
     first, colon, last = text.partition(":")
     try:
-        ago = RelativeWindow(float(first), float(last))
+        window = RelativeWindow(float(first), float(last))
     except ValueError:
         colon = ""
-    if not colon or not ago.from_s > ago.until_s >= 0:
+    if not colon or not window.from_s > window.until_s >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not FROM:UNTIL, such as 60:20")
-    return ago
+    return window
 
 
-def _say(diagnosis: Diagnosis) -> None:
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
     seconds = diagnosis.window_ns / 1e9
     if diagnosis.verdict == "indeterminate":
         print(f"indeterminate: {diagnosis.why}")
     if not diagnosis.findings:
         print(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
     for rank, finding in enumerate(diagnosis.findings, 1):
-        _say_finding(rank, finding)
+        _print_finding(rank, finding)
 
 
-def _say_finding(rank: int, finding: Finding) -> None:
+def _print_finding(rank: int, finding: Finding) -> None:
     share = f", {100 * finding.share:.0f} % of the harm" if finding.share else ""
     print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
     print(f"   {finding.claim}")
@@ -120,37 +123,41 @@ def _say_finding(rank: int, finding: Finding) -> None:
     print(f"   {'runbook':>24}: {finding.runbook}")
 
 
-def _say_root(root: RootCause) -> None:
+def _print_root_cause(root: RootCause) -> None:
     found = root.explanation
     window, reference = root.window, root.reference
     if root.diagnosis is not None:
-        _say(root.diagnosis)
+        _print_diagnosis(root.diagnosis)
         print()
-    before = "the usual configuration"
+    compared = "the configuration of the baseline"
     if reference is not None:
-        before = f"{reference.from_s:.1f} to {reference.until_s:.1f} s"
+        compared = f"{reference.from_s:.1f} to {reference.until_s:.1f} s"
     print(
         f"{found.requests} requests from {window.from_s:.1f} to {window.until_s:.1f} s before the "
-        f"end, against {before}"
+        f"end, compared with {compared}"
     )
     if not found.moved:
-        print("nothing moved: they were served as those before them")
+        print("no latency has changed: they were served like those of the reference")
         return
     for name, (before_ms, now_ms) in found.moved.items():
         print(f"  {name:<16} {before_ms:10.1f} ms, now {now_ms:10.1f} ms")
     if not found.gains:
-        print("indeterminate: nothing that differs would have helped, put back")
+        print("indeterminate: undoing none of the changes would have helped")
     for rank, gain in enumerate(found.gains, 1):
-        share = "" if gain.shapley is None else f"; its share of all: {100 * gain.shapley:.0f} %"
+        share = (
+            ""
+            if gain.shapley is None
+            else f"; its part of all: {100 * gain.shapley:.0f} % (Shapley)"
+        )
         print(
             f"{rank}. {gain.cause.value}: without it {gain.symptom} is {100 * gain.gain:.0f} % "
-            f"less, {100 * gain.share:.0f} % of what it rose by{share}"
+            f"less, {100 * gain.share:.0f} % of its rise{share}"
         )
         print(f"   {root.remedies[gain.cause.value]}")
     for symptom, promise in root.promises.items():
         print(f"against {symptom}: {promise}")
     if found.interaction is not None:
-        print(f"together beyond the sum of each: {100 * found.interaction:+.0f} %")
+        print(f"all together, beyond the sum of each alone: {100 * found.interaction:+.0f} %")
 
 
 def _root(args: argparse.Namespace) -> RootCause:

@@ -23,25 +23,30 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "drill",
         help="inject faults into a real server, or run the scheduler through simulated scenarios",
-        description="With NAME: start a server, serve traffic, bring that trouble about for a "
-        "while, and write down what was done, what clients saw and what the server said. With "
-        "--sim: simulated scenarios, invariants checked.",
+        description="With NAME: start a server, send traffic, inject that fault for a while, and "
+        "record what was done, what clients measured and what the server diagnosed. With --sim: "
+        "run simulated scenarios and check invariants.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the class of trouble; see --list")
-    parser.add_argument("--list", action="store_true", help="show all classes and mechanisms")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals, prompts and lengths, or "
-                        "the first of a simulation (default 0)")  # fmt: skip
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the class of fault; see --list")
+    parser.add_argument("--list", action="store_true", help="list all classes and mechanisms")
+    parser.add_argument("--seed", type=int, default=0, help="seed of arrivals, prompts and lengths,"
+                        " or the first with --sim (default 0)")  # fmt: skip
     _add_real_flags(parser.add_argument_group("real server"))
     _add_sim_flags(parser.add_argument_group("simulation"))
     parser.set_defaults(run=run)
 
 
 def _add_real_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--mechanism", metavar="M", help="which one; by default the first")
     group.add_argument(
-        "--intensity", type=float, metavar="X", help="how strong, in the mechanism's unit"
+        "--mechanism", metavar="M", help="how to cause the fault (default: the first of --list)"
     )
-    group.add_argument("--model", help="as for `phasescope serve`; by default the default model")
+    group.add_argument(
+        "--intensity",
+        type=float,
+        metavar="X",
+        help="how strong, in the mechanism's unit (default: its middle level)",
+    )
+    group.add_argument("--model", help="as for `phasescope serve` (default: the default model)")
     group.add_argument(
         "--weights", default="int8", choices=["auto", "int8"], help="format of the weights"
     )
@@ -54,7 +59,11 @@ def _add_real_flags(group: argparse._ArgumentGroup) -> None:
     )
     for name, default in (("warm-up", 20), ("reference", 20), ("fault", 25), ("recovery", 15)):
         group.add_argument(
-            f"--{name}", type=float, default=float(default), metavar="S", help="seconds"
+            f"--{name}",
+            type=float,
+            default=float(default),
+            metavar="S",
+            help=f"length of this phase in seconds (default {default})",
         )
 
 
@@ -62,10 +71,10 @@ def _add_sim_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sim",
         metavar="SCENARIO",
-        help="the name of a scenario (a wrong one is answered with the list), or a trace file of "
+        help="the name of a scenario (an unknown name prints the list), or a trace file of "
         "JSON lines (at_ms, prompt_tokens, max_tokens, tenant, priority)",
     )
-    group.add_argument("--count", type=int, default=1, help="how many seeds (default 1)")
+    group.add_argument("--count", type=int, default=1, help="number of seeds (default 1)")
     group.add_argument("--journal", type=Path, help="write the facts of the last run here")
 
 
@@ -108,7 +117,7 @@ def _run_real(args: argparse.Namespace) -> int:
     except DidNotStart as error:
         print(f"phasescope: the server did not start: {error}", file=sys.stderr)
         return 1
-    _say_result(result)
+    _print_result(result)
     print(f"journal, clients and answers: {spec.out / result.name}")
     return 0
 
@@ -118,8 +127,8 @@ def _drills_folder() -> Path:
     return Path(cache) / "phasescope" / "drills"
 
 
-def _say_result(result: EpisodeResult) -> None:
-    """A line a phase, then what the server said of itself."""
+def _print_result(result: EpisodeResult) -> None:
+    """A line a phase, then the server's verdicts."""
     measures = ("ttft_p50", "ttft_p95", "itl_p50", "stall_p95", "tpot_p95", "e2e_p50")
     print(f"{'ms':<11}{'requests':>9}{'good':>6}" + "".join(f"{name:>11}" for name in measures))
     for phase, seen in result.clients.items():
@@ -131,13 +140,13 @@ def _say_result(result: EpisodeResult) -> None:
         print(f"{measure}: {'-' if rise is None else format(rise, '.2f')} times the reference")
     if result.exit_line is not None:
         print(f"the server ended ({result.exit_code}): {result.exit_line}")
-    for turn in result.verdicts:
-        named = ", ".join(f"{symptom} {confidence:.2f}" for symptom, confidence in turn.named)
-        print(f"{turn.at_s:7.1f} s  {turn.verdict} {named}")
+    for change in result.verdicts:
+        named = ", ".join(f"{symptom} {confidence:.2f}" for symptom, confidence in change.named)
+        print(f"{change.at_s:7.1f} s  {change.verdict} {named}")
     if result.on_s is not None and result.off_s is not None:
         print(f"the fault was on from {result.on_s:.1f} to {result.off_s:.1f} s")
     for reason in result.discarded:
-        print(f"not to be counted: {reason}")
+        print(f"does not count: {reason}")
 
 
 # --- simulated worlds ----------------------------------------------------------------------
@@ -151,7 +160,7 @@ def _run_sim(args: argparse.Namespace) -> int:
     if args.count < 1:
         raise ConfigError("--count must be at least 1")
     clock = MonotonicClock()
-    begun_ns = told_ns = clock.now_ns()
+    begun_ns = printed_ns = clock.now_ns()
     totals: Counter[str] = Counter()
     report: Report | None = None
     for seed in range(args.seed, args.seed + args.count):
@@ -163,14 +172,14 @@ def _run_sim(args: argparse.Namespace) -> int:
             return 1
         totals.update({reason.value: count for reason, count in report.ends.items()})
         totals["steps"] += report.steps
-        if clock.now_ns() - told_ns > _PROGRESS_NS:
-            told_ns = clock.now_ns()
+        if clock.now_ns() - printed_ns > _PROGRESS_NS:
+            printed_ns = clock.now_ns()
             print(f"  {seed - args.seed + 1} of {args.count} scenarios", file=sys.stderr)
     assert report is not None
     if args.journal is not None:
         write_journal(args.journal, report.facts, clock, "drill")
     seconds = (clock.now_ns() - begun_ns) / 1e9
-    _say(args.count, seconds, totals, report)
+    _print_totals(args.count, seconds, totals, report)
     return 0
 
 
@@ -182,7 +191,7 @@ def _scenario(name: str, seed: int) -> Scenario:
     return build_scenario(name, seed)
 
 
-def _say(count: int, seconds: float, totals: Counter[str], last: Report) -> None:
+def _print_totals(count: int, seconds: float, totals: Counter[str], last: Report) -> None:
     steps = totals.pop("steps")
     ends = ", ".join(f"{reason} {number}" for reason, number in totals.most_common())
     print(f"{count} scenarios, {steps} steps, {seconds:.1f} s: every invariant held")

@@ -12,7 +12,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("explain", help="where one request's time went, and who took it")
     parser.add_argument("request_id", help="the x-request-id of its response")
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
-    parser.add_argument("--json", action="store_true", help="print the account as JSON")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
     add_debug_key(parser)
     parser.set_defaults(run=run)
 

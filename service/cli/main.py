@@ -25,7 +25,7 @@ from service.config.settings import ConfigError
 
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141  # 128 + SIGPIPE, as shells say it
+EXIT_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,9 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = bench.spelled_out(sys.argv[1:] if argv is None else argv)
+    arguments = bench.sweep_as_flag(sys.argv[1:] if argv is None else argv)
     try:
-        args = build_parser().parse_args(words)
+        args = build_parser().parse_args(arguments)
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # as in `phasescope config | head`: the reader has seen enough

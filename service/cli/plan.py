@@ -1,4 +1,4 @@
-"""`phasescope plan`: how many users, how long a context, and where more stops helping."""
+"""`phasescope plan`: how many users and which context lengths fit, and where goodput falls."""
 
 from __future__ import annotations
 
@@ -18,31 +18,50 @@ _MIB = 1 << 20
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "plan", help="memory, decode ceiling and the knee of goodput, from a server's own steps"
+        "plan",
+        help="predict memory, decode ceiling and the knee of goodput from a server's own steps",
     )
     add_source(parser, "a server that has had some load, or a dump or journal folder of one")
-    parser.add_argument("--users", type=int, default=32, help="who ask all the time (default 32)")
     parser.add_argument(
-        "--prompt", type=int, default=256, metavar="TOKENS", help="of each request (default 256)"
+        "--users",
+        type=int,
+        default=32,
+        help="clients that always have one request in flight (default 32)",
     )
     parser.add_argument(
-        "--output", type=int, default=128, metavar="TOKENS", help="of each answer (default 128)"
+        "--prompt",
+        type=int,
+        default=256,
+        metavar="TOKENS",
+        help="length of each prompt (default 256)",
     )
     parser.add_argument(
-        "--slo-class", default="", help="whose targets count (default the policy's)"
+        "--output",
+        type=int,
+        default=128,
+        metavar="TOKENS",
+        help="length of each output (default 128)",
     )
     parser.add_argument(
-        "--slo-file", metavar="FILE", help="the SLO classes, if they are not the defaults"
+        "--slo-class",
+        default="",
+        help="the class whose targets apply (default: the policy's default class)",
+    )
+    parser.add_argument(
+        "--slo-file", metavar="FILE", help="the SLO classes, if not the default ones"
     )
     parser.add_argument(
         "--memory",
         type=_size,
         metavar="SIZE",
-        help="what there would be for weights and cache together, as in 80GiB (default: the "
-        "cache as the server has it)",
+        help="memory for weights and cache together, as in 80GiB (default: the cache as the "
+        "server has it)",
     )
     parser.add_argument(
-        "--peak-gb-per-s", type=float, metavar="RATE", help="memory bandwidth, for the ceiling"
+        "--peak-gb-per-s",
+        type=float,
+        metavar="RATE",
+        help="memory bandwidth, for the decode ceiling",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=run)
@@ -94,11 +113,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(plan)).decode())
     else:
-        _say(plan)
+        _print_plan(plan)
     return 0
 
 
-def _say(plan: Plan) -> None:
+def _print_plan(plan: Plan) -> None:
     memory, workload = plan.memory, plan.workload
     print(f"{plan.model}: weights {memory.weight_bytes / _MIB:.0f} MiB")
     print(
@@ -113,12 +132,12 @@ def _say(plan: Plan) -> None:
     if plan.ceiling is not None:
         print(
             f"ceiling at {plan.ceiling.peak_gb_per_s:g} GB/s: "
-            f"{plan.ceiling.alone_tokens_per_s:.0f} tokens/s for one, "
+            f"{plan.ceiling.alone_tokens_per_s:.0f} tokens/s for one user, "
             f"{plan.ceiling.all_tokens_per_s:.0f} for {workload.users} in one batch"
         )
     print(
-        f"foretold by the steps that were recorded ({100 * plan.fit_mean_error:.1f} % off on "
-        f"average), prompts of {workload.prompt_tokens}, answers of {workload.output_tokens}:"
+        f"predicted from the recorded steps (error {100 * plan.fit_mean_error:.1f} % on average), "
+        f"prompts of {workload.prompt_tokens}, answers of {workload.output_tokens}:"
     )
     print("   users  tokens/s  good/s  good %  TTFT p50  TTFT p99  ITL p50  ITL p99 (ms)")
     for point in plan.points:

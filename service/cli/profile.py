@@ -8,7 +8,7 @@ from pathlib import Path
 
 from service.cli.source import add_debug_key
 
-_WRITING_S = 90.0  # more than the server takes to give up
+_EXTRA_WAIT_S = 90.0  # longer than the server takes to write the trace, or to give up
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -17,14 +17,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument(
-        "--steps", type=int, default=20, metavar="N", help="how many, up to 200 (default 20)"
+        "--steps", type=int, default=20, metavar="N", help="number of steps, up to 200 (default 20)"
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds after which those that there were are enough, up to 120 (default 30)",
+        help="seconds to wait for so many steps, up to 120; fewer are kept then (default 30)",
     )
     parser.add_argument(
         "-o",
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
         headers["authorization"] = f"Bearer {args.debug_key}"
     try:
         request = urllib.request.Request(url, method="POST", headers=headers)
-        with urllib.request.urlopen(request, timeout=args.timeout + _WRITING_S) as answer:
+        with urllib.request.urlopen(request, timeout=args.timeout + _EXTRA_WAIT_S) as answer:
             with args.output.open("wb") as file:
                 shutil.copyfileobj(answer, file)
             steps = answer.headers["x-profile-steps"]
             contents = answer.headers["x-profile-contents"]
     except urllib.error.HTTPError as error:
-        print(f"phasescope: {_refusal(error.read(), error.code)}", file=sys.stderr)
+        print(f"phasescope: {_error_message(error.read(), error.code)}", file=sys.stderr)
         return 1
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refusal(body: bytes, status: int) -> str:
-    """The server's own words, which say what to do next."""
+def _error_message(body: bytes, status: int) -> str:
+    """The message of the server's error, which says what to do next."""
     import msgspec
 
     try:

@@ -1,4 +1,4 @@
-"""`phasescope replay`: a recorded run once more, and what it would have been with other limits."""
+"""`phasescope replay`: replay a recorded run, and predict it with other limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _SHOWN = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"), ("
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "replay", help="run a journal through the scheduler again, with other limits if you like"
+        "replay",
+        help="replay a journal with the production scheduler, with its own or other limits",
     )
     add_source(parser, "a dump, a journal folder, or the URL of a server")
     parser.add_argument(
@@ -33,22 +34,23 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         dest="changes",
         help="a limit to change, as in kv_blocks=4000 or max_batched_tokens=512; may be given "
-        "often (a wrong name is answered with the list)",
+        "often (an unknown name prints the list)",
     )
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="only check that every decision comes out again, with recorded durations",
+        help="only check that, with recorded durations, every decision is the recorded one",
     )
     parser.add_argument(
         "--noise",
         choices=["none", "recorded", "drawn"],
-        help="what a step takes over its modelled cost: nothing, what it took then, or noise of "
-        "that kind, but stolen time as it was (default recorded; with --cost-from drawn)",
+        help="what is added to the fitted cost of a step: nothing, its recorded noise, or noise "
+        "drawn from the recorded; stolen CPU time stays as recorded (default recorded; drawn with "
+        "--cost-from)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of drawn noise (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of drawn noise (default 0)")
     parser.add_argument(
-        "--cost-from", metavar="JOURNAL", help="fit durations to this journal instead"
+        "--cost-from", metavar="JOURNAL", help="fit the cost of steps to this journal instead"
     )
     parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
     parser.add_argument(
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _exact(args: argparse.Namespace) -> int:
-    """0 when every decision came out again, 1 when one did not."""
+    """0 when every decision was repeated, 1 when one was not."""
     import msgspec
 
     from dashboards.source import journal_of
@@ -85,7 +87,7 @@ def _exact(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(identities)).decode())
     else:
-        _say_identities(identities)
+        _print_identities(identities)
     return 0 if all(identity.holds for identity in identities) else 1
 
 
@@ -127,30 +129,31 @@ def _replay(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
-        _say(report)
+        _print_report(report)
     return 0
 
 
-def _say_identities(identities: list[Identity]) -> None:
+def _print_identities(identities: list[Identity]) -> None:
     for number, one in enumerate(identities, 1):
         print(
             f"engine {number}: {one.steps} steps, {one.admitted} admissions, {one.chunks} chunks, "
             f"{one.preempted} preemptions, {one.ended} ends"
         )
         if one.holds:
-            print(f"  all {one.decisions} decisions came out again")
+            print(f"  all {one.decisions} decisions were repeated")
         else:
-            print(f"  {one.decisions} decisions came out again, then not: {one.difference}")
+            print(f"  {one.decisions} decisions were repeated, then one differed: {one.difference}")
 
 
-def _say(report: ReplayReport) -> None:
+def _print_report(report: ReplayReport) -> None:
     if report.identities is not None:
-        _say_identities(report.identities)
+        _print_identities(report.identities)
     else:
         print(f"decisions not compared: {report.not_compared}")
     print(
-        f"durations: fitted to {report.cost.turns} turns, {100 * report.cost.mean_error:.1f} % off "
-        f"on average, noise {report.noise.value}; {report.speed:.0f} times real time"
+        f"durations: fitted to {report.cost.turns} iterations, error "
+        f"{100 * report.cost.mean_error:.1f} % on average, noise {report.noise.value}; "
+        f"{report.speed:.0f} times real time"
     )
     columns = {"recorded": report.recorded, "replayed": report.replayed}
     if report.changed is not None:

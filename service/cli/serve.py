@@ -26,16 +26,16 @@ def run(args: argparse.Namespace) -> int:
     config = checked(resolution)
     model = _find_model(resolution, config.recorder)
     engine = msgspec.structs.replace(config.engine, model=model)
-    return run_service(msgspec.structs.replace(config, engine=engine), _say)
+    return run_service(msgspec.structs.replace(config, engine=engine), _print_line)
 
 
 def _find_model(resolution: Resolution, recorder: RecorderConfig) -> ModelRef:
-    """Present on this machine, by the name that clients use. Raises ConfigError, of which the
-    journal folder then has a record."""
+    """The model, downloaded if need be, with the name that clients use. Raises ConfigError, and
+    records that in the journal folder."""
     from service.model_files.model_store import resolve_model
 
     try:
-        model = resolve_model(resolution["model"], _say)
+        model = resolve_model(resolution["model"], _print_line)
     except ConfigError as error:
         from service.composition.recording import record_failed_start
 
@@ -46,5 +46,5 @@ def _find_model(resolution: Resolution, recorder: RecorderConfig) -> ModelRef:
     return model if name is None else msgspec.structs.replace(model, name=name)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"phasescope: {line}", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ _NO_MODEL = ModelRef(kind=ModelKind.DUMMY, path="", name="")
 
 
 class ShownDefault:
-    """A default as `--help` and the reference show it; no flag's value."""
+    """A default as `--help` and the reference show it; it is never the value of a flag."""
 
     def __init__(self, setting: Setting) -> None:
         details = setting.details
@@ -38,8 +38,8 @@ class ShownDefault:
 
 
 class SettingAction(argparse.Action):
-    """Checks a value where it is parsed, and keeps it in `given`, by the setting's key. Raises
-    ConfigError out of the parser."""
+    """Checks a value when it is parsed, and stores it in `given`, by the setting's key. ConfigError
+    passes through the parser."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, setting: Setting) -> None:
         self.setting = setting
@@ -59,12 +59,12 @@ class SettingAction(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        one, where = self.setting, option_string or self.option_strings[0]
-        if one.is_switch:
-            value: Any = where == one.flags[0]
+        setting, flag = self.setting, option_string or self.option_strings[0]
+        if setting.is_switch:
+            value: Any = flag == setting.flags[0]
         else:
-            value = one.check(values, where) if one.is_list else one.parse(values, where)
-        namespace.given = {**namespace.given, one.key: value}
+            value = setting.check(values, flag) if setting.is_list else setting.parse(values, flag)
+        namespace.given = {**namespace.given, setting.key: value}
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -88,14 +88,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def resolved(args: argparse.Namespace) -> Resolution:
-    """What flags, environment, config file and hardware say. Raises ConfigError."""
+    """Every setting, from flags, environment, config file and hardware. Raises ConfigError."""
     file = getattr(args, CONFIG, None)
     return resolve(args.given | ({} if file is None else {CONFIG: file}), os.environ)
 
 
 def checked(resolution: Resolution) -> ServeConfig:
-    """The settings, and the files that they name; the model is not looked for, and `engine.model`
-    is none. Raises ConfigError."""
+    """The settings, after a check of them and of the files that they name. The model is not looked
+    for; `engine.model` is a placeholder. Raises ConfigError."""
     config = resolution.config(_NO_MODEL)
     try:
         _check_files(config)

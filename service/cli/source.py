@@ -1,4 +1,4 @@
-"""Where a command gets its facts from, on the command line."""
+"""Arguments that say where a command reads its facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_source(parser: argparse.ArgumentParser, what: str) -> None:
-    """A server, or what one has left behind; and the key that a server may want."""
+    """The server, dump or journal folder to read, and the server's debug key."""
     parser.add_argument("source", nargs="?", default=_DEFAULT_URL, help=what)
     add_debug_key(parser)
 

@@ -11,7 +11,7 @@ from service.cli.source import add_source
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "timeline", help="draw a dump, or a server's last minutes, for ui.perfetto.dev"
+        "timeline", help="export a dump, or a server's last minutes, as a trace for ui.perfetto.dev"
     )
     add_source(parser, "a dump, a journal folder, or the URL of a server")
     parser.add_argument(
@@ -19,7 +19,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--output",
         type=Path,
         metavar="FILE",
-        help="the trace, gzipped when it ends in .gz; by default the source's name with .json.gz",
+        help="the trace, gzipped when it ends in .gz (default: the source's name with .json.gz)",
     )
     parser.add_argument(
         "--late-ms",

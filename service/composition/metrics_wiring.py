@@ -1,5 +1,4 @@
-"""Puts together what `/metrics`, `/debug/slo` and OTLP metrics are made of; part of the
-composition root."""
+"""Builds what serves `/metrics`, `/debug/slo` and OTLP metrics; part of the composition root."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def build_metrics(
 
 
 def build_pusher(config: ServeConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
-    """None when metrics go nowhere."""
+    """None when metrics are not exported."""
     tracing = config.tracing
     if not config.metrics.otlp:
         return None
@@ -79,8 +78,8 @@ def push_counts(pusher: MetricPusher | None) -> tuple[int, int, int] | None:
     return (pusher.stats.exported, pusher.stats.failed, pusher.stats.points_rejected)
 
 
-def at_once(calls: Sequence[Callable[[], None]]) -> None:
-    """Each may take its bounded time; together they take no longer than the slowest."""
+def call_concurrently(calls: Sequence[Callable[[], None]]) -> None:
+    """Call each in a thread of its own; returns when the slowest is done."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Builds the flight recorder as the settings want it, and lets signals and crashes reach it."""
+"""Builds the flight recorder from the settings; dumps on a signal; the record of a failed start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def default_dump_folder() -> Path:
 
 
 def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRecorder | None:
-    """A recorder that is part of the pump; None when the settings turn it off.
+    """A recorder attached to the pump; None when the settings turn it off.
 
     To be called on the event loop. Raises ConfigError.
     """
@@ -45,7 +45,7 @@ def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRe
     loop = asyncio.get_running_loop()
 
     def call_on_loop(callback: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is served any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended
             loop.call_soon_threadsafe(callback)
 
     recorder = FlightRecorder(
@@ -63,9 +63,9 @@ def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRe
 
 
 def record_failed_start(config: RecorderConfig, clock: Clock, detail: str) -> None:
-    """Leave a record of a model that could not be loaded, where `--journal-dir` asks for one:
-    there is no recorder yet, and `phasescope diagnose DIR` is to know. Never raises: the start
-    has failed already, and why is being said."""
+    """Write a journal with the reason of a failed start, for `phasescope diagnose DIR`; nothing
+    without `--journal-dir`. Needed because models are read before there is a flight recorder.
+    Never raises: the caller reports the failed start itself."""
     if config.journal_dir is None or config.journal_bytes == 0:
         return
     journal = Journal(clock, config.journal_bytes)
@@ -78,11 +78,11 @@ def record_failed_start(config: RecorderConfig, clock: Clock, detail: str) -> No
 
 
 def dump_on_signal(recorder: FlightRecorder | None) -> None:
-    """SIGUSR2 asks for a dump, or does nothing when there is no recorder; it must be caught
-    either way, because by default it ends the process. For the main thread.
+    """Write a dump on SIGUSR2; without a recorder do nothing. The signal is caught in both cases,
+    because by default it ends the process. To be called on the main thread.
 
-    A handler of Python's own, and not of the event loop, so that a loop that is busy in
-    Python code does not hold it up.
+    It is a handler of Python's own, and not of the event loop, so that a loop that is busy in
+    Python code does not delay it.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,5 @@
-"""Why what would have helped could not be worked out: counted, said once a kind, backed off."""
+"""Failures of the root cause worker: counted by reason, the first of each logged as a warning, and
+retried with exponential backoff."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ _LONGEST_WAIT_NS = 600_000_000_000
 
 
 class RootFailure(StrEnum):
-    """At what an attempt failed."""
+    """Why an attempt failed."""
 
     DISK = "disk"  # the dump could not be written
     START = "start"  # the child process could not be started
-    KILLED = "killed"  # a signal ended it, for memory perhaps
-    TIMEOUT = "timeout"  # it took too long and was ended
-    REPLAY = "replay"  # it ended by itself, with an error
-    INTERNAL = "internal"  # this server's own fault
+    KILLED = "killed"  # a signal ended the child, perhaps for want of memory
+    TIMEOUT = "timeout"  # the child took too long and was ended
+    REPLAY = "replay"  # the child ended with an error
+    INTERNAL = "internal"  # an error of this server's own
 
 
 WHAT_TO_DO = {
@@ -41,8 +42,8 @@ WHAT_TO_DO = {
 }
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """The last attempt, in the answer of `/debug/root`; `again_in_s` was the wait after it."""
+class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The last failed attempt, as `/debug/root` shows it; `again_in_s` is the wait after it."""
 
     reason: RootFailure
     error: str
@@ -52,23 +53,23 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RootFailures:
-    """Written by the worker's thread, read by any. `last` is None after an attempt that worked."""
+    """Written by the worker's thread, read by any. `last` is None after a successful attempt."""
 
     def __init__(self) -> None:
-        self.last: Failed | None = None
+        self.last: LastFailure | None = None
         self._counts = dict.fromkeys(RootFailure, 0)
-        self._in_a_row = 0
+        self._consecutive = 0
 
     def note(self, reason: RootFailure, error: str) -> int:
-        """An attempt failed; returns for how long to wait, in nanoseconds."""
-        wait_ns: int = min(_FIRST_WAIT_NS << min(self._in_a_row, 10), _LONGEST_WAIT_NS)
-        self._in_a_row += 1
+        """Record a failed attempt; returns how long to wait before the next one, in nanoseconds."""
+        wait_ns: int = min(_FIRST_WAIT_NS << min(self._consecutive, 10), _LONGEST_WAIT_NS)
+        self._consecutive += 1
         self._counts[reason] += 1
-        self.last = Failed(
+        self.last = LastFailure(
             reason=reason,
             error=error,
             what_to_do=WHAT_TO_DO[reason],
-            attempts_failed=self._in_a_row,
+            attempts_failed=self._consecutive,
             again_in_s=wait_ns / 1e9,
         )
         level = logging.WARNING if self._counts[reason] == 1 else logging.DEBUG
@@ -76,8 +77,8 @@ class RootFailures:
         return wait_ns
 
     def forget(self) -> None:
-        """An attempt worked."""
-        self.last, self._in_a_row = None, 0
+        """An attempt was successful."""
+        self.last, self._consecutive = None, 0
 
     def families(self) -> list[tuple[Metric, list[tuple[dict[str, str], float]]]]:
         counts = [({"reason": one.value}, float(n)) for one, n in self._counts.items()]
@@ -85,7 +86,7 @@ class RootFailures:
 
 
 def reason_of(error: Exception) -> RootFailure:
-    """Of what an attempt raised before its child ran."""
+    """The reason of an error that an attempt raised before its child ran."""
     if isinstance(error, OSError):
         of_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
         is_disk = error.errno in of_disk or isinstance(error, FileNotFoundError)

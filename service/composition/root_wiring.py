@@ -1,5 +1,5 @@
-"""What is said of the server now, and the worker that finds what would help; part of the
-composition root."""
+"""The current diagnosis, and the worker that explains a fault by replay; part of the composition
+root."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from telemetry.facts.pump import Pump
 from telemetry.journal.flight_recorder import FlightRecorder
 
 
-def opinion(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
-    """What is said now, or that nothing can be said because the diagnoser itself raised."""
+def current_diagnosis(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
+    """The diagnosis now; where the diagnoser itself raised, one that says so."""
     error = pump.isolation.error("diagnosis")
     return diagnoser.diagnosis() if error is None else diagnoser_failed(error)
 
@@ -26,13 +26,13 @@ def build_root_worker(
     diagnoser: Diagnoser,
     recorder: FlightRecorder | None,
 ) -> RootWorker | None:
-    """None where there is no record to replay, or nobody wants it."""
+    """None without a flight recorder to replay, or where the settings turn it off."""
     if recorder is None or not config.recorder.root_cause:
         return None
 
     def diagnosis() -> Diagnosis:
         with pump.lock:
-            return opinion(pump, diagnoser)
+            return current_diagnosis(pump, diagnoser)
 
     frames = partial(recorder.frames, "root cause")
     return RootWorker(clock, diagnosis, frames, config.metrics.baseline)

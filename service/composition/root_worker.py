@@ -1,9 +1,9 @@
-"""Replays the scheduler while something is wrong, in a process of its own that gives way.
+"""Explains a fault while it lasts: runs `phasescope diagnose --root` on a dump, in a child process.
 
-What would have helped is found by running recorded seconds again several times over, which takes
-seconds of a CPU. So a child with the lowest priority does it, on a dump of the record, and rests
-so long afterwards that it never has more than its share of one core. An attempt that fails, by a
-full disk or by whatever else, is told and made again later; nothing ends the worker's thread.
+Finding the root cause replays the recorded seconds several times, which takes seconds of a CPU. So
+a child with the lowest priority does it, and the worker then waits so long that the children use no
+more than `CPU_SHARE` of one core. An attempt that fails, for a full disk or for any other reason,
+is recorded and repeated later; no error ends the worker's thread.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from telemetry.facts.clock import Clock
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.05
-_LEAST_WINDOW_NS = 5_000_000_000
-_LOOK_S = 0.5
-_LIMIT_S = 120.0
+_LEAST_FAULT_NS = 5_000_000_000
+_POLL_S = 0.5
+_CHILD_TIMEOUT_S = 120.0
 _NICE = 19
 NOTHING = b'{"state":"nothing is wrong, or not for long enough"}'
 
 
 class _Failure(Exception):
-    """The child gave no answer; the message is one line."""
+    """The child gave no explanation; the message is one line."""
 
     def __init__(self, reason: RootFailure, error: str) -> None:
         super().__init__(error)
@@ -43,8 +43,9 @@ class _Failure(Exception):
 
 
 class RootWorker:
-    """`frames` gives the file of a dump, `diagnosis` the present opinion; both may be called by
-    this worker's thread. `child` begins the command line that explains a journal."""
+    """`frames` gives the contents of a dump, `diagnosis` the current diagnosis; both are called on
+    the worker's thread. `child` is the command that `diagnose ...` is appended to, `limit_s` how
+    long it may take."""
 
     def __init__(
         self,
@@ -53,11 +54,11 @@ class RootWorker:
         frames: Callable[[], list[bytes]],
         baseline: str | None,
         child: tuple[str, ...] = (sys.executable, "-m", "service.cli.main"),
-        limit_s: float = _LIMIT_S,
+        limit_s: float = _CHILD_TIMEOUT_S,
     ) -> None:
         self.cpu_s = 0.0
         self.failures = RootFailures()
-        self._found = NOTHING
+        self._explanation = NOTHING
         self._clock = clock
         self._diagnosis = diagnosis
         self._frames = frames
@@ -71,22 +72,22 @@ class RootWorker:
 
     @property
     def answer(self) -> bytes:
-        """The JSON of the last explanation; with `failure` when the last attempt gave none."""
+        """The last explanation as JSON; with `failure` added when the last attempt failed."""
         failed = self.failures.last
         if failed is None:
-            return self._found
-        return msgspec.json.encode({**msgspec.json.decode(self._found), "failure": failed})
+            return self._explanation
+        return msgspec.json.encode({**msgspec.json.decode(self._explanation), "failure": failed})
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still looks."""
+        """Whether the worker's thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Bounded: a child that is at work is ended."""
+        """End the thread, and a child that runs; takes at most 5 s."""
         self._stopped.set()
         child = self._child
         if child is not None:
@@ -95,7 +96,7 @@ class RootWorker:
             self._thread.join(5)
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
+        while not self._stopped.wait(_POLL_S):
             try:
                 if self._is_due():
                     self._explain()
@@ -105,39 +106,39 @@ class RootWorker:
             except Exception as error:
                 reason = reason_of(error)
                 if reason is RootFailure.INTERNAL:
-                    log.debug("the root cause's worker goes on after an error", exc_info=True)
+                    log.debug("the root cause worker continues after an error", exc_info=True)
                 self._failed(reason, f"{type(error).__name__}: {error}")
 
     def _failed(self, reason: RootFailure, error: str) -> None:
         if self._stopped.is_set():
             return
-        again_ns = self._clock.now_ns() + self.failures.note(reason, error)
-        self._not_before_ns = max(self._not_before_ns, again_ns)
+        retry_ns = self._clock.now_ns() + self.failures.note(reason, error)
+        self._not_before_ns = max(self._not_before_ns, retry_ns)
 
     def _is_due(self) -> bool:
         now_ns = self._clock.now_ns()
         if now_ns < self._not_before_ns:
             return False
-        said = self._diagnosis()
-        if said.onset_ns is None or said.verdict != "fault":
+        diagnosis = self._diagnosis()
+        if diagnosis.onset_ns is None or diagnosis.verdict != "fault":
             return False
-        return now_ns - said.onset_ns >= _LEAST_WINDOW_NS
+        return now_ns - diagnosis.onset_ns >= _LEAST_FAULT_NS
 
     def _explain(self) -> None:
-        """Raises _Failure, or whatever a dump raises that cannot be taken or written."""
+        """Raises _Failure, or the error of a dump that cannot be taken or written."""
         with tempfile.TemporaryDirectory(prefix="phasescope-root-") as folder:
             path = Path(folder) / "now.journal"
             path.write_bytes(b"".join(self._frames()))
             begun_ns, before_s = self._clock.now_ns(), _children_s()
             try:
-                self._found = self._ask(path)
+                self._explanation = self._run_child(path)
             finally:
                 cpu_s = _children_s() - before_s
                 self.cpu_s += cpu_s
                 self._not_before_ns = begun_ns + int(cpu_s / CPU_SHARE * 1e9)
 
-    def _ask(self, path: Path) -> bytes:
-        """The child's answer. Raises _Failure."""
+    def _run_child(self, path: Path) -> bytes:
+        """The explanation that the child writes to its standard output. Raises _Failure."""
         command = [*self._command, "diagnose", str(path), "--root", "--json"]
         command += ["--baseline", self._baseline] if self._baseline else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -147,24 +148,24 @@ class RootWorker:
             )
         except OSError as error:
             raise _Failure(RootFailure.START, f"{command[0]}: {error}") from error
-        with contextlib.suppress(OSError):  # it has ended already, or may not: then as it is
+        with contextlib.suppress(OSError):  # it has ended already, or this is not permitted
             os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICE)
-        is_late = False
+        timed_out = False
         try:
-            said, complaint = self._child.communicate(timeout=self._limit_s)
+            output, errors = self._child.communicate(timeout=self._limit_s)
         except subprocess.TimeoutExpired:
-            is_late = True
+            timed_out = True
             self._child.kill()
-            said, complaint = self._child.communicate()
+            output, errors = self._child.communicate()
         code, self._child = self._child.returncode, None
-        if is_late:
+        if timed_out:
             raise _Failure(RootFailure.TIMEOUT, f"it took longer than {self._limit_s:g} s")
         if code < 0:
             raise _Failure(RootFailure.KILLED, f"its process was ended by signal {-code}")
-        if code or not said.strip():
-            lines = complaint.decode(errors="replace").strip().splitlines()
+        if code or not output.strip():
+            lines = errors.decode(errors="replace").strip().splitlines()
             raise _Failure(RootFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
-        return said.strip()
+        return output.strip()
 
 
 def _children_s() -> float:

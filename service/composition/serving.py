@@ -1,4 +1,4 @@
-"""The composition root: the only module that sees every package."""
+"""Runs a server from start to end: builds its parts, serves requests, ends the engine."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from telemetry.metrics.ingest_counts import IngestCounts
 
 Say = Callable[[str], None]
 _SUPERVISOR_END_S = 10.0
-# How long a thread that computes keeps the interpreter while the event loop waits for it; Python's
-# own 5 ms, twice in a row, would make a token 10 ms late.
+# How long a computing thread keeps the interpreter lock while the event loop waits for it: with
+# Python's default of 5 ms, two in a row would make a token 10 ms late.
 _SWITCH_S = 0.001
 
 
@@ -66,7 +66,7 @@ async def _serve(
     clock: Clock,
     say: Say,
 ) -> None:
-    """The engine loads from the first moment; the tokenizer is read beside it."""
+    """The engine process loads the model; the tokenizer is read at the same time."""
     dump_on_signal(None)  # until there is a recorder
     gateway_lane = Lane(source=FactSource.GATEWAY)
     engine_lane = Lane(source=FactSource.ENGINE)
@@ -79,15 +79,15 @@ async def _serve(
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
         live: set[str] = set()
-        port, connections, waiting = port_of(listener), ConnectionCounts(), IngestCounts()
-        # in this order: what the gateway says of a sequence then comes with or before the engine's
+        port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
+        # in this order: the gateway's facts of a sequence then come before the engine's, or with
         lanes = (engine_lane, gateway_lane)
         telemetry = build_telemetry(
-            config, clock, engine_client, lanes, port, lambda: bool(live), connections, waiting
+            config, clock, engine_client, lanes, port, lambda: bool(live), connections, counts
         )
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
-        ingest = IngestPool(reader, model, config.gateway.ingest_workers, waiting)
+        ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
         start = Start(config, clock, engine_client, telemetry, ingest, stages, port, say)
         state = GatewayState(
             config=config.gateway,
@@ -121,7 +121,7 @@ async def _run(
     engine: asyncio.Task[None],
     start: Start,
 ) -> None:
-    """Take requests until a signal, then end the engine before what listens to it."""
+    """Serve requests until a signal, then end the engine before the telemetry that reads it."""
     lister = RequestLister(state.handlers, state.lane, state.clock)
     listing = asyncio.create_task(lister.run(), name="request-lister")
     settle_collector()
@@ -137,10 +137,10 @@ async def _run(
 
 
 async def end_engine(supervisor: Supervisor, engine: asyncio.Task[None]) -> None:
-    """Stop the supervisor and let its task `engine` see that for itself.
+    """Stop the supervisor, and wait until its task `engine` has ended by itself.
 
-    The task learns of the process's end some milliseconds after `stop` does; cancelled in
-    between it would turn an orderly end into an error.
+    The task sees the process end some milliseconds after `stop` returns. Cancelled in between, it
+    would report an orderly end as an error.
     """
     await supervisor.stop()
     await asyncio.wait({engine}, timeout=_SUPERVISOR_END_S)
@@ -158,7 +158,7 @@ def _read_tokenizer(config: ServeConfig, clock: Clock) -> tuple[Tokenizer, Vocab
 
 
 class Start:
-    """Says that the service is ready, once, and how long that took."""
+    """Announces once that the service is ready, and how long the start took."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Start:
     async def announce(self) -> None:
         started = await self._engine_client.wait_ready()
         self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
-        self._ingest.warm_up()  # not before: it would take cores from the engine's start
+        self._ingest.warm_up()  # not earlier: it would take cores from the engine's start
         self._say(
             f"{started.model} ({started.dtype}) on {started.backend}, context "
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
@@ -202,7 +202,7 @@ class Start:
 
 
 def address_of(config: ServeConfig, port: int) -> str:
-    """Where it is reached."""
+    """The address at which clients reach the server."""
     http = config.gateway.http
     if http.uds is not None:
         return f"unix:{http.uds}"
@@ -210,7 +210,7 @@ def address_of(config: ServeConfig, port: int) -> str:
 
 
 def curl_line(config: ServeConfig, port: int) -> str:
-    """A first request that can be pasted."""
+    """A curl command to paste: a first request."""
     http = config.gateway.http
     scheme = "https" if http.is_tls else "http"
     key = " -H 'authorization: Bearer KEY'" if config.gateway.api_key else ""
@@ -219,9 +219,9 @@ def curl_line(config: ServeConfig, port: int) -> str:
         '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
         '"max_tokens": 64, "temperature": 0, "stream": true}'
     )
-    place = f"{scheme}://{host}:{port}"
+    target = f"{scheme}://{host}:{port}"
     if http.uds is not None:
-        place = f"--unix-socket {http.uds} {scheme}://localhost"
+        target = f"--unix-socket {http.uds} {scheme}://localhost"
     return (
-        f"curl -N {place}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
+        f"curl -N {target}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
     )

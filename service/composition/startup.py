@@ -1,8 +1,8 @@
-"""The first half second of `phasescope serve`: what must come before everything else.
+"""The first half second of `phasescope serve`: port and engine process, before heavy imports.
 
-The port is bound, the engine's process started, and only then are the gateway's libraries
-imported: the engine imports torch meanwhile, on the other core. So this module imports next
-to nothing itself.
+The port is bound and the engine process started, and only then are the gateway's libraries
+imported, while the engine imports torch on another core. So this module imports as little as
+possible.
 """
 
 from __future__ import annotations

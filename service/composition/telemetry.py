@@ -1,4 +1,4 @@
-"""All folds and threads of one server's telemetry, as the gateway asks them."""
+"""All folds and threads of one server's telemetry, as the gateway reads them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from diagnosis.verdicts.classifier import Diagnoser
-from service.composition.metrics_wiring import at_once
-from service.composition.root_wiring import opinion
+from service.composition.metrics_wiring import call_concurrently
+from service.composition.root_wiring import current_diagnosis
 from service.composition.root_worker import NOTHING, RootWorker
 from service.composition.tracing_wiring import tracing_view
 from telemetry.facts.clock import Clock
@@ -66,7 +66,7 @@ class Telemetry:
 
     def diagnosis(self) -> bytes:
         with self.pump.caught_up():
-            return msgspec.json.encode(opinion(self.pump, self.diagnoser))
+            return msgspec.json.encode(current_diagnosis(self.pump, self.diagnoser))
 
     def root(self) -> bytes:
         return NOTHING if self.root_worker is None else self.root_worker.answer
@@ -133,4 +133,4 @@ class Telemetry:
         if self.recorder is not None:
             self.recorder.stop()
         senders = (self.exporter, self.pusher)
-        at_once([sender.shutdown for sender in senders if sender is not None])
+        call_concurrently([sender.shutdown for sender in senders if sender is not None])

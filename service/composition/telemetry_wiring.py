@@ -1,4 +1,4 @@
-"""Puts together all folds, their inputs and their readers; part of the composition root."""
+"""Builds and connects all folds, their inputs and their readers; part of the composition root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
-from service.composition.root_wiring import build_root_worker, opinion
+from service.composition.root_wiring import build_root_worker, current_diagnosis
 from service.composition.root_worker import RootWorker
 from service.composition.telemetry import Telemetry
 from service.composition.tracing_wiring import build_exporter, tracing_view
@@ -121,7 +121,7 @@ def _suppliers(
     slo: SloFold,
     pusher: Callable[[], MetricPusher | None],
 ) -> Suppliers:
-    """What a snapshot asks of other owners; `pusher` is built later."""
+    """What a snapshot reads from other owners; `pusher` is built later."""
     return Suppliers(
         ready=lambda: client.ready,
         facts_lost=lambda: pump.facts_lost,
@@ -152,7 +152,7 @@ def _more_families(
         *machine_families(machine),
         *heartbeat_families(client.health.heartbeat_age_ns, client.health.hangs),
         *harm_families(ledger_builder.harm),
-        *finding_families(opinion(pump, diagnoser)),
+        *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *connection_families(connections),
         *ingest_families(ingest),
@@ -167,7 +167,7 @@ def _listeners(
     recorder: FlightRecorder | None,
     slo: SloFold,
 ) -> list[Callable[[RequestTimeline], None]]:
-    """What gets the timeline of each ended request, in this order."""
+    """Listeners to the timeline of each ended request, in the order in which they are called."""
     found: list[Callable[[RequestTimeline], None]] = [timelines.on_timeline, window.on_timeline]
     if exporter is not None:
         found.append(exporter.on_timeline)
@@ -181,7 +181,7 @@ def _listeners(
 def _connect(
     config: ServeConfig, telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...]
 ) -> None:
-    """Lanes and folds to the pump."""
+    """Add lanes and folds to the pump."""
     pump = telemetry.pump
     for lane in lanes:
         pump.add_lane(lane)

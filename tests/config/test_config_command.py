@@ -1,4 +1,4 @@
-"""`phasescope config` says what `phasescope serve` does."""
+"""`phasescope config` prints the settings that `phasescope serve` uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config(*words: str, env: dict[str, str] | None = None) -> str:
     return out.decode()
 
 
-def test_it_is_what_a_running_server_has(tmp_path: Path) -> None:
+def test_printed_settings_are_those_of_a_running_server(tmp_path: Path) -> None:
     """Every limit that the engine recorded at its start, and what the gateway answers."""
     file, journal = tmp_path / "serve.toml", tmp_path / "journal"
     file.write_text(FILE)
@@ -106,7 +106,7 @@ def test_a_key_is_never_printed(form: tuple[str, ...], tmp_path: Path) -> None:
     assert "PHASESCOPE_NO_SUCH" in shown  # a variable that means nothing is pointed out
 
 
-def test_what_it_prints_is_a_config_file_of_the_same_effect(tmp_path: Path) -> None:
+def test_the_output_is_a_config_file_with_the_same_settings(tmp_path: Path) -> None:
     words = ("--max-num-seqs", "5", "--kv-memory", "1500000", "--cors-origins", "https://a", "*",
              "--no-root-cause", "--price-per-hour", "2.5", "--service-name", 'a "b" \\ \u00e4',
              "--otlp-metrics", "off")  # fmt: skip
@@ -133,10 +133,10 @@ def test_what_it_prints_is_a_config_file_of_the_same_effect(tmp_path: Path) -> N
         (("--engine-deadline", "2"), "--engine-deadline must be at least 3"),
     ],
 )
-def test_it_refuses_what_serve_refuses(
+def test_wrong_settings_are_refused_as_by_serve(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the same line, and without a model."""
+    """With the same line, and without loading a model."""
     lines: list[Any] = []
     for command in ("config", "serve"):
         assert main([command, *words]) == 2
@@ -146,7 +146,7 @@ def test_it_refuses_what_serve_refuses(
     assert lines[0].count("\n") == 1
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+def test_a_closed_output_pipe_gives_no_traceback() -> None:
     process = spawn("config", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()

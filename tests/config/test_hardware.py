@@ -1,4 +1,4 @@
-"""Defaults follow what computes: a CPU's stay as they were, a GPU's are vLLM's."""
+"""Defaults depend on the hardware: on a GPU they are those of vLLM."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def test_defaults_of_a_machine(hardware: Hardware, expected: tuple[int, int, Sou
     assert sizes(hardware) == expected
 
 
-def test_the_gpu_is_named_where_its_default_counts() -> None:
+def test_the_gpu_is_named_as_source_where_its_default_is_used() -> None:
     found = resolve({"max_num_seqs": 5}, {}, lambda device: Hardware("NVIDIA L4", 24 * GIB))
     assert str(found.settings["max_batched_tokens"]) == "hardware NVIDIA L4"
     assert str(found.settings["max_num_seqs"]) == "flag --max-num-seqs"
 
 
-def test_the_hardware_is_looked_for_by_the_device_and_only_if_it_counts() -> None:
+def test_the_hardware_is_detected_for_the_device_and_only_if_a_default_needs_it() -> None:
     asked: list[str] = []
 
-    def look(device: str) -> Hardware:
+    def detect(device: str) -> Hardware:
         asked.append(device)
         return CPU
 
-    resolve({"max_num_seqs": 5, "max_batched_tokens": 50}, {}, look)
+    resolve({"max_num_seqs": 5, "max_batched_tokens": 50}, {}, detect)
     assert asked == []
-    resolve({}, {"PHASESCOPE_DEVICE": "cuda"}, look)
+    resolve({}, {"PHASESCOPE_DEVICE": "cuda"}, detect)
     assert asked == ["cuda"]
 
 
@@ -75,7 +75,7 @@ def test_a_torch_without_cuda_computes_on_a_cpu() -> None:
         ("FAILING", None, None),
     ],
 )
-def test_the_first_gpu_that_is_visible(
+def test_defaults_are_those_of_the_first_visible_gpu(
     variant: str,
     visible: str | None,
     expected: Hardware | None,
@@ -88,7 +88,7 @@ def test_the_first_gpu_that_is_visible(
         assert nvml.get("inits") == 0
 
 
-def test_a_gpu_that_was_asked_for_counts_also_where_nvml_shows_none(
+def test_a_requested_gpu_sets_defaults_also_where_nvml_shows_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine says whether torch finds it."""

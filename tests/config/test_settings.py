@@ -28,7 +28,7 @@ each = pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.key)
 
 
 def flags_of(*words: str) -> dict[str, Any]:
-    """What `serve` reads of its command line."""
+    """Settings that `serve` parses from its command line."""
     found: dict[str, Any] = build_parser().parse_args(["serve", *words]).given
     return found
 
@@ -68,7 +68,7 @@ def other_value(one: Setting) -> Any:
     return kind(value)
 
 
-def as_words(one: Setting, value: Any) -> list[str]:
+def as_arguments(one: Setting, value: Any) -> list[str]:
     if one.is_switch:
         return [one.flags[0] if value else one.flags[-1]]
     return [one.flags[0], *(value if one.is_list else [one.format(value)])]
@@ -79,7 +79,7 @@ def as_toml(one: Setting, value: Any) -> str:
 
 
 @each
-def test_a_setting_says_what_it_is(one: Setting) -> None:
+def test_a_setting_has_help_a_unit_and_a_meaning_of_none(one: Setting) -> None:
     """Help for all, a unit for numbers, and what None means where there is no default."""
     details = one.details
     assert len(details.help) > 10
@@ -108,7 +108,7 @@ def test_a_value_is_the_same_by_flag_variable_and_file(one: Setting, tmp_path: P
     path = tmp_path / "serve.toml"
     path.write_text(as_toml(one, value))
 
-    by_flag = resolved(tuple(as_words(one, value))).settings[one.key]
+    by_flag = resolved(tuple(as_arguments(one, value))).settings[one.key]
     by_variable = resolved(environment={one.variable: one.format(value)}).settings[one.key]
     by_file = resolved(file=path).settings[one.key]
     assert (by_flag.value, by_flag.source) == (value, Source.FLAG)
@@ -121,9 +121,9 @@ def test_a_value_is_the_same_by_flag_variable_and_file(one: Setting, tmp_path: P
 
 @each
 def test_a_value_reaches_the_struct_that_holds_it(one: Setting) -> None:
-    """Engine and gateway get what was said; nothing is copied by hand in between."""
+    """Engine and gateway get the given value; nothing is copied by hand in between."""
     value = other_value(one)
-    words = as_words(one, value)
+    words = as_arguments(one, value)
     if one.field == "max_seqs":
         words += ["--max-batched-tokens", "4096"]
     if one.key in ("ssl_certfile", "ssl_keyfile", "tenant_keys", "cors_origins"):
@@ -142,7 +142,7 @@ def parts(config: ServeConfig) -> list[msgspec.Struct]:
 
 
 @each
-def test_without_a_word_the_default_is_in_force(one: Setting) -> None:
+def test_without_any_source_the_default_is_in_force(one: Setting) -> None:
     found = resolved().settings[one.key]
     assert (found.value, found.source, found.origin) == (one.default, Source.DEFAULT, "")
 
@@ -171,7 +171,7 @@ def test_the_file_wins_over_the_hardware_s_default(tmp_path: Path) -> None:
     assert found.settings["max_batched_tokens"].source is Source.HARDWARE
 
 
-def test_a_variable_names_the_file_too(tmp_path: Path) -> None:
+def test_an_environment_variable_can_name_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text("port = 2\n")
     found = resolve({}, {"PHASESCOPE_CONFIG": str(path)}, on_a_cpu)
@@ -200,7 +200,9 @@ def test_a_variable_names_the_file_too(tmp_path: Path) -> None:
         ("port = ", "not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_by_its_name(text: str, said: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused_with_its_name_and_key(
+    text: str, said: str, tmp_path: Path
+) -> None:
     """One line: the file, the key, and what is allowed."""
     path = tmp_path / "serve.toml"
     path.write_text(text)
@@ -211,14 +213,14 @@ def test_a_file_that_cannot_be_is_refused_by_its_name(text: str, said: str, tmp_
     assert "12345678" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config .*none\.toml: No such file"):
         resolved(file=tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize("one", NUMBERS, ids=lambda one: one.key)
-def test_a_number_out_of_bounds_is_refused_wherever_it_stands(one: Setting, tmp_path: Path) -> None:
-    """The same words with another place in front; no number is without a bound."""
+def test_a_number_out_of_bounds_is_refused_from_every_source(one: Setting, tmp_path: Path) -> None:
+    """The message differs only in the name of the source; every number has a bound."""
     path = tmp_path / "serve.toml"
     path.write_text(f"{one.key} = -101\n")
     flag, variable = one.flags[0], one.variable
@@ -232,7 +234,7 @@ def test_a_number_out_of_bounds_is_refused_wherever_it_stands(one: Setting, tmp_
         assert str(caught.value).startswith(where)
 
 
-def test_values_that_do_not_work_together_say_where_they_are_from(tmp_path: Path) -> None:
+def test_an_error_of_contradicting_values_names_their_sources(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text("max_batched_tokens = 100\n")
     with pytest.raises(ConfigError) as caught:
@@ -245,13 +247,13 @@ def test_values_that_do_not_work_together_say_where_they_are_from(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["api_key", "debug_key"])
 @pytest.mark.parametrize("text", ["", "  "])
-def test_a_key_that_is_empty_does_not_open_the_server(name: str, text: str) -> None:
+def test_an_empty_key_does_not_open_the_server(name: str, text: str) -> None:
     environment = {f"PHASESCOPE_{name.upper()}": text}
     with pytest.raises(ConfigError, match="is empty"):
         resolved(environment=environment).config(MODEL)
 
 
-def test_a_parser_keeps_nothing_between_two_lines() -> None:
+def test_a_parser_keeps_no_state_between_two_command_lines() -> None:
     parser: argparse.ArgumentParser = build_parser()
     assert parser.parse_args(["serve", "--port", "1"]).given == {"port": 1}
     assert parser.parse_args(["serve", "--tracing", "off"]).given == {"tracing": "off"}

@@ -89,7 +89,7 @@ def test_everything_that_matters_is_on_every_screen(width: int, height: int) -> 
     assert max(len(line) for line in text.splitlines()) <= width
 
 
-def test_the_load_panel_says_what_the_prefix_cache_saves_and_a_larger_one_would() -> None:
+def test_the_load_panel_shows_the_hit_rate_of_the_prefix_cache_and_of_a_larger_one() -> None:
     totals = Totals(admitted_tokens=1000, prefix_hit_tokens=420, ghost_hit_tokens=90)
     shown = text_of(msgspec.structs.replace(EMPTY, totals=totals), HEALTHY, 120, 40)
 
@@ -104,8 +104,8 @@ def test_what_was_not_measured_is_a_dash_and_not_a_zero() -> None:
     assert line.split("ttft")[1].split()[:6] == ["4", "120", "ms", "250", "ms", "-"]
 
 
-def test_trouble_is_on_the_screen() -> None:
-    """Findings, losses, restarts and an unreachable server."""
+def test_findings_losses_restarts_and_an_unreachable_server_are_on_the_screen() -> None:
+    """Everything that an operator must act on."""
     troubled = msgspec.structs.replace(
         EMPTY, ready=False, facts_lost=3, spans_dropped=8, folds_detached=("spans",),
         engine_restarts=2,
@@ -120,7 +120,7 @@ def test_trouble_is_on_the_screen() -> None:
     assert "unreachable for 4 s" in text_of(EMPTY, HEALTHY, 80, 24, note="unreachable for 4 s")
 
 
-def test_a_server_that_is_not_there_is_one_line() -> None:
+def test_an_unreachable_server_is_one_line_of_error() -> None:
     """Its address and the reason."""
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1.*refused"):
         Client(f"127.0.0.1:{free_port()}").snapshot()

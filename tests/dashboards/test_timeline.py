@@ -53,7 +53,7 @@ def drawn(
     name=st.sampled_from(("chaos", "poisson", "overload", "shared_prefix", "sharegpt")),
     seed=st.integers(0, 10_000),
 )
-def test_any_run_becomes_a_sound_trace_with_all_its_steps_and_requests(
+def test_any_run_becomes_a_valid_trace_with_all_its_steps_and_requests(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int
 ) -> None:
     """Preemptions, cancels, deaths, pipelines of two steps: nothing breaks the nesting."""
@@ -98,7 +98,7 @@ def test_an_arrow_leads_from_the_culprits_chunk_to_the_victims_late_token(tmp_pa
     assert (late["args"]["culprit"], late["args"]["culprit_step"]) == ("culprit", 2)
 
 
-def test_a_step_shows_its_parts_and_who_was_in_it(tmp_path: Path) -> None:
+def test_a_step_shows_its_parts_and_its_requests(tmp_path: Path) -> None:
     plain = step(0, 4, 10, [prefill(1)])
     fields = {"planned_ns": 5, "launched_ns": 6, "forward_ns": 7, "sample_ns": 8}
     stamped = step(
@@ -134,7 +134,7 @@ def test_counters_follow_the_steps_and_fall_to_zero_with_the_engine(tmp_path: Pa
     assert [e["name"] for e in trace.phase("i")] == ["engine died"]
 
 
-def test_requests_that_still_ran_are_drawn_to_the_end_and_said_to_be_live(tmp_path: Path) -> None:
+def test_requests_in_flight_are_drawn_to_the_end_and_marked_live(tmp_path: Path) -> None:
     facts = victim_and_culprit()[:-3]
     trace, summary = drawn(tmp_path, facts)
     requests = {s["name"]: s for s in trace.phase("X") if s["cat"] == "request"}
@@ -209,7 +209,7 @@ def test_the_command_draws_a_drill(tmp_path: Path, capsys: pytest.CaptureFixture
     assert checked(out).phase("C")
 
 
-def test_what_is_no_journal_is_one_clear_line(
+def test_a_file_that_is_not_a_journal_is_one_line_of_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "photo").write_bytes(b"JFIF" * 10)
@@ -221,7 +221,9 @@ def test_what_is_no_journal_is_one_clear_line(
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 60), st.integers(-3, 40)), max_size=30),
 )
-def test_nested_slices_never_stick_out_of_each_other(pairs: list[tuple[int, int]]) -> None:
+def test_nested_slices_end_within_the_slice_that_contains_them(
+    pairs: list[tuple[int, int]],
+) -> None:
     kept = nested(Slice("s", "c", start, start + length) for start, length in pairs)
     for index, inner in enumerate(kept):
         assert inner.end_ns > inner.start_ns
@@ -242,7 +244,7 @@ def test_a_row_is_taken_again_only_by_what_begins_after_its_last_end() -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([3], "3"), ([1, 2, 3, 7, 9, 10], "1-3,7,9-10")]
 )
-def test_ids_are_told_as_ranges(numbers: list[int], text: str) -> None:
+def test_consecutive_ids_are_written_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
 
 
@@ -261,7 +263,7 @@ class HostPaused(msgspec.Struct, frozen=True, array_like=True, tag=True):
     cause: str
 
 
-def test_facts_of_other_kinds_are_drawn_by_their_shape(tmp_path: Path) -> None:
+def test_facts_of_other_kinds_are_drawn_by_their_fields(tmp_path: Path) -> None:
     """Samples are counters, without a point where nothing was measured; pauses are slices."""
     path = tmp_path / "host.json"
     with TraceWriter(path, 0, {}) as trace:

@@ -39,7 +39,7 @@ def test_a_cpu_gets_torch_unless_asked_otherwise() -> None:
     assert choose_attention(config(), TINY, CPU).attention.capabilities.name == "torch"
 
 
-def test_what_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_attention_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU without Triton is served by torch, and says so; asked for by name it is an error."""
     monkeypatch.setattr(attention_choice.importlib.util, "find_spec", lambda name: None)
     chosen = choose_attention(config(), TINY, GPU)
@@ -52,7 +52,7 @@ def test_what_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_attention(config("triton"), TINY, GPU)
 
 
-def test_it_is_not_ignored_where_torch_does_not_compute() -> None:
+def test_the_attention_flag_is_refused_by_executors_other_than_torch() -> None:
     elsewhere = msgspec.structs.replace(config("torch"), executor="auto")
     with pytest.raises(ConfigError, match="add --executor torch"):
         load_executor(elsewhere, MonotonicClock(), lambda stage: None)
@@ -69,7 +69,7 @@ def test_flash_attention_is_refused_for_what_it_cannot_do(
     change: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(*args: object) -> torch.Tensor:
-        raise AssertionError("nobody computes here")
+        raise AssertionError("no kernel is called here")
 
     found = (FlashAttention2(nothing, nothing), "")
     monkeypatch.setattr(attention_choice, "find_provider", lambda: found)

@@ -107,7 +107,7 @@ def test_texts_survive_preemption(depth: int) -> None:
 def test_drawn_tokens_are_those_of_the_torch_executor(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the host is not asked, so that nobody waits for it."""
+    """The host samples nothing, so that no step waits for it."""
     executor, _ = ours()
     hot = SamplingParams(temperature=0.9, top_p=0.9, seed=5)
     wanted = engine_of(reference(), 1).generate(PROMPTS, 8, hot)
@@ -116,7 +116,7 @@ def test_drawn_tokens_are_those_of_the_torch_executor(
     assert engine_of(executor, depth).generate(PROMPTS, 8, hot) == wanted
 
 
-def test_what_only_the_host_can_choose_it_chooses() -> None:
+def test_rows_that_the_device_cannot_sample_are_sampled_on_the_host() -> None:
     executor, _ = ours()
     fussy = SamplingParams(temperature=0.9, seed=5, frequency_penalty=0.7)
     wanted = engine_of(reference(), 1).generate(PROMPTS, 8, fussy)
@@ -162,8 +162,8 @@ def test_graphs_are_captured_the_largest_first_and_once() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_it_warms_up_as_a_server_does(depth: int) -> None:
-    """Which ends with a row that wants no token; texts are what they would have been."""
+def test_texts_are_the_same_after_the_warm_up(depth: int) -> None:
+    """The warm-up ends with a row that samples no token."""
     executor, _ = ours()
     engine = engine_of(executor, depth)
     warm_up(executor, engine.limits)
@@ -171,8 +171,8 @@ def test_it_warms_up_as_a_server_does(depth: int) -> None:
     assert engine.greedy(PROMPTS[:2], 4) == engine_of(reference(), 1).greedy(PROMPTS[:2], 4)
 
 
-def test_a_table_is_told_only_what_is_new() -> None:
-    """A page whenever one was filled, nothing else; all of it to the slot's next sequence."""
+def test_only_changed_block_table_entries_are_copied() -> None:
+    """A new page when one was filled, and the whole table for the slot's next sequence."""
     slots = DeviceSlots(StandInRuntime(MonotonicClock()), 2, 5, 63)
 
     def row(slot: int, blocks: list[int]) -> DecodeRow:
@@ -187,7 +187,7 @@ def test_a_table_is_told_only_what_is_new() -> None:
     assert slots.table[1, 0] == 8
 
 
-def test_a_step_that_fails_fails_when_it_is_collected_and_the_next_is_computed(
+def test_a_failed_step_raises_on_collect_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory that ran out is given back, so that the next step finds it in one piece."""

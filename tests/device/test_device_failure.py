@@ -23,7 +23,7 @@ DUMMY = ModelRef(kind=ModelKind.DUMMY, path="tiny", name="dummy:tiny")
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
-def test_the_engine_outlives_a_failed_step_and_others_get_their_tokens(
+def test_the_engine_survives_a_failed_step_and_others_get_their_tokens(
     depth: int, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MonotonicClock()

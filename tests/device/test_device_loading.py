@@ -73,7 +73,9 @@ def test_the_default_files_metadata_equals_the_packages_own_reading(default_mode
 
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 4000, 2_000_000, 90_000_000])
-def test_a_truncated_gguf_is_one_clear_line(keep: int, default_model: Path, tmp_path: Path) -> None:
+def test_a_truncated_gguf_is_one_line_of_error(
+    keep: int, default_model: Path, tmp_path: Path
+) -> None:
     """Wherever it was cut."""
     path = tmp_path / "cut.gguf"
     with default_model.open("rb") as whole:
@@ -182,7 +184,7 @@ def test_a_missing_and_a_misshaped_tensor_are_named(tmp_path: Path) -> None:
         ({"attention_bias": True}, "attention_bias"),
     ],
 )
-def test_a_config_that_is_not_supported_is_one_clear_line(
+def test_an_unsupported_config_is_one_line_of_error(
     changes: dict[str, object], match: str, tmp_path: Path
 ) -> None:
     """The offending value is named."""

@@ -277,7 +277,7 @@ TINY = 5e-324
     ),
     st.integers(0, 5),
 )
-def test_whatever_a_request_asks_for_a_token_comes(params: SamplingParams, weather: int) -> None:
+def test_any_sampling_parameters_give_a_token(params: SamplingParams, weather: int) -> None:
     """A row that cannot be drawn would fail the step of everybody."""
     values = logits(weather)
     sampler = started(params, prompt=(1, 2, 3), outputs=(4, 4, 5), min_tokens=9, ends=(6, 7))

@@ -44,7 +44,7 @@ def test_every_row_gets_the_hosts_token(
             assert found[index] == draw_rows(logits[index : index + 1], [one], [chance])[0]
 
 
-def test_only_what_is_needed_is_put_in_order() -> None:
+def test_only_the_needed_part_of_the_logits_is_sorted() -> None:
     hot, k, nucleus = (
         SamplingParams(temperature=1.0),
         SamplingParams(temperature=1.0, top_k=7),

@@ -63,8 +63,8 @@ def rows_of(
     return out
 
 
-class Asked:
-    """Stand-ins for the packages' functions; `splits` and `calls` are what they were asked."""
+class StandInPackages:
+    """Stand-ins for the packages' functions; `splits` and `calls` record their arguments."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -116,7 +116,7 @@ class Asked:
         return rows_of(query, (key, value), block_table, cu_seq_q, seqused_k)
 
 
-PROVIDERS: dict[str, Callable[[Asked], Provider]] = {
+PROVIDERS: dict[str, Callable[[StandInPackages], Provider]] = {
     "fa3": lambda asked: FlashAttention3(asked.fa3),
     "fa2": lambda asked: FlashAttention2(asked.fa2_varlen, asked.fa2_cache),
     "torch": lambda asked: TorchVarlen(asked.varlen),
@@ -148,7 +148,7 @@ def random_plan(draw: Random, page: int, decodes: int, chunks: int) -> Plan:
 def test_a_mixed_batch_attends_as_torch_does(
     name: str, decodes: int, chunks: int, seed: int
 ) -> None:
-    asked = Asked()
+    asked = StandInPackages()
     provider = PROVIDERS[name](asked)
     page = provider.page_tokens
     plan = random_plan(Random(seed), page, max(decodes, 1 - chunks), chunks)
@@ -171,8 +171,8 @@ def test_a_mixed_batch_attends_as_torch_does(
 
 @pytest.mark.parametrize("name", list(PROVIDERS))
 def test_a_captured_decode_is_the_same_with_padding(name: str) -> None:
-    """And FlashAttention-3 is told how many parts there may be, which a graph cannot change."""
-    asked = Asked()
+    """FlashAttention-3 gets the largest number of splits, which a graph cannot change."""
+    asked = StandInPackages()
     provider = PROVIDERS[name](asked)
     page = provider.page_tokens
     source = torch.Generator().manual_seed(3)
@@ -206,8 +206,8 @@ def importing(**known: Any) -> Callable[[str], Any]:
     return import_module
 
 
-def test_the_best_package_that_can_do_it_is_taken_and_why_not_another() -> None:
-    asked = Asked()
+def test_the_best_usable_package_is_chosen_with_the_reasons_against_the_others() -> None:
+    asked = StandInPackages()
     old = module(flash_attn_with_kvcache=lambda q, k_cache, v_cache: q)
     both = module(flash_attn_varlen_func=asked.fa2_varlen, flash_attn_with_kvcache=asked.fa2_cache)
     newest = module(flash_attn_with_kvcache=asked.fa3)
@@ -222,9 +222,9 @@ def test_the_best_package_that_can_do_it_is_taken_and_why_not_another() -> None:
     assert find_provider(importing())[0] is None
 
 
-def test_torchs_own_is_taken_only_where_another_kernel_is_activated_in_it() -> None:
+def test_torchs_own_attention_is_chosen_only_where_it_runs_a_flash_kernel() -> None:
     """Its built-in one refuses a block table when it runs, which would be too late."""
-    asked = Asked()
+    asked = StandInPackages()
     for active, taken in ((None, None), ("FA3", "torch-varlen")):
         attention = module(current_flash_attention_impl=lambda active=active: active)
         found, _ = find_provider(
@@ -238,7 +238,7 @@ def test_torchs_own_is_taken_only_where_another_kernel_is_activated_in_it() -> N
         assert (found and found.name) == taken
 
 
-def test_this_machines_torch_is_asked_what_it_can_do() -> None:
+def test_the_capabilities_of_the_installed_torch_are_read() -> None:
     """The real modules: nothing is guessed from a version, and nothing is raised."""
     found, fault = find_provider()
     assert found is None

@@ -92,7 +92,7 @@ def test_a_tokens_product_does_not_depend_on_the_others() -> None:
     torch.testing.assert_close(product(x), alone, rtol=1e-5, atol=1e-4)
 
 
-def test_who_multiplies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_an_fp8_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert fp8_fault(gpu) == "compute capability 8.0 has no fp8 product"
@@ -128,7 +128,7 @@ def test_our_kernel_multiplies_8_bits_as_torch_multiplies_what_they_stand_for(
     assert float((quantized_product(x, matrix, bias) - wanted).abs().max()) < 1e-4 * scale
 
 
-def test_many_tokens_are_multiplied_by_torch_and_few_by_us() -> None:
+def test_large_batches_use_torchs_product_and_small_ones_our_kernel() -> None:
     matrix = QuantizedMatrix(*quantize_rows(random_rows(1, 40, 64, 10.0)), torch.float32)
     product = QuantizedLinear(matrix, None)
     for tokens in (0, 1, 64, 65, 130):

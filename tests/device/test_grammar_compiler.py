@@ -14,7 +14,7 @@ from service.text.dummy_tokenizer import dummy_tokenizer
 from tests.support.worlds.grammar_world import World, regex, schema
 
 
-def test_equal_grammars_are_compiled_once_and_the_worker_tells() -> None:
+def test_equal_grammars_are_compiled_once_and_the_worker_reports_it() -> None:
     world = World(dummy_tokenizer("tiny"))
     first = world.compiled(1, schema({"type": "boolean"}))
     second = world.compiled(2, schema({"type": "boolean"}))
@@ -57,7 +57,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("grammar", "part"), REFUSED.items())
-def test_what_cannot_be_followed_is_refused_with_one_steady_line(
+def test_an_unsupported_grammar_is_refused_with_one_stable_line(
     grammar: Grammar, part: str
 ) -> None:
     errors = []

@@ -1,4 +1,4 @@
-"""How many cache blocks a GPU holds: the largest step is computed once, and the sum is told."""
+"""Cache blocks of a GPU: the largest step is computed once, and the memory sum is reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_largest_step_has_all_tokens_and_all_sequences(
     assert all(len(chunk.tokens) <= page * len(chunk.blocks) for chunk in plan.prefills)
 
 
-def test_what_a_step_takes_is_measured_while_it_is_computed() -> None:
+def test_the_memory_of_a_step_is_measured_while_it_is_computed() -> None:
     weights = LivelyWeights()
     precision = Precision(torch.float32, torch.float32)
     decoder = Decoder(weights, TorchPagedAttention(16, CPU), 256, precision, CPU)
@@ -57,7 +57,7 @@ def test_what_a_step_takes_is_measured_while_it_is_computed() -> None:
     assert shapes == [(7,)], "a token of every sequence is drawn"
 
 
-def test_the_cache_gets_what_is_left_and_the_sum_is_told() -> None:
+def test_the_cache_gets_the_memory_that_is_left_and_the_sum_is_reported() -> None:
     budget = MemoryBudget(100 * GIB, 20 * GIB, 3 * GIB, graphs_bytes=GIB, share=0.9)
     config = EngineConfig(model=DUMMY, max_seqs=4)
 
@@ -69,7 +69,7 @@ def test_the_cache_gets_what_is_left_and_the_sum_is_told() -> None:
     assert choose_blocks(config, 1024, 64, GIB, budget.cache_bytes) == 66
 
 
-def test_a_gpu_that_is_full_is_refused_with_what_to_do() -> None:
+def test_a_full_gpu_is_refused_with_a_remedy() -> None:
     budget = MemoryBudget(10 * GIB, 9 * GIB, GIB)
     assert budget.cache_bytes == 0
     config = EngineConfig(model=DUMMY, max_seqs=4)

@@ -1,4 +1,4 @@
-"""The native decoder against the torch one, in every format; and life without a compiler."""
+"""The native decoder against the torch one, in every format; and machines without a compiler."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_any_mixed_batch_gives_the_reference_s_logits(
 
 
 @pytest.mark.parametrize("rows", [[(700, 1)], [(1000, 1), (300, 1)], [(520, 5)]])
-def test_a_long_context_cut_into_parts_gives_the_reference_s_logits(
+def test_a_long_context_cut_into_splits_gives_the_reference_s_logits(
     reference: Decoder, exact: NativeDecoder, rows: list[Row]
 ) -> None:
     """Few rows over many pages: the context is cut along its length and merged."""
@@ -169,7 +169,7 @@ def test_stored_formats_differ_from_float32_by_their_rounding(
 
 
 @pytest.mark.parametrize("weights", [NumberKind.FLOAT32, NumberKind.INT8])
-def test_threads_that_come_late_or_never_change_no_bit(weights: NumberKind) -> None:
+def test_threads_that_start_late_or_never_change_no_bit(weights: NumberKind) -> None:
     """Far more threads than cores: most are still asleep, or put aside, when a phase is over."""
     alone, crowd = (native(weights, NumberKind.FLOAT32, torch.float32, n) for n in (1, 12))
     for number, rows in enumerate([[(40, 1)], [(9, 1)] * 7, [(0, 60), (30, 1), (3, 50)]]):
@@ -226,7 +226,7 @@ def test_page_bytes_are_the_bytes_of_the_storage(kind: NumberKind) -> None:
 
 
 @pytest.mark.parametrize(("bf16", "name"), [(False, "native-cpu"), (True, "openvino-cpu")])
-def test_auto_takes_what_the_processor_multiplies_best_and_says_so(
+def test_auto_chooses_the_fastest_weight_format_of_the_cpu_and_reports_it(
     monkeypatch: pytest.MonkeyPatch, bf16: bool, name: str
 ) -> None:
     """Our own decoder has no use for bf16 matrix instructions, and OpenVINO's has."""
@@ -236,7 +236,7 @@ def test_auto_takes_what_the_processor_multiplies_best_and_says_so(
     assert "bfloat16" in loaded.backend.dtype
 
 
-def test_without_a_compiler_auto_takes_another_executor_and_says_why(
+def test_without_a_compiler_auto_chooses_another_executor_and_reports_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backends, "cpu_multiplies_bf16", lambda: False)

@@ -270,7 +270,7 @@ def run_python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-def test_nothing_that_reports_home_is_loaded() -> None:
+def test_openvinos_usage_telemetry_is_not_loaded() -> None:
     """OpenVINO's converter reports its own import; we load the runtime without it."""
     program = (
         "import sys; from service.device.openvino.runtime import load_runtime\n"
@@ -280,7 +280,7 @@ def test_nothing_that_reports_home_is_loaded() -> None:
     assert run_python(program).stdout.strip() == "[]"
 
 
-def test_a_machine_without_openvino_gets_one_line() -> None:
+def test_without_openvino_there_is_one_line_of_error() -> None:
     """With what to do next."""
     program = (
         "import sys; sys.modules['openvino'] = None\n"

@@ -139,8 +139,8 @@ def test_the_integer_kernel_does_not_mix_rows() -> None:
     assert torch.equal(kernel(x), alone)
 
 
-def test_the_way_of_computing_is_named_with_the_reason_for_a_fallback() -> None:
-    """What EngineStarted and /v1/models say; floats need no words."""
+def test_the_kernel_is_named_with_the_reason_for_a_fallback() -> None:
+    """As EngineStarted and /v1/models report it; float weights have none."""
     on_cuda = choose_matrix_format("int8", torch.bfloat16, torch.device("cuda"))
 
     assert on_cuda.label == "int8 weights, our Triton kernel (dequantised for many tokens)"
@@ -283,6 +283,6 @@ def test_an_unknown_format_is_refused_by_the_command_line(
     [({"weights_format": "int3"}, "--weights int3"), ({"kv_dtype": "fp4"}, "--kv-dtype fp4")],
 )
 def test_an_unknown_format_is_refused_by_the_engine(field: dict[str, str], match: str) -> None:
-    """The engine process validates what it is told."""
+    """The engine process validates its configuration."""
     with pytest.raises(ConfigError, match=match):
         EngineConfig(model=DUMMY, **field).validate()

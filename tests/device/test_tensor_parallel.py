@@ -1,4 +1,4 @@
-"""Several ranks compute what one computes; a rank that is lost is told and never waited for."""
+"""Several ranks compute what one computes; a lost rank is reported and not waited for."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_four_ranks_write_the_texts_of_one(depth: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
-def test_eight_bits_are_shared_out_too(form: str, tmp_path: Path) -> None:
+def test_8_bit_weights_are_sharded_too(form: str, tmp_path: Path) -> None:
     """A rank's scales are of its own columns, so results differ by rounding, but not from those
     of floats by more than one rank's do."""
     model = model_in(tmp_path)
@@ -121,7 +121,7 @@ def test_the_death_of_a_rank_ends_the_step(moment: str, tmp_path: Path) -> None:
     assert lost == [said]
 
 
-def test_closed_ranks_end_and_nobody_is_alarmed(tmp_path: Path) -> None:
+def test_closed_ranks_end_without_a_report_of_a_lost_rank(tmp_path: Path) -> None:
     lost: list[str] = []
     with engine_of(model_in(tmp_path), 2, lost) as loaded:
         (pid,) = decoder_of(loaded)._ranks.pids
@@ -143,7 +143,7 @@ def ranks_of(engine_pid: int) -> list[int]:
     return found
 
 
-def test_a_server_outlives_a_rank_and_leaves_none_behind() -> None:
+def test_a_server_survives_a_lost_rank_and_leaves_no_process_behind() -> None:
     """The supervisor starts an engine with new ranks; ranks of a killed engine end with it."""
     flags = ("--executor", "torch", "--tensor-parallel", "2", "--max-model-len", "256")
     with Server("--model", "dummy:tiny", *flags) as server:

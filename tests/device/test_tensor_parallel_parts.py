@@ -39,7 +39,7 @@ BY_COLUMNS = ("o_proj", "down_proj")
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_parts_put_together_are_the_whole(kind: str, count: int) -> None:
+def test_the_shards_together_are_the_whole_model(kind: str, count: int) -> None:
     whole = weights_of(kind)
     ranks = [ShardedWeights(whole, TensorParallelRank(index, count)) for index in range(count)]
 
@@ -64,7 +64,7 @@ def test_a_tied_head_becomes_slices_of_the_embedding(count: int) -> None:
     assert torch.equal(torch.cat(heads), whole.tensor("model.embed_tokens.weight"))
 
 
-def test_a_part_keeps_nothing_of_the_whole_alive() -> None:
+def test_a_shard_keeps_no_memory_of_the_whole_tensor() -> None:
     part = ShardedWeights(weights_of(), TensorParallelRank(1, 2)).tensor("lm_head.weight")
 
     assert part.untyped_storage().nbytes() == part.numel() * part.itemsize
@@ -91,12 +91,14 @@ def test_a_step_has_one_floor_on_a_machine_and_another_on_each_gpu() -> None:
         ({"vocab": 511}, "511 tokens of vocabulary"),
     ],
 )
-def test_what_cannot_be_shared_out_equally_is_refused(changes: dict[str, int], what: str) -> None:
+def test_a_model_that_cannot_be_sharded_equally_is_refused(
+    changes: dict[str, int], what: str
+) -> None:
     with pytest.raises(ConfigError, match=f"the model's {what} cannot be shared out equally"):
         part_of(weights_of(**changes).spec, 2)
 
 
-def test_the_numbers_of_ranks_that_a_model_allows_are_told() -> None:
+def test_the_rank_counts_that_a_model_allows_are_listed() -> None:
     with pytest.raises(ConfigError, match=r"this model allows 1, 2$"):
         load_executor(config_of(DUMMY, 4), MonotonicClock(), lambda stage: None)
 
@@ -126,7 +128,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         assert (found.decodes, found.prefills) == (inputs.decodes, inputs.prefills)
 
 
-def test_the_skew_of_a_step_is_that_of_its_sums() -> None:
+def test_the_skew_of_a_step_is_that_of_its_all_reduces() -> None:
     """First one rank is late and then another: it is not forgiven by being early elsewhere."""
     assert skew_ns([[9_000, 1_000], [2_000, 4_000], [3_000, 8_000]]) == 7_000 + 7_000
     assert skew_ns([[], []]) == 0

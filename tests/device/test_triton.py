@@ -206,7 +206,7 @@ def test_the_gate_is_torchs(tokens: int, width: int, seed: int) -> None:
     shapes, st.booleans(), st.sampled_from(KINDS),
     st.integers(0, 10**6),
 )  # fmt: skip
-def test_heads_are_turned_and_kept_as_torch_does(
+def test_rope_and_kv_writes_are_those_of_torch(
     shape: Heads, norms: bool, kind: torch.dtype | None, seed: int
 ) -> None:
     world = World(shape, 4, seed)

@@ -1,4 +1,4 @@
-"""What is blamed is what the same requests do without, in lives where nothing went wrong."""
+"""Lost time that the diagnosis attributes is what the same run without its fault saves."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.long
         ("oversized_batch", "max_seqs", Cause.SLOTS, 2001),
     ],
 )
-def test_the_blame_is_what_the_clean_life_does_without(
+def test_attributed_time_is_what_the_run_without_its_fault_saves(
     symptom: str, mechanism: str, cause: Cause, seed: int
 ) -> None:
-    """The same requests at the same moments, with the fault and without it."""
+    """The same requests at the same times, with the fault and without it."""
     pair = compared((symptom, mechanism, seed))
 
     assert pair.why_not == ""
@@ -42,8 +42,8 @@ def test_the_blame_is_what_the_clean_life_does_without(
     assert pair.error < 0.1, pair
 
 
-def test_prompts_that_miss_a_full_cache_begin_as_those_before() -> None:
-    """With what their own tenant's requests found, and only where more miss than used to."""
+def test_prompts_that_miss_a_full_cache_get_the_hits_of_the_reference() -> None:
+    """Those of their own tenant, and only where more prompts miss than before."""
     question = question_of(build_twin("prefix_cache_cold", 2001, "salt"))
     begun = restored_prefixes(question)
     sequences = question.run.sequences
@@ -62,15 +62,15 @@ def test_prompts_that_miss_a_full_cache_begin_as_those_before() -> None:
     assert Cause.PREFIX not in interventions(healthy)
 
 
-def test_a_slow_turn_is_slow_in_proportion_and_a_stall_is_as_long_as_it_was() -> None:
-    """Whatever the replayed turn costs, it does not make a stall of 90 ns one of 900."""
+def test_noise_scales_with_the_cost_of_an_iteration_and_a_stall_keeps_its_length() -> None:
+    """A replayed iteration with ten times the cost does not make a stall of 90 ns one of 900."""
     assert Disturbance(0, 10, 1.5, 0).span_ns(100) == 150
     assert Disturbance(0, 10, 10.0, 0).span_ns(10) == 100
     assert Disturbance(0, 10, 10.0, 0).span_ns(100) == 280
 
 
-def test_what_is_too_small_to_be_measured_does_not_count() -> None:
-    """The two lives differed by as much before anything was wrong."""
+def test_differences_below_the_noise_do_not_count() -> None:
+    """The two runs differed by as much before the fault began."""
     met = TwinLatencies({}, {}, {"ttft_mean": 50.0}, {"ttft_mean": 46.0})
     assert met.floor_ms("ttft_mean") == 4.0
     assert met.floor_ms("tpot_mean") == 0.0
@@ -82,7 +82,7 @@ def test_what_is_too_small_to_be_measured_does_not_count() -> None:
     assert summary([small, large])["error_median"] == pytest.approx(4 / 13, abs=1e-4)
 
 
-def test_a_promise_is_off_by_what_part_of_it_the_truth_differs() -> None:
+def test_the_error_of_a_prediction_is_relative_to_the_prediction() -> None:
     assert PredictedGain(promised=0.5, kept=0.4).off == pytest.approx(0.2)
     assert PredictedGain(promised=0.5, kept=0.6).off == pytest.approx(0.2)
     assert PredictedGain(promised=0.0, kept=0.6).off == float("inf")

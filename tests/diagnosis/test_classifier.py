@@ -1,4 +1,4 @@
-"""What the diagnoser says of servers in virtual time, each with one thing wrong, or nothing."""
+"""Diagnoses of servers in virtual time, with one fault each, or none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAULTY = [name for name in TWINS if name not in HEALTHY]
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_the_fault_that_was_put_in_is_the_one_that_is_found(name: str) -> None:
+def test_the_injected_fault_is_the_one_that_is_found(name: str) -> None:
     one = twin(name, TWINS[name][0])
     said = Counter(top_of(diagnosis) for diagnosis in during(one, verdicts(one)))
     said.pop("healthy", None)
@@ -45,61 +45,65 @@ def test_nothing_is_found_where_nothing_is_wrong(name: str) -> None:
     assert set(said) == {"healthy"}
 
 
-def first_said_ns(one: Twin) -> int:
-    """How long after its onset the fault was first said."""
-    said_ns = next(at_ns for at_ns, said in verdicts(one) if said.findings)
-    return said_ns - (one.onset_ns or 0)
+def detection_delay_ns(one: Twin) -> int:
+    """Time from the onset of the fault to its first finding."""
+    found_ns = next(at_ns for at_ns, diagnosis in verdicts(one) if diagnosis.findings)
+    return found_ns - (one.onset_ns or 0)
 
 
-def test_what_is_clear_is_said_before_it_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sooner in all, later in none, and still the right thing; what is unclear has to wait."""
+def test_a_clear_fault_is_found_before_its_alarm_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner in total, later in no case, and with the right symptom; an unclear one waits for the
+    alarm."""
     names = ("prefix_cache_cold", "cpu_starvation", "heavy_sampling", "grammar_cost")
     twins = [twin(name, TWINS[name][0]) for name in names]
 
-    with_pending = [first_said_ns(one) for one in twins]
+    with_pending = [detection_delay_ns(one) for one in twins]
     monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
-    without = [first_said_ns(one) for one in twins]
+    without = [detection_delay_ns(one) for one in twins]
 
     assert sum(with_pending) < sum(without)
     assert all(soon <= late for soon, late in zip(with_pending, without, strict=True))
     assert min(with_pending) > 0
 
 
-def test_what_is_clear_once_and_not_again_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_is_clear_only_once_waits_for_the_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = twin("cpu_starvation", TWINS["cpu_starvation"][0])
-    charge, looks = Diagnoser._charge, count()
+    charge, calls = Diagnoser._charge, count()
 
     def every_other(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
         charged, found = charge(self, begin_ns, end_ns, onset_ns)
         is_pending = self._detector.onset_ns is None
-        return charged, [] if is_pending and next(looks) % 2 else found
+        return charged, [] if is_pending and next(calls) % 2 else found
 
-    soon = first_said_ns(one)
+    soon = detection_delay_ns(one)
     monkeypatch.setattr(Diagnoser, "_charge", every_other)
-    wavering = first_said_ns(one)
+    unsteady = detection_delay_ns(one)
     monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
 
-    assert soon < wavering == first_said_ns(one)
+    assert soon < unsteady == detection_delay_ns(one)
 
 
-def test_once_something_is_found_the_window_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a second cause needs to be less sure; before, and when all is over, it does not."""
-    told: list[bool] = []
+def test_a_window_records_whether_a_finding_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is active a second cause needs less confidence; before and afterwards it needs all
+    of it."""
+    recorded: list[bool] = []
 
-    def seen(*args: Any, **more: Any) -> Window:
-        told.append(more["has_finding"])
+    def recording(*args: Any, **more: Any) -> Window:
+        recorded.append(more["has_finding"])
         return Window(*args, **more)
 
-    monkeypatch.setattr("diagnosis.verdicts.classifier.Window", seen)
-    first_said_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
+    monkeypatch.setattr("diagnosis.verdicts.classifier.Window", recording)
+    detection_delay_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
 
-    assert not told[0]
-    assert told.index(True) > 0
-    assert all(told[told.index(True) : told.index(True) + 4])
+    first = recorded.index(True)
+    assert first > 0
+    assert all(recorded[first : first + 4])
 
 
-def test_a_finding_carries_its_proof() -> None:
-    """Evidence in units, the neighbours that it is not, who suffered, who did it, where to read."""
+def test_a_finding_has_evidence_exclusions_culprits_victims_and_a_runbook() -> None:
+    """Its culprits are injected ones, and its onset is that of the fault."""
     one = twin("prefill_interference", "unchunked")
     said = [s for s in during(one, verdicts(one)) if top_of(s) == one.name][-1]
     finding = said.findings[0]
@@ -119,15 +123,15 @@ def test_a_finding_carries_its_proof() -> None:
     assert abs(finding.onset_ns - one.onset_ns) < 5 * SECOND
 
 
-def test_a_flood_names_its_tenant_and_the_others_as_victims() -> None:
+def test_unfairness_names_the_flooding_tenant_as_culprit_and_the_others_as_victims() -> None:
     one = twin("unfairness", "flood")
     finding = next(s.findings[0] for s in during(one, verdicts(one)) if top_of(s) == one.name)
     assert set(finding.culprits) <= one.culprits
     assert not set(finding.victims) & set(finding.culprits)
 
 
-def test_a_record_with_holes_is_no_ground_for_accusations() -> None:
-    """Steps that are missing look like pauses of the engine."""
+def test_a_record_with_lost_facts_gives_no_other_finding() -> None:
+    """Missing steps would look like pauses of the engine."""
     one = twin("telemetry_degraded", "steps_lost")
     said = [s for s in during(one, verdicts(one)) if s.findings]
 
@@ -136,8 +140,8 @@ def test_a_record_with_holes_is_no_ground_for_accusations() -> None:
     assert all(s.why for s in said)
 
 
-def test_spans_that_do_not_arrive_take_nothing_from_the_record() -> None:
-    """It is said, and what else is wrong is said as well."""
+def test_lost_spans_do_not_hide_other_findings() -> None:
+    """The loss is a finding, and so is every other fault."""
     one = twin("host_stall", "collections")
     assert one.onset_ns is not None
     facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 10 * SECOND]
@@ -150,7 +154,7 @@ def test_spans_that_do_not_arrive_take_nothing_from_the_record() -> None:
     assert [f.symptom for f in said.findings] == [Symptom.HOST_STALL, Symptom.TELEMETRY_DEGRADED]
 
 
-def test_a_slow_reader_is_never_a_slow_server() -> None:
+def test_a_slow_reader_is_not_diagnosed_as_a_slow_server() -> None:
     one = twin("slow_client", "readers")
     named = {f.symptom for s in during(one, verdicts(one)) for f in s.findings}
 
@@ -158,9 +162,7 @@ def test_a_slow_reader_is_never_a_slow_server() -> None:
 
 
 @pytest.mark.parametrize("name", ["queue_overload", "host_stall"])
-def test_the_verdict_depends_on_the_facts_and_not_on_how_they_come(
-    name: str, tmp_path: Path
-) -> None:
+def test_the_verdict_does_not_depend_on_how_facts_are_batched(name: str, tmp_path: Path) -> None:
     """One by one, in batches, or read back from a journal in the middle of the fault."""
     one = twin(name, TWINS[name][0])
     assert one.onset_ns is not None
@@ -177,7 +179,7 @@ def test_the_verdict_depends_on_the_facts_and_not_on_how_they_come(
     assert diagnose_journal(open_journal(tmp_path / "dump.journal")) == live.diagnosis()
 
 
-def test_what_is_charged_is_no_more_than_what_was_lost() -> None:
+def test_attributed_time_is_at_most_the_lost_time() -> None:
     one = twin("queue_overload", "requests")
     diagnoser = Diagnoser()
     assert one.onset_ns is not None
@@ -189,7 +191,7 @@ def test_what_is_charged_is_no_more_than_what_was_lost() -> None:
     assert all(spent >= 0 for spent in charged.harm_ns.values())
 
 
-def test_a_baseline_is_saved_and_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_saved_baseline_is_read_back_unchanged(tmp_path: Path) -> None:
     baseline = baseline_of(twin("oversized_batch", "max_seqs"))
     assert baseline is not None
     save_baseline(baseline, tmp_path / "baseline.json")
@@ -202,8 +204,8 @@ def test_a_baseline_is_saved_and_read_back_as_it_was(tmp_path: Path) -> None:
         read_baseline(tmp_path / "absent.json")
 
 
-def test_without_a_baseline_a_configuration_that_is_bad_from_the_start_is_not_found() -> None:
-    """That is why there are baselines: a server does not know how it would have been."""
+def test_a_configuration_that_is_bad_from_the_start_is_found_only_with_a_baseline() -> None:
+    """A server alone cannot know how it would be with another configuration."""
     one = twin("oversized_batch", "max_seqs")
     diagnoser = Diagnoser()
     diagnoser.on_facts(one.facts)
@@ -211,7 +213,7 @@ def test_without_a_baseline_a_configuration_that_is_bad_from_the_start_is_not_fo
     assert top_of(diagnoser.diagnosis()) != "oversized_batch"
 
 
-def test_findings_become_metrics_while_they_last() -> None:
+def test_findings_are_metrics_while_they_are_active() -> None:
     one = twin("host_stall", "collections")
     said = during(one, verdicts(one))[-8]
     families = {metric.name: samples for metric, samples in finding_families(said)}
@@ -223,8 +225,8 @@ def test_findings_become_metrics_while_they_last() -> None:
     assert families["phasescope_diagnosis_indeterminate"] == [({}, 0.0)]
 
 
-def test_a_request_that_lived_through_a_finding_says_so() -> None:
-    """The log gives events to the spans of those who were there, and to nobody else's."""
+def test_spans_have_an_event_for_each_finding_during_their_request() -> None:
+    """Spans of requests at other times have none."""
     one = twin("host_stall", "collections")
     assert one.onset_ns is not None
     assert one.end_ns is not None
@@ -253,8 +255,8 @@ def test_every_latency_class_has_a_rule_with_neighbours() -> None:
     ],
 )
 def test_of_two_faults_at_once_neither_hides_the_other(names: tuple[str, str], seed: int) -> None:
-    """Waits for blocks are shared with those who came beyond the usual, a full batch does not
-    hide that its engine starves, and a flood not that long prompts are in it."""
+    """Waits for blocks are shared with demand beyond the baseline; a full batch does not hide a
+    starved engine, and a flood does not hide long prompts."""
     found = judge_pair((names, seed))
 
     assert found.is_right, found

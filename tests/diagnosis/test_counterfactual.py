@@ -1,4 +1,4 @@
-"""Virtual twins: worlds with one thing wrong for a while, and what replay says was the cause."""
+"""Root cause by replay, of simulated runs with one fault for a while."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LIMITS = small_limits(
 def traffic(
     draw: Random, rate: float, span: Span, prompt: tuple[int, int] = (16, 160), tenant: str = "a"
 ) -> list[Arrival]:
-    """Poisson arrivals of a kind, within a span."""
+    """Poisson arrivals of one kind, within a span."""
     found: list[Arrival] = []
     at_ns = span.begin_ns
     while (at_ns := at_ns + int(draw.expovariate(rate) * SECOND)) < span.end_ns:
@@ -68,7 +68,7 @@ def traffic(
 
 @dataclasses.dataclass
 class Twin:
-    """A world: the same traffic in each, and what goes wrong in this one."""
+    """A simulated run: the same traffic in each, and the fault of this one."""
 
     more: Callable[[Random], list[Arrival]] = lambda draw: []
     rate: float = RATE
@@ -100,7 +100,7 @@ class Twin:
 
 
 def slow_reader(arrival: Arrival) -> Arrival:
-    """Every second of those that come in the window stops reading for six seconds."""
+    """Every second client that comes in the window stops reading for six seconds."""
     if not WINDOW.has(arrival.at_ns) or arrival.max_tokens % 2:
         return arrival
     return dataclasses.replace(arrival, pause_ns=SECOND // 5, resume_ns=6 * SECOND)
@@ -124,7 +124,7 @@ TWINS: dict[str, tuple[Twin, set[Cause]]] = {
         ),
         {Cause.PROMPTS, Cause.CHUNKS},
     ),
-    "the loop stands still": (
+    "the loop stalls": (
         Twin(faults=Faults(stalls=tuple((s * SECOND, 400_000_000) for s in range(12, 19)))),
         {Cause.STALLS},
     ),
@@ -140,7 +140,7 @@ TWINS: dict[str, tuple[Twin, set[Cause]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))
-def test_the_cause_that_was_put_in_is_the_one_that_comes_out(name: str) -> None:
+def test_the_injected_cause_has_the_largest_gain(name: str) -> None:
     twin, causes = TWINS[name]
     found = explain(twin.question(7))
     assert found.top in causes, found
@@ -151,14 +151,14 @@ def test_the_cause_that_was_put_in_is_the_one_that_comes_out(name: str) -> None:
 
 @pytest.mark.parametrize("rate", [1.5, RATE], ids=["light", "busy"])
 def test_a_healthy_engine_has_no_cause(rate: float) -> None:
-    """A busy one has a queue now and then; nothing that differs from the reference makes it."""
+    """A busy engine has a queue now and then, which no difference from the reference causes."""
     found = explain(Twin(rate=rate).question(3))
     assert all(gain.gain < 0.15 for gain in found.gains), found
 
 
-def test_two_causes_share_what_they_remove() -> None:
-    """Stalls under overload: both named, and their shares add up to what both remove."""
-    stalled, _ = TWINS["the loop stands still"]
+def test_two_causes_share_the_gain_of_undoing_both() -> None:
+    """Stalls under overload: both are named, and their Shapley shares add up to the common gain."""
+    stalled, _ = TWINS["the loop stalls"]
     loaded, _ = TWINS["overload"]
     found = explain(Twin(more=loaded.more, faults=stalled.faults).question(5))
     leading = {gain.cause for gain in found.gains[:3]}
@@ -169,13 +169,13 @@ def test_two_causes_share_what_they_remove() -> None:
     assert sum(shares) <= 1.0 + 1e-9
 
 
-def test_what_does_not_differ_is_not_tried() -> None:
-    """No demand, no prompt, no stall of a healthy run is taken away."""
+def test_only_differences_from_the_reference_are_tried() -> None:
+    """A healthy run has no intervention on demand, prompts or stalls."""
     tried = set(interventions(Twin().question(3)))
     assert tried <= {Cause.KV, Cause.TENANT}
 
 
-def test_the_demand_that_is_left_is_that_of_the_reference() -> None:
+def test_the_demand_intervention_leaves_the_rate_of_the_reference() -> None:
     question = TWINS["overload"][0].question(7)
     edit = interventions(question)[Cause.DEMAND]
     came = [s for s in question.run.sequences.values() if WINDOW.has(s.entry.at_ns)]
@@ -191,14 +191,14 @@ def longer(arrival: Arrival) -> Arrival:
     return dataclasses.replace(arrival, max_tokens=4 * arrival.max_tokens)
 
 
-def test_longer_answers_are_a_cause_of_their_own() -> None:
+def test_longer_outputs_are_a_cause_of_their_own() -> None:
     """No more requests than before, but each holds its slot four times as long."""
     found = explain(Twin(disturb=longer).question(7))
     assert found.top is Cause.OUTPUTS, found
 
 
-def test_more_choices_than_before_end_with_their_first_token() -> None:
-    """What is left of each request is as many as requests had, one at least."""
+def test_choices_beyond_the_reference_end_with_their_first_token() -> None:
+    """Each request keeps as many choices as requests of the reference had, at least one."""
     one = build_twin("heavy_sampling", 5, "choices")
     assert one.onset_ns is not None
     assert one.end_ns is not None
@@ -214,9 +214,9 @@ def test_more_choices_than_before_end_with_their_first_token() -> None:
     assert all(choices[request_id] - number in (1, 2) for request_id, number in cut.items())
 
 
-def test_answers_are_restored_to_their_lengths_in_the_reference() -> None:
-    """Not only the longest: where all grew, all shrink, and the blame is what the same requests
-    with the answers of before do without."""
+def test_outputs_are_restored_to_their_lengths_in_the_reference() -> None:
+    """Not only the longest: where all grew, all are shortened, and the gain is what the same
+    requests with the outputs of the reference save."""
     question = Twin(disturb=longer).question(7)
     edit = interventions(question)[Cause.OUTPUTS]
     grown = [one for one in question.run.sequences.values() if WINDOW.has(one.entry.at_ns)]
@@ -227,13 +227,13 @@ def test_answers_are_restored_to_their_lengths_in_the_reference() -> None:
     assert not edit.outputs.keys() - {one.seq_id for one in grown}
 
 
-def test_lengths_that_vary_as_before_are_left_alone() -> None:
+def test_lengths_that_vary_as_in_the_reference_are_not_changed() -> None:
     assert Cause.OUTPUTS not in interventions(Twin().question(3))
     assert Cause.PROMPTS not in interventions(Twin().question(3))
 
 
-def test_only_who_finishes_either_way_is_compared() -> None:
-    """Who is ended before its time is spared nothing by that."""
+def test_only_requests_that_finish_in_both_replays_are_compared() -> None:
+    """A request that the intervention ends early counts as no gain."""
     was = TWINS["overload"][0].facts(7)
     ended = [f for f in was if isinstance(f, RequestEnded) and f.reason is not EndReason.INVALID]
     gone, cancelled = ended[0], ended[1]
@@ -247,7 +247,7 @@ def test_only_who_finishes_either_way_is_compared() -> None:
         assert set(names[0]) == {fact.request_id for fact in ended[2:]}
 
 
-def test_edits_add_up() -> None:
+def test_interventions_can_be_combined() -> None:
     one = Intervention(limits={"max_seqs": 9}, without=frozenset({1}), prompts={3: 50, 4: 10, 5: 1})
     two = Intervention(
         limits={"blocks_total": 99}, without=frozenset({2}), prompts={3: 40, 4: 20}, pauses=False
@@ -274,7 +274,7 @@ def test_shapley_values_are_efficient_symmetric_and_give_a_dummy_nothing() -> No
     assert values[c] == pytest.approx(0.0)
 
 
-def test_nothing_is_said_of_a_window_without_requests() -> None:
+def test_a_window_without_requests_has_no_explanation() -> None:
     question = dataclasses.replace(
         Twin(rate=1.0).question(2), window=Span(500 * SECOND, 600 * SECOND)
     )
@@ -287,26 +287,26 @@ def test_nothing_is_said_of_a_window_without_requests() -> None:
 
 
 def journal_with(twin: Twin, path: Path) -> int:
-    """Writes its journal; returns the last stamp in it."""
+    """Write the run's journal; returns the last time stamp in it."""
     facts = twin.facts(7)
     write_journal(path, facts, MonotonicClock(), "test")
     return max(map(fact_ns, facts))
 
 
 def spans(end_ns: int) -> list[str]:
-    """Window and reference as the command line has them."""
+    """Window and reference as flags of the command."""
 
-    def ago(span: Span) -> str:
+    def relative(span: Span) -> str:
         return f"{(end_ns - span.begin_ns) / SECOND}:{(end_ns - span.end_ns) / SECOND}"
 
-    return ["--window", ago(WINDOW), "--reference", ago(REFERENCE)]
+    return ["--window", relative(WINDOW), "--reference", relative(REFERENCE)]
 
 
-def test_the_command_names_the_root_and_its_remedy(
+def test_the_command_names_the_root_cause_and_its_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "stalled.journal"
-    end_ns = journal_with(TWINS["the loop stands still"][0], path)
+    end_ns = journal_with(TWINS["the loop stalls"][0], path)
     assert main(["diagnose", str(path), "--root", *spans(end_ns)]) == 0
     said = capsys.readouterr().out
     assert "1. stalls: without it" in said
@@ -326,7 +326,7 @@ def test_a_reference_before_the_engine_is_refused(
 
 
 @pytest.mark.parametrize("text", ["20", "5:20", "a:b", "20:-1", ":"])
-def test_a_span_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_window_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["diagnose", "x", "--root", "--window", text])
     assert "FROM:UNTIL" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Demand beyond the baseline is told from chance, from bursts, and from other demand."""
+"""Demand beyond the baseline is distinguished from chance, from bursts, and from other demand."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def baseline(tenants: dict[str, float] | None = None, **more: object) -> Referen
     )
 
 
-def came(requests: dict[str, int], prompts: list[int] | None = None, waits: str = "") -> Counts:
-    """So many requests by tenant; all but the tenants in `waits` waited a second each."""
+def arrived(requests: dict[str, int], prompts: list[int] | None = None, waits: str = "") -> Counts:
+    """Requests by tenant; those of every tenant but the ones in `waits` waited a second each."""
     counts = Counts(requests=sum(requests.values()), tenant_requests=Counter(requests))
     counts.prompt_lengths += prompts or [30] * counts.requests
     counts.first_ns += Counter({t: n * 10**9 for t, n in requests.items() if t not in waits})
@@ -52,10 +52,10 @@ def window(
     return Window(seconds, counts, later, steps, started=None, has_finding=has_finding)
 
 
-def test_more_requests_are_demand_only_while_they_go_on() -> None:
-    """What came at once and is over was a burst, which a queue is for."""
-    many = came({"red": 70, "green": 60, "blue": 60})
-    lasting, over = came({"red": 35, "green": 30, "blue": 30}), came({"red": 12, "green": 14})
+def test_more_requests_are_demand_only_while_they_keep_coming() -> None:
+    """Requests that came at once and are over were a burst, which a queue is meant for."""
+    many = arrived({"red": 70, "green": 60, "blue": 60})
+    lasting, over = arrived({"red": 35, "green": 30, "blue": 30}), arrived({"red": 12, "green": 14})
 
     assert demand_delta(window(many, lasting), baseline()).more_requests == 190 - 80
     assert demand_delta(window(many, over), baseline()).more_requests == 0
@@ -63,27 +63,29 @@ def test_more_requests_are_demand_only_while_they_go_on() -> None:
 
 def test_a_rate_is_less_certain_after_a_short_reference() -> None:
     """Forty seconds of ten a second may have been nine or eleven, ten seconds eight or twelve."""
-    many, half = came({"red": 60, "green": 40, "blue": 40}), came({"red": 30, "green": 40})
+    many, half = arrived({"red": 60, "green": 40, "blue": 40}), arrived({"red": 30, "green": 40})
     surely, perhaps = baseline(), msgspec.structs.replace(baseline(), seconds=10.0)
 
     assert demand_delta(window(many, half), surely).more_requests == 140 - 80
     assert demand_delta(window(many, half), perhaps).more_requests == 0
 
 
-def test_without_a_baseline_a_burst_is_no_demand_until_it_lasts() -> None:
-    some = came({"red": 30, "green": 30})
+def test_without_a_baseline_a_burst_is_not_demand_until_it_lasts() -> None:
+    some = arrived({"red": 30, "green": 30})
 
-    assert demand_delta(window(some, came({"red": 30})), slo_baseline()).more_requests == 0
-    assert demand_delta(window(some, came({"red": 30}), 10.0), slo_baseline()).more_requests == 60
+    assert demand_delta(window(some, arrived({"red": 30})), slo_baseline()).more_requests == 0
+    assert (
+        demand_delta(window(some, arrived({"red": 30}), 10.0), slo_baseline()).more_requests == 60
+    )
 
 
-def test_what_is_no_demand_at_nine_seconds_is_none_at_eleven() -> None:
-    """The certainty that is asked for falls by and by: a step down would ring for what has been
-    there all the time."""
+def test_the_required_certainty_falls_without_steps() -> None:
+    """What is not demand after nine seconds is not demand after eleven: a step in the threshold
+    would raise an alarm for a load that has not changed."""
     grown = {seconds: int(10 * seconds + 4.6 * (12 * seconds) ** 0.5) for seconds in (9, 11, 20)}
     found = {
         seconds: demand_delta(
-            window(came({"red": count}), came({"red": count // 2 + 5}), float(seconds)),
+            window(arrived({"red": count}), arrived({"red": count // 2 + 5}), float(seconds)),
             baseline(tenants={"red": 10.0}),
         ).more_requests
         for seconds, count in grown.items()
@@ -93,10 +95,10 @@ def test_what_is_no_demand_at_nine_seconds_is_none_at_eleven() -> None:
     assert found[20] == grown[20] - 200
 
 
-def test_beside_a_fault_that_is_told_a_second_needs_to_be_less_sure() -> None:
-    """Chance has been ruled out for the alarm already."""
+def test_while_a_finding_is_active_a_second_cause_needs_less_certainty() -> None:
+    """The alarm has already ruled out chance."""
     count = int(80 + 4.6 * 96**0.5)
-    some, later = came({"red": count}), came({"red": count // 2 + 5})
+    some, later = arrived({"red": count}), arrived({"red": count // 2 + 5})
     reference = baseline(tenants={"red": 10.0})
 
     assert demand_delta(window(some, later), reference).more_requests == 0
@@ -105,32 +107,32 @@ def test_beside_a_fault_that_is_told_a_second_needs_to_be_less_sure() -> None:
     )
 
 
-def test_a_burst_of_one_tenant_that_others_wait_for_is_his() -> None:
-    """Though it is over: the others have paid."""
-    counts = came({"red": 150, "green": 25, "blue": 24})
-    found = demand_delta(window(counts, came({"red": 10, "green": 12, "blue": 12})), baseline())
+def test_a_burst_of_one_tenant_that_delays_others_is_attributed_to_it() -> None:
+    """Also when the burst is over, because the others were delayed."""
+    counts = arrived({"red": 150, "green": 25, "blue": 24})
+    found = demand_delta(window(counts, arrived({"red": 10, "green": 12, "blue": 12})), baseline())
 
     assert (found.demand, found.tenant) == (S.UNFAIRNESS, "red")
     assert found.more_requests > 100
 
 
-def test_a_tenant_who_grew_as_all_did_is_not_unfair() -> None:
-    """He has most of the growth because he has most of the requests."""
+def test_a_tenant_that_grew_in_proportion_to_all_is_not_unfair() -> None:
+    """It has most of the growth because it has most of the requests."""
     tenants = {"red": 8.0, "green": 1.0, "blue": 1.0}
-    counts = came({"red": 150, "green": 18, "blue": 18})
+    counts = arrived({"red": 150, "green": 18, "blue": 18})
     found = demand_delta(
-        window(counts, came({"red": 75, "green": 9, "blue": 9})), baseline(tenants=tenants)
+        window(counts, arrived({"red": 75, "green": 9, "blue": 9})), baseline(tenants=tenants)
     )
 
     assert (found.demand, found.tenant) == (S.QUEUE_OVERLOAD, None)
 
 
-def test_choices_are_those_that_were_asked_for() -> None:
-    """Sequences come to the engine later than their request to the gateway: more of the one than
-    of the other in a short time are no choices."""
-    counts = came({"red": 4}, [30] * 6)
+def test_choices_are_counted_from_requests_and_not_from_sequences() -> None:
+    """Sequences reach the engine later than requests reach the gateway: more sequences than
+    requests in a short time do not mean several choices."""
+    counts = arrived({"red": 4}, [30] * 6)
     counts.choices_requested = [1] * 4
-    several = came({"red": 4}, [30] * 12)
+    several = arrived({"red": 4}, [30] * 12)
     several.choices_requested = [3] * 4
 
     assert demand_delta(window(counts, counts), baseline()).choices == 0
@@ -139,16 +141,16 @@ def test_choices_are_those_that_were_asked_for() -> None:
 
 def test_a_few_requests_with_more_choices_are_chance_where_these_vary() -> None:
     varying = msgspec.structs.replace(baseline(), choices=2.0, choices_spread=1.5)
-    few, many = came({"red": 4}), came({"red": 40})
+    few, many = arrived({"red": 4}), arrived({"red": 40})
     few.choices_requested, many.choices_requested = [4, 4, 2, 4], [4, 4, 2, 4] * 10
 
     assert demand_delta(window(few, few), varying).choices == 0
     assert demand_delta(window(many, many), varying).choices == 1.5 * 40
 
 
-def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> None:
-    """Of an hour many moments are looked at, and the one with the longest prompts rings."""
-    counts = came({"red": 9}, [42] * 9)
+def test_a_new_alarm_needs_more_certainty_than_one_that_lasts() -> None:
+    """Of the many windows of an hour, the one with the longest prompts by chance would fire."""
+    counts = arrived({"red": 9}, [42] * 9)
     counts.output_lengths = [42] * 9
     counts.admitted, counts.known_tokens = 60, 6000
     counts.hit_requests, counts.hit_tokens = 6, 500
@@ -164,47 +166,47 @@ def test_what_a_young_alarm_may_owe_to_chance_is_believed_once_it_lasts() -> Non
     assert lasting.prompt_tokens[S.PREFIX_CACHE_COLD] == pytest.approx(1000)
 
 
-def test_one_request_with_more_choices_is_no_habit() -> None:
-    """Where hardly anybody asks for two, one who does is far from the mean."""
+def test_one_request_with_more_choices_is_not_a_change_of_demand() -> None:
+    """Where almost no request has two choices, a single one is far from the mean."""
     rare = msgspec.structs.replace(baseline(), choices=1.02, choices_spread=0.14)
-    one, three = came({"red": 3}), came({"red": 12})
+    one, three = arrived({"red": 3}), arrived({"red": 12})
     one.choices_requested, three.choices_requested = [1, 1, 2], [1] * 3 + [2] * 9
 
     assert demand_delta(window(one, one, 12.0), rare).choices == 0
     assert demand_delta(window(three, three, 12.0), rare).choices > 8
 
 
-def test_three_in_twelve_who_want_more_choices_may_be_chance() -> None:
-    """Where one in fifty does; three of four are not."""
+def test_three_of_twelve_requests_with_more_choices_may_be_chance() -> None:
+    """Where one in fifty has them; three of four are not chance."""
     rare = baseline(choices=1.02, choices_spread=0.14, several_share=0.02)
-    some, most = came({"red": 12}), came({"red": 4})
+    some, most = arrived({"red": 12}), arrived({"red": 4})
     some.choices_requested, most.choices_requested = [1] * 9 + [2] * 3, [1, 2, 2, 2]
 
     assert demand_delta(window(some, some, 4.0), rare).choices == 0
     assert demand_delta(window(most, most, 4.0), rare).choices > 2
 
 
-def test_of_thousands_of_requests_the_mean_tells_who_wants_more_choices() -> None:
-    """The chance of so many is no number any more."""
+def test_of_thousands_of_requests_the_mean_shows_more_choices() -> None:
+    """The probability of so many is too small for a float."""
     rare = baseline(choices=1.02, choices_spread=0.14, several_share=0.02)
-    crowd = came({"red": 4000})
+    crowd = arrived({"red": 4000})
     crowd.choices_requested = [1, 3] * 2000
 
     assert demand_delta(window(crowd, crowd, 4.0), rare).choices == pytest.approx(0.98 * 4000)
 
 
-def test_a_tenant_for_whom_nobody_else_waits_is_nobody_s_trouble() -> None:
-    counts = came({"red": 150, "green": 25, "blue": 24}, waits="green blue")
-    found = demand_delta(window(counts, came({"red": 75, "green": 12, "blue": 12})), baseline())
+def test_a_tenant_that_delays_no_other_tenant_is_not_unfair() -> None:
+    counts = arrived({"red": 150, "green": 25, "blue": 24}, waits="green blue")
+    found = demand_delta(window(counts, arrived({"red": 75, "green": 12, "blue": 12})), baseline())
 
     assert found.tenant is None
 
 
-def test_a_few_prompts_longer_than_any_was_are_seen_among_many_short_ones() -> None:
+def test_a_few_prompts_longer_than_any_before_are_found_among_many_short_ones() -> None:
     """Their mean hides them; two of them may be chance."""
     lengths = [30] * 300
-    counts = came({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500, 600])
-    few = came({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500])
+    counts = arrived({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500, 600])
+    few = arrived({"red": 100, "green": 100, "blue": 100}, [*lengths, 400, 500])
 
     found = demand_delta(window(counts, counts), baseline())
     assert found.prompt_tokens[S.PREFILL_INTERFERENCE] == 1500 - 3 * 30
@@ -222,9 +224,9 @@ def steps_of(rows: int, forward_ms: float, count: int) -> np.ndarray:
     return table
 
 
-def test_prices_hold_for_batches_as_large_as_were_often_seen() -> None:
-    """Five rows were met three times in a thousand: what eight cost is not known from them, and
-    is not called slow."""
+def test_fitted_costs_hold_up_to_the_batch_sizes_of_the_baseline() -> None:
+    """Three steps in a thousand had five rows, so the cost of eight rows is unknown and never
+    slow."""
     seen = Steps(np.vstack([steps_of(1, 10, 600), steps_of(2, 10, 400), steps_of(5, 10, 3)]))
     cost = fit_cost(seen)
     assert cost is not None
@@ -235,8 +237,8 @@ def test_prices_hold_for_batches_as_large_as_were_often_seen() -> None:
     assert abs(slow_step_excess(Steps(steps_of(2, 10, 20)), reference)) < 0.05
 
 
-def test_prices_hold_for_batches_as_small_as_were_often_seen() -> None:
-    """Where three rows and four were all that was met, what one costs is not known from them."""
+def test_fitted_costs_hold_down_to_the_batch_sizes_of_the_baseline() -> None:
+    """Where all steps had three or four rows, the cost of one row is unknown."""
     seen = Steps(np.vstack([steps_of(3, 10, 100), steps_of(4, 11, 400)]))
     reference = baseline(cost=fit_cost(seen))
 

@@ -1,4 +1,4 @@
-"""The engine's time is charged to what took it, by what is known and by what bears witness."""
+"""The engine's time is charged to its causes, by known costs and by measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES = {name: place for place, name in enumerate(StepRow._fields)}
 
 
 def decodes(rows: int, forward_ms: float, count: int, *, more_ms: float = 0.0) -> np.ndarray:
-    """Steps in which so many sequences decode, one after another; `more_ms` are around them."""
+    """Consecutive steps with so many decode rows; `more_ms` are spent around each."""
     table = np.zeros((count, len(PLACES)))
     turn_ns = (forward_ms + more_ms) * MS
     columns = {
@@ -76,8 +76,8 @@ def charged(table: np.ndarray, counts: Counts | None = None) -> EngineTime:
     return engine_time(window, reference, reference.cost)
 
 
-def test_a_machine_that_was_slow_and_is_not_any_more_is_nobody_s_trouble() -> None:
-    """Machines have spells; what is named has lasted, and goes on."""
+def test_a_machine_that_is_no_longer_slow_is_not_a_cause() -> None:
+    """A cause is named only if it has lasted and still lasts."""
     lasts = decodes(2, 14, 500)
     over = np.vstack([decodes(2, 18, 200), after(decodes(2, 10, 340), 3.6 * SECOND)])
     brief = decodes(2, 14, 200)
@@ -93,7 +93,7 @@ def test_a_machine_that_was_slow_and_is_not_any_more_is_nobody_s_trouble() -> No
 
 
 def starving(seconds: float, throttled: float = 0.0) -> Counts:
-    """For nearly half of the time the engine's thread was ready and did not run."""
+    """For nearly half of the time the engine's thread was runnable and did not run."""
     window_ns = int(seconds * SECOND)
     return Counts(
         host_window_ns=window_ns,
@@ -103,8 +103,8 @@ def starving(seconds: float, throttled: float = 0.0) -> Counts:
     )
 
 
-def test_who_has_no_cpu_is_starved_also_in_batches_that_were_never_seen() -> None:
-    """Nobody knows what they cost, but the system says how long the thread was kept waiting."""
+def test_cpu_starvation_is_found_also_for_batch_sizes_of_unknown_cost() -> None:
+    """Their cost is unknown, but the kernel reports how long the thread waited for a CPU."""
     table = decodes(8, 30, 200)
     found = charged(table, starving(6.0))
 
@@ -115,8 +115,8 @@ def test_who_has_no_cpu_is_starved_also_in_batches_that_were_never_seen() -> Non
     assert by_quota.taken_ns[S.THROTTLED] > 0.4 * 6 * SECOND
 
 
-def test_where_the_price_is_known_and_paid_waiting_cost_nothing() -> None:
-    """The thread was ready now and then, and the steps took as long as ever."""
+def test_waits_for_a_cpu_cost_nothing_where_steps_take_their_fitted_cost() -> None:
+    """The thread waited now and then, but the steps took no longer than before."""
     found = charged(decodes(2, 10, 600), starving(6.0))
 
     assert found.taken_ns[S.CPU_STARVATION] == 0
@@ -128,8 +128,8 @@ def collecting(collected_ms: float) -> Counts:
     return counts
 
 
-def test_a_collection_within_a_pass_is_a_stall_and_the_rest_is_a_slow_machine() -> None:
-    """Pauses in the forward pass look like a slow one; what was collected is known."""
+def test_garbage_collection_in_a_forward_pass_is_a_stall_and_the_rest_a_slow_machine() -> None:
+    """A pause makes a forward pass look slow; the time of collections is measured."""
     table = decodes(2, 20, 300)  # three seconds more than baseline
     all_of_it, half = charged(table, collecting(3000)), charged(table, collecting(1600))
 
@@ -140,8 +140,9 @@ def test_a_collection_within_a_pass_is_a_stall_and_the_rest_is_a_slow_machine() 
     assert half.decoding_ns[S.HOST_STALL] > 2 * SECOND
 
 
-def test_who_took_next_to_nothing_makes_no_queue() -> None:
-    """A quarter of a millisecond of a slow machine once owned all that a full batch costs."""
+def test_a_cause_with_almost_no_engine_time_is_not_charged_for_queues() -> None:
+    """A quarter of a millisecond of a slow machine is not the cause of the wait for a full
+    batch."""
     found = EngineTime(busy_ns=100.0, taken_ns=Charges({S.THROTTLED: 2.0, S.HOST_STALL: -5.0}))
     assert queue_contributors(found) == {}
 
@@ -153,11 +154,11 @@ def test_who_took_next_to_nothing_makes_no_queue() -> None:
     ("co_ns", "own_ns", "name"),
     [(9.0, 5.0, S.PREFILL_INTERFERENCE), (5.0, 9.0, S.LONG_PROMPTS), (-3.0, 1.0, S.LONG_PROMPTS)],
 )
-def test_longer_prompts_are_called_by_who_loses_more(
+def test_longer_prompts_are_named_by_the_requests_that_lose_more(
     co_ns: float, own_ns: float, name: Symptom
 ) -> None:
-    """Those who decode beside them, or those whose they are; what else was computed keeps its
-    name."""
+    """Interference if the decoding requests do, long prompts if their own requests do; other
+    computed time keeps its cause."""
     wanted = Charges({S.PREFILL_INTERFERENCE: 100.0, S.PREFIX_CACHE_COLD: 7.0})
 
     assert _name_longer_prompts(wanted, co_ns, own_ns) == {name: 100.0, S.PREFIX_CACHE_COLD: 7.0}
@@ -165,8 +166,9 @@ def test_longer_prompts_are_called_by_who_loses_more(
 
 
 @pytest.mark.parametrize(("count", "is_named"), [(2, False), (6, True)])
-def test_two_prompts_that_come_at_once_are_no_larger_steps(count: int, is_named: bool) -> None:
-    """On a server with little to do no two had met before: their step is larger than any was."""
+def test_two_prompts_at_once_are_not_larger_steps(count: int, is_named: bool) -> None:
+    """On a server with a light load no step had two prompts before, so this one is the largest so
+    far."""
     seen = Steps(np.vstack([decodes(2, 10, 500), prefills(40, 50), prefills(20, 50)]))
     cost = fit_cost(seen)
     assert cost is not None

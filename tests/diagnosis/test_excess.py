@@ -40,8 +40,8 @@ def watched(
 
 
 @pytest.mark.parametrize("part", DirectExcess._fields)
-def test_direct_excess_is_seen_below_the_noise_of_its_stage(part: str) -> None:
-    """Half a delayed request, which queues vary by anyway."""
+def test_directly_measured_excess_fires_below_the_noise_of_its_stage(part: str) -> None:
+    """Half a delayed request, less than the variation of a queue."""
     delayed = (CALM, DirectExcess()._replace(**{part: 0.5}))
 
     assert watched([QUIET] * 20).onset_ns is None
@@ -70,7 +70,7 @@ def test_one_client_that_pauses_for_a_second_fires_nothing() -> None:
     assert watched([QUIET] * 8 + [one] * 4).onset_ns == 8 * BUCKET_NS
 
 
-def test_a_burst_that_drains_eases() -> None:
+def test_an_alarm_eases_while_a_burst_drains() -> None:
     """Two ticks without a delayed request are enough to make no new finding."""
     excess = (0.0, 6.0, 0.0, 0.0)
     burst = [QUIET] * 4 + [(excess, DirectExcess())] * 4
@@ -84,7 +84,7 @@ def test_a_burst_that_drains_eases() -> None:
     assert watched([*burst, *[QUIET] * 9]).onset_ns is None
 
 
-def test_a_late_first_token_of_a_rare_request_does_not_ease() -> None:
+def test_an_alarm_does_not_ease_in_quiet_ticks_between_rare_requests() -> None:
     """At a low rate all ticks between two requests are quiet."""
     reference = baseline(first_commit_log=0.0, first_commit_log_spread=0.3)
     detector = ChangeDetector()

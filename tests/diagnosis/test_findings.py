@@ -1,4 +1,4 @@
-"""What is said of charged time, and what is found by counting."""
+"""Findings from charged time, and findings from counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ S = Symptom
 
 
 def charged(seconds: float, share: float) -> list[Finding]:
-    """What is found where one cause has that share of ten requests that are held up."""
+    """Findings where one cause has that share of the delay of ten requests."""
     total_ns = 10 * seconds * SECOND
     harm_ns = Charges({S.HOST_STALL: share * total_ns})
     stages_ns = dict.fromkeys(Stage, 0.0) | {Stage.DECODE: total_ns}
@@ -34,8 +34,8 @@ def charged(seconds: float, share: float) -> list[Finding]:
     return findings_of(Blame(seconds, total_ns, baseline_ns, harm_ns, stages_ns, None), 0, (), ())
 
 
-def test_what_is_hardly_likely_is_not_said() -> None:
-    """A quarter of the harm says little after a second, and much after ten."""
+def test_a_cause_of_low_confidence_is_not_a_finding() -> None:
+    """A quarter of the harm gives little confidence after a second, and much after ten."""
     assert charged(1.0, 0.25) == []
     assert [one.symptom for one in charged(10.0, 0.25)] == [S.HOST_STALL]
     assert [one.symptom for one in charged(1.0, 0.9)] == [S.HOST_STALL]
@@ -44,7 +44,7 @@ def test_what_is_hardly_likely_is_not_said() -> None:
 @pytest.mark.parametrize(
     ("recomputed", "cause"), [(24, S.KV_EXHAUSTION), (26, S.KV_THRASH)], ids=str
 )
-def test_a_cache_thrashes_when_a_quarter_of_its_prompts_is_computed_again(
+def test_kv_thrash_is_found_when_a_quarter_of_prompt_tokens_is_recomputed(
     recomputed: int, cause: Symptom
 ) -> None:
     row = StepRow(*[0] * len(StepRow._fields))._replace(
@@ -56,8 +56,8 @@ def test_a_cache_thrashes_when_a_quarter_of_its_prompts_is_computed_again(
     assert _lost_blocks(window) is cause
 
 
-def test_two_sequences_that_go_on_without_their_clients_are_a_leak() -> None:
-    """An abort takes a step or two, and one lost may be an accident."""
+def test_two_sequences_that_run_on_after_a_disconnect_are_a_leak() -> None:
+    """A cancel takes a step or two, and a single lost one may be an accident."""
     aborted = leaked(Counts(zombie_rows_by_sequence=Counter({1: 2, 2: 3, 3: 7})), Aggregator())
     one_lost = leaked(Counts(zombie_rows_by_sequence=Counter({1: 500, 2: 7})), Aggregator())
     found = leaked(Counts(zombie_rows_by_sequence=Counter({1: 8, 2: 9, 3: 2})), Aggregator())
@@ -70,7 +70,7 @@ def test_two_sequences_that_go_on_without_their_clients_are_a_leak() -> None:
     )  # fmt: skip
 
 
-def test_a_leak_is_said_before_it_hurts_and_once() -> None:
+def test_a_leak_is_found_once_and_before_requests_are_delayed() -> None:
     for mechanism in TWINS["cancellation_leak"]:
         said = [said for _, said in verdicts(twin("cancellation_leak", mechanism))]
         named = [[one.symptom for one in diagnosis.findings] for diagnosis in said]
@@ -80,10 +80,10 @@ def test_a_leak_is_said_before_it_hurts_and_once() -> None:
         assert any(one.findings and one.findings[0].harm_ms > 0 for one in said)
 
 
-def test_an_alarm_lasts_as_long_as_the_harm_though_nothing_is_found_yet(
+def test_an_alarm_lasts_as_long_as_the_harm_also_without_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that what is found in the end is found of all the time since the onset."""
+    """So that a later finding covers all the time since the onset."""
     one = twin("throttled", TWINS["throttled"][0])
     charge = Diagnoser._charge
 
@@ -99,10 +99,10 @@ def test_an_alarm_lasts_as_long_as_the_harm_though_nothing_is_found_yet(
     assert abs(first.onset_ns - one.onset_ns) < 3 * SECOND
 
 
-def test_what_goes_on_for_half_a_minute_without_a_cause_is_given_up(
+def test_an_alarm_without_a_cause_is_cleared_after_half_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may be how things are now; or the alarm rings again."""
+    """It may be the new normal load; otherwise the alarm fires again."""
     one = twin("throttled", TWINS["throttled"][0])
     charge = Diagnoser._charge
     monkeypatch.setattr(Diagnoser, "_charge", lambda self, *span: (charge(self, *span)[0], []))

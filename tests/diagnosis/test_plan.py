@@ -1,4 +1,4 @@
-"""`phasescope plan`: arithmetic that anyone can check, and rates that the world confirms."""
+"""`phasescope plan`: arithmetic by hand, and rates that simulated runs confirm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cost(facts: list[Fact]) -> IterationCost:
     return fit_iterations(read_runs(facts))
 
 
-def test_what_weights_leave_is_for_the_cache() -> None:
+def test_the_cache_gets_the_memory_that_weights_leave() -> None:
     """Layers of 2 x 64 x (64 + 32) + 3 x 64 x 128 weights, and a head of 1000 x 64."""
     weights = 2 * (2 * (2 * 64 * (64 + 32) + 3 * 64 * 128) + 1000 * 64)
     limits = small_limits(blocks_total=100)
@@ -74,7 +74,7 @@ def test_the_ceiling_is_bytes_over_bandwidth() -> None:
 
 
 @pytest.mark.parametrize("users", [1, 4, 8, 20])
-def test_a_closed_loop_has_as_many_at_a_time_as_there_are_users(
+def test_a_closed_loop_has_one_request_in_flight_for_each_user(
     cost: IterationCost, users: int
 ) -> None:
     limits = small_limits(blocks_total=256)
@@ -88,15 +88,15 @@ def test_a_closed_loop_has_as_many_at_a_time_as_there_are_users(
     assert outcome.output_tokens == 3 * users * 16
 
 
-def test_one_user_waits_for_nobody(cost: IterationCost) -> None:
+def test_a_single_user_never_queues(cost: IterationCost) -> None:
     facts = closed_loop(small_limits(), cost, Users(count=1, prompt_tokens=8, output_tokens=9))
     latency = next(iter(outcomes_of(facts).classes.values())).latency
     step_ms = 20 + 0.9 + 0.02 * 12  # the world's cost of one row at a context of 12
     assert close(latency["tpot"].p50_ms, step_ms, 0.03)
 
 
-def test_more_users_than_slots_bring_no_more(journal: Path) -> None:
-    """Throughput stops growing at the batch of eight; first tokens come later and later."""
+def test_throughput_does_not_rise_beyond_the_slots(journal: Path) -> None:
+    """It stops rising at the batch of eight, while TTFT keeps rising."""
     workload = Workload(users=32, prompt_tokens=24, output_tokens=16, slo_class="batch")
     plan = plan_capacity(open_journal(journal), workload, peak_gb_per_s=10.0)
     rates = {point.users: point.output_tokens_per_s for point in plan.points}
@@ -109,7 +109,7 @@ def test_more_users_than_slots_bring_no_more(journal: Path) -> None:
     assert plan.ceiling is not None
 
 
-def test_the_command_says_it_in_words_and_for_programs(
+def test_the_command_prints_text_and_json(
     journal: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", str(journal), "--users", "8", "--prompt", "24", "--output", "16"]
@@ -129,7 +129,7 @@ def test_the_command_says_it_in_words_and_for_programs(
         (["--memory", "100KiB"], 1, "more --memory"),
     ],
 )
-def test_what_cannot_be_planned_is_told_in_a_line(
+def test_a_plan_that_is_not_possible_is_one_line_of_error(
     journal: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(journal), *words]) == code

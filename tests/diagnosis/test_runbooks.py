@@ -1,4 +1,4 @@
-"""Runbooks are complete, linked, and true to the product."""
+"""Runbooks are complete, linked, and match the product."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def sections(page: Path) -> dict[str, str]:
-    """What stands below each heading of the second level, in order."""
+    """The text below each heading of the second level, in order."""
     parts = re.split(r"^## (.+)$", page.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], map(str.strip, parts[2::2]), strict=True))
 
@@ -121,7 +121,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("symptom", Symptom)
 def test_every_symptom_has_a_page_with_all_headings_in_order(symptom: Symptom) -> None:
-    """A finding without a page to act on is half a finding."""
+    """A finding needs a page that says what to do."""
     found = sections(runbook_path(symptom))
 
     assert tuple(found) == HEADINGS
@@ -139,8 +139,8 @@ def test_every_page_belongs_to_a_symptom_or_leads_to_one() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    """To a file that is there, and to a heading that it has."""
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    """Links within the repository."""
     for link in _LINK.findall(page.read_text()):
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
@@ -157,8 +157,8 @@ def test_metrics_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_exist_and_can_be_given_as_they_stand(page: Path) -> None:
-    """With flags and values of their own; a bare one is only a name."""
+def test_commands_can_be_run_as_they_are_written(page: Path) -> None:
+    """Commands with arguments; one without is only a name."""
     for words in commands(page):
         assert words[0] in parsers(), words
         assert {word for word in words if word.startswith("--")} <= options(words[0]), words
@@ -175,8 +175,8 @@ def test_flags_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_replays_set_what_a_replay_can_set(page: Path) -> None:
-    """By a name that it knows, to a value that it takes."""
+def test_replays_set_limits_that_exist_to_allowed_values(page: Path) -> None:
+    """Of `phasescope replay --set`."""
     by_name = {setting.name: setting for setting in SETTINGS}
     more = [shlex.split(span) for span in spans(page) if span.startswith("--set ")]
     for words in [*commands(page), *more]:
@@ -187,15 +187,15 @@ def test_replays_set_what_a_replay_can_set(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_causes_are_those_that_a_root_can_have(page: Path) -> None:
-    """What a page tells to look for in the answer of `--root` may be there."""
+def test_causes_are_those_that_root_cause_can_name(page: Path) -> None:
+    """A page names only causes that the output of `--root` can contain."""
     for name in re.findall(r"--root`:\s+`(\w+)`", page.read_text()):
         assert name in list(Cause), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_endpoints_exist(page: Path) -> None:
-    """Nothing of the routes' state is touched until one of them is asked."""
+    """The app is built without state, which routes need only when called."""
     known = {route.path for route in ops_routes(cast(GatewayState, None))}
     patterns = [re.compile(re.sub(r"{[^}]+}", "[A-Z]+", path)) for path in known]
     for path in re.findall(r"(?<![\w.])/debug/[a-zA-Z/]+[a-zA-Z]", page.read_text()):
@@ -203,8 +203,8 @@ def test_endpoints_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("symptom", Symptom)
-def test_the_first_mitigation_acts_at_once(symptom: Symptom) -> None:
-    """It is no question to a replay, and no flag of `serve`, which would need a restart."""
+def test_the_first_mitigation_needs_no_restart_and_no_replay(symptom: Symptom) -> None:
+    """It is not a what-if replay, and not a flag of `serve`."""
     first = re.split(r"^2\. ", sections(runbook_path(symptom))["Mitigate now"], flags=re.MULTILINE)[
         0
     ]
@@ -215,7 +215,7 @@ def test_the_first_mitigation_acts_at_once(symptom: Symptom) -> None:
 
 
 @pytest.mark.parametrize("symptom", Symptom)
-def test_the_end_is_seen_by_a_metric_or_an_endpoint(symptom: Symptom) -> None:
+def test_recovery_is_verified_by_a_metric_or_an_endpoint(symptom: Symptom) -> None:
     found = sections(runbook_path(symptom))["Is it over?"]
 
     assert "`phasescope_" in found or "(phasescope_" in found
@@ -223,7 +223,7 @@ def test_the_end_is_seen_by_a_metric_or_an_endpoint(symptom: Symptom) -> None:
 
 @pytest.mark.parametrize("symptom", Symptom)
 def test_the_first_fix_predicts_its_gain_where_a_replay_can(symptom: Symptom) -> None:
-    """An action whose worth can be known before it is taken comes first."""
+    """A fix whose gain can be predicted comes first."""
     first = re.split(r"^2\. ", sections(runbook_path(symptom))["Fix"], flags=re.MULTILINE)[0]
 
     assert first.startswith("1. ")
@@ -232,8 +232,8 @@ def test_the_first_fix_predicts_its_gain_where_a_replay_can(symptom: Symptom) ->
 
 
 @pytest.mark.parametrize("symptom", Symptom)
-def test_a_page_says_how_to_make_it_and_with_what_it_is_confused(symptom: Symptom) -> None:
-    """By the drill of its name; and with links to others' pages."""
+def test_a_page_names_its_drill_and_the_symptoms_that_look_alike(symptom: Symptom) -> None:
+    """With links to the pages of these symptoms."""
     found = sections(runbook_path(symptom))
     others = {f"{other.value}.md" for other in Symptom} - {f"{symptom.value}.md"}
 
@@ -242,8 +242,8 @@ def test_a_page_says_how_to_make_it_and_with_what_it_is_confused(symptom: Sympto
 
 
 @pytest.mark.parametrize("symptom", RULES)
-def test_a_page_explains_what_its_finding_says(symptom: Symptom) -> None:
-    """The evidence that decides, and each neighbour that the finding rules out."""
+def test_a_page_explains_the_evidence_and_exclusions_of_its_finding(symptom: Symptom) -> None:
+    """The deciding evidence, and each symptom that the finding rules out."""
     found, rule = sections(runbook_path(symptom)), RULES[symptom]
 
     assert set(_CODE.findall(found["Confirm"])) & set(rule.evidence)

@@ -1,4 +1,4 @@
-"""Turns of a slow window are restored to those of its reference."""
+"""Iterations of a slow window are restored to the durations of its reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFERENCE, WINDOW = Span(0, 1_000 * MS), Span(1_000 * MS, 2_000 * MS)
 
 
 def question_of(baseline: list[float], slow: list[float]) -> Question:
-    """Turns of ten ms, so many times longer than predicted."""
+    """Iterations of 10 ms, each so many times longer than predicted."""
     turns = [Disturbance(n * 10 * MS, 10 * MS, one, 0) for n, one in enumerate(baseline)]
     turns += [Disturbance((1_000 + n * 10) * MS, 10 * MS, one, 0) for n, one in enumerate(slow)]
     cost: Any = SimpleNamespace(disturbances=tuple(turns))
@@ -28,15 +28,15 @@ def restored(question: Question) -> list[float]:
     return [one.ratio for one in keep(question.cost.disturbances)]
 
 
-def test_turns_are_as_long_as_those_of_their_rank_in_the_reference() -> None:
-    """A starved core makes one turn in four three times longer and the others not at all: after it
-    none is longer than the longest baseline one, and the others are spared nothing."""
+def test_iterations_get_the_duration_of_their_rank_in_the_reference() -> None:
+    """CPU starvation makes one iteration in four three times longer. Restored, none is longer than
+    the longest of the reference, and the others are unchanged."""
     baseline, slow = [0.9, 1.0, 1.0, 1.1], [1.0, 3.0, 0.9, 1.0]
 
     assert restored(question_of(baseline, slow)) == [*baseline, 1.0, 1.1, 0.9, 1.0]
 
 
-def test_what_was_faster_stays_so_and_what_did_not_grow_is_no_cause() -> None:
+def test_faster_iterations_are_unchanged_and_no_growth_is_no_cause() -> None:
     assert restored(question_of([1.0] * 4, [0.5, 2.0, 2.0, 2.0]))[4:] == [0.5, 1.0, 1.0, 1.0]
     assert without_residual(question_of([1.0] * 4, [1.05] * 4)) is None
     assert without_residual(question_of([1.0] * 4, [])) is None
@@ -46,8 +46,8 @@ def test_a_longer_window_than_reference_is_restored_by_rank_all_the_same() -> No
     assert restored(question_of([1.0, 1.2], [2.0, 2.1, 3.0, 3.1]))[2:] == [1.0, 1.0, 1.2, 1.2]
 
 
-def test_what_is_behind_the_window_stays_as_it_was() -> None:
-    """It may be slow for another reason, which was not asked about."""
+def test_iterations_after_the_window_are_unchanged() -> None:
+    """They may be slow for another reason, which is not in question."""
     question = question_of([1.0] * 4, [2.0] * 4)
     later = Disturbance(WINDOW.end_ns, 10 * MS, 3.0, 500 * MS)
     stall = later._replace(begin_ns=WINDOW.begin_ns + 50 * MS)

@@ -1,4 +1,4 @@
-"""Numbers that decide a verdict stand in one table, each with its unit and its origin."""
+"""Numbers that decide a verdict are in one table, each with its unit and its origin."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_every_number_of_the_tables_is_annotated() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_no_module_has_a_threshold_of_its_own(page: Path) -> None:
-    """It would be one without a reason. Annotated ones are in the table of their room."""
+    """It would have no documented reason. Annotated numbers are in the table of their package."""
     assert numbers(page) <= NO_THRESHOLD

@@ -1,4 +1,4 @@
-"""Who may ask the server for what: pages, names, keys, priorities; TLS and a unix socket."""
+"""Access control: origins, host names, keys, priorities; TLS and a unix socket."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_page_of_another_origin_can_post_nothing(local: Server, path: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/debug/snapshot", "/debug/journal", "/metrics"])
-def test_a_page_of_another_origin_sees_nothing_of_the_inside(local: Server, path: str) -> None:
+def test_a_page_of_another_origin_cannot_read_debug_routes(local: Server, path: str) -> None:
     answer = local.client.get(path, headers={"origin": "null"})
 
     assert error_code(answer, 403) == "origin_not_allowed"
@@ -72,7 +72,7 @@ def test_a_request_that_a_page_was_refused_has_a_trace(local: Server) -> None:
     assert (facts["outcome"], facts["reason"]) == ("rejected", "invalid")
 
 
-def test_the_server_s_own_pages_and_clients_that_are_no_pages_are_not_concerned(
+def test_the_servers_own_pages_and_clients_without_an_origin_are_allowed(
     local: Server,
 ) -> None:
     own = {"origin": local.url}
@@ -81,7 +81,7 @@ def test_the_server_s_own_pages_and_clients_that_are_no_pages_are_not_concerned(
     assert local.completion(**ASK).status_code == 200
 
 
-def test_a_name_pointed_at_this_machine_is_refused(local: Server) -> None:
+def test_an_unknown_host_name_is_refused(local: Server) -> None:
     """DNS rebinding: for the browser the page and we are of one origin."""
     place = f"rebound.example:{local.port}"
     headers = {"host": place, "origin": f"http://{place}"}
@@ -117,7 +117,7 @@ def test_a_name_that_was_allowed_is_a_good_host(guarded: Server) -> None:
 def test_no_host_header_opens_a_path_that_a_key_guards(
     guarded: Server, path: str, host: str
 ) -> None:
-    """The key is asked for by the path that is routed."""
+    """The routed path decides whether a key is needed."""
     with RawClient(guarded.port) as client:
         client.send(request("GET", path, host=host))
         status, _, body = client.answer()
@@ -159,7 +159,7 @@ def test_a_page_whose_origin_is_allowed_may_call_and_read(guarded: Server) -> No
     assert "access-control-allow-origin" not in foreign.headers
 
 
-def test_any_origin_is_any_for_the_api_and_none_for_the_inside() -> None:
+def test_allowing_any_origin_opens_the_api_and_not_the_debug_routes() -> None:
     with Server("--model", "dummy:tiny", "--cors-origins", "*") as server:
         page = {"origin": PAGE}
         answer = server.client.post("/v1/completions", json=ASK, headers=page)
@@ -170,8 +170,8 @@ def test_any_origin_is_any_for_the_api_and_none_for_the_inside() -> None:
         assert error_code(inside, 403) == "origin_not_allowed"
 
 
-def test_nobody_without_a_key_for_it_gets_a_better_priority(guarded: Server) -> None:
-    """Worse ones hurt nobody else."""
+def test_a_better_priority_needs_a_key_that_allows_it(guarded: Server) -> None:
+    """Any client may lower its own priority."""
 
     def ask(key: str, priority: int) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
@@ -264,7 +264,7 @@ def is_taken(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def test_a_unix_socket_is_served_and_goes_with_the_server(tmp_path: Path) -> None:
+def test_a_unix_socket_is_served_and_removed_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))  # as a killed server leaves it
@@ -310,7 +310,7 @@ def test_a_unix_socket_is_served_and_goes_with_the_server(tmp_path: Path) -> Non
         (("--uds", os.devnull), "something else than a socket"),
     ],
 )
-def test_settings_that_cannot_work_are_one_clear_line(
+def test_contradicting_settings_are_one_line_of_error(
     flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["serve", "--model", "dummy:tiny", *flags])

@@ -50,7 +50,7 @@ def attacked() -> Iterator[Server]:
 
 @pytest.fixture
 def server(attacked: Server) -> Iterator[Server]:
-    """Afterwards nothing is left, and nothing was said but what a refusal says."""
+    """Afterwards no state is left, and the log has only refusals."""
     before, resident_bytes = sockets(attacked), resident(attacked)
     yield attacked
     eventually(attacked.is_empty, "an empty engine")
@@ -96,7 +96,7 @@ def test_trickling_does_not_extend_the_time_of_a_head(server: Server) -> None:
         eventually(trickled, "its end")
 
 
-def test_two_thousand_idle_connections_hold_nobody_up_and_are_closed(server: Server) -> None:
+def test_two_thousand_idle_connections_delay_no_request_and_are_closed(server: Server) -> None:
     before = refused(server, "header_timeout")
     with connections(server, 2_000) as idle:
         others_are_served(server)
@@ -105,7 +105,7 @@ def test_two_thousand_idle_connections_hold_nobody_up_and_are_closed(server: Ser
         assert idle[0].recv(1) == b""
 
 
-def test_a_thousand_connections_opened_and_closed_leave_nothing(server: Server) -> None:
+def test_a_thousand_opened_and_closed_connections_leave_no_state(server: Server) -> None:
     before = metric(server, "phasescope_connections_accepted_total")
     for number in range(1_000):
         with socket.create_connection((HOST, server.port), timeout=30) as one:
@@ -119,7 +119,7 @@ def test_a_thousand_connections_opened_and_closed_leave_nothing(server: Server) 
     assert after >= before + 1_000
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(server: Server) -> None:
+def test_a_body_with_a_too_large_content_length_is_refused_unread(server: Server) -> None:
     """A client that waits for `100 Continue` sends nothing of it."""
     length = f"content-length: {1 << 30}"
     with RawClient(server.port) as client:
@@ -177,9 +177,7 @@ def test_a_body_that_never_ends_gets_a_408_and_one_trace(server: Server, framing
 
 
 @pytest.mark.parametrize("path", ["/health", "/debug/snapshot", "/nowhere"])
-def test_a_body_that_nobody_wants_ends_the_connection_not_the_server(
-    server: Server, path: str
-) -> None:
+def test_an_unread_body_ends_the_connection_and_not_the_server(server: Server, path: str) -> None:
     with RawClient(server.port) as client:
         client.send(request("GET", path, "transfer-encoding: chunked", host=HOST))
         status, headers, _ = client.answer()
@@ -288,7 +286,7 @@ def test_ten_thousand_requests_sent_ahead_are_answered_up_to_a_bound(server: Ser
     assert refused(server, "pipeline") == before + 1
 
 
-def test_garbage_after_a_request_does_not_break_into_its_answer(server: Server) -> None:
+def test_garbage_after_a_request_does_not_change_its_response(server: Server) -> None:
     """The stream comes whole; the 400 is a reply of its own, after it."""
     body = httpx.Request("POST", server.url, json={**ASK, "max_tokens": 50, "stream": True}).content
     with RawClient(server.port) as client:

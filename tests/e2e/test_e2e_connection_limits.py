@@ -29,7 +29,7 @@ from tests.support.servers.server import Server, eventually
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_an_answer_that_nobody_reads_is_given_up() -> None:
+def test_a_response_that_is_not_read_is_dropped() -> None:
     """Its connection ends although the client keeps it open."""
     with (
         Server("--model", "dummy:tiny", "--slow-client-timeout", "1") as server,
@@ -44,7 +44,7 @@ def test_an_answer_that_nobody_reads_is_given_up() -> None:
         eventually(lambda: metric(server, "phasescope_connections") == 1, "its connection's end")
 
 
-def test_at_the_limit_the_idle_give_their_place_and_then_there_is_a_typed_503() -> None:
+def test_at_the_limit_idle_connections_are_closed_and_then_there_is_a_typed_503() -> None:
     with Server("--model", "dummy:tiny", "--max-connections", "8") as server:
         others_are_served(server)
         with connections(server, 16), contextlib.ExitStack() as more:
@@ -77,8 +77,8 @@ def _is_served(server: Server) -> bool:
     return False
 
 
-def test_a_server_without_descriptors_says_so_and_goes_on_when_it_has_some() -> None:
-    """And goes on serving who is connected. More connections come than there are descriptors."""
+def test_a_server_without_descriptors_reports_it_and_recovers() -> None:
+    """Clients with a connection are served. More connections come than there are descriptors."""
     with Server("--model", "dummy:tiny") as server:
         pid = server.process.pid
         others_are_served(server)
@@ -97,7 +97,7 @@ def test_a_server_without_descriptors_says_so_and_goes_on_when_it_has_some() -> 
         assert server.log().count("cannot take connections: Too many open files") == 1
 
 
-def test_a_limit_beyond_what_the_system_allows_is_lowered_and_said() -> None:
+def test_a_limit_above_the_systems_is_lowered_and_reported() -> None:
     words = "import resource,os,sys; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300)); "
     words += "from service.gateway.http.acceptor import _within_descriptor_limit as limit; "
     words += "print(limit(4096))"

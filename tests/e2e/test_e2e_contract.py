@@ -164,7 +164,7 @@ def test_a_slow_reader_is_paused_and_dropped_while_others_go_on(contract: Server
     assert facts["output_tokens"] < 1900
 
 
-def test_a_reader_stuck_with_less_than_a_buffer_is_dropped_all_the_same(roomy: Server) -> None:
+def test_a_stopped_reader_with_less_than_a_buffer_is_dropped_too(roomy: Server) -> None:
     """The engine is done, the text fits the buffer, and the client takes nothing of it."""
     reader = SlowReader(roomy, "stuck", max_tokens=1900)
     facts = roomy.facts_of("stuck")
@@ -245,7 +245,7 @@ def refused(client: httpx.Client) -> httpx.Response | None:
     return answer if answer.status_code == 503 else None
 
 
-def test_what_outlives_the_drain_is_cancelled_with_a_word_and_a_trace() -> None:
+def test_requests_beyond_the_drain_timeout_get_an_error_and_a_trace() -> None:
     with OtlpReceiver(protocol="grpc") as receiver:
         options = ("--model", "dummy:tiny", "--otlp-endpoint", receiver.endpoint)
         with Server(*options, "--drain-timeout", "0.2") as server:
@@ -306,7 +306,7 @@ def test_keys_name_their_tenants_and_the_header_does_not_override_them(tmp_path:
         (("--tenant-keys", "/dev/null"), "no keys"),
     ],
 )
-def test_policies_that_cannot_work_are_one_clear_line(
+def test_contradicting_policies_are_one_line_of_error(
     flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything else is tried: the port is taken, too."""

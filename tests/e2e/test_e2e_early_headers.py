@@ -51,7 +51,7 @@ def test_headers_and_comments_come_while_a_stream_waits_in_the_queue(busy: Serve
     assert first == [": wait", ""] * 3
 
 
-def test_the_accepted_event_says_how_many_wait_before(busy: Server) -> None:
+def test_the_accepted_event_has_the_queue_position(busy: Server) -> None:
     body = {**SHORT, "stream_options": {"include_events": True}}
     url = f"{busy.url}/v1/completions"
     with httpx.stream("POST", url, json=body, timeout=10) as one:
@@ -70,7 +70,7 @@ def accepted(lines: Iterator[str]) -> Any:
     return sse_events([next(lines)])[0]
 
 
-def test_a_refusal_is_a_status_though_others_wait_with_headers(busy: Server) -> None:
+def test_a_refusal_is_a_status_while_others_wait_with_sent_headers(busy: Server) -> None:
     with (
         httpx.stream("POST", f"{busy.url}/v1/completions", json=SHORT, timeout=10),
         httpx.stream("POST", f"{busy.url}/v1/completions", json=SHORT, timeout=10),
@@ -109,7 +109,7 @@ def test_a_deadline_in_the_queue_is_the_streams_last_event(busy: Server) -> None
     assert (facts["outcome"], facts["reason"]) == ("cancelled", "deadline")
 
 
-def test_openais_client_skips_the_comments_and_they_are_no_first_token(busy: Server) -> None:
+def test_openais_client_skips_comments_and_they_do_not_count_as_first_token(busy: Server) -> None:
     with openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0) as client:
         stream = client.completions.create(
             model="dummy:tiny", prompt=[30, 31], max_tokens=3, stream=True,

@@ -70,7 +70,7 @@ def test_streams_end_with_a_typed_error_and_the_service_comes_back(server: Serve
     assert answer.json()["usage"]["completion_tokens"] >= 1
 
 
-def test_a_server_told_to_stop_while_its_engine_is_dead_stops() -> None:
+def test_a_server_stops_on_sigterm_while_its_engine_is_dead() -> None:
     """No new engine is started behind its back, and the exit is clean."""
     with Server("--model", "dummy:tiny") as server:
         os.kill(server.snapshot()["engine_pid"], signal.SIGKILL)

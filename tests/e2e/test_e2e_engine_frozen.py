@@ -1,4 +1,4 @@
-"""An engine that lives and does nothing is not called healthy, and is not lost if it goes on."""
+"""A frozen engine process is not healthy, and keeps its requests if it continues."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_engine_frozen_while_idle_is_not_ready_either() -> None:
         eventually(server.is_ready, "readiness again", 5)
 
 
-def test_a_deadlock_that_keeps_the_interpreter_is_found_with_its_stacks_and_replaced(
+def test_a_deadlock_with_the_interpreter_lock_is_found_with_stacks_and_replaced(
     tmp_path: Path,
 ) -> None:
     """The finding names the function that waits; the client gets a typed error."""
@@ -103,7 +103,7 @@ def test_a_deadlock_that_keeps_the_interpreter_is_found_with_its_stacks_and_repl
         assert server.completion(max_tokens=4).status_code == 200
 
 
-def test_a_server_that_stands_still_itself_does_not_blame_its_engine() -> None:
+def test_a_stopped_gateway_does_not_report_its_engine_as_hung() -> None:
     """Both processes are stopped for longer than the deadline, as on a suspended machine."""
     with Server("--model", "dummy:tiny", "--engine-deadline", "3") as server:
         pids = (server.process.pid, server.snapshot()["engine_pid"])

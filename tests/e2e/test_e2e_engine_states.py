@@ -91,7 +91,7 @@ def _refusal(status: int, body: bytes) -> Reply:
 
 @dataclass
 class Drama:
-    """What became of everybody, told when the server has ended."""
+    """The outcome of every request, read after the server has ended."""
 
     how: str
     replies: dict[str, list[Reply]] = field(default_factory=dict)
@@ -190,7 +190,7 @@ def drama(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Drama:
 
 @pytest.mark.parametrize("state", STATES)
 def test_each_request_has_one_reply_one_end_and_one_trace(drama: Drama, state: str) -> None:
-    """Whatever it was doing when its engine went."""
+    """Whatever its state when its engine ended."""
     (reply,) = drama.replies[state]
     ends = [
         f for f in drama.facts if isinstance(f, RequestEnded) and f.request_id.startswith(state)

@@ -54,7 +54,7 @@ def test_a_health_check_that_is_held_up_is_seen() -> None:
     assert watch.seen.stall_ms > 500 * min(held_s)
 
 
-def test_a_request_without_exactly_one_end_is_told() -> None:
+def test_the_check_reports_a_request_without_exactly_one_end() -> None:
     good = [accepted("a"), submitted("a", seq_id=1), request_ended("a")]
 
     count, wrong = unpaired([*good, accepted("b"), submitted("b", seq_id=2), request_ended("c")])

@@ -1,4 +1,4 @@
-"""What a client sends may be large, and made to be dear: nobody else notices."""
+"""Large and expensive bodies delay no other request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(worst)
 
 @contextmanager
 def polled(server: Server) -> Iterator[list[float]]:
-    """`/health` is asked all the time, by a process of its own; gives the longest wait."""
+    """Polls `/health` from a process of its own; returns the longest response time."""
     found: list[float] = []
     asking = subprocess.Popen(
         [sys.executable, "-c", POLL, str(server.port)],
@@ -92,7 +92,7 @@ def test_health_is_answered_while_thirteen_long_chats_are_read(server: Server) -
     assert worst_s[0] < LONGEST_STALL_S
 
 
-def test_a_schema_whose_pattern_backtracks_for_ever_holds_up_nobody(server: Server) -> None:
+def test_a_schema_whose_pattern_backtracks_for_ever_delays_no_request(server: Server) -> None:
     """A backtracking engine takes 6 s for 26 letters, and twice as long for each one more."""
     name = "a" * 26 + "b"
     schema = {

@@ -72,7 +72,7 @@ def test_a_refused_request_has_a_ledger_too(server: Server) -> None:
 def test_a_late_token_names_the_long_prompt_and_its_span_links_to_the_chunk(
     server: Server, receiver: OtlpReceiver, late: tuple[str, str]
 ) -> None:
-    """1,500 tokens in chunks of 512 hold the stream's tokens up for far more than 100 ms."""
+    """1,500 tokens in chunks of 512 delay the stream's tokens by far more than 100 ms."""
     stream_id, long_id = late
     stalls = server.facts_of(stream_id)["stalls"]
     culprits = [stall.get("culprit_request_id") for stall in stalls]
@@ -114,7 +114,7 @@ def test_explain_prints_phases_ledger_and_culprits(server: Server, late: tuple[s
     assert long_id in {stall.get("culprit_request_id") for stall in told["stalls"]}
 
 
-def test_explain_says_in_one_line_that_a_request_is_not_known(server: Server) -> None:
+def test_explain_of_an_unknown_request_is_one_line_of_error(server: Server) -> None:
     missing = explain(server, "nobody")
     assert missing.returncode == 1
     assert "not known" in missing.stderr
@@ -124,7 +124,7 @@ def test_explain_says_in_one_line_that_a_request_is_not_known(server: Server) ->
 def test_a_timeline_has_an_arrow_from_the_long_prompt_to_the_late_token(
     server: Server, late: tuple[str, str], tmp_path: Path
 ) -> None:
-    """As the command draws it from the running server, and structurally sound."""
+    """As the command exports it from the running server, and structurally valid."""
     stream_id, _ = late
     culprits = [s.get("culprit_request_id") for s in server.facts_of(stream_id)["stalls"]]
     out = tmp_path / "run.json.gz"

@@ -1,4 +1,4 @@
-"""A real server lists who is live, and shows the lists in its journal alone."""
+"""A real server lists its live requests, in its journal only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from telemetry.journal.journal_reader import open_journal
 from tests.support.servers.server import Server, eventually
 
 
-def test_engine_and_gateway_list_that_nobody_is_left_when_they_go_idle(tmp_path: Path) -> None:
+def test_engine_and_gateway_list_no_live_request_when_they_go_idle(tmp_path: Path) -> None:
     with Server() as server:
 
         def facts() -> list[Fact]:

@@ -106,7 +106,7 @@ def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:
         client.completions.create(model="other", prompt="x")
 
 
-def test_a_request_that_does_not_say_is_sampled_as_the_models_authors_recommend(
+def test_sampling_defaults_are_those_that_the_models_authors_recommend(
     server: Server,
 ) -> None:
     """The defaults are stated with the model, and the answer makes sense with any seed."""

@@ -117,7 +117,7 @@ def dumped(folder: Path, reason: str) -> Path | None:
     return next(iter(folder.glob(f"*-{reason}.journal")), None)
 
 
-def test_the_journal_of_a_run_read_back_gives_what_the_server_said(
+def test_a_journal_that_is_read_back_gives_the_answers_of_the_server(
     recorded: Server, tmp_path: Path
 ) -> None:
     """Every histogram of every class and every answer of /debug/requests, to the byte."""
@@ -146,7 +146,7 @@ def vars_of(struct: Any) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def test_a_real_run_becomes_a_sound_trace(recorded: Server, tmp_path: Path) -> None:
+def test_a_real_run_becomes_a_valid_trace(recorded: Server, tmp_path: Path) -> None:
     """From the server's URL, as the command does it."""
     mixed_traffic(recorded)
     out = tmp_path / "run.json.gz"
@@ -162,8 +162,10 @@ def names_of(trace: Trace, category: str) -> set[str]:
     return {piece["name"] for piece in trace.phase("X") if piece["cat"] == category}
 
 
-def test_a_stopped_engine_is_seen_and_dumped_within_a_second(recorded: Server, dumps: Path) -> None:
-    """SIGSTOP: the watchdog tells, a dump is asked for and comes; /ready goes, and returns."""
+def test_a_stopped_engine_is_detected_and_dumped_within_a_second(
+    recorded: Server, dumps: Path
+) -> None:
+    """SIGSTOP: the watchdog detects it, a dump is written; /ready fails, and recovers."""
     thread = stream(recorded, "stuck", max_tokens=1900)
     eventually(lambda: recorded.snapshot()["output_tokens_total"] > 5, "some tokens")
     pid = recorded.snapshot()["engine_pid"]
@@ -201,7 +203,7 @@ def test_a_second_dump_at_once_is_refused_with_a_time_to_wait(recorded: Server) 
     assert second.json()["error"]["code"] == "dump_too_soon"
 
 
-def test_a_signal_asks_for_a_dump(recorded: Server, dumps: Path) -> None:
+def test_a_signal_requests_a_dump(recorded: Server, dumps: Path) -> None:
     recorded.completion(max_tokens=4)
     recorded.process.send_signal(signal.SIGUSR2)
     eventually(lambda: dumped(dumps, "signal"), "a dump")
@@ -261,7 +263,7 @@ def requests_in(folder: Path) -> set[str]:
     return {fact.request_id for fact in facts if isinstance(fact, RequestEnded)}
 
 
-def test_without_memory_there_is_no_recorder_and_a_signal_does_no_harm() -> None:
+def test_without_journal_memory_there_is_no_recorder_and_a_signal_is_ignored() -> None:
     with Server("--model", "dummy:tiny", "--journal-memory", "0") as server:
         server.process.send_signal(signal.SIGUSR2)
         journal, dump = server.client.get("/debug/journal"), server.client.post("/debug/dump")

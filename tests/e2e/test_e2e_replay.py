@@ -62,7 +62,7 @@ def client(server: Server, number: int) -> None:
             httpx.post(url, json=body, headers=headers, timeout=60)
 
 
-def test_every_decision_of_a_real_run_comes_out_again(lived: Server) -> None:
+def test_every_decision_of_a_real_run_is_repeated(lived: Server) -> None:
     with journal_of(lived.url) as journal:
         (identity,) = identities_of(journal)
         facts = list(journal.facts())
@@ -75,7 +75,7 @@ def test_every_decision_of_a_real_run_comes_out_again(lived: Server) -> None:
     assert EndReason.DISCONNECT in ends
 
 
-def test_a_real_run_replays_by_its_cost(lived: Server) -> None:
+def test_a_real_run_replays_by_its_fitted_cost(lived: Server) -> None:
     """That it is near is measured in the benchmarks; here, that all of it is there."""
     with journal_of(lived.url) as journal:
         report, _ = replay_journal(journal, MonotonicClock(), ["max_num_seqs=3"])
@@ -85,8 +85,8 @@ def test_a_real_run_replays_by_its_cost(lived: Server) -> None:
     assert found.latency.keys() == was.latency.keys()
 
 
-def test_the_command_asks_a_running_server(lived: Server, tmp_path: Path) -> None:
+def test_the_command_replays_a_running_servers_journal(lived: Server, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "service.cli.main", "replay", lived.url, "--exact"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "decisions came out again" in done.stdout
+    assert "decisions were repeated" in done.stdout

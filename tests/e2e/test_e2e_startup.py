@@ -47,7 +47,7 @@ def test_a_truncated_gguf(tmp_path: Path, default_model: Path) -> None:
 
 
 def test_a_model_that_does_not_load_leaves_a_record(tmp_path: Path, default_model: Path) -> None:
-    """Cut short, or without a vocabulary: `diagnose` on the journal folder knows."""
+    """Truncated, or without a vocabulary: `diagnose` on the journal folder shows it."""
     whole = default_model.read_bytes()
     cut, mute = tmp_path / "cut.gguf", tmp_path / "mute.gguf"
     cut.write_bytes(whole[:5_000_000])
@@ -118,13 +118,13 @@ def test_a_cache_too_small_for_one_request() -> None:
         (("--max-model-len", "1"), "--max-model-len"),
     ],
 )
-def test_a_setting_that_cannot_work(flags: tuple[str, str], word: str) -> None:
+def test_contradicting_settings(flags: tuple[str, str], word: str) -> None:
     """The flag is named."""
     assert word in failing_start("--model", "dummy:tiny", *flags)
 
 
-def test_an_absent_collector_is_said_and_does_no_harm() -> None:
-    """The server starts, serves, and says that its spans go nowhere."""
+def test_an_unreachable_collector_is_reported_and_requests_are_served() -> None:
+    """The server starts, serves, and logs that its spans are not delivered."""
     endpoint = f"http://127.0.0.1:{free_port()}"
     with Server("--model", "dummy:tiny", "--otlp-endpoint", endpoint) as server:
         assert server.completion(max_tokens=3).status_code == 200

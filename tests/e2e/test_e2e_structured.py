@@ -102,7 +102,7 @@ def test_a_text_that_was_cut_is_neither_valid_nor_invalid(server: Server) -> Non
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "end"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_a_400_with_the_reason(
+def test_an_unsupported_constraint_is_a_400_with_the_reason(
     server: Server, fields: dict[str, Any], words: str
 ) -> None:
     """Twice, with the same words: from the compiler, and from its cache."""

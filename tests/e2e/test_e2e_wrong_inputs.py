@@ -215,7 +215,7 @@ def test_a_timeout_cancels_the_request_and_frees_its_blocks(server: Server) -> N
     assert (facts["outcome"], facts["reason"]) == ("cancelled", "deadline")
 
 
-def test_keys_guard_the_api_and_the_inside_apart() -> None:
+def test_the_api_and_the_debug_routes_have_separate_keys() -> None:
     """Two keys for two groups of routes; health and readiness are open."""
     keys = ("--api-key", "api", "--debug-key", "debug")
     with Server("--model", "dummy:tiny", *keys) as server:

@@ -33,7 +33,7 @@ def queued(given: list[tuple[Prompt, str, str]]) -> list[SequenceQueued]:
 
 
 @given(st.lists(st.tuples(prompts, st.sampled_from("ab"), st.sampled_from("xy")), max_size=6))
-def test_two_prompts_have_as_many_numbers_in_common_as_full_blocks(
+def test_two_prompts_share_an_alias_for_each_common_full_block(
     given: list[tuple[Prompt, str, str]],
 ) -> None:
     size = small_limits().block_tokens
@@ -49,13 +49,13 @@ def test_two_prompts_have_as_many_numbers_in_common_as_full_blocks(
                 assert (one.blocks[:count] == other.blocks[:count]) is alike
 
 
-def test_numbers_are_given_out_in_order_of_appearance() -> None:
+def test_aliases_are_numbered_in_order_of_appearance() -> None:
     """So an alias cannot be compared with a known text."""
     (first, second) = queued([([7] * 8, "", ""), ([9] * 8, "", "")])
     assert (first.blocks, second.blocks) == ((0, 1), (2, 3))
 
 
-def test_what_may_not_be_shared_has_no_numbers() -> None:
+def test_prompts_that_are_not_cached_have_no_aliases() -> None:
     scheduler = Scheduler(small_limits())
     command = Submit(
         seq_id=0, prompt=[1] * 8, max_tokens=1, sampling=SamplingParams(), cache_prefix=False
@@ -91,7 +91,7 @@ def test_aliases_are_bounded_and_the_least_recently_used_is_dropped() -> None:
     assert [aliases.of([one]) for one in (b"a", b"c", b"d", b"b")] == [(0,), (2,), (3,), (4,)]
 
 
-def test_what_follows_a_forgotten_block_in_a_text_gets_a_new_number_as_well() -> None:
+def test_blocks_after_a_dropped_alias_get_new_aliases_too() -> None:
     """A replay, which makes texts of the numbers, would not find it either."""
     aliases = BlockAliases(3)
     assert aliases.of([b"a", b"b"]) == (0, 1)

@@ -101,7 +101,7 @@ class CountedRetention:
         return slots
 
 
-def test_offloading_a_block_does_not_look_at_all_kept_blocks() -> None:
+def test_offloading_a_block_does_not_scan_all_offloaded_blocks() -> None:
     retention = CountedRetention(10**9)
     tier = CpuOffloadIndex(5000, retention)  # type: ignore[arg-type]
     for number in range(4000):

@@ -60,7 +60,7 @@ def test_first_come_first_served_makes_the_same_newcomer_wait_for_all() -> None:
     assert order(world)[-1] == calm
 
 
-def test_idleness_cannot_be_saved_up() -> None:
+def test_an_idle_tenant_gains_no_credit() -> None:
     """A tenant that was away for long gets its share, and not what it did not use."""
     counters = TenantCounters()
     counters.add_prefill("busy", 10_000)
@@ -89,7 +89,7 @@ def test_a_tenant_at_its_limit_does_not_lower_the_counter_of_one_that_comes_back
     world.run()
 
 
-def test_a_better_class_goes_first_and_a_long_wait_makes_up_for_a_worse_one() -> None:
+def test_a_better_priority_goes_first_and_a_long_wait_makes_up_for_a_worse_one() -> None:
     world = World(max_seqs=1, budget_tokens=16, ageing_ns=10**12)
     first = world.submit(8, max_tokens=60)
     world.step()
@@ -175,7 +175,7 @@ def test_a_paused_sequence_is_preempted_only_if_the_next_one_is_then_admitted() 
     assert world.ends[large] == [EndReason.MAX_TOKENS]
 
 
-def test_a_preemption_in_a_plan_that_stayed_empty_is_told_with_the_next_step() -> None:
+def test_a_preemption_in_an_empty_plan_is_recorded_with_the_next_step() -> None:
     """Facts must agree with what SequenceEnded counts."""
     world = World(blocks_total=16, max_seqs=4, depth=2, prefix_cache=False, max_model_tokens=64)
     for _ in range(4):

@@ -59,14 +59,14 @@ def test_another_tenant_another_salt_and_an_opt_out_get_no_hit() -> None:
     assert [hit for hit, _ in admitted(world)] == [0, 0, 0, 0, 16]
 
 
-def test_what_opted_out_leaves_nothing_behind() -> None:
+def test_a_request_without_prefix_caching_leaves_no_cached_block() -> None:
     world = World(block_tokens=4)
     ask(world, cache_prefix=False)
 
     assert world.scheduler.pool.cached == 0
 
 
-def test_another_identity_has_other_names_for_the_same_tokens() -> None:
+def test_another_cache_identity_has_other_block_hashes_for_the_same_tokens() -> None:
     chains: list[list[bytes]] = []
     for identity in ("model-a", "model-b"):
         prefix = PrefixCache(8, 4, identity)
@@ -78,7 +78,7 @@ def test_another_identity_has_other_names_for_the_same_tokens() -> None:
     assert not set(chains[0]) & set(chains[1])
 
 
-def test_a_flushed_cache_gives_no_hit_and_says_what_it_dropped() -> None:
+def test_a_flushed_cache_gives_no_hit_and_reports_its_dropped_blocks() -> None:
     world = World(block_tokens=4)
     ask(world)
     world.inbox.put(FlushCache())
@@ -98,7 +98,7 @@ def test_outputs_are_cached_too_so_a_conversation_goes_on_where_it_stopped() -> 
     assert admitted(world)[-1][0] == 24
 
 
-def test_the_ghost_tells_what_a_larger_cache_would_have_hit() -> None:
+def test_the_ghost_cache_counts_hits_of_a_larger_cache() -> None:
     world = World(block_tokens=4, blocks_total=16, max_model_tokens=64)
     ask(world)
     ask(world, list(range(100, 161)))
@@ -131,7 +131,7 @@ def test_evicted_blocks_come_back_from_cpu_offload() -> None:
     assert sum(step.copied_blocks for step in world.steps) >= 8
 
 
-def test_no_tenant_takes_more_of_the_host_tier_than_its_share() -> None:
+def test_no_tenant_uses_more_of_the_cpu_offload_than_its_share() -> None:
     tier = CpuOffloadIndex(8, Retention(tenant_share=0.25))
     for index in range(6):
         slot, _ = tier.put(bytes([index]), "greedy", 0)
@@ -142,7 +142,7 @@ def test_no_tenant_takes_more_of_the_host_tier_than_its_share() -> None:
     assert [tier.has(bytes([index]), 0) for index in range(6)] == [False] * 4 + [True] * 2
 
 
-def test_the_host_tier_forgets_what_is_older_than_its_time_to_live() -> None:
+def test_cpu_offload_drops_blocks_older_than_their_time_to_live() -> None:
     tier = CpuOffloadIndex(4, Retention(ttl_ns=100))
     tier.put(b"a", "", 0)
 

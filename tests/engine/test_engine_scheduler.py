@@ -89,7 +89,7 @@ def test_a_preempted_request_goes_back_before_those_that_came_later() -> None:
     assert order.index(second) < order.index(later)
 
 
-def test_a_waiting_head_names_what_binds_it() -> None:
+def test_a_waiting_queue_head_has_the_reason_of_its_wait() -> None:
     """Each of the three constraints shows as the head's reason."""
     seqs = World(max_seqs=1)
     seqs.submit(4)
@@ -190,7 +190,7 @@ def test_a_failed_step_ends_its_sequences_and_spares_the_others(depth: int) -> N
     assert world.scheduler.pool.used == 0
 
 
-def test_cancelling_the_last_sequence_is_seen_without_a_step() -> None:
+def test_cancelling_the_last_sequence_is_recorded_without_a_step() -> None:
     """The gauges go to zero although nothing runs afterwards."""
     world = World()
     seq_id = world.submit(4, max_tokens=50)
@@ -216,7 +216,7 @@ def test_cancelling_an_unknown_sequence_changes_nothing() -> None:
     assert world.ends == {seq_id: [EndReason.MAX_TOKENS]}
 
 
-def test_steps_that_are_not_recorded_give_the_same_tokens_and_say_so() -> None:
+def test_switching_recording_off_changes_no_token_and_is_recorded() -> None:
     """Switched off and on between two sequences; what happens to sequences is told always."""
     world = World()
     world.inbox.put(SetRecording(False))

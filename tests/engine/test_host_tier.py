@@ -128,7 +128,7 @@ def test_slots_follow_from_the_size_and_the_caches_format() -> None:
     ("size_bytes", "match"),
     [(0, "--kv-offload must be positive"), (8191, "holds no block"), (1 << 60, "lower it")],
 )
-def test_a_size_that_cannot_work_is_one_line_with_the_remedy(size_bytes: int, match: str) -> None:
+def test_an_impossible_size_is_one_line_with_the_remedy(size_bytes: int, match: str) -> None:
     """Nothing, less than a block, more than there is."""
     config = EngineConfig(model=DUMMY, dtype="float32", kv_offload_bytes=size_bytes)
 

@@ -130,7 +130,7 @@ def a_refused_list() -> object:
         (a_refused_list, StepFailure.OUT_OF_MEMORY),
     ],
 )
-def test_a_real_error_of_a_step_is_told_by_its_kind(
+def test_a_real_error_of_a_step_is_classified_by_its_kind(
     harm: Callable[[], object], failure: StepFailure
 ) -> None:
     """The fact has the step, the kind, how many it ended, and the error without its numbers."""
@@ -185,8 +185,8 @@ def test_a_constrained_request_with_such_a_token_does_not_wait_for_its_grammar()
     assert ended.output_tokens == 0
 
 
-def test_only_what_an_error_says_of_itself_is_told_of_a_death() -> None:
-    """An engine that ends by a mistake of its own is no fault of the device."""
+def test_an_error_has_a_failure_kind_only_if_it_states_one() -> None:
+    """An engine that ends by an assertion of its own is not a device failure."""
     assert stated_failure(AssertionError("two sequences share a slot")) is None
     assert stated_failure(MemoryError()) is StepFailure.OUT_OF_MEMORY
     assert stated_failure(RankFailed("rank 1 of 2 was ended by signal 9")) is StepFailure.RANK_LOST
@@ -204,7 +204,7 @@ def test_only_what_an_error_says_of_itself_is_told_of_a_death() -> None:
         "Can not allocate 8 bytes for the tensor",
     ],
 )
-def test_the_words_of_allocators_are_known(said: str) -> None:
+def test_messages_of_allocators_are_out_of_memory(said: str) -> None:
     assert failure_of(RuntimeError(said)) is StepFailure.OUT_OF_MEMORY
 
 
@@ -216,7 +216,7 @@ def test_the_words_of_allocators_are_known(said: str) -> None:
         "probability tensor contains either `inf`, `nan` or element < 0",
     ],
 )
-def test_an_error_that_only_speaks_of_memory_is_none_of_memory(said: str) -> None:
+def test_an_error_that_only_mentions_memory_is_not_out_of_memory(said: str) -> None:
     assert failure_of(RuntimeError(said)) is StepFailure.KERNEL_ERROR
 
 
@@ -235,7 +235,7 @@ def test_a_diagnosis_names_the_kind_and_never_memory(mechanism: str, kind: str) 
 
 
 @pytest.mark.parametrize("mechanism", TWINS["out_of_memory"])
-def test_memory_is_still_called_memory(mechanism: str) -> None:
+def test_out_of_memory_is_still_diagnosed_as_such(mechanism: str) -> None:
     one = twin("out_of_memory", mechanism)
     named = {f.symptom for said in during(one, verdicts(one)) for f in said.findings}
     assert Symptom.OUT_OF_MEMORY in named

@@ -173,7 +173,7 @@ def test_a_profile_whose_client_left_leaves_no_file_and_is_recorded(
     engine.loaded.executor.close()
 
 
-def test_a_file_that_cannot_be_written_is_told_and_the_engine_goes_on(tmp_path: Path) -> None:
+def test_an_unwritable_profile_is_reported_and_the_engine_goes_on(tmp_path: Path) -> None:
     engine = Engine()
     engine.profiles.handle(frames.StartProfile(2, str(tmp_path / "missing" / "trace.json")))
     engine.submit(tokens=6)
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_written_is_told_and_the_engine_goes_on(tmp_path: 
     assert len(read(tmp_path / "trace.json").spans("launch")) == 2
 
 
-def test_a_profiler_that_cannot_start_is_told_and_the_engine_goes_on(
+def test_a_profiler_that_cannot_start_is_reported_and_the_engine_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(profile: object) -> None:
@@ -205,7 +205,9 @@ def test_a_profiler_that_cannot_start_is_told_and_the_engine_goes_on(
     assert engine.profiles.open is None
 
 
-def test_what_torch_does_not_compute_has_spans_and_says_so(tmp_path: Path) -> None:
+def test_a_profile_of_an_executor_without_torch_has_only_spans_and_reports_it(
+    tmp_path: Path,
+) -> None:
     """Our C++ decoder: steps, and the operators of sampling."""
     engine, path = Engine(executor="native"), tmp_path / "trace.json"
     engine.profiles.handle(frames.StartProfile(3, str(path)))
@@ -220,7 +222,7 @@ def test_what_torch_does_not_compute_has_spans_and_says_so(tmp_path: Path) -> No
     assert trace.about["backend"].startswith("native")
 
 
-def test_a_replay_takes_no_notice_of_a_profile() -> None:
+def test_a_profile_changes_no_replay() -> None:
     facts = list(World(build_scenario("poisson", 0)).run().facts)
     (plain,) = (replay_exactly(run) for run in read_runs(facts))
     middle = len(facts) // 2

@@ -24,7 +24,7 @@ def loaded(depth: int) -> LoadedEngine:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_texts_are_the_same_with_and_without_it(depth: int) -> None:
+def test_texts_are_the_same_with_and_without_a_warm_up(depth: int) -> None:
     cold, warm = loaded(depth), loaded(depth)
     limits: dict[str, Any] = {"max_seqs": 2, "budget_tokens": 48}
     engine = Engine(warm, depth, **limits)
@@ -45,7 +45,7 @@ def test_texts_are_the_same_with_and_without_it(depth: int) -> None:
     ],
     ids=lambda limits: next(iter(limits)),
 )
-def test_it_fits_into_the_smallest_engine(
+def test_the_warm_up_fits_into_the_smallest_engine(
     limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = loaded(1)

@@ -57,7 +57,7 @@ def test_no_constraint_is_no_grammar(body: dict[str, Any]) -> None:
         ({"guided_choice": ["a.b", "c", "c"]}, GrammarKind.REGEX, r"a\.b|c"),
     ],
 )  # fmt: skip
-def test_each_way_to_ask_becomes_the_grammar_it_means(
+def test_each_request_format_becomes_its_grammar(
     body: dict[str, Any], kind: GrammarKind, source: str
 ) -> None:
     assert grammar_of(**body) == Grammar(kind, source)
@@ -219,11 +219,13 @@ def test_a_hopelessly_nested_schema_is_an_error_and_no_crash() -> None:
         ("ebnf", 'root ::= "a"', "a", None),
     ],
 )
-def test_finished_texts_are_judged(kind: str, source: str, text: str, verdict: bool | None) -> None:
+def test_finished_texts_are_validated(
+    kind: str, source: str, text: str, verdict: bool | None
+) -> None:
     assert output_is_valid(Grammar(GrammarKind(kind), source), text) is verdict
 
 
-def test_a_body_without_the_fields_pays_nothing() -> None:
+def test_a_body_without_a_constraint_has_no_grammar() -> None:
     asked: list[str] = []
 
     def take(name: str) -> None:
@@ -234,7 +236,7 @@ def test_a_body_without_the_fields_pays_nothing() -> None:
 
 
 @pytest.mark.parametrize("keyword", ["pattern", "patternProperties", "regex"])
-def test_a_pattern_that_would_backtrack_for_ever_is_judged_at_once(keyword: str) -> None:
+def test_a_pattern_that_would_backtrack_for_ever_is_refused_at_once(keyword: str) -> None:
     """A backtracking engine needs 2 ** 60 steps for these."""
     endless, text = "^(a|a)*$", "a" * 60 + "b"
     properties = {"patternProperties": {endless: False}, "additionalProperties": True}

@@ -114,7 +114,7 @@ def test_a_million_stop_ids_are_refused_and_those_allowed_are_a_set() -> None:
         (completion(model="x" * 100_000), "model"),
     ],
 )
-def test_what_a_request_keeps_is_bounded(body: dict[str, Any], param: str) -> None:
+def test_fields_that_a_request_keeps_are_bounded(body: dict[str, Any], param: str) -> None:
     assert refusal_of(CompletionBody, body).param == param
 
 

@@ -63,7 +63,7 @@ def test_bodies_are_described_with_the_caps_that_parsing_keeps() -> None:
         assert ids[0]["maxItems"] == limits.STOP_IDS.value
 
 
-def test_references_lead_somewhere() -> None:
+def test_references_of_the_document_exist() -> None:
     whole = described()
     for reference in re.findall(r'"\$ref":"(#[^"]*)"', msgspec.json.encode(whole).decode()):
         found: Any = whole

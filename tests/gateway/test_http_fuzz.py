@@ -12,7 +12,7 @@ from tests.support.servers.server import Server
 CASES = 150
 
 
-def test_whatever_bytes_come_the_answer_is_http_or_an_end_and_nothing_is_left() -> None:
+def test_any_bytes_get_an_http_response_or_a_close_and_leave_no_state() -> None:
     statuses: Counter[int] = Counter()
     with Server("--model", "dummy:tiny", "--header-timeout", "2", "--body-timeout", "2") as server:
         server.client.close()
@@ -26,7 +26,7 @@ def test_whatever_bytes_come_the_answer_is_http_or_an_end_and_nothing_is_left() 
     assert {200, 400} <= statuses.keys()
 
 
-def test_an_answer_that_is_no_http_is_a_fault() -> None:
+def test_the_check_refuses_a_response_that_is_not_http() -> None:
     """The check itself would see one."""
     good = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
     answers = Answers()

@@ -99,7 +99,7 @@ def test_a_worker_reads_a_body_as_it_is_read_in_place(operation: Operation, whol
     asyncio.run(scenario())
 
 
-def test_more_than_may_wait_is_refused_with_a_time_to_come_back() -> None:
+def test_a_full_ingest_queue_is_refused_with_retry_after() -> None:
     counts = IngestCounts()
 
     async def scenario() -> list[Any]:
@@ -117,7 +117,7 @@ def test_more_than_may_wait_is_refused_with_a_time_to_come_back() -> None:
     assert (counts.refused, counts.waiting_jobs, counts.waiting_bytes) == (2, 0, 0)
 
 
-def test_more_bytes_than_may_wait_are_refused_but_one_body_always_may() -> None:
+def test_too_many_queued_bytes_are_refused_but_one_body_is_always_accepted() -> None:
     async def scenario() -> list[Any]:
         async with pool(waiting_bytes=1000) as running:
             reads = [running.read(Operation.TEXT, LONG, CONTEXT_TOKENS) for _ in range(2)]
@@ -236,7 +236,7 @@ def test_a_schema_that_takes_for_ever_to_validate_is_given_up_and_its_worker_end
     asyncio.run(scenario())
 
 
-def test_no_schema_is_looked_at_in_place_however_it_is_spelt() -> None:
+def test_every_body_with_a_schema_is_parsed_by_a_worker() -> None:
     async def scenario() -> None:
         async with pool() as running:
             plain = body(guided_json={"type": "null"})

@@ -18,7 +18,7 @@ from tests.support.worlds.facts import MS, queued, step
 IDLED = EngineIdled(5 * MS, 0, 0, 0, 0, 10)
 
 
-def test_the_engine_lists_who_is_live_when_it_goes_idle_and_once_a_minute() -> None:
+def test_the_engine_lists_its_live_sequences_when_it_goes_idle_and_once_a_minute() -> None:
     clock = ManualClock()
     lister = SequenceLister(clock)
     lister.note_submitted(7)
@@ -49,7 +49,7 @@ def test_the_gateway_lists_its_requests_when_the_last_has_gone_and_once_a_minute
     assert lane.drain() == [queued(), RequestsListed(EVERY_NS, ())]
 
 
-def test_a_request_that_came_and_ended_between_two_ticks_is_followed_by_a_list() -> None:
+def test_a_request_between_two_ticks_is_followed_by_a_list() -> None:
     clock, lane = ManualClock(), Lane()
     lister = RequestLister({}, lane, clock)
     lane.append(queued())

@@ -77,7 +77,7 @@ def test_an_engine_without_a_beat_is_silent_after_two_seconds_and_times_out_at_t
     assert engine.passes(0.25, beats=False, iterations=False) is EngineStatus.TIMED_OUT
 
 
-def test_an_engine_that_beats_again_is_alive_again() -> None:
+def test_an_engine_with_a_new_heartbeat_is_alive_again() -> None:
     engine = WatchedEngine()
     engine.passes(10)
     assert engine.passes(20, beats=False, iterations=False) is EngineStatus.SILENT
@@ -85,7 +85,7 @@ def test_an_engine_that_beats_again_is_alive_again() -> None:
     assert engine.passes(1.75, beats=False, iterations=False) is EngineStatus.ALIVE
 
 
-def test_an_idle_engine_is_alive_by_its_beats_alone() -> None:
+def test_an_idle_engine_is_alive_by_its_heartbeat_alone() -> None:
     engine = WatchedEngine()
     engine.passes(1)
     assert engine.passes(600, iterations=False) is EngineStatus.ALIVE
@@ -138,7 +138,7 @@ def test_a_profile_that_is_being_written_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.5, 2.9, float("nan")])
-def test_a_deadline_below_what_a_hang_takes_to_be_seen_is_refused(seconds: float) -> None:
+def test_a_deadline_below_the_detection_time_of_a_hang_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match="--engine-deadline"):
         GatewayConfig(engine_deadline_s=seconds).validate()
 

@@ -16,7 +16,7 @@ def token(number: int) -> Emission:
     return Emission(1, Sample(number), None)
 
 
-def test_a_backlog_comes_in_parts_and_in_order_and_other_tasks_run_between() -> None:
+def test_a_backlog_is_delivered_in_parts_in_order_while_other_tasks_run() -> None:
     async def scenario() -> tuple[list[int], int]:
         queue = OutputQueue(1000, lambda full: None)
         for number in range(100):

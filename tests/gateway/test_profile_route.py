@@ -112,7 +112,7 @@ def test_the_next_steps_come_as_a_trace(profiled: Server, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "identity"])
-def test_it_is_packed_for_those_who_can_unpack_it(profiled: Server, coding: str) -> None:
+def test_a_profile_is_compressed_for_clients_that_accept_it(profiled: Server, coding: str) -> None:
     headers = {"accept-encoding": coding}
     query = {"steps": 1, "timeout_s": 0.01}
     with profiled.client.stream("POST", "/debug/profile", params=query, headers=headers) as answer:
@@ -152,14 +152,14 @@ def test_a_wrong_timeout_is_a_400_that_says_what_is_right(profiled: Server, time
     assert "up to 120" in answer.json()["error"]["message"]
 
 
-def test_it_is_behind_the_debug_key_and_a_post(profiled: Server) -> None:
+def test_a_profile_needs_the_debug_key_and_a_post(profiled: Server) -> None:
     refused = httpx.post(f"{profiled.url}/debug/profile")
 
     assert code_of(refused, 401) == "invalid_api_key"
     assert code_of(profiled.client.get("/debug/profile"), 405) == "method_not_allowed"
 
 
-def test_a_second_one_is_refused_and_the_first_goes_on(profiled: Server, folder: Path) -> None:
+def test_a_second_profile_is_refused_and_the_first_goes_on(profiled: Server, folder: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, profiled, steps=3, timeout_s=120)
         eventually(lambda: left(folder), "the first profile")
@@ -185,7 +185,7 @@ def test_a_client_that_hangs_up_ends_its_profile(profiled: Server, folder: Path)
     assert post(profiled, steps=1, timeout_s=0.01).status_code == 200
 
 
-def test_that_one_was_taken_is_in_the_journal_and_disturbs_no_replay(
+def test_a_profile_is_in_the_journal_and_changes_no_replay(
     profiled: Server, tmp_path: Path
 ) -> None:
     with traffic(profiled):
@@ -230,7 +230,7 @@ def test_the_command_writes_a_file(
         (["--debug-key", "wrong"], "give --debug-key"),
     ],
 )
-def test_the_command_says_why_not(
+def test_the_command_prints_why_there_is_no_profile(
     profiled: Server,
     tmp_path: Path,
     words: list[str],
@@ -244,7 +244,7 @@ def test_the_command_says_why_not(
     assert not path.exists()
 
 
-def test_an_engine_that_dies_is_told_and_the_next_one_can_be_profiled(
+def test_the_death_of_a_profiled_engine_is_reported_and_the_next_one_can_be_profiled(
     profiled: Server, folder: Path
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
@@ -261,7 +261,7 @@ def test_an_engine_that_dies_is_told_and_the_next_one_can_be_profiled(
     assert post(profiled, steps=1, timeout_s=0.01).status_code == 200
 
 
-def test_a_server_that_is_told_to_stop_ends_its_profile_first(tmp_path: Path) -> None:
+def test_a_server_that_stops_ends_its_profile_first(tmp_path: Path) -> None:
     flags = ("--model", "dummy:tiny")
     with (
         Server(*flags, env={"TMPDIR": str(tmp_path)}) as server,
@@ -290,5 +290,5 @@ def test_a_server_that_is_told_to_stop_ends_its_profile_first(tmp_path: Path) ->
         ("br", False),
     ],
 )
-def test_who_can_unpack(header: str, accepted: bool) -> None:
+def test_accept_encoding_decides_about_compression(header: str, accepted: bool) -> None:
     assert accepts_gzip(header) is accepted

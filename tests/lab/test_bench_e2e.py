@@ -137,7 +137,7 @@ def test_text_prompts_through_the_chat_route(
     )  # fmt: skip
 
     assert code == 0
-    assert re.search(r"prompt tokens asked 40, seen [56]\d", capsys.readouterr().out)
+    assert re.search(r"prompt tokens requested 40, reported [56]\d", capsys.readouterr().out)
 
 
 def test_overload_is_rejected_and_shows_in_goodput(live: Server) -> None:

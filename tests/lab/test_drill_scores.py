@@ -29,7 +29,7 @@ from lab.drills.outcome.result import (
     limits_of,
     reference_requests,
 )
-from lab.drills.outcome.truth import objections_of
+from lab.drills.outcome.truth import discard_reasons
 from lab.drills.spec import Phases
 from lab.drills.watch import PollSample, VerdictChange, timeline
 from telemetry.facts.clock import MonotonicClock
@@ -66,7 +66,7 @@ USUAL = [
 ]
 
 
-def test_who_is_harmed_is_measured_by_the_reference() -> None:
+def test_harm_is_measured_against_the_reference() -> None:
     """Half above what its requests had, for something that came after the onset; a longer answer
     is no harm."""
     onset_ns = 1000 * MS
@@ -90,8 +90,8 @@ def test_who_is_harmed_is_measured_by_the_reference() -> None:
     assert limits_of([]) is None
 
 
-def test_the_first_harmed_request_is_nobodys_fault_and_not_of_before_the_onset() -> None:
-    """Requests that were there already count from the onset on; who did it is no victim."""
+def test_the_first_harmed_request_is_no_culprits_and_after_the_onset() -> None:
+    """Requests in flight at the onset count from the onset on; a culprit is not a victim."""
     limits = limits_of(USUAL)
     assert limits is not None
     culprit = sent(7, 1000, 1100, 1200)
@@ -105,27 +105,27 @@ def test_the_first_harmed_request_is_nobodys_fault_and_not_of_before_the_onset()
     assert first_harmed_ns([*USUAL, culprit], limits, 500 * MS) == 1000 * MS
 
 
-def test_a_machine_that_was_not_ours_is_objected_to() -> None:
+def test_an_episode_on_a_loaded_machine_is_discarded() -> None:
     """By each figure that was measured; what was not measured is no objection."""
     calm = Conditions(lag_p99_ms=1.0, foreign=0.02, steal=None, pressure=0.3)
 
-    assert calm.objections() == []
+    assert calm.discard_reasons() == []
     busy = msgspec.structs.replace(calm, lag_p99_ms=9.0, foreign=0.5, steal=0.2)
-    assert len(busy.objections()) == 3
+    assert len(busy.discard_reasons()) == 3
 
 
-def test_a_machine_that_is_taken_away_later_is_objected_to() -> None:
+def test_an_episode_with_steal_time_in_the_fault_is_discarded() -> None:
     """During the fault only for what no fault of ours does; in health to the end."""
     stolen = Conditions(lag_p99_ms=50.0, foreign=0.9, steal=0.2, pressure=0.3)
     calm = msgspec.structs.replace(stolen, lag_p99_ms=1.0, foreign=0.0, steal=0.0)
     at = {"reference": calm, "fault": stolen, "recovery": stolen}
 
-    assert objections_of({**at, "fault": calm}, is_fault=True) == []
-    assert objections_of(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
-    assert len(objections_of(at, is_fault=False)) == 2
+    assert discard_reasons({**at, "fault": calm}, is_fault=True) == []
+    assert discard_reasons(at, is_fault=True) == ["fault: 20.0 % of a core was stolen"]
+    assert len(discard_reasons(at, is_fault=False)) == 2
 
 
-def test_a_time_line_keeps_what_changed() -> None:
+def test_a_timeline_keeps_changes_of_the_verdict() -> None:
     """An answer in the contract's form, and one of an older server without a verdict."""
     answers: list[dict[str, object]] = [
         {"findings": []},
@@ -169,7 +169,7 @@ def well(at_s: float) -> VerdictChange:
     return VerdictChange(at_s=at_s, verdict="healthy")
 
 
-def test_an_episode_is_judged_by_what_stood_in_the_second_half_of_its_fault() -> None:
+def test_an_episode_is_scored_by_the_second_half_of_its_fault() -> None:
     """Detection counts from the first harmed request, and from the onset, too; clearing from the
     end of the fault."""
     turns = [well(0), fault(22, "throttled"), fault(23, "host_stall", 20.5), well(34)]
@@ -192,7 +192,7 @@ def test_a_fault_that_is_named_in_health_is_a_false_alarm() -> None:
     assert cleared_s(turns, 10) is None
 
 
-def test_an_alarm_of_a_slow_machine_is_counted_apart_where_it_was_slow() -> None:
+def test_alarms_of_a_measurably_slow_machine_are_counted_separately() -> None:
     """For most of the time from the onset on; other causes are no excuse for any."""
     slow = frozenset({11, 12, 15, 16, 19})
     turns = [
@@ -205,8 +205,8 @@ def test_an_alarm_of_a_slow_machine_is_counted_apart_where_it_was_slow() -> None
     assert alarms(turns, 14.5, 20, slow) == (2, 0, 0)
 
 
-def test_an_alarm_of_a_promise_that_is_broken_from_the_start_is_counted_apart() -> None:
-    """Of the warm-up only: from then on it is known what is usual."""
+def test_alarms_of_an_slo_missed_from_the_start_are_counted_separately() -> None:
+    """Only alarms of the warm-up: after it the baseline is known."""
     turns = [well(0), fault(5, "queue_overload"), well(12), fault(13, "queue_overload")]
     late = ClientSummary(requests=9, good=9, tokens=90, ends={}, ttft_p50=501.0)
 

@@ -1,4 +1,4 @@
-"""Drills do what they say, write the truth down where no server sees it, and clean up."""
+"""Drills inject their fault, keep its label where no server reads it, and clean up."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def scene_of(symptom: str, mechanism: str | None = None, seed: int = 3) -> Scene
 def test_a_clean_twin_has_the_same_requests_before_the_fault_and_no_culprits_in_it(
     mechanism: Mechanism,
 ) -> None:
-    """So that what differs later is the fault; and whoever did nothing is in both."""
+    """So that only the fault differs; requests that are not a culprit's are in both."""
     scene, twin = scene_of(mechanism.symptom, mechanism.name), mechanism.without_fault()
     until_s = scene.phases.fault_at_s
 
@@ -78,14 +78,14 @@ def test_a_clean_twin_has_the_same_requests_before_the_fault_and_no_culprits_in_
 # --- the registry --------------------------------------------------------------------------
 
 
-def test_every_symptom_can_be_brought_about_and_so_can_health() -> None:
+def test_every_symptom_and_health_have_a_drill() -> None:
     """A class without a drill would be a claim without a proof."""
     expected = {symptom.value for symptom in Symptom} | {"healthy_light", "healthy_busy"}
 
     assert expected == set(symptoms())
 
 
-def test_every_mechanism_says_what_it_does_and_how_strongly() -> None:
+def test_every_mechanism_has_a_description_and_levels() -> None:
     """One sentence, a unit, and levels; names are unique within a class."""
     names = [(one.symptom, one.name) for one in MECHANISMS]
 
@@ -106,7 +106,7 @@ def test_the_test_has_mechanisms_that_development_never_sees() -> None:
     assert {symptom for symptom in dev if dev[symptom] != test[symptom]} >= HELD_OUT
 
 
-def test_every_class_has_its_turn_before_any_has_a_second() -> None:
+def test_a_series_runs_every_class_once_before_any_twice() -> None:
     """Whatever part of a series has been run is balanced, and seeds of splits are apart."""
     count = len(symptoms())
     dev, test = list(series(DEV, 3)), list(series(TEST, 3))
@@ -129,7 +129,7 @@ def test_a_clean_twin_gets_the_requests_of_its_episode() -> None:
         capacity_of_twin(clean, RESULTS / "nowhere")
 
 
-def test_unknown_names_are_answered_with_those_that_are_known(
+def test_an_unknown_name_is_refused_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On the command line it is one line and exit code 2."""
@@ -142,7 +142,7 @@ def test_unknown_names_are_answered_with_those_that_are_known(
 
 
 def test_the_command_lists_all_drills(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line each; and it wants to know which one, or which simulation."""
+    """One line each; without a name or a simulation it is an error."""
     assert main(["drill", "--list"]) == 0
     shown = capsys.readouterr().out
     for one in MECHANISMS:
@@ -166,7 +166,7 @@ def test_traffic_follows_from_the_seed_alone(mechanism: object) -> None:
     assert all(0 <= ask.at_s < PHASES.end_s for ask in first)
 
 
-def test_what_a_mechanism_adds_changes_nothing_of_the_usual_requests() -> None:
+def test_a_mechanism_does_not_change_the_baseline_requests() -> None:
     """So an episode can be compared with its healthy twin, request by request."""
     scene = scene_of("queue_overload")
     harmed = find("queue_overload").traffic(scene)
@@ -196,8 +196,8 @@ LABEL = Label(
 )  # fmt: skip
 
 
-def test_a_label_is_for_its_owner_only_and_known_by_its_hash(tmp_path: Path) -> None:
-    """In a folder of its own; what is changed afterwards is found out."""
+def test_a_label_is_readable_by_its_owner_only_and_identified_by_its_hash(tmp_path: Path) -> None:
+    """In a folder of its own; a later change is detected."""
     sealed = seal(LABEL, tmp_path, "episode")
     path = Path(sealed.path)
 
@@ -218,7 +218,7 @@ def state_of(pid: int) -> str:
 
 
 def test_a_stopped_process_runs_again_when_its_stopper_ends() -> None:
-    """It is stopped again and again, and left running whatever happens."""
+    """It is stopped repeatedly, and always left running."""
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     stopper = Helper("stopper", victim.pid, 0.9, 1, -1)
     try:
@@ -232,7 +232,7 @@ def test_a_stopped_process_runs_again_when_its_stopper_ends() -> None:
         victim.wait()
 
 
-def test_a_helper_that_never_was_told_to_go_just_ends() -> None:
+def test_a_helper_that_was_never_started_ends() -> None:
     """An episode that breaks off before its fault leaves nothing behind."""
     helper = Helper("busy", 0, -1)
     helper.start()
@@ -260,8 +260,8 @@ def test_a_pacer_beats_until_it_is_ended(tmp_path: Path) -> None:
     assert children() == []
 
 
-def test_paces_are_multiples_of_the_usual_by_second() -> None:
-    """A second without a beat took the usual time; without any beat nothing is known."""
+def test_paces_are_multiples_of_the_baseline_by_second() -> None:
+    """A second without a beat counts as the baseline; without any beat there are no paces."""
     second = 1_000_000_000
     times = {0: (10, 100), 1: (10, 100), 2: (15, 100), 4: (10, 220)}
     beats = [Beat((5 + at) * second + 7, *pair) for at, pair in times.items()]
@@ -271,7 +271,7 @@ def test_paces_are_multiples_of_the_usual_by_second() -> None:
     assert paces([], 5 * second, (0, 2), 5.0) == ()
 
 
-def test_waves_are_as_regular_as_a_clock() -> None:
+def test_waves_come_at_regular_intervals() -> None:
     """So many at once, and the same time between any two waves."""
     scene = scene_of("oversized_batch")
     asks = scene.requests("usual", 4.0, (0.0, 10.0), burst=8, regular=True)
@@ -279,7 +279,7 @@ def test_waves_are_as_regular_as_a_clock() -> None:
     assert [ask.at_s for ask in asks] == [2.0] * 8 + [4.0] * 8 + [6.0] * 8 + [8.0] * 8
 
 
-def test_a_hanging_collector_answers_nobody_until_it_is_told_to() -> None:
+def test_a_hanging_collector_does_not_answer_until_it_is_released() -> None:
     """Exports are taken all the while."""
 
     async def run() -> None:
@@ -322,7 +322,7 @@ def children() -> list[str]:
     return [pid for pid in pids if state_of(int(pid)) != "Z" and pid not in EARLIER]
 
 
-def test_a_stall_of_a_real_engine_is_seen_by_its_clients(tmp_path: Path) -> None:
+def test_a_stall_of_a_real_engine_is_measured_by_its_clients(tmp_path: Path) -> None:
     """The loop writes for 200 ms now and then: somebody's tokens are that late, the truth says
     when and what, and nothing of it is left behind."""
     spec = EpisodeSpec(
@@ -367,7 +367,7 @@ def test_a_stall_of_a_real_engine_is_seen_by_its_clients(tmp_path: Path) -> None
 
 
 def test_a_drill_that_is_terminated_leaves_no_server_behind(tmp_path: Path) -> None:
-    """The server is in a session of its own, so that nobody else would end it."""
+    """The server is in a session of its own, so that only the drill ends it."""
     command = [sys.executable, "-m", "service.cli.main", "drill", "queue_overload"]
     drill = subprocess.Popen([*command, "--model", "dummy:tiny", "--out", str(tmp_path)])
     try:

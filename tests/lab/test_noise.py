@@ -1,4 +1,4 @@
-"""What is drawn for turns beside what was recorded of them."""
+"""Noise of iterations: drawn and recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.replay.noise import STALL, Disturbance, DrawnNoise, NoNoise, RecordedNo
 from tests.support.worlds.replayed import close, disturbed
 
 
-def test_recorded_noise_puts_a_stall_where_it_was() -> None:
+def test_recorded_noise_has_a_stall_at_its_recorded_time() -> None:
     stall = Disturbance(200, 1000, 7.0, 900)
     calm = [Disturbance(at, 1000, 1.0, 5) for at in (100, 300)]
     noise = RecordedNoise([calm[0], stall, calm[1]])
@@ -20,7 +20,7 @@ def test_recorded_noise_puts_a_stall_where_it_was() -> None:
     assert NoNoise().at(5, 1) is RecordedNoise([]).at(5, 1) is DrawnNoise([], 1).at(5, 1) is None
 
 
-def test_a_turn_is_disturbed_as_turns_of_its_cost_were() -> None:
+def test_noise_is_drawn_from_iterations_of_a_similar_cost() -> None:
     short = [Disturbance(at, 1000, 3.0, 5) for at in range(0, 100, 2)]
     long = [Disturbance(at, 90_000, 1.1, 5) for at in range(1, 100, 2)]
     noise = DrawnNoise(sorted([*short, *long]), 1)
@@ -28,7 +28,7 @@ def test_a_turn_is_disturbed_as_turns_of_its_cost_were() -> None:
     assert [one.ratio for one in met if one] == pytest.approx([3.0] * 99 + [1.1] * 99)
 
 
-def test_few_turns_that_take_most_time_are_told_apart_by_what_they_cost() -> None:
+def test_few_iterations_with_most_of_the_time_have_bins_of_their_own() -> None:
     known = [
         Disturbance(at, *{0: (100_000, 1.0), 30: (400_000, 1.5)}.get(at % 60, (1000, 1.2)), 5)
         for at in range(6000)
@@ -50,7 +50,7 @@ def bursts() -> list[Disturbance]:
     return [Disturbance(at, cost_ns, ratio, 5) for at, (cost_ns, ratio) in enumerate(found)]
 
 
-def test_what_is_drawn_adds_up_to_what_was_recorded() -> None:
+def test_drawn_noise_has_the_recorded_sum() -> None:
     known = bursts()
     took_ns = sum(one.span_ns(one.cost_ns) for one in known)
     drawn_ns = [
@@ -60,7 +60,7 @@ def test_what_is_drawn_adds_up_to_what_was_recorded() -> None:
     assert mean(drawn_ns) == pytest.approx(took_ns, rel=0.005)
 
 
-def test_a_stall_is_as_long_as_it_was_however_often_it_is_drawn() -> None:
+def test_a_drawn_stall_has_its_recorded_length() -> None:
     known = bursts()
     place = max(range(len(known)), key=lambda place: known[place].cost_ns)
     known[place] = known[place]._replace(ratio=30.0)
@@ -69,7 +69,7 @@ def test_a_stall_is_as_long_as_it_was_however_often_it_is_drawn() -> None:
     assert {one.ratio for one in met if one and one.ratio > STALL} == {30.0}
 
 
-def test_drawn_noise_has_the_spread_that_was_recorded() -> None:
+def test_drawn_noise_has_the_recorded_spread() -> None:
     known = disturbed(0.8, 1.0, 1.2, 2.0)
     noise = DrawnNoise(known, 3)
     drawn = [one.ratio for _ in range(20_000) if (one := noise.at(0, 1000)) is not None]

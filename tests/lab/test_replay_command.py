@@ -1,4 +1,4 @@
-"""`phasescope replay`: what may be changed, and what is said of it."""
+"""`phasescope replay`: changes, errors and reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def busy() -> list[Fact]:
         ("queue_limit_tokens=70", "queue_limit_tokens", 70),
     ],
 )
-def test_a_setting_is_a_limit(word: str, limit: str, value: object) -> None:
+def test_a_change_sets_a_limit(word: str, limit: str, value: object) -> None:
     assert getattr(changed_limits(small_limits(), [word]), limit) == value
 
 
@@ -67,7 +67,7 @@ def test_every_setting_is_tried_above() -> None:
         (["max_batched_tokens=2"], "no room to decode"),
     ],
 )
-def test_a_wrong_setting_is_answered_with_what_is_right(words: list[str], said: str) -> None:
+def test_a_wrong_change_is_refused_with_the_allowed_ones(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         changed_limits(small_limits(), words)
 
@@ -89,7 +89,7 @@ def test_the_report_sets_three_runs_side_by_side(
     words = ["replay", str(journal), "--set", "max_num_seqs=4", "--set", "kv_blocks=100"]
     assert main([*words, "-o", str(output)]) == 0
     said = capsys.readouterr().out
-    assert "decisions came out again" in said
+    assert "decisions were repeated" in said
     assert "max_num_seqs=4 kv_blocks=100" in said
     assert "TTFT p99 ms" in said
     assert main(["replay", str(output), "--exact"]) == 0
@@ -122,7 +122,7 @@ def test_durations_may_come_from_another_journal(journal: Path, tmp_path: Path) 
         replay_journal(open_journal(other), MonotonicClock(), (), open_journal(journal))
 
 
-def test_what_cannot_be_replayed_is_told_in_a_line(
+def test_a_journal_that_cannot_be_replayed_is_one_line_of_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "empty.journal"

@@ -46,7 +46,7 @@ def identities(facts: list[Fact]) -> list[Identity]:
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_every_decision_of_a_simulated_run_comes_out_again(name: str) -> None:
+def test_every_decision_of_a_simulated_run_is_repeated(name: str) -> None:
     total: Counter[str] = Counter()
     for seed in range(40 if name == "chaos" else 4):
         for identity in identities(facts_of(name, seed)):
@@ -161,10 +161,8 @@ def later_end(facts: list[Fact]) -> list[Fact]:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_record_that_is_not_true_is_noticed(
-    name: str, damage: Callable[[list[Fact]], list[Fact]]
-) -> None:
-    """Whatever the record gets wrong, some decision comes out otherwise."""
+def test_a_wrong_record_is_found(name: str, damage: Callable[[list[Fact]], list[Fact]]) -> None:
+    """For any wrong record some decision differs."""
     for seed in range(40):
         try:
             facts = damage(facts_of(name, seed))
@@ -184,7 +182,7 @@ def test_a_record_that_is_not_true_is_noticed(
         (SequenceEnded, "preemptions"),
     ],
 )
-def test_a_number_that_comes_out_otherwise_is_named(kind: type[Fact], field: str) -> None:
+def test_a_number_that_differs_is_named(kind: type[Fact], field: str) -> None:
     """Though every plan is the same."""
     facts = facts_of("poisson", 1)
     place = next(i for i, fact in enumerate(facts) if isinstance(fact, kind))
@@ -254,7 +252,7 @@ def test_ends_that_came_from_outside_are_commands() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_limits_are_recorded_whole(seed: int) -> None:
+def test_all_limits_are_recorded(seed: int) -> None:
     limits = build_scenario("chaos", seed).limits
     started = EngineStarted(0, 1, "m", "b", "d", pipeline_depth=1, **record_of(limits))
     assert limits_of(started) == limits

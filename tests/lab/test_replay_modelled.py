@@ -1,4 +1,4 @@
-"""Modes B and C: a run as its fitted cost foretells it, and as it would have been otherwise."""
+"""Replay by fitted cost: a recorded run, and the same run with other settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_fit_has_no_bias(run: RecordedRun, cost: IterationCost) -> None:
     assert cost.gap_ns == 50_000  # what the simulated loop takes between two steps
 
 
-def test_rows_beside_a_prompt_have_a_price_of_their_own_however_long_it_is(
+def test_decode_rows_beside_a_prompt_have_a_cost_of_their_own(
     busy: list[Fact],
 ) -> None:
     """From the second on each is half a ms cheaper there; learnt from short prompts, it holds for a
@@ -124,11 +124,11 @@ def longer_where(busy: list[Fact], slow: Callable[[int], bool]) -> list[Fact]:
     return found
 
 
-def test_what_is_far_from_the_fit_is_told_by_how_far_turns_usually_are(
+def test_rare_slow_iterations_are_left_out_of_the_fit_and_frequent_ones_are_not(
     busy: list[Fact], run: RecordedRun, cost: IterationCost
 ) -> None:
-    """On a quiet machine a turn in ten that is slow by half teaches nothing; where every third is,
-    from some time on, that is how this machine is."""
+    """One slow iteration in ten is an outlier; where the last 40 % are slow, the machine is
+    slow."""
     load = Load(decode_tokens=4, decode_rows=4, context_tokens=100, sampled_rows=4)
     usual_ns, last = cost.step_ns(load), max(run.steps)
     now_and_then = fit_iterations([run_of(longer_where(busy, lambda n: n % 10 == 7))])
@@ -138,11 +138,11 @@ def test_what_is_far_from_the_fit_is_told_by_how_far_turns_usually_are(
     assert 1.08 * usual_ns < for_long.step_ns(load) < 1.5 * usual_ns
 
 
-def test_decodes_cost_by_their_number_what_no_kink_follows(
+def test_each_number_of_decode_rows_has_a_factor_of_its_own(
     busy: list[Fact], cost: IterationCost
 ) -> None:
-    """Kernels that take rows by twos: even numbers of them cost a tenth less. With a prompt beside
-    they do not, and what was seen fewer than thirty times has no factor."""
+    """Kernels that compute rows in pairs: even numbers of rows cost a tenth less, but not beside a
+    prompt. Numbers seen fewer than thirty times have no factor."""
     by_twos: list[Fact] = []
     seen = Counter[int]()
     for fact in busy:
@@ -189,8 +189,8 @@ def test_a_step_of_another_shape_costs_more_in_the_fit_and_in_the_replay(busy: l
             assert close(fact.committed_ns - fact.begin_ns, found.step_ns(load), 0.001)
 
 
-def test_an_engine_whose_readers_hold_all_it_has_is_idle_and_not_stalled() -> None:
-    """Whoever comes then is served at once, in the replay as in the record."""
+def test_an_engine_with_only_paused_sequences_is_idle_and_not_stalled() -> None:
+    """A request that comes then is served at once, in the replay as in the record."""
 
     def slow(number: int, arrival: Arrival) -> Arrival:
         if not number % 3:
@@ -217,7 +217,7 @@ def test_too_few_steps_are_not_fitted() -> None:
 # --- as it was ---
 
 
-def test_a_run_replays_by_its_cost_as_it_was(
+def test_a_replay_by_fitted_cost_is_like_the_recorded_run(
     busy: list[Fact], run: RecordedRun, cost: IterationCost
 ) -> None:
     was, found = outcomes_of(busy), outcomes_of(replay_modelled(run, cost))
@@ -261,17 +261,17 @@ def mean_ttft_ms(outcomes: Outcomes) -> float:
     return outcomes.classes[CLASS].latency["ttft"].p50_ms
 
 
-def test_a_larger_batch_takes_the_queue_away(run: RecordedRun, cost: IterationCost) -> None:
-    """And the world, run with the larger batch, agrees with what the replay foretold."""
+def test_a_larger_batch_removes_the_queue(run: RecordedRun, cost: IterationCost) -> None:
+    """And the world, run with the larger batch, agrees with what the replay predicted."""
     small = facts_at(6.0, max_seqs=2)
     small_run = run_of(small)
     limits = dataclasses.replace(small_run.limits, max_seqs=8)
-    foretold = outcomes_of(
+    predicted = outcomes_of(
         replay_modelled(small_run, fit_iterations([small_run]), Change(limits=limits))
     )
     true = outcomes_of(facts_at(6.0, max_seqs=8))
     assert mean_ttft_ms(true) < 0.5 * mean_ttft_ms(outcomes_of(small))
-    assert close(mean_ttft_ms(foretold), mean_ttft_ms(true), 0.25)
+    assert close(mean_ttft_ms(predicted), mean_ttft_ms(true), 0.25)
 
 
 def test_a_smaller_cache_preempts(run: RecordedRun, cost: IterationCost) -> None:
@@ -330,7 +330,7 @@ def test_prompts_and_outputs_can_be_cut(run: RecordedRun, cost: IterationCost) -
 
 
 def test_a_stall_that_was_recorded_stalls_the_replay(run: RecordedRun, cost: IterationCost) -> None:
-    """Half a second behind one turn: some token comes that much later."""
+    """Half a second after one iteration: some token comes that much later."""
     calm = [one._replace(ratio=1.0, gap_ns=50_000) for one in cost.disturbances]
     place = len(calm) // 3
     stalled = [*calm]

@@ -26,7 +26,7 @@ def test_each_named_scenario_holds_every_invariant(name: str) -> None:
         World(build_scenario(name, seed)).run()
 
 
-def test_hundreds_of_chaotic_worlds_hold_every_invariant_and_see_every_kind_of_trouble() -> None:
+def test_hundreds_of_chaotic_runs_hold_every_invariant_and_have_every_kind_of_end() -> None:
     ends: Counter[str] = Counter()
     preempted = hits = ghosts = host = drafted = flushed = 0
     for seed in range(CHAOS_SEEDS):
@@ -120,7 +120,7 @@ def test_the_drill_command_runs_a_trace_file_and_writes_its_journal(
     assert out.stat().st_size > 1000
 
 
-def test_a_wrong_trace_and_an_unknown_scenario_are_one_clear_line(tmp_path: Path) -> None:
+def test_a_wrong_trace_and_an_unknown_scenario_are_one_line_of_error(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"at_ms": 0, "prompt_tokens": 9000, "max_tokens": 1}\n')
 

@@ -1,4 +1,4 @@
-"""Time that other guests of the machine took: it is known, so a replay draws all noise but that."""
+"""Steal time is measured, so a replay with drawn noise keeps it at its recorded times."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def sampled(*shares: float | None) -> list[HostSampled]:
     ]
 
 
-def spells(*shares: float) -> list[HostSampled]:
+def intervals(*shares: float) -> list[HostSampled]:
     """Of nine seconds each, so that the one in the middle has nothing else around it."""
     return sampled(*(share for share in shares for _ in range(9)))
 
 
-def turns(*ratios: float) -> list[Disturbance]:
-    """In the middle of each spell as many as end within it, all with the same ratio."""
+def iterations(*ratios: float) -> list[Disturbance]:
+    """Iterations in the middle of each interval, all with the same ratio."""
     return [
-        Disturbance((9 * spell + 4) * S + number * COST_NS, COST_NS, ratio, 5)
-        for spell, ratio in enumerate(ratios)
+        Disturbance((9 * interval + 4) * S + number * COST_NS, COST_NS, ratio, 5)
+        for interval, ratio in enumerate(ratios)
         for number in range(95)
     ]
 
 
-def ratios_in(noise: StolenNoise, spell: int) -> list[float]:
-    begin_ns = (9 * spell + 4) * S
+def ratios_in(noise: StolenNoise, interval: int) -> list[float]:
+    begin_ns = (9 * interval + 4) * S
     met = [noise.at(begin_ns + number * COST_NS, COST_NS // 2) for number in range(90)]
     return [one.ratio for one in met if one is not None]
 
@@ -64,7 +64,7 @@ def test_a_moment_has_the_root_of_what_was_stolen_in_the_seconds_around_it() -> 
     assert stolen.mean_share == pytest.approx(1.8 / 7)
 
 
-def test_moments_that_were_not_sampled_have_none() -> None:
+def test_times_without_samples_have_no_stolen_time() -> None:
     stolen = StolenTime([*sampled(None), *sampled(0.0, 0.5)[1:]])
     assert stolen.window(S - 1) is stolen.window(2 * S + 1) is None
     assert stolen.window(S) == stolen.window(2 * S) == 0
@@ -72,33 +72,33 @@ def test_moments_that_were_not_sampled_have_none() -> None:
     assert StolenTime([]).mean_share == 0.0
 
 
-def test_what_was_stolen_is_put_back_where_it_was_and_nowhere_else() -> None:
-    """Turns took 1.5 times as long while a quarter of a CPU was stolen; others have that now."""
-    learnt = StolenTime(spells(0.0, 0.25, 0.0, 0.25))
-    replayed = StolenTime(spells(0.25, 0.0, 0.01, 1.0))
-    noise = StolenNoise(turns(1.0, 1.5, 1.0, 1.5), learnt, replayed, 1)
+def test_stolen_time_is_replayed_at_its_recorded_times_only() -> None:
+    """Iterations took 1.5 times as long while a quarter of a CPU was stolen."""
+    learnt = StolenTime(intervals(0.0, 0.25, 0.0, 0.25))
+    replayed = StolenTime(intervals(0.25, 0.0, 0.01, 1.0))
+    noise = StolenNoise(iterations(1.0, 1.5, 1.0, 1.5), learnt, replayed, 1)
     assert noise.slowed == pytest.approx(1.0)
-    for spell, ratio in enumerate((1.5, 1.0, 1.1, 2.0)):
-        assert ratios_in(noise, spell) == pytest.approx([ratio] * 90)
+    for interval, ratio in enumerate((1.5, 1.0, 1.1, 2.0)):
+        assert ratios_in(noise, interval) == pytest.approx([ratio] * 90)
 
 
 def test_on_the_record_itself_the_mean_stays_what_it_was() -> None:
     """The cost was fitted with what was stolen in it."""
-    stolen = StolenTime(spells(0.0, 0.16, 0.01, 0.09))
-    known = turns(0.9, 1.2, 0.95, 1.15)
+    stolen = StolenTime(intervals(0.0, 0.16, 0.01, 0.09))
+    known = iterations(0.9, 1.2, 0.95, 1.15)
     noise = StolenNoise(known, stolen, stolen, 2)
-    drawn = [ratio for spell in range(4) for ratio in ratios_in(noise, spell)]
+    drawn = [ratio for interval in range(4) for ratio in ratios_in(noise, interval)]
     assert mean(drawn) == pytest.approx(mean(one.ratio for one in known), rel=0.02)
 
 
-def test_where_nothing_was_sampled_as_much_is_stolen_as_usual() -> None:
-    learnt = StolenTime(spells(0.0, 0.25))
-    noise = StolenNoise(turns(1.0, 1.5), learnt, StolenTime([]), 1)
+def test_times_without_samples_have_the_mean_of_stolen_time() -> None:
+    learnt = StolenTime(intervals(0.0, 0.25))
+    noise = StolenNoise(iterations(1.0, 1.5), learnt, StolenTime([]), 1)
     assert ratios_in(noise, 0) == pytest.approx([1.25] * 90)
 
 
 def test_without_samples_all_noise_is_drawn() -> None:
-    known = turns(0.9, 1.3, 1.0)
+    known = iterations(0.9, 1.3, 1.0)
     nothing = StolenTime([])
     noise, drawn = StolenNoise(known, nothing, nothing, 3), DrawnNoise(known, 3)
     assert noise.slowed == 0.0
@@ -108,19 +108,19 @@ def test_without_samples_all_noise_is_drawn() -> None:
     assert StolenNoise([], nothing, nothing, 1).at(0, COST_NS) is None
 
 
-def test_stalls_tell_nothing_of_what_stealing_does() -> None:
-    stolen = StolenTime(spells(0.0, 0.04))
-    known = turns(1.0, 1.2)
+def test_stalls_are_left_out_of_the_fit_of_stolen_time() -> None:
+    stolen = StolenTime(intervals(0.0, 0.04))
+    known = iterations(1.0, 1.2)
     known[150] = known[150]._replace(ratio=40.0)
     assert StolenNoise(known, stolen, stolen, 1).slowed == pytest.approx(1.0)
 
 
-def test_a_machine_that_got_faster_while_robbed_was_not_made_so_by_that() -> None:
-    stolen = StolenTime(spells(0.0, 0.04))
-    assert StolenNoise(turns(1.0, 0.9), stolen, stolen, 1).slowed == 0.0
+def test_a_negative_effect_of_stolen_time_is_fitted_as_none() -> None:
+    stolen = StolenTime(intervals(0.0, 0.04))
+    assert StolenNoise(iterations(1.0, 0.9), stolen, stolen, 1).slowed == 0.0
 
 
-def slowed_while_robbed(facts: list[Fact], samples: list[HostSampled]) -> list[Fact]:
+def slowed_by_steal_time(facts: list[Fact], samples: list[HostSampled]) -> list[Fact]:
     """Steps took longer by the root of what was stolen."""
     stolen, found = StolenTime(samples), list[Fact]()
     for fact in facts:
@@ -133,7 +133,7 @@ def slowed_while_robbed(facts: list[Fact], samples: list[HostSampled]) -> list[F
     return sorted([*found, *samples], key=fact_ns)
 
 
-def test_a_replay_is_slow_where_its_own_machine_was_robbed_not_the_one_learnt_from(
+def test_a_replay_is_slow_where_its_own_machine_was_under_steal_not_the_one_learnt_from(
     tmp_path: Path,
 ) -> None:
     facts: list[Fact] = facts_at(2.0)
@@ -144,7 +144,7 @@ def test_a_replay_is_slow_where_its_own_machine_was_robbed_not_the_one_learnt_fr
         write_journal(tmp_path / name, facts, clock, "test")
         return open_journal(tmp_path / name)
 
-    learnt = kept("learnt", slowed_while_robbed(facts, known))
+    learnt = kept("learnt", slowed_by_steal_time(facts, known))
 
     def e2e_ms(share: float) -> float:
         samples = [replace(one, steal_ns=int(share * S)) for one in known]
@@ -152,6 +152,6 @@ def test_a_replay_is_slow_where_its_own_machine_was_robbed_not_the_one_learnt_fr
         report, _ = replay_journal(own, clock, cost_from=learnt, noise=NoiseKind.DRAWN)
         return report.replayed.classes[CLASS].latency["e2e"].p50_ms
 
-    unrobbed_ms = outcomes_of(facts).classes[CLASS].latency["e2e"].p50_ms
-    assert e2e_ms(0.0) == pytest.approx(unrobbed_ms, rel=0.1)
-    assert e2e_ms(0.25) > 1.35 * unrobbed_ms
+    ununder_steal_ms = outcomes_of(facts).classes[CLASS].latency["e2e"].p50_ms
+    assert e2e_ms(0.0) == pytest.approx(ununder_steal_ms, rel=0.1)
+    assert e2e_ms(0.25) > 1.35 * ununder_steal_ms

@@ -165,8 +165,8 @@ def test_the_fault_delays_requests(name: str, mechanism: str) -> None:
     ("name", "mechanism"),
     [pair for pair in ALL if pair[0] in ("healthy_light", "healthy_busy", "invalid_output")],
 )
-def test_the_healthy_stay_as_they_are(name: str, mechanism: str) -> None:
-    """And answers that do not obey are not late."""
+def test_twins_without_delays_keep_their_latencies(name: str, mechanism: str) -> None:
+    """Healthy ones, and invalid outputs, which are not late."""
     one = twin(name, mechanism)
     assert 0.6 < ratio(one, e2e) < 1.5
     assert 0.8 < ratio(one, itl) < 1.25

@@ -96,7 +96,7 @@ def test_generation_settings_of_published_checkpoints_are_taken(tmp_path: Path) 
 
 @given(key=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=30))
 @IN_ONE_FOLDER
-def test_a_key_that_nobody_knows_is_refused_by_name(key: str, tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_by_name(key: str, tmp_path: Path) -> None:
     """Whatever it is called and wherever it stands."""
     key = f"x_{key}"
     known = {**SIZES, **PUBLISHED["SmolLM2-135M-Instruct"]}
@@ -116,7 +116,7 @@ def test_a_key_that_nobody_knows_is_refused_by_name(key: str, tmp_path: Path) ->
 
 @given(name=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=30))
 @IN_ONE_FOLDER
-def test_a_tensor_that_nobody_reads_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_an_unread_tensor_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """Beside every tensor that is read."""
     name = f"model.layers.0.x_{name}"
     tensors = {**tiny_tensors(), name: torch.zeros(1)}
@@ -177,7 +177,7 @@ def test_layers_beyond_those_that_the_settings_count_are_refused(tmp_path: Path)
     assert "more" in said
 
 
-def test_rotary_frequencies_beside_the_weights_do_no_harm(tmp_path: Path) -> None:
+def test_stored_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
     """Older files have them; they follow from the settings."""
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     folder = tiny_folder(tmp_path, {**tiny_tensors(), name: torch.ones(8)})
@@ -193,7 +193,7 @@ def test_a_head_beside_a_tied_embedding_has_to_be_the_embedding(tmp_path: Path) 
     assert "lm_head.weight" in refusal(other)
 
 
-def test_a_head_of_its_own_that_is_not_there_is_missed(tmp_path: Path) -> None:
+def test_a_missing_separate_head_is_an_error(tmp_path: Path) -> None:
     said = refusal(tiny_folder(tmp_path, tie_word_embeddings=False))
     assert "no tensor lm_head.weight" in said
     assert "tie_word_embeddings" in said
@@ -235,7 +235,7 @@ def test_a_whole_gguf_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["general.unheard_of", "llama.attention.scale", "llama.logit_scale", "mistral.x", "x.y"]
 )
-def test_a_gguf_key_that_nobody_knows_is_refused_by_name(key: str, tmp_path: Path) -> None:
+def test_an_unknown_gguf_key_is_refused_by_name(key: str, tmp_path: Path) -> None:
     assert repr(key) in refusal_of_gguf(tiny_gguf(tmp_path / "tiny.gguf", {key: 1}))
 
 
@@ -259,7 +259,7 @@ def test_a_gguf_value_that_would_compute_something_else_is_refused(
     assert match in refusal_of_gguf(tiny_gguf(tmp_path / "tiny.gguf", metadata))
 
 
-def test_a_gguf_tensor_that_nobody_reads_or_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_an_unread_gguf_tensor_or_one_of_another_shape_is_refused(tmp_path: Path) -> None:
     extra = {"blk.0.ffn_gate_inp.weight": torch.zeros(4, TINY.hidden)}
     said = refusal_of_gguf(tiny_gguf(tmp_path / "extra.gguf", tensors=extra))
     assert "blk.0.ffn_gate_inp.weight" in said

@@ -120,7 +120,7 @@ def test_recommended_sampling_comes_with_the_model(said: list[str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("argument", ["nothing.gguf", "./nowhere", "word", "/a/b/c"])
-def test_an_argument_that_names_nothing_is_one_line(said: list[str], argument: str) -> None:
+def test_an_unknown_model_argument_is_one_line_of_error(said: list[str], argument: str) -> None:
     """With the argument in it."""
     with pytest.raises(ConfigError) as caught:
         resolve_model(argument, said.append)
@@ -134,7 +134,7 @@ def test_a_folder_without_a_config_is_named(said: list[str], tmp_path: Path) -> 
         resolve_model(str(tmp_path), said.append)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(
+def test_an_unreachable_hub_is_one_line_of_error(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offline, with an empty hub cache."""

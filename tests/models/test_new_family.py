@@ -139,13 +139,15 @@ def test_a_registered_family_is_served_with_the_right_logits(
 @pytest.mark.parametrize(
     ("kind", "named"), [(ModelKind.HF_FOLDER, "ToyForCausalLM"), (ModelKind.GGUF, "toy model")]
 )
-def test_without_its_row_it_is_refused_by_name(toy: Toy, kind: ModelKind, named: str) -> None:
+def test_without_its_registration_a_family_is_refused_by_name(
+    toy: Toy, kind: ModelKind, named: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{named}; supported are "):
         load_executor(config_of(toy, kind), MonotonicClock(), lambda stage: None)
 
 
 @pytest.mark.usefixtures("registered")
-def test_its_own_words_are_obeyed_or_refused_and_no_others(toy: Toy, tmp_path: Path) -> None:
+def test_a_family_accepts_its_own_keys_and_tensors_and_no_others(toy: Toy, tmp_path: Path) -> None:
     """Its keys and tensors by its names; what another family calls them is unknown here."""
     (tmp_path / "model.safetensors").symlink_to(toy.folder / "model.safetensors")
     with pytest.raises(ConfigError, match="unknown key 'num_hidden_layers'"):

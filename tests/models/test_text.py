@@ -106,7 +106,7 @@ def test_chat_rendering_equals_transformers(
     assert render_chat(ours.chat_template, messages) == expected
 
 
-def test_a_template_that_refuses_gives_one_line() -> None:
+def test_an_error_of_a_chat_template_is_one_line() -> None:
     """raise_exception and Jinja's own errors become TemplateError; the sandbox holds."""
     message = [{"role": "user", "content": "x"}]
     with pytest.raises(TemplateError, match="roles must alternate"):
@@ -220,7 +220,7 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(99) == b""
 
 
-def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_one_line_of_error(tmp_path: Path) -> None:
     """The file is named."""
     model = ModelRef(kind=ModelKind.HF_FOLDER, path=str(tmp_path), name="folder")
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):

@@ -72,7 +72,7 @@ def test_settings_of_published_tokenizers_are_taken(name: str, tmp_path: Path) -
          "add_eos_token"),
     ],
 )  # fmt: skip
-def test_a_tokenizer_setting_that_nobody_obeys_is_refused_by_name(
+def test_an_unsupported_tokenizer_setting_is_refused_by_name(
     settings: dict[str, Any], match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=match) as caught:
@@ -81,7 +81,7 @@ def test_a_tokenizer_setting_that_nobody_obeys_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("adds", "first"), [(True, [2, 0]), (False, [0])])
-def test_a_class_that_obeys_its_own_flag_for_the_first_token_is_followed(
+def test_a_tokenizer_class_with_its_own_bos_flag_is_followed(
     adds: bool, first: list[int], tmp_path: Path
 ) -> None:
     """Whatever tokenizer.json says, as transformers does it."""
@@ -106,7 +106,7 @@ def test_a_tokenizer_that_cuts_or_ends_prompts_does_neither(tmp_path: Path) -> N
         load(folder)
 
 
-def test_a_gguf_tokenizer_key_that_nobody_obeys_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unsupported_gguf_tokenizer_key_is_refused_by_name(tmp_path: Path) -> None:
     for key, value in (
         ("tokenizer.ggml.unheard_of", 1),
         ("tokenizer.ggml.add_eos_token", True),

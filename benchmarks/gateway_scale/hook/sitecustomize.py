@@ -3,7 +3,8 @@
 Python imports this in every process that has this folder on PYTHONPATH. In the engine it puts
 the paced executor in place. In the gateway it gives threads their names in /proc, so that the
 CPU time of each can be read there, and beats on the event loop: how late each beat was goes to
-`GATEWAY_SCALE_FOLDER/lag`, as pairs of 32-bit numbers, s since the start and us late.
+`GATEWAY_SCALE_FOLDER/lag`, as three 32-bit numbers a beat: s since the start, us late, and us
+of it in which the loop's thread was ready to run and waited for a core (schedstat's run delay).
 """
 
 from __future__ import annotations
@@ -29,17 +30,23 @@ class _Beats:
         self._file = path.open("wb", buffering=0)
         self._begin_s = time.perf_counter()
         self._late = array("I")
+        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         self._arm()
 
+    def _run_delay_us(self) -> int:
+        return int(os.pread(self._schedstat, 64, 0).split()[1]) // 1000
+
     def _arm(self) -> None:
+        self._delay_us = self._run_delay_us()
         self._due_s = time.perf_counter() + _BEAT_S
         self._loop.call_later(_BEAT_S, self._beat)
 
     def _beat(self) -> None:
         now_s = time.perf_counter()
         late_us = int(max(0.0, now_s - self._due_s) * 1e6)
-        self._late.extend((int(now_s - self._begin_s), late_us))
-        if len(self._late) >= 2 * _WRITE_EVERY:
+        waited_us = min(late_us, self._run_delay_us() - self._delay_us)
+        self._late.extend((int(now_s - self._begin_s), late_us, waited_us))
+        if len(self._late) >= 3 * _WRITE_EVERY:
             self._file.write(self._late.tobytes())
             del self._late[:]
         self._arm()

@@ -1,24 +1,24 @@
-"""Faults that can only be made inside a process, loaded from outside the product.
+"""Faults that can only be injected inside a process, loaded from outside the product.
 
 Python imports this in every process that has this folder on PYTHONPATH. On a signal the main
 thread reads an order, a JSON object, from `PHASESCOPE_DRILL/<pid>.order`, carries it out and
-writes the order's number to `<pid>.done`. Until then nothing is touched, and nothing of it ever
-goes to telemetry: what a diagnosis sees of a fault is what the fault does.
+writes the order's number to `<pid>.done`. Until then nothing is changed, and telemetry never
+records the order: a diagnosis sees only the effects of a fault.
 
 In the engine:
     heap ms=N                 a heap whose full collection takes N ms
     stall kind=gc|write ms=N every_ms=M
-                              now and then, before the loop reads its commands: that collection,
+                              every M ms, before the loop reads its commands: that collection,
                               or synchronous writes for N ms
     deadlock                  before its loop reads its commands the engine waits, in native code
                               that keeps the interpreter lock, for a lock that is never released
-    memory above_tokens=N     a step of more tokens finds no memory
-    kernel share=S            that share of the steps asks torch for what it cannot compute
-    forget share=S            that share of the steps' facts is never written
+    memory above_tokens=N     a step of more than N tokens runs out of memory
+    kernel share=S            that share of the steps calls a torch operation that fails
+    drop_facts share=S        that share of the steps' facts is never written
 In the gateway:
-    deaf how=all|siblings     the engine is not told of clients that have gone, or only of the
+    leak how=all|siblings     sequences of clients that disconnect are not cancelled, or only the
                               first choice of each
-Any of them with `off` set ends it.
+An order with `off` set ends that fault.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _CONTAINERS_A_MS = 8_000
 Order = dict[str, Any]
 _active: dict[str, Order] = {}
 _heap: list[list[int]] = []
-_undone: dict[str, Callable[..., Any]] = {}  # what was there before, by what replaced it
+_originals: dict[str, Callable[..., Any]] = {}  # replaced functions, by name
 
 
 def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
              ) -> None:  # fmt: skip
-    """Put a function in the place of another, once."""
+    """Replace a function by one that `make` makes of it, once."""
     key = f"{owner.__name__}.{name}"
-    if key not in _undone:
-        _undone[key] = getattr(owner, name)
-        setattr(owner, name, make(_undone[key]))
+    if key not in _originals:
+        _originals[key] = getattr(owner, name)
+        setattr(owner, name, make(_originals[key]))
 
 
 # --- the engine ----------------------------------------------------------------------------
 
 
 def _grow_heap(order: Order) -> None:
-    """Frozen until it is collected, so that no collection of the engine's own meets it."""
+    """Frozen, so that only the collections of this fault go through it."""
     gc.disable()
     missing_ms = order["ms"]
     while missing_ms > 0.1 * order["ms"]:
@@ -78,7 +78,7 @@ def _collect() -> None:
 
 
 def _write(length_ms: float) -> None:
-    """Block as a write to a log on a slow disk does."""
+    """Block as a write to a log on a slow disk would."""
     end_s = time.perf_counter() + length_ms / 1e3
     path = Path(os.environ[_FOLDER]) / f"{os.getpid()}.written"
     with path.open("wb", buffering=0) as file:
@@ -89,7 +89,7 @@ def _write(length_ms: float) -> None:
 
 
 def _stall(order: Order) -> None:
-    """Between two steps: that is when the engine's loop reads what the gateway sent."""
+    """Stall between two steps, when the engine's loop reads what the gateway sent."""
     order["due_s"] = time.perf_counter()
 
     def make(receive: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,8 +120,8 @@ def _deadlock(order: Order) -> None:
 
 
 def _steps_fail(order: Order) -> None:
-    """From within the computation of the step: as the allocator would answer, or by a product of
-    matrices that do not fit."""
+    """Fail inside the computation of a step: as the allocator would, or by a product of matrices
+    whose shapes do not match."""
     order["draw"] = random.Random(order.get("seed", 0))
 
     def make(fill: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,17 +141,17 @@ def _steps_fail(order: Order) -> None:
     _replace(executors.TorchExecutor, "_fill_last_tokens", make)
 
 
-def _forget(order: Order) -> None:
+def _drop_facts(order: Order) -> None:
     draw = random.Random(order.get("seed", 0))
 
     def make(append: Callable[..., Any]) -> Callable[..., Any]:
-        def forgetful(lane: Any, fact: Any) -> None:
-            now = _active.get("forget")
+        def dropping(lane: Any, fact: Any) -> None:
+            now = _active.get("drop_facts")
             is_step = type(fact).__name__ == "StepRecorded"
             if now is None or not is_step or draw.random() >= now["share"]:
                 append(lane, fact)
 
-        return forgetful
+        return dropping
 
     _replace(sys.modules["telemetry.facts.recorder"].Lane, "append", make)
 
@@ -159,20 +159,20 @@ def _forget(order: Order) -> None:
 # --- the gateway ---------------------------------------------------------------------------
 
 
-def _deaf(order: Order) -> None:
-    told: set[int] = set()
+def _leak(order: Order) -> None:
+    cancelled: set[int] = set()
 
     def make(cancel: Callable[..., Any]) -> Callable[..., Any]:
-        def deaf(client: Any, seq_id: int, reason: Any) -> None:
-            now = _active.get("deaf")
+        def leaking(client: Any, seq_id: int, reason: Any) -> None:
+            now = _active.get("leak")
             if now is not None and str(reason) == "disconnect":
                 queue = id(client._queues.get(seq_id))
-                if now["how"] == "all" or queue in told:
+                if now["how"] == "all" or queue in cancelled:
                     return
-                told.add(queue)
+                cancelled.add(queue)
             cancel(client, seq_id, reason)
 
-        return deaf
+        return leaking
 
     _replace(sys.modules["service.gateway.engine_client.client"].EngineClient, "cancel", make)
 
@@ -185,8 +185,8 @@ _ORDERS: dict[str, Callable[[Order], None]] = {
     "deadlock": _deadlock,
     "memory": _steps_fail,
     "kernel": _steps_fail,
-    "forget": _forget,
-    "deaf": _deaf,
+    "drop_facts": _drop_facts,
+    "leak": _leak,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.drills.injection import Flushing
+from lab.drills.injection import CacheFlushing
 from lab.drills.mechanism import DEV, TEST, Mechanism
 from lab.drills.traffic import DECODE_SHARE, TENANTS, Mix, PlannedRequest, Scene, without
 
@@ -15,13 +15,13 @@ _BUSY_FLAGS = ("--max-num-seqs", "6", "--max-model-len", "256")
 
 
 def _more_requests(scene: Scene) -> list[PlannedRequest]:
-    missing_per_s = scene.intensity * scene.capacity.requests_per_s - scene.rate_per_s
-    more = scene.requests("more", missing_per_s, scene.fault_span_s, is_culprit=True)
+    extra_per_s = scene.intensity * scene.capacity.requests_per_s - scene.rate_per_s
+    more = scene.requests("more", extra_per_s, scene.fault_span_s, is_culprit=True)
     return scene.baseline() + more
 
 
 def _longer_outputs(scene: Scene) -> list[PlannedRequest]:
-    """As many requests, with outputs so long that their work is `intensity` times the most."""
+    """The same rate of requests, with outputs so long that demand is `intensity` times capacity."""
     factor = (scene.intensity / scene.load - (1 - DECODE_SHARE)) / DECODE_SHARE
     low, high = scene.mix.output
     longer = replace(scene.mix, output=(int(low * factor), int(high * factor)))
@@ -32,7 +32,7 @@ def _longer_outputs(scene: Scene) -> list[PlannedRequest]:
 
 
 def _some_long_prompts(scene: Scene) -> list[PlannedRequest]:
-    """As regularly as a clock: few come, and left to chance it might be one."""
+    """At regular intervals: so few come that a Poisson process might bring only one."""
     rate_per_s = scene.intensity * scene.rate_per_s
     return scene.baseline() + scene.requests(
         "long", rate_per_s, scene.fault_span_s, _LONG, regular=True, is_culprit=True
@@ -40,7 +40,7 @@ def _some_long_prompts(scene: Scene) -> list[PlannedRequest]:
 
 
 def _prompts_grow(scene: Scene) -> list[PlannedRequest]:
-    """Longer and as much rarer: the same prompt tokens a second."""
+    """Longer prompts, and fewer requests: the same prompt tokens a second."""
     low, high = scene.mix.prompt
     longer = replace(scene.mix, prompt=(int(low * scene.intensity), int(high * scene.intensity)))
     rate_per_s = scene.rate_per_s / scene.intensity
@@ -48,8 +48,8 @@ def _prompts_grow(scene: Scene) -> list[PlannedRequest]:
     return without(scene.baseline(), scene.fault_span_s) + requests
 
 
-def _primed(scene: Scene) -> list[PlannedRequest]:
-    """Each tenant has its own cache, so each begins with a request that fills it."""
+def _with_warm_cache(scene: Scene) -> list[PlannedRequest]:
+    """The baseline, after one request of each tenant, whose prefix cache it fills."""
     draw = scene.rng("primed")
     first = [
         PlannedRequest(at_s=0.5 * number, body=scene.mix.body(draw), tenant=tenant)
@@ -58,9 +58,9 @@ def _primed(scene: Scene) -> list[PlannedRequest]:
     return first + scene.baseline()
 
 
-def _salting(scene: Scene) -> list[PlannedRequest]:
-    """A share of the prompts begins with something of its own, so that nothing matches."""
-    baseline, salted = _primed(scene), list[PlannedRequest]()
+def _salted_prompts(scene: Scene) -> list[PlannedRequest]:
+    """A share of the prompts has no shared prefix, so that it misses the prefix cache."""
+    baseline, salted = _with_warm_cache(scene), list[PlannedRequest]()
     draw, lengths = scene.rng("salted"), scene.rng("salted prompts")
     begin_s, end_s = scene.fault_span_s
     for request in baseline:
@@ -95,7 +95,7 @@ DEMAND = (
         name="bursts",
         split=DEV,
         about="baseline requests in pairs at a high rate, on a server with few slots and little "
-        "cache: some wait, and all is well",
+        "cache: some wait, but nothing is wrong",
         unit="of capacity",
         levels=(0.65, 0.7, 0.75),
         flags=(*_BUSY_FLAGS, "--kv-memory", "18MiB"),
@@ -176,8 +176,8 @@ DEMAND = (
         harms=("ttft_p50",),
         mix=_SHARED,
         load=0.2,
-        traffic=_primed,
-        injection=lambda scene: Flushing(scene.intensity),
+        traffic=_with_warm_cache,
+        injection=lambda scene: CacheFlushing(scene.intensity),
     ),
     Mechanism(
         symptom="prefix_cache_cold",
@@ -189,8 +189,8 @@ DEMAND = (
         harms=("ttft_p50",),
         mix=_SHARED,
         load=0.2,
-        traffic=_salting,
-        clean=_primed,
+        traffic=_salted_prompts,
+        clean=_with_warm_cache,
     ),
     Mechanism(
         symptom="unfairness",

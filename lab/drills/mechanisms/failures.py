@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from lab.drills.injection import ByHook, Hanging, Stopping
+from lab.drills.injection import CollectorHang, EngineStop, HookInjection
 from lab.drills.mechanism import DEV, TEST, Mechanism
 
 _HEADER_BYTES = 8 << 20
@@ -13,14 +13,14 @@ _VOCABULARY_KEY = b"tokenizer.ggml.tokens"
 
 
 def truncate_weights(model: Path, broken: Path, share: float) -> None:
-    """The model's file with that share of it missing at the end."""
+    """Copy the model's file without the last `share` of it."""
     shutil.copyfile(model, broken)
     with broken.open("r+b") as file:
         file.truncate(int(model.stat().st_size * (1 - share)))
 
 
 def lose_vocabulary(model: Path, broken: Path, share: float) -> None:
-    """The model's file without a vocabulary: its key is not found any more."""
+    """Copy the model's file with the vocabulary's key renamed, so that no vocabulary is found."""
     shutil.copyfile(model, broken)
     with broken.open("r+b") as file:
         head = file.read(_HEADER_BYTES)
@@ -34,11 +34,11 @@ FAILURES = (
         symptom="out_of_memory",
         name="activations",
         split=DEV,
-        about="the executor finds no memory for steps above a number of tokens",
+        about="steps above a number of tokens run out of memory",
         unit="tokens",
         levels=(48.0, 40.0, 32.0),
         traffic=lambda scene: scene.baseline(),
-        injection=lambda scene: ByHook("engine", "memory", above_tokens=scene.intensity),
+        injection=lambda scene: HookInjection("engine", "memory", above_tokens=scene.intensity),
     ),
     Mechanism(
         symptom="engine_hung",
@@ -47,17 +47,18 @@ FAILURES = (
         about="the engine's process is stopped by a signal, and continued before it is replaced",
         unit="s",
         levels=(6.0, 12.0, 20.0),
-        injection=lambda scene: Stopping(scene.intensity),
+        injection=lambda scene: EngineStop(scene.intensity),
     ),
     Mechanism(
         symptom="engine_hung",
         name="deadlock",
         split=TEST,
-        about="native code of the engine waits for ever and keeps the interpreter; it is replaced",
+        about="native code of the engine keeps the interpreter lock and never returns, and the "
+        "engine is replaced",
         unit="times",
         levels=(1.0,),
         flags=("--engine-deadline", "8"),
-        injection=lambda scene: ByHook("engine", "deadlock"),
+        injection=lambda scene: HookInjection("engine", "deadlock"),
     ),
     Mechanism(
         symptom="step_failure",
@@ -67,7 +68,9 @@ FAILURES = (
         unit="of steps",
         levels=(0.01, 0.03, 0.1),
         traffic=lambda scene: scene.baseline(),
-        injection=lambda scene: ByHook("engine", "kernel", share=scene.intensity, seed=scene.seed),
+        injection=lambda scene: HookInjection(
+            "engine", "kernel", share=scene.intensity, seed=scene.seed
+        ),
     ),
     Mechanism(
         symptom="load_failure",
@@ -95,7 +98,7 @@ FAILURES = (
         unit="of exports",
         levels=(1.0,),
         needs_collector=True,
-        injection=lambda scene: Hanging(),
+        injection=lambda scene: CollectorHang(),
     ),
     Mechanism(
         symptom="telemetry_degraded",
@@ -104,6 +107,8 @@ FAILURES = (
         about="a share of the steps is not recorded, and not counted as lost",
         unit="of steps",
         levels=(0.1, 0.3, 0.5),
-        injection=lambda scene: ByHook("engine", "forget", share=scene.intensity, seed=scene.seed),
+        injection=lambda scene: HookInjection(
+            "engine", "drop_facts", share=scene.intensity, seed=scene.seed
+        ),
     ),
 )

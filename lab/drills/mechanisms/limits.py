@@ -12,33 +12,34 @@ _BLOCK_TOKENS = 16
 _CACHE_MIB = 256
 _CONTEXT_TOKENS = 256
 _CACHE = ("--kv-memory", f"{_CACHE_MIB}MiB", "--max-model-len", str(_CONTEXT_TOKENS))
-# two of these do not fit into the blocks of the largest request: one waits until the other is done
+# two of these do not fit into the blocks of the largest request: one waits for the other to end
 _WIDE = Mix(name="wide", prompt=(130, 160), output=(40, 80))
 _GROWING = Mix(name="growing", prompt=(8, 16), output=(100, 200))
 _WRITING = Mix(name="writing", prompt=(8, 16), output=(24, 48))
 _READING = Mix(name="reading", prompt=(80, 200))
-# as many as decode together before another costs as much as it gives: beyond, a batch hurts and
-# gains nothing, so a wave lasts until the next
+# the batch size up to which throughput rises; a larger batch only makes steps slower, so that a
+# wave of requests lasts until the next one
 _GOOD_SEQS = 16
 _WAVE = 4 * _GOOD_SEQS
 _GOOD_BUDGET = 512
 
 
 def _cache_of(blocks: int, need: Need) -> tuple[str, ...]:
-    """A cache of so many blocks, at least of what one request may need."""
+    """Flags for a cache of so many blocks, at least those of the largest request."""
     least = _CONTEXT_TOKENS // _BLOCK_TOKENS
     block_bytes = (_CACHE_MIB << 20) / need.blocks_total
     return "--kv-memory", str(math.ceil(max(blocks, least) * block_bytes))
 
 
-def _regularly(scene: Scene) -> list[PlannedRequest]:
-    """So that as many are there all the time; left to chance they might all fit for long."""
+def _regular_arrivals(scene: Scene) -> list[PlannedRequest]:
+    """At regular intervals, so that the number of running requests is steady; at random they might
+    all fit for a long time."""
     return scene.requests("usual", scene.rate_per_s, scene.whole_span_s, regular=True)
 
 
-def _waves(scene: Scene) -> list[PlannedRequest]:
-    """One as soon as the last is nearly done, so that there are always many to decode together;
-    within a wave one after another, since clients cannot send all of them in the same moment."""
+def _arrival_waves(scene: Scene) -> list[PlannedRequest]:
+    """A wave of requests whenever the last is nearly done, so that many always decode together. In
+    a wave requests are 10 ms apart, because clients cannot send all of them at once."""
     waves = scene.requests("usual", scene.rate_per_s, scene.whole_span_s, burst=_WAVE, regular=True)
     spread = [
         replace(request, at_s=request.at_s + 0.01 * (n % _WAVE)) for n, request in enumerate(waves)
@@ -73,7 +74,7 @@ LIMITS = (
         flags=_CACHE,
         mix=_GROWING,
         load=0.8,
-        traffic=_regularly,
+        traffic=_regular_arrivals,
         bad_flags=lambda need, requests: _cache_of(
             round(requests * (_GROWING.prompt[1] + _GROWING.output[1]) / _BLOCK_TOKENS), need
         ),
@@ -88,8 +89,8 @@ LIMITS = (
         harms=("itl_p50",),
         flags=("--max-num-seqs", str(_GOOD_SEQS)),
         mix=_WRITING,
-        load=1.4,  # of what eight users were given
-        traffic=_waves,
+        load=1.4,  # of the capacity that eight users reached
+        traffic=_arrival_waves,
         bad_flags=lambda need, factor: ("--max-num-seqs", str(round(factor * _GOOD_SEQS))),
     ),
     Mechanism(

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from lab.drills.injection import ByHelpers, ByHook, Live
+from lab.drills.injection import HelperInjection, HookInjection, InjectionTarget
 from lab.drills.mechanism import DEV, TEST, Mechanism
 from lab.drills.outside import Helper
 from lab.drills.traffic import Mix, Scene
 
 _STALL_EVERY_MS = 1000
 _MEMCPY_MIB, _TRIAD_MIB = 64, 256
-# few rows a step: then reading the weights takes longest, and not computing with them; prompts
-# compute, so that the two can be told apart
+# small batches, whose steps are bound by reading the weights; prompts are bound by computing, which
+# shows the difference
 _READING_WEIGHTS = Mix(name="few rows", prompt=(32, 64), output=(48, 96))
 _READING_LOAD = 0.4
-_LOAD = 0.35  # what slows the server down makes it busier: room is left for that
+_LOAD = 0.35  # low, because a slower server has a higher utilisation
 _STALLED_LOAD = 0.5
 
 
-def _stopper(live: Live) -> list[Helper]:
-    scene = live.scene
-    return [Helper("stopper", live.server.engine_pid, scene.intensity, scene.seed, live.other_core)]
+def _stopper(target: InjectionTarget) -> list[Helper]:
+    scene = target.scene
+    return [
+        Helper("stopper", target.server.engine_pid, scene.intensity, scene.seed, target.other_core)
+    ]
 
 
-def _stall(scene: Scene, kind: str) -> ByHook:
+def _stall(scene: Scene, kind: str) -> HookInjection:
     first = {"what": "heap", "ms": scene.intensity} if kind == "gc" else None
-    return ByHook("engine", "stall", first, kind=kind, ms=scene.intensity, every_ms=_STALL_EVERY_MS)
+    return HookInjection(
+        "engine", "stall", first, kind=kind, ms=scene.intensity, every_ms=_STALL_EVERY_MS
+    )
 
 
 MACHINE = (
@@ -38,8 +42,8 @@ MACHINE = (
         harms=("itl_p50", "e2e_p50"),
         mix=_READING_WEIGHTS,
         load=_READING_LOAD,
-        injection=lambda scene: ByHelpers(
-            lambda live: [Helper("memcpy", scene.intensity, _MEMCPY_MIB, live.other_core)]
+        injection=lambda scene: HelperInjection(
+            lambda target: [Helper("memcpy", scene.intensity, _MEMCPY_MIB, target.other_core)]
         ),
     ),
     Mechanism(
@@ -52,8 +56,8 @@ MACHINE = (
         harms=("itl_p50", "e2e_p50"),
         mix=_READING_WEIGHTS,
         load=_READING_LOAD,
-        injection=lambda scene: ByHelpers(
-            lambda live: [Helper("triad", scene.intensity, _TRIAD_MIB, live.other_core)]
+        injection=lambda scene: HelperInjection(
+            lambda target: [Helper("triad", scene.intensity, _TRIAD_MIB, target.other_core)]
         ),
     ),
     Mechanism(
@@ -65,13 +69,13 @@ MACHINE = (
         levels=(0.3, 0.4, 0.5),
         harms=("itl_p50", "e2e_p50"),
         load=_LOAD,
-        injection=lambda scene: ByHelpers(_stopper),
+        injection=lambda scene: HelperInjection(_stopper),
     ),
     Mechanism(
         symptom="host_stall",
         name="gc",
         split=DEV,
-        about="each second a garbage collection of a large heap holds the engine's loop up",
+        about="each second a garbage collection of a large heap blocks the engine's loop",
         unit="ms",
         levels=(200.0, 300.0, 500.0),
         harms=("stall_p50",),
@@ -98,9 +102,9 @@ MACHINE = (
         levels=(1.0, 2.0, 3.0),
         harms=("itl_p50", "e2e_p50"),
         load=0.25,
-        injection=lambda scene: ByHelpers(
-            lambda live: [
-                Helper("busy", 0, live.engine_core) for _ in range(round(scene.intensity))
+        injection=lambda scene: HelperInjection(
+            lambda target: [
+                Helper("busy", 0, target.engine_core) for _ in range(round(scene.intensity))
             ]
         ),
     ),
@@ -113,8 +117,8 @@ MACHINE = (
         levels=(2.0, 3.0, 5.0),
         harms=("itl_p50", "e2e_p50"),
         load=0.25,
-        injection=lambda scene: ByHelpers(
-            lambda live: [Helper("busy", -scene.intensity, live.engine_core)]
+        injection=lambda scene: HelperInjection(
+            lambda target: [Helper("busy", -scene.intensity, target.engine_core)]
         ),
     ),
 )

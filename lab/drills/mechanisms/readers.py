@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from lab.drills.injection import ByHook
+from lab.drills.injection import HookInjection
 from lab.drills.mechanism import DEV, TEST, Mechanism
 from lab.drills.traffic import DECODE_SHARE, STEADY, TENANTS, Mix, PlannedRequest, Reader, Scene
 
-# with 20 logprobs a token takes a kilobyte on the wire: these are more than the kernel's and the
-# gateway's buffers hold, so that the gateway notices the slow reader
-_TOLD = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
-_TOLD_EVERY_S = 5.0
+# with 20 logprobs a token takes a kilobyte on the wire: such a stream is larger than the buffers of
+# the kernel and the gateway, so that the gateway notices the slow reader
+_LOGPROBS = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
+_LOGPROBS_EVERY_S = 5.0
 _SLOW = Reader(tokens_per_s=5.0)
-_STOPPED = Reader(stop_after_tokens=8, stop_s=12.0)
-_LEFT = Mix(name="left", output=(160, 200))
-_LEFT_CHOICES = replace(_LEFT, output=(80, 100), fields={"n": 4})
-_LEAVING = Reader(leave_after_tokens=6)
+_STOPS_READING = Reader(stop_after_tokens=8, stop_s=12.0)
+_LONG_OUTPUTS = Mix(name="left", output=(160, 200))
+_LONG_CHOICES = replace(_LONG_OUTPUTS, output=(80, 100), fields={"n": 4})
+_DISCONNECTS_EARLY = Reader(leave_after_tokens=6)
 
 
-def _told(scene: Scene, reader: Reader) -> list[PlannedRequest]:
-    """Streams with log-probabilities at even intervals, all the time, so that only the reading
-    changes; in the fault a share is read by `reader`, the first among them."""
+def _logprob_streams(scene: Scene, reader: Reader) -> list[PlannedRequest]:
+    """Baseline and, at even intervals from beginning to end, streams with log-probabilities. In the
+    fault a share of these, the first included, is read by `reader`; nothing else changes."""
     begin_s, end_s = scene.fault_span_s
     draw, found = scene.rng("told"), list[PlannedRequest]()
-    at_s = float(draw.uniform(0, _TOLD_EVERY_S))
+    at_s = float(draw.uniform(0, _LOGPROBS_EVERY_S))
     in_fault = 0
     while at_s < scene.phases.end_s:
         is_slow = False
@@ -36,25 +36,25 @@ def _told(scene: Scene, reader: Reader) -> list[PlannedRequest]:
         found.append(
             PlannedRequest(
                 at_s=at_s,
-                body=_TOLD.body(draw),
+                body=_LOGPROBS.body(draw),
                 tenant=TENANTS[len(found) % len(TENANTS)],
                 reader=reader if is_slow else STEADY,
                 is_culprit=is_slow and reader is not STEADY,
             )
         )
-        at_s += _TOLD_EVERY_S
+        at_s += _LOGPROBS_EVERY_S
     return scene.baseline() + found
 
 
-def _leaving(scene: Scene, mix: Mix) -> list[PlannedRequest]:
-    """Clients that leave soon, from beginning to end: with their requests ended at once they cost
-    little, and `intensity` of the capacity when they go on."""
+def _early_disconnects(scene: Scene, mix: Mix) -> list[PlannedRequest]:
+    """Clients that disconnect early, from beginning to end. They cost little when their sequences
+    are cancelled, and `intensity` of the capacity when these go on."""
     choices = int(mix.fields.get("n", 1))
     outputs = choices * sum(mix.output) / sum(scene.mix.output)
     cost = (1 - DECODE_SHARE) + DECODE_SHARE * outputs
     rate_per_s = scene.intensity * scene.capacity.requests_per_s / cost
     return scene.baseline() + scene.requests(
-        "leaving", rate_per_s, scene.whole_span_s, mix, reader=_LEAVING, is_culprit=True
+        "leaving", rate_per_s, scene.whole_span_s, mix, reader=_DISCONNECTS_EARLY, is_culprit=True
     )
 
 
@@ -69,8 +69,8 @@ READERS = (
         harms=("tpot_p95",),
         flags=("--stream-buffer", "16"),
         load=0.15,
-        traffic=lambda scene: _told(scene, _SLOW),
-        clean=lambda scene: _told(scene, STEADY),
+        traffic=lambda scene: _logprob_streams(scene, _SLOW),
+        clean=lambda scene: _logprob_streams(scene, STEADY),
     ),
     Mechanism(
         symptom="slow_client",
@@ -82,8 +82,8 @@ READERS = (
         harms=("tpot_p95",),
         flags=("--stream-buffer", "16"),
         load=0.15,
-        traffic=lambda scene: _told(scene, _STOPPED),
-        clean=lambda scene: _told(scene, STEADY),
+        traffic=lambda scene: _logprob_streams(scene, _STOPS_READING),
+        clean=lambda scene: _logprob_streams(scene, STEADY),
     ),
     Mechanism(
         symptom="cancellation_leak",
@@ -94,8 +94,8 @@ READERS = (
         levels=(0.4, 0.6, 0.8),
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
-        traffic=lambda scene: _leaving(scene, _LEFT),
-        injection=lambda scene: ByHook("gateway", "deaf", how="all"),
+        traffic=lambda scene: _early_disconnects(scene, _LONG_OUTPUTS),
+        injection=lambda scene: HookInjection("gateway", "leak", how="all"),
     ),
     Mechanism(
         symptom="cancellation_leak",
@@ -106,7 +106,7 @@ READERS = (
         levels=(0.4, 0.6, 0.8),
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
-        traffic=lambda scene: _leaving(scene, _LEFT_CHOICES),
-        injection=lambda scene: ByHook("gateway", "deaf", how="siblings"),
+        traffic=lambda scene: _early_disconnects(scene, _LONG_CHOICES),
+        injection=lambda scene: HookInjection("gateway", "leak", how="siblings"),
     ),
 )

@@ -16,9 +16,9 @@ _TEXT_CHARACTERS = 200_000
 _MANY_IDS = 300_000
 _EVERY_S = 2.0
 _NESTED = ("text", "sentence", "answer")
-_ENOUGH_TOKENS = 200  # for a constrained text to end by itself
-# bounded texts that can be cut up in many ways: each mask follows all of them at once; no longer
-# than the usual answers, or there would be more to do as well
+_ENOUGH_TOKENS = 200  # enough for a constrained text to end by itself
+# bounded texts that match in many ways, all of which each mask must follow; no longer than baseline
+# outputs, so that the number of tokens stays the same
 _OPEN_TEXT = "^(.{1,24}[ e]){1,2}[a-z ]{2,8}x%s$"
 _OPEN_REGEX = "(.{1,30}[ae]){1,2}(.{1,30}[ ,.]){1,2}z%s"
 _HEAVY = Mix(
@@ -43,14 +43,13 @@ Constrain = Callable[[str], dict[str, Any]]
 # --- texts ---------------------------------------------------------------------------------
 
 
-def _floods(scene: Scene, body: bytes) -> list[PlannedRequest]:
-    """The same large body again and again, some at once; each is refused for its length once it
-    was read."""
+def _large_bodies(scene: Scene, body: bytes) -> list[PlannedRequest]:
+    """Bursts of the same large body; each is refused for its length after it was read."""
     burst = round(scene.intensity)
     rate_per_s = burst / _EVERY_S
-    moments = scene.moments("large", rate_per_s, *scene.fault_span_s, burst=burst)
+    times_s = scene.arrival_times("large", rate_per_s, *scene.fault_span_s, burst=burst)
     large = [
-        PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in moments
+        PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
     ]
     return scene.baseline() + large
 
@@ -60,18 +59,18 @@ def _long_texts(scene: Scene) -> list[PlannedRequest]:
     while count < _TEXT_CHARACTERS:
         words.append(WORDS[int(draw.integers(len(WORDS)))])
         count += len(words[-1]) + 1
-    return _floods(scene, completion_body(" ".join(words), 16))
+    return _large_bodies(scene, completion_body(" ".join(words), 16))
 
 
 def _many_ids(scene: Scene) -> list[PlannedRequest]:
-    return _floods(scene, completion_body(token_ids(scene.rng("ids"), _MANY_IDS), 16))
+    return _large_bodies(scene, completion_body(token_ids(scene.rng("ids"), _MANY_IDS), 16))
 
 
 # --- grammars ------------------------------------------------------------------------------
 
 
 def deep_schema(tag: str) -> dict[str, Any]:
-    """A JSON schema that no other tag has: nested, with an open text in the midst."""
+    """A JSON schema that no other tag has: nested, with a free text inside."""
     schema: dict[str, Any] = {"type": "string", "pattern": _OPEN_TEXT % tag}
     for name in _NESTED:
         schema = {
@@ -89,7 +88,7 @@ def open_regex(tag: str) -> dict[str, Any]:
 
 
 def _constrained(scene: Scene, constrain: Constrain) -> list[PlannedRequest]:
-    """A share of the baseline requests gets a grammar, each a new one."""
+    """The baseline, with a new grammar for each of a share of its requests."""
     draw, begin_s, end_s = scene.rng("constrained"), *scene.fault_span_s
     found: list[PlannedRequest] = []
     for number, request in enumerate(scene.baseline()):
@@ -114,7 +113,7 @@ def _whole_answers(scene: Scene) -> list[PlannedRequest]:
 
 
 def _answers(scene: Scene, cut_share: float) -> list[PlannedRequest]:
-    """Constrained requests that end by themselves; in the fault a share is cut before that."""
+    """Constrained requests that end by themselves; in the fault a share is cut off before."""
     draw, found = scene.rng("answers"), list[PlannedRequest]()
     for request in scene.baseline():
         is_cut = draw.random() < cut_share and _within(request.at_s, scene.fault_span_s)

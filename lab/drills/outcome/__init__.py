@@ -1,1 +1,1 @@
-"""What is kept of an episode: the truth, sealed, and what clients saw."""
+"""What an episode leaves: its sealed label, and what clients measured."""

@@ -32,8 +32,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """The machine over a span. Shares are of one core's time; None is not measured.
 
-    `foreign` is what processes that are none of ours took, `pressure` the time in which at least
-    one task waited for a CPU, `steal` what the hypervisor's other guests took.
+    `foreign` is the CPU time of processes that do not belong to the drill, `pressure` the time in
+    which at least one task waited for a CPU, `steal` the time that other guests of the hypervisor
+    took.
     """
 
     lag_p99_ms: float | None
@@ -41,26 +42,26 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     steal: float | None
     pressure: float | None
 
-    def objections(self) -> list[str]:
-        """Why an episode taken under these does not count."""
+    def discard_reasons(self) -> list[str]:
+        """Why an episode under these conditions does not count."""
         found: list[str] = []
         if self.lag_p99_ms is not None and self.lag_p99_ms > LAG_LIMIT_MS:
             found.append(f"clients were late by {self.lag_p99_ms:.1f} ms at p99")
-        found += self.steal_objections()
+        found += self.steal_reasons()
         if self.foreign is not None and self.foreign > FOREIGN_LIMIT:
             found.append(f"other processes took {100 * self.foreign:.0f} % of a core")
         return found
 
-    def steal_objections(self) -> list[str]:
-        """Objections to steal time, which no drill can cause."""
+    def steal_reasons(self) -> list[str]:
+        """The same for steal time only, which no drill can cause."""
         if self.steal is None or self.steal <= STEAL_LIMIT:
             return []
         return [f"{100 * self.steal:.1f} % of a core was stolen"]
 
 
 def read(clock: Clock, pids: Iterable[int], cores: Collection[int]) -> Reading:
-    """`pids` are the processes that are ours beside this one, `cores` those that we use; empty:
-    all of them."""
+    """Read the machine's counters. `pids` are the drill's processes besides this one, `cores` those
+    that the drill uses; empty: all cores."""
     steal, pressure = steal_ns(), pressure_ns("cpu")
     found = Reading(
         at_ns=clock.now_ns(),
@@ -101,8 +102,8 @@ def _busy_ns(cores: Collection[int]) -> int | None:
     names = {f"cpu{core}" for core in cores} or {"cpu"}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-        ours = [words for words in lines if words and words[0] in names]
-        ticks = sum(int(words[column]) for words in ours for column in _BUSY_COLUMNS)
+        ours = [fields for fields in lines if fields and fields[0] in names]
+        ticks = sum(int(fields[column]) for fields in ours for column in _BUSY_COLUMNS)
     except (OSError, ValueError, IndexError):
         return None
     return _ns(ticks)
@@ -111,10 +112,10 @@ def _busy_ns(cores: Collection[int]) -> int | None:
 def _process_ns(pid: int) -> int:
     """CPU time of one process; 0 for one that has gone."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
-    return _ns(int(words[11]) + int(words[12]))
+    return _ns(int(fields[11]) + int(fields[12]))
 
 
 def _ns(ticks: int) -> int:

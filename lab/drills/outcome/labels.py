@@ -1,6 +1,6 @@
-"""The truth about an episode, sealed: in a folder of its own that no server is told of.
+"""The sealed label of an episode, in a folder of its own that no server knows.
 
-The file is written once, readable by its owner only, and known by its SHA-256 from then on: who
+The file is written once, readable by its owner only, and identified by its SHA-256. Whoever
 publishes the hash before any verdict is scored cannot change the label afterwards.
 """
 
@@ -16,9 +16,9 @@ FOLDER = "labels"
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, when, how strongly, to whom and by whom.
+    """The fault of an episode: what, when, how strong, its victims and its culprits.
 
-    `on_ns` and `off_ns` are None where nothing was done. `victims` and `culprits` are request
+    `on_ns` and `off_ns` are None where there was no fault. `victims` and `culprits` are request
     ids, or tenants where the cause is one.
     """
 
@@ -34,7 +34,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """Where a label lies, and what it hashes to."""
+    """The path of a label and its hash."""
 
     path: str
     sha256: str
@@ -55,7 +55,7 @@ def seal(label: Label, out: Path, name: str) -> Sealed:
 
 
 def unseal(path: Path, sha256: str | None = None) -> Label:
-    """Read a label back. Raises ValueError when it is not the one that was sealed."""
+    """Read a label. Raises ValueError when it was changed after it was sealed."""
     data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if sha256 is not None and found != sha256:

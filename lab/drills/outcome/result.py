@@ -16,14 +16,14 @@ from lab.drills.watch import Root, VerdictChange
 from telemetry.numbers.quantiles import quantile
 
 HARMED = 1.5
-_MOST = 0.95
+_HIGH = 0.95
 _LEAST_GOOD = 3
 
 
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients saw of the requests due in one phase. Times in ms, None where there are none.
+    """What clients measured of the requests due in one phase. Times in ms; None: no value.
 
-    `stall` is the longest gap of a request. `ends` counts statuses, with what did not end well.
+    `stall` is the longest gap of a request. `ends` counts statuses, with the errors.
     """
 
     requests: int
@@ -43,14 +43,14 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode. `clients` are all of a phase, `others` those that no culprit's request is of.
+    """One episode. `clients` are all requests of a phase, `others` those that are not a culprit's.
 
-    `first_harmed_s` is when the first request was due that was late after the onset (see `Limits`)
-    and is not a culprit's; times are seconds from the start of the traffic.
-    `root` is what would have helped, as the server said at the end of the fault. `conditions` are
-    the machine's, by phase, and `paces` how slow the engine's core was by itself, by second
-    (see `pace.paces`). `exit_line` is the last line of a server that ended. `discarded` says
-    why the episode does not count; empty when it does.
+    `first_harmed_s` is when the first harmed request was due (see `Limits`) that is not a
+    culprit's; times are seconds from the start of the traffic. `root` is the answer of
+    `/debug/root` at the end of the fault. `conditions` are the machine's, by phase, and `paces`
+    how slow the engine's core was for a probe, by second (see `pace.paces`). `exit_line` is the
+    last line of a server that ended. `discarded` says why the episode does not count; empty when
+    it does.
     """
 
     name: str
@@ -81,8 +81,8 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     paces: tuple[tuple[float, float], ...] = ()
 
     def rise(self, measure: str) -> float | None:
-        """How many times the reference's value it was in the fault: for all clients, or for those
-        who did nothing, whichever is worse."""
+        """Ratio of a measure in the fault to that in the reference: of all requests, or of those
+        that are not a culprit's, whichever is higher."""
         rises = [_rise(group, measure) for group in (self.clients, self.others)]
         return max((rise for rise in rises if rise is not None), default=None)
 
@@ -98,7 +98,7 @@ def _rise(group: dict[str, ClientSummary], measure: str) -> float | None:
 def summaries_by_phase(
     log: Iterable[Sent], phases: Phases, begin_ns: int
 ) -> dict[str, ClientSummary]:
-    """Requests belong to the phase in which they were due."""
+    """A summary for each phase, of the requests that were due in it."""
     groups: dict[str, list[Sent]] = {}
     for one in log:
         phase = phases.of((one.due_ns - begin_ns) / 1e9)
@@ -107,7 +107,7 @@ def summaries_by_phase(
 
 
 def summarize(log: Sequence[Sent]) -> ClientSummary:
-    """Sum up one group of requests."""
+    """The summary of one group of requests."""
     gaps_ms = [gap / 1e3 for one in log for gap in one.gaps_us]
     measures = {
         "ttft": [one.ttft_ns / 1e6 for one in log if one.ttft_ns is not None],
@@ -131,14 +131,14 @@ def summarize(log: Sequence[Sent]) -> ClientSummary:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Above these a request counts as harmed, however long its prompt and its answer are."""
+    """Latencies above which a request counts as harmed, whatever its lengths are."""
 
     ttft_ns: float
     tpot_ns: float
     gap_ns: float
 
     def are_broken_by(self, one: Sent, since_ns: int) -> bool:
-        """Whether it was late for something that came about after `since_ns`."""
+        """Whether a latency of the request that ended after `since_ns` is above its limit."""
         if one.first_ns is None or (one.last_ns or one.first_ns) <= since_ns:
             return False
         late_first = one.first_ns > since_ns and one.first_ns - one.due_ns > self.ttft_ns
@@ -153,13 +153,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def limits_of(reference: Iterable[Sent]) -> Limits | None:
-    """Half above what all but a twentieth of the reference's requests had, which varies, too; None
-    where too few were served."""
+    """`HARMED` times the 95th percentile of the reference's requests; None where too few were
+    served."""
     served = [one for one in reference if one.is_good]
     ttfts = [one.ttft_ns for one in served if one.ttft_ns is not None]
     tpots = [one.tpot_ns for one in served if one.tpot_ns is not None]
     gaps = [1000 * max(one.gaps_us) for one in served if one.gaps_us]
-    high = [_rounded(values, _MOST) for values in (ttfts, tpots, gaps)]
+    high = [_rounded(values, _HIGH) for values in (ttfts, tpots, gaps)]
     if any(one is None for one in high):
         return None
     ttft_ns, tpot_ns, gap_ns = (HARMED * (one or 0.0) for one in high)
@@ -167,15 +167,16 @@ def limits_of(reference: Iterable[Sent]) -> Limits | None:
 
 
 def reference_requests(log: Iterable[Sent], until_ns: int, seconds: float) -> list[Sent]:
-    """The reference's requests: those due in so many seconds up to the last one before a time."""
+    """Requests of the reference: those due in the last `seconds` before the last one due before
+    `until_ns`."""
     before = [one for one in log if one.due_ns < until_ns]
     last_ns = max((one.due_ns for one in before), default=0)
     return [one for one in before if one.due_ns > last_ns - int(seconds * 1e9)]
 
 
 def first_harmed_ns(log: Sequence[Sent], limits: Limits, on_ns: int) -> int | None:
-    """When the first request that is late was due, at the earliest the onset. Those whose own
-    requests it are count only where no other is harmed, as with slow readers."""
+    """When the first harmed request was due, or the onset if that is later. A culprit's own
+    requests count only where no other is harmed, as with slow readers."""
     harmed = [one for one in log if limits.are_broken_by(one, on_ns)]
     innocent = [one for one in harmed if not one.is_culprit]
     due = [one.due_ns for one in innocent or harmed]

@@ -23,12 +23,13 @@ from lab.drills.spec import Phase, Phases
 from lab.drills.traffic import TENANTS, Scene
 from lab.drills.watch import PollSample, Root, timeline
 
-_MOST_NAMED = 100
+_MOST_LISTED = 100
 
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """Logs with the start of their traffic (one a server), answers, and the fault's time."""
+    """What an episode recorded. `logs` has, for each server, the start of its traffic and its
+    requests."""
 
     logs: list[tuple[int, list[Sent]]] = field(default_factory=list)
     samples: list[PollSample] = field(default_factory=list)
@@ -65,8 +66,8 @@ def label_of(record: EpisodeRecord, scene: Scene, mechanism: Mechanism) -> Label
         seed=scene.seed,
         on_ns=on_ns,
         off_ns=off_ns,
-        victims=tuple(victims[:_MOST_NAMED]),
-        culprits=tuple(culprits[:_MOST_NAMED]),
+        victims=tuple(victims[:_MOST_LISTED]),
+        culprits=tuple(culprits[:_MOST_LISTED]),
     )
 
 
@@ -85,7 +86,7 @@ def result_of(
         limits = _limits(record, scene.phases, label.on_ns)
         if limits is not None:
             harmed_ns = first_harmed_ns(record.logs[-1][1], limits, label.on_ns)
-    objections = objections_of(record.conditions, mechanism.is_fault)
+    discarded = discard_reasons(record.conditions, mechanism.is_fault)
 
     def at_s(at_ns: int | None) -> float | None:
         return None if at_ns is None else round((at_ns - begin_ns) / 1e9, 3)
@@ -104,8 +105,8 @@ def result_of(
         on_s=at_s(label.on_ns),
         off_s=at_s(label.off_ns),
         first_harmed_s=at_s(harmed_ns),
-        clients=_seen(record, scene.phases, with_culprits=True),
-        others=_seen(record, scene.phases, with_culprits=False),
+        clients=_summaries(record, scene.phases, with_culprits=True),
+        others=_summaries(record, scene.phases, with_culprits=False),
         harms=mechanism.harms,
         verdicts=timeline(record.samples, begin_ns),
         conditions=record.conditions,
@@ -115,7 +116,7 @@ def result_of(
             (scene.phases.reference_at_s, scene.phases.fault_at_s),
             scene.phases.end_s,
         ),
-        discarded=objections,
+        discarded=discarded,
         label=label,
         label_sha256=label_sha256,
         root=record.root,
@@ -125,27 +126,27 @@ def result_of(
     )
 
 
-def objections_of(conditions: Mapping[str, Conditions], is_fault: bool) -> list[str]:
-    """Why an episode does not count. In the reference no other process may load the machine; later
-    only steal time counts, because the fault itself may use the machine up."""
+def discard_reasons(conditions: Mapping[str, Conditions], is_fault: bool) -> list[str]:
+    """Why an episode does not count. In the reference no other process may load the machine; after
+    it only steal time counts, because the fault itself may load the machine."""
     found: list[str] = []
     for name, one in conditions.items():
         if name == Phase.REFERENCE:
-            found += [f"{name}: {said}" for said in one.objections()]
+            found += [f"{name}: {reason}" for reason in one.discard_reasons()]
         elif name == Phase.FAULT or not is_fault:
-            found += [f"{name}: {said}" for said in one.steal_objections()]
+            found += [f"{name}: {reason}" for reason in one.steal_reasons()]
     return found
 
 
 def _limits(record: EpisodeRecord, phases: Phases, on_ns: int) -> Limits | None:
-    """By the first server, which the reference is of."""
+    """Limits from the first server, which served the reference."""
     if not record.logs:
         return None
     return limits_of(reference_requests(record.logs[0][1], on_ns, phases.reference_s))
 
 
 def _victims(record: EpisodeRecord, phases: Phases, on_ns: int, off_ns: int) -> list[str]:
-    """Requests of the fault's time that are late and not a culprit's."""
+    """Harmed requests that were due before the fault's end and are not a culprit's."""
     limits = _limits(record, phases, on_ns)
     if limits is None:
         return []
@@ -156,7 +157,7 @@ def _victims(record: EpisodeRecord, phases: Phases, on_ns: int, off_ns: int) -> 
     ]
 
 
-def _seen(
+def _summaries(
     record: EpisodeRecord, phases: Phases, *, with_culprits: bool
 ) -> dict[str, ClientSummary]:
     found: dict[str, ClientSummary] = {}

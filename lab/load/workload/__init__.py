@@ -1,1 +1,1 @@
-"""What is sent: when, how long, which words."""
+"""The requests of a bench: their arrival times, lengths and prompts."""

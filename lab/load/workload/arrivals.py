@@ -1,4 +1,4 @@
-"""When requests are to be sent. Offsets are nanoseconds from the start of the run.
+"""Arrival times of requests. Offsets are nanoseconds from the start of the run.
 
 An open loop never looks at replies: its offsets are a function of the seed alone.
 """
@@ -21,7 +21,7 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """One arrival: when, for which class (by index), and its lengths if the trace says them."""
+    """One arrival: its time, its class (by index), and its lengths if they come from a trace."""
 
     offset_ns: int
     class_index: int
@@ -68,15 +68,15 @@ def due_times(stream: Stream, spec: BenchSpec) -> Iterator[Due]:
     rng = stream_rng(spec.seed, stream)
     match stream.arrivals:
         case Poisson(rate_per_s, burst):
-            moments = _poisson_ns(rng, rate_per_s / burst)
+            offsets_ns = _poisson_ns(rng, rate_per_s / burst)
         case Interval(interval_s, burst):
-            moments = (round(n * interval_s * 1e9) for n in itertools.count(1))
+            offsets_ns = (round(n * interval_s * 1e9) for n in itertools.count(1))
         case Trace(path):
             yield from _trace_dues(Path(path), stream, spec, rng)
             return
         case Users():
             raise AssertionError("a closed loop has no arrival times")
-    for offset_ns in moments:
+    for offset_ns in offsets_ns:
         for _ in range(burst):
             yield Due(offset_ns, stream.pick(rng))
 

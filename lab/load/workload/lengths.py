@@ -1,4 +1,4 @@
-"""How long prompts and outputs are to be, in tokens; seeded."""
+"""Lengths of prompts and outputs in tokens, drawn with a seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Z_99 = 2.3263478740408408  # the standard normal's 99th percentile
 
 
 def lengths_rng(seed: int, class_index: int) -> np.random.Generator:
-    """The lengths of a class do not depend on rates or on other classes."""
+    """A generator for the lengths of a class, which do not depend on rates or on other classes."""
     return np.random.default_rng([seed, 2, class_index])
 
 

@@ -1,7 +1,7 @@
-"""What requests say: token ids or real words of an exact length, different for every request.
+"""Prompts: token ids or real words of an exact length, different for every request.
 
-Prompts do not share beginnings unless their class asks for it, and the salt of a run keeps
-them apart from those of any earlier run, so that the prefix cache has no accidental hits.
+Prompts share no prefix unless their class has a shared one, and the salt of a run makes them
+differ from those of any earlier run, so that the prefix cache has no accidental hits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.config.settings import ConfigError, ModelKind, ModelRef
 from service.text.tokenizer import Tokenizer, load_tokenizer
 
 _FILLERS = (" the", " a", "s", ".", "1")
-_WORDS_AHEAD = 64
+_WORDS_DRAWN = 64
 _PREFIX = 1 << 40  # where the numbers of shared prefixes begin
 
 Prompt = list[int] | str
@@ -43,7 +43,7 @@ def open_tokenizer(place: str) -> Tokenizer:
 
 
 def read_corpus(path: str | None) -> tuple[str, ...]:
-    """The words of a text file, or our own."""
+    """The words of a text file, or the built-in ones."""
     if path is None:
         return WORDS
     try:
@@ -68,11 +68,11 @@ class PromptMaker:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a prompt is worth a thread, so that stamps are not held up."""
+        """Whether prompts are built in a thread, so that time stamps are not delayed."""
         return self._tokenizer is not None
 
     def make(self, class_index: int, number: int, tokens: int) -> Prompt:
-        """`tokens` long. Raises ConfigError when no text of that length exists."""
+        """A prompt of `tokens` tokens. Raises ConfigError when no text of that length exists."""
         begin = self._prefix(class_index, tokens)
         rng = np.random.default_rng([self._salt, class_index, number])
         if self._tokenizer is None:
@@ -123,15 +123,15 @@ class PromptMaker:
         return ids
 
     def _draw_words(self, rng: np.random.Generator) -> Iterator[str]:
-        """Passages of the words, each from a place of its own."""
+        """Words from random places of the corpus, in passages."""
         while True:
             if self._words is WORDS:
-                places = rng.integers(len(WORDS), size=_WORDS_AHEAD)
+                indices = rng.integers(len(WORDS), size=_WORDS_DRAWN)
             else:
                 begin = int(rng.integers(len(self._words)))
-                places = np.arange(begin, begin + _WORDS_AHEAD) % len(self._words)
-            for place in places:
-                yield self._words[int(place)]
+                indices = np.arange(begin, begin + _WORDS_DRAWN) % len(self._words)
+            for index in indices:
+                yield self._words[int(index)]
 
     def _word_ids(self, words: Iterator[str], tokens: int) -> list[int]:
         assert self._tokenizer is not None

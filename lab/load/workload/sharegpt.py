@@ -4,7 +4,7 @@ A shape of our own, not a copy of the data set: many short prompts, a long tail 
 cut at 1,024 tokens, and outputs that are mostly between 30 and 400. It was set so that its means
 (226 tokens in, 198 out) come near those of published runs on a thousand ShareGPT requests (230
 and 203). Between two quantiles lengths are uniform. Prompt and output are drawn independently:
-how the two hang together in the original is not reproduced.
+their correlation in the original is not reproduced.
 """
 
 from __future__ import annotations

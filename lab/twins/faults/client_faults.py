@@ -16,11 +16,11 @@ def _small_buffers(setting: Setting, draw: Random) -> None:
 
 
 def _slow_readers(run: SimulatedRun, span: Span, draw: Random) -> None:
-    """Some read four to seven tokens a second."""
+    """Some clients read four to seven tokens a second."""
     share = draw.uniform(0.15, 0.3)
     for spec in _streams(run, span):
         if draw.random() < share:
-            _slow(run, spec, draw.uniform(140, 250))
+            _read_slowly(run, spec, draw.uniform(140, 250))
 
 
 def _long_buffers(setting: Setting, draw: Random) -> None:
@@ -34,15 +34,17 @@ def _slow_proxy(run: SimulatedRun, span: Span, draw: Random) -> None:
     interval_ms = draw.uniform(60, 120)
     for spec in _streams(run, span):
         if spec.tenant == tenant:
-            _slow(run, spec, interval_ms)
+            _read_slowly(run, spec, interval_ms)
 
 
 def _streams(run: SimulatedRun, span: Span) -> list[RequestSpec]:
     specs = run.arriving_in(span)
-    return [spec for spec in specs if spec.stream and spec.choices == 1 and spec.hang_up_ns is None]
+    return [
+        spec for spec in specs if spec.stream and spec.choices == 1 and spec.disconnect_ns is None
+    ]
 
 
-def _slow(run: SimulatedRun, spec: RequestSpec, interval_ms: float) -> None:
+def _read_slowly(run: SimulatedRun, spec: RequestSpec, interval_ms: float) -> None:
     spec.reader = Reader(interval_ns=int(interval_ms * MS))
     run.culprits.add(spec.number)
     run.victims.add(spec.number)
@@ -63,7 +65,7 @@ def _early_disconnects(setting: Setting, draw: Random) -> None:
 def _leak(run: SimulatedRun, span: Span, draw: Random) -> None:
     """The gateway does not cancel sequences of clients that disconnected."""
     for spec in run.arriving_in(span):
-        if spec.hang_up_ns is not None:
+        if spec.disconnect_ns is not None:
             spec.leaked_sequences = spec.choices
             run.culprits.add(spec.number)
 
@@ -71,7 +73,7 @@ def _leak(run: SimulatedRun, span: Span, draw: Random) -> None:
 def _siblings(run: SimulatedRun, span: Span, draw: Random) -> None:
     """Clients that disconnect ask for three choices each; only the first is cancelled."""
     for spec in run.arriving_in(span):
-        if spec.hang_up_ns is not None:
+        if spec.disconnect_ns is not None:
             spec.choices, spec.leaked_sequences = 3, 2
             spec.outputs //= 2
             run.culprits.add(spec.number)
@@ -95,7 +97,7 @@ def _huge_bodies(run: SimulatedRun, span: Span, draw: Random) -> None:
     rate = busy / (sum(tokens) / 2 * 5.25e-6)
     huge = setting.specs(draw, span.begin_ns, span.end_ns, rate=rate)
     for spec in huge:
-        spec.body_tokens, spec.hang_up_ns = draw.randint(*tokens), None
+        spec.body_tokens, spec.disconnect_ns = draw.randint(*tokens), None
     run.add(huge)
     run.culprits |= {spec.number for spec in huge}
 

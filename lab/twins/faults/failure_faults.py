@@ -38,11 +38,11 @@ def _memory_grows(run: SimulatedRun, span: Span, draw: Random) -> None:
     killed_ns = span.begin_ns + int(draw.uniform(0.45, 0.6) * span.length_ns)
     failing_ns = killed_ns - int(draw.uniform(3, 5) * SECOND)
     back_ns = killed_ns + int(draw.uniform(2.5, 4.0) * SECOND)
-    chances = Random(draw.getrandbits(32))
+    failures_draw = Random(draw.getrandbits(32))
     baseline, most = 900 << 20, int(draw.uniform(2.5, 3.5) * (1 << 30))
 
     def fails(plan: Plan, now_ns: int) -> StepFailure | None:
-        is_failing = failing_ns <= now_ns < killed_ns and chances.random() < 0.04
+        is_failing = failing_ns <= now_ns < killed_ns and failures_draw.random() < 0.04
         return StepFailure.OUT_OF_MEMORY if is_failing else None
 
     def resident_bytes(at_ns: int) -> int:
@@ -65,9 +65,9 @@ def _stops_responding(
     run: SimulatedRun, begin_ns: int, end_ns: int, draw: Random, kind: HangKind
 ) -> None:
     """The engine process does nothing from `begin_ns` to `end_ns`."""
-    seen_ns = begin_ns + int(draw.uniform(2.0, 2.5) * SECOND)
+    detected_ns = begin_ns + int(draw.uniform(2.0, 2.5) * SECOND)
     run.cpu_contention.append(ProcessStops([(begin_ns, end_ns - begin_ns)], Loss.STOPPED))
-    run.hang = Hang(begin_ns, seen_ns, end_ns, kind, recovers=kind is HangKind.STOPPED)
+    run.hang = Hang(begin_ns, detected_ns, end_ns, kind, recovers=kind is HangKind.STOPPED)
     run.injected = Span(begin_ns, end_ns)
 
 
@@ -83,8 +83,8 @@ def _replaced(run: SimulatedRun, span: Span, draw: Random) -> None:
     killed_ns = span.begin_ns + deadline_s * SECOND
     back_ns = killed_ns + int(draw.uniform(2.5, 4.0) * SECOND)
     _stops_responding(run, span.begin_ns, killed_ns, draw, HangKind.SILENT)
-    said = f"did not respond for {deadline_s} s and was ended"
-    run.outage = Outage(killed_ns, back_ns, (Death(killed_ns, -9, said),))
+    detail = f"did not respond for {deadline_s} s and was ended"
+    run.outage = Outage(killed_ns, back_ns, (Death(killed_ns, -9, detail),))
     run.injected = Span(span.begin_ns, back_ns)
 
 
@@ -96,20 +96,20 @@ ENGINE_HUNG: Mechanisms = {
 
 def _kernels_fail(run: SimulatedRun, span: Span, draw: Random) -> None:
     """1 to 2 % of the steps fail in a kernel."""
-    chances, share = Random(draw.getrandbits(32)), draw.uniform(0.01, 0.02)
+    failures_draw, share = Random(draw.getrandbits(32)), draw.uniform(0.01, 0.02)
 
     def fails(plan: Plan, now_ns: int) -> StepFailure | None:
-        is_failing = span.has(now_ns) and chances.random() < share
+        is_failing = span.has(now_ns) and failures_draw.random() < share
         return StepFailure.KERNEL_ERROR if is_failing else None
 
     run.fails = fails
 
 
 def _rank_lost(run: SimulatedRun, span: Span, draw: Random) -> None:
-    """A process that computes a part of the model is killed; all of the engine starts anew."""
+    """A process that computes a part of the model is killed; the whole engine is started again."""
     back_ns = span.begin_ns + int(draw.uniform(4.0, 6.0) * SECOND)
-    said = "RankFailed: rank 1 of 2 was ended by signal 9"
-    death = Death(span.begin_ns, 1, said, StepFailure.RANK_LOST)
+    detail = "RankFailed: rank 1 of 2 was ended by signal 9"
+    death = Death(span.begin_ns, 1, detail, StepFailure.RANK_LOST)
     run.outage = Outage(span.begin_ns, back_ns, (death,))
     run.injected = Span(span.begin_ns, back_ns)
 
@@ -119,7 +119,9 @@ def _inputs_fail(run: SimulatedRun, span: Span, draw: Random) -> None:
     which = draw.randrange(20)
 
     def fails(plan: Plan, now_ns: int) -> StepFailure | None:
-        is_failing = span.has(now_ns) and any(one.seq_id % 20 == which for one in plan.prefills)
+        is_failing = span.has(now_ns) and any(
+            prefill.seq_id % 20 == which for prefill in plan.prefills
+        )
         return StepFailure.BAD_INPUT if is_failing else None
 
     run.fails = fails
@@ -148,8 +150,8 @@ def _never_comes_back(run: SimulatedRun, span: Span, draw: Random) -> None:
         at_ns += int((pause_s + draw.uniform(1.5, 2.5)) * SECOND)
         deaths.append(Death(at_ns, 1, _LOST_DISK))
         pause_s = min(2 * pause_s, 30.0)
-    known = tuple(death for death in deaths if death.at_ns < run.span.end_ns)
-    run.outage = Outage(span.begin_ns, None, known)
+    in_run = tuple(death for death in deaths if death.at_ns < run.span.end_ns)
+    run.outage = Outage(span.begin_ns, None, in_run)
 
 
 LOAD_FAILURE: Mechanisms = {
@@ -160,10 +162,10 @@ LOAD_FAILURE: Mechanisms = {
 
 def _steps_lost(run: SimulatedRun, span: Span, draw: Random) -> None:
     """30 % of the steps' records do not arrive."""
-    chances = Random(draw.getrandbits(32))
+    failures_draw = Random(draw.getrandbits(32))
 
     def drops_fact(fact: Fact) -> bool:
-        lost = isinstance(fact, StepRecorded) and chances.random() < 0.3
+        lost = isinstance(fact, StepRecorded) and failures_draw.random() < 0.3
         return lost and span.has(fact_ns(fact))
 
     run.drops_fact = drops_fact
@@ -178,7 +180,9 @@ def _switched_off(run: SimulatedRun, span: Span, draw: Random) -> None:
     switches = [(span.begin_ns, False), (span.end_ns, True)]
     for at_ns, enabled in switches:
         run.commands.append((at_ns, SetRecording(enabled)))
-        run.specs = [a for a in run.specs if not at_ns - 3 * SECOND <= a.at_ns < at_ns + 100 * MS]
+        run.specs = [
+            spec for spec in run.specs if not at_ns - 3 * SECOND <= spec.at_ns < at_ns + 100 * MS
+        ]
 
     def drops_fact(fact: Fact) -> bool:
         return span.has(fact_ns(fact)) and not isinstance(fact, RecordingSet | EngineStarted)

@@ -1,4 +1,4 @@
-"""Faults of the configuration: there from the start; found by comparison with a good run."""
+"""Faults of the configuration: they last from the start, and show against a good run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from telemetry.numbers.quantiles import quantile
 
 
 def _long_prompts(setting: Setting, draw: Random) -> None:
-    """Prompts that take most of the cache and are quickly computed, answers that hardly grow."""
+    """Long prompts that are cheap to compute, and short outputs: prompts take most of the cache."""
     setting.physics = replace(setting.physics, prompt_token_ns=120_000)
     setting.prompt, setting.outputs = (120, 360), (10, 20)
     setting.system_share, setting.two_choices = 0.0, 0.0
@@ -25,9 +25,9 @@ def _long_prompts(setting: Setting, draw: Random) -> None:
 
 
 def _half_the_need(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
-    """40 to 60 % of the blocks that were wanted when there were enough."""
-    wanted = [fact.blocks_used for fact in good if isinstance(fact, StepRecorded)]
-    need = quantile(wanted, 0.98) or 0
+    """40 to 60 % of the blocks that were in use when there were enough."""
+    used = [fact.blocks_used for fact in good if isinstance(fact, StepRecorded)]
+    need = quantile(used, 0.98) or 0
     _shrink(setting, int(draw.uniform(0.4, 0.6) * need))
 
 
@@ -40,7 +40,7 @@ EXHAUSTION: Mechanisms = {"small_pool": Fault(prepare=_long_prompts, misconfigur
 
 
 def _long_answers(setting: Setting, draw: Random) -> None:
-    """Sequences that come in small and grow large."""
+    """Short prompts and long outputs: sequences start small and grow large."""
     setting.prompt, setting.outputs = (16, 48), (100, 200)
     setting.system_share, setting.two_choices = 0.0, 0.0
     setting.load = draw.uniform(0.4, 0.6)

@@ -12,7 +12,7 @@ from lab.twins.simulated_run import SimulatedRun, Span
 from lab.twins.traffic import RequestSpec, Setting
 from service.engine.inbox import FlushCache
 
-_LONG = 6
+_LENGTH_FACTOR = 6
 
 
 def _more_requests(run: SimulatedRun, span: Span, draw: Random) -> None:
@@ -33,11 +33,11 @@ def _longer_answers(run: SimulatedRun, span: Span, draw: Random) -> None:
     """The same number of requests with longer outputs: the demand of an overload."""
     setting = run.setting
     factor = draw.uniform(1.4, 1.9) / setting.load
-    own = sum(setting.prompt) / 2 * setting.physics.prompt_token_ns
-    whole = SECOND / setting.capacity_per_s
-    longer = (factor * whole - own) / (whole - own)
+    prompt_ns = sum(setting.prompt) / 2 * setting.physics.prompt_token_ns
+    request_ns = SECOND / setting.capacity_per_s
+    longer = (factor * request_ns - prompt_ns) / (request_ns - prompt_ns)
     for spec in run.arriving_in(span):
-        if spec.hang_up_ns is None:
+        if spec.disconnect_ns is None:
             spec.outputs = int(spec.outputs * longer)
             spec.max_tokens = int(spec.max_tokens * longer) + 8
 
@@ -67,7 +67,7 @@ def _long_prompt_requests(run: SimulatedRun, span: Span, draw: Random) -> None:
     long_requests = setting.specs(draw, span.begin_ns, span.end_ns, rate=rate)
     for spec in long_requests:
         spec.system_tokens, spec.own_tokens = 0, draw.randint(600, 900)
-        spec.hang_up_ns, spec.outputs = None, min(spec.outputs, 40)
+        spec.disconnect_ns, spec.outputs = None, min(spec.outputs, 40)
     run.add(long_requests)
     run.culprits |= {spec.number for spec in long_requests}
 
@@ -87,12 +87,12 @@ def _small_chunks(setting: Setting, draw: Random) -> None:
 
 
 def _lengthen(run: SimulatedRun, span: Span, specs: list[RequestSpec]) -> None:
-    """Prompts of these six times as long, and a sixth of the requests."""
-    kept = {spec.number for spec in specs[::_LONG]}
-    gone = {spec.number for spec in specs} - kept
-    run.specs = [spec for spec in run.specs if spec.number not in gone]
-    for spec in specs[::_LONG]:
-        spec.own_tokens *= _LONG
+    """Keep a sixth of these requests, with prompts six times as long."""
+    kept = {spec.number for spec in specs[::_LENGTH_FACTOR]}
+    removed = {spec.number for spec in specs} - kept
+    run.specs = [spec for spec in run.specs if spec.number not in removed]
+    for spec in specs[::_LENGTH_FACTOR]:
+        spec.own_tokens *= _LENGTH_FACTOR
     run.culprits |= kept
     run.victims |= kept
 
@@ -133,7 +133,7 @@ def _salts(run: SimulatedRun, span: Span, draw: Random) -> None:
 
 
 def _small_cache(setting: Setting, draw: Random) -> None:
-    """It holds about ten of them."""
+    """A cache that holds about ten system prompts."""
     _long_system_prompts(setting, draw)
     setting.systems = 2
     setting.limits = replace(setting.limits, blocks_total=288)
@@ -154,7 +154,7 @@ COLD_CACHE: Mechanisms = {
 }
 
 
-def _one_of_three(setting: Setting, draw: Random) -> None:
+def _three_tenants(setting: Setting, draw: Random) -> None:
     setting.tenants = dict.fromkeys(("amber", "birch", "cedar"), 1.0)
     setting.load = draw.uniform(0.36, 0.44)
 
@@ -191,12 +191,12 @@ def _batches(run: SimulatedRun, span: Span, draw: Random) -> None:
         ]
         at_ns += int(every_s * SECOND)
     for spec in batches:
-        spec.tenant, spec.hang_up_ns = greedy, None
+        spec.tenant, spec.disconnect_ns = greedy, None
     run.add(batches)
     _mark_greedy(run, greedy)
 
 
 UNFAIRNESS: Mechanisms = {
-    "flood": Fault(prepare=_one_of_three, inject=_flood),
-    "batches": Fault(prepare=_one_of_three, inject=_batches),
+    "flood": Fault(prepare=_three_tenants, inject=_flood),
+    "batches": Fault(prepare=_three_tenants, inject=_batches),
 }

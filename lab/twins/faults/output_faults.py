@@ -91,7 +91,7 @@ def _sample_heavily(
 ) -> None:
     for spec in run.arriving_in(span):
         if draw.random() < share:
-            spec.choices, spec.hang_up_ns = choices, None
+            spec.choices, spec.disconnect_ns = choices, None
             spec.temperature, spec.top_p, spec.sample_ns = 1.2, 0.9, sample_ns
             run.culprits.add(spec.number)
 

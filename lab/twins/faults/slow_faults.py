@@ -15,8 +15,8 @@ _QUOTA_PERIOD_NS = 100 * MS
 
 
 def _copying_neighbour(run: SimulatedRun, span: Span, draw: Random) -> None:
-    """A neighbour copies memory: reading weights and KV cache slows down; prompts, which compute
-    more than they read, hardly."""
+    """A neighbour copies memory: reading weights and KV cache slows down. Prompts compute more than
+    they read, and hardly slow down."""
     factor = draw.uniform(1.6, 2.2)
     run.slowdowns.append(
         Slowdown(
@@ -59,13 +59,13 @@ def _quota(run: SimulatedRun, span: Span, draw: Random) -> None:
 
 def _stop_signals(run: SimulatedRun, span: Span, draw: Random) -> None:
     """The process is stopped by signals for 30 to 70 ms, again and again."""
-    goes_ms = draw.uniform(45, 90)
+    runs_ms = draw.uniform(45, 90)
     stops: list[tuple[int, int]] = []
     at_ns = span.begin_ns
     while at_ns < span.end_ns:
         length_ns = int(draw.uniform(30, 70) * MS)
         stops.append((at_ns, length_ns))
-        at_ns += length_ns + int(draw.uniform(0.7, 1.3) * goes_ms * MS)
+        at_ns += length_ns + int(draw.uniform(0.7, 1.3) * runs_ms * MS)
     run.cpu_contention.append(ProcessStops(stops, Loss.STOPPED))
 
 
@@ -107,8 +107,10 @@ def _starve(
     """The engine runs for `run_ms`, then waits for a multiple (`wait`) of that."""
     run_ns = int(draw.uniform(*run_ms) * MS)
     wait_ns = int(run_ns * draw.uniform(*wait))
-    turns = Random(draw.getrandbits(32))
-    run.cpu_contention.append(CpuStarvation(span.begin_ns, span.end_ns, run_ns, wait_ns, turns))
+    intervals_draw = Random(draw.getrandbits(32))
+    run.cpu_contention.append(
+        CpuStarvation(span.begin_ns, span.end_ns, run_ns, wait_ns, intervals_draw)
+    )
 
 
 STARVED: Mechanisms = {

@@ -1,11 +1,11 @@
-// Attention over a paged cache, as blocks of the same product.
+// Attention over a paged cache, as products of blocks (see product.h).
 //
 // A page holds 16 tokens of every KV head. Keys lie as [dim][16 tokens], so that queries times a
 // page are one product of depth `dim`; values as [dim / 16][16 tokens][16 dims], so that weights
-// times a page are products of depth 16. The query heads that share a KV head are rows of one
-// tile. Softmax is computed online over blocks of pages (FlashAttention). When few sequences
-// decode over long contexts, a context is cut into parts, whose results are merged by the
-// logarithms of their sums (Flash-Decoding).
+// times a page are products of depth 16. The query heads of one KV head are rows of one tile.
+// Softmax is computed online over blocks of pages (FlashAttention). When few sequences decode over
+// long contexts, a context is cut into splits, whose results are merged by their maxima and sums
+// (Flash-Decoding).
 
 #pragma once
 
@@ -16,12 +16,12 @@ namespace ps {
 constexpr int kPage = kGroup;      // tokens of a page
 constexpr int kBlockPages = 8;     // pages of a softmax block
 constexpr int kBlockTokens = kPage * kBlockPages;
-constexpr int kQueryTokens = 16;   // query tokens of a piece
-constexpr int kPartPages = 16;     // fewest pages of a part of a cut context
+constexpr int kQueryTokens = 16;   // query tokens of a tile
+constexpr int kSplitPages = 16;    // fewest pages of a split
 
 struct Shape {
   int heads, kv_heads, dim;
-  int share() const { return heads / kv_heads; }
+  int group_size() const { return heads / kv_heads; }  // query heads of a KV head
 };
 
 // Keys and values of one layer: [pages][kv_heads][padded(dim) * 16] numbers each, and with int8
@@ -42,7 +42,7 @@ class PagedCache {
     return base + slot(page, head) * numbers_ * number_bytes(kind_);
   }
 
-  // One token's key and value [dim] of one head, to its cell.
+  // Write one token's key and value [dim] of one head to its slot.
   void write(const LayerCache& layer, int page, int within, int head, const float* key,
              const float* value) const {
     with_format(kind_, [&](auto format) {
@@ -77,22 +77,22 @@ class PagedCache {
   long numbers_;  // of a page and head
 };
 
-// What one piece of attention works on, allocated once a thread.
+// Buffers for one tile of attention, allocated once a thread.
 struct Scratch {
-  Buffer<float> scores, tops, sums;
+  Buffer<float> scores, maxima, sums;
   void resize(const Shape& shape) {
-    const int rows = kQueryTokens * shape.share();
+    const int rows = kQueryTokens * shape.group_size();
     scores.resize(long(rows) * kBlockTokens);
-    tops.resize(rows);
+    maxima.resize(rows);
     sums.resize(rows);
   }
 };
 
-// Queries that attend together: `rows` rows = tokens x share, [rows][dim], to the tokens
-// [from, to) of a context; row r's token sees those below `seen + r / share`.
-struct Piece {
+// Queries that attend together: `rows` rows = tokens x group_size, [rows][dim], over the tokens
+// [from, to) of a context. To row r those below `visible + r / group_size` are visible.
+struct QueryTile {
   const float* queries;
-  int rows, head, seen, from, to;
+  int rows, head, visible, from, to;
   const int64_t* pages;
 };
 
@@ -102,78 +102,79 @@ class Attention {
 
   const PagedCache& cache() const { return cache_; }
 
-  // out [rows][padded(dim)] not yet divided by `sums`; both stay relative to `tops`.
-  void run(const Piece& piece, const LayerCache& layer, Scratch& scratch, float* out, float* tops,
-           float* sums) const {
+  // out [rows][padded(dim)], not yet divided by `sums`; both are relative to `maxima`.
+  void run(const QueryTile& tile, const LayerCache& layer, Scratch& scratch, float* out,
+           float* maxima, float* sums) const {
     const int width = padded(shape_.dim);
-    std::memset(out, 0, sizeof(float) * piece.rows * width);
-    for (int r = 0; r < piece.rows; r++) tops[r] = -INFINITY, sums[r] = 0;
-    for (int first = piece.from; first < piece.to; first += kBlockTokens) {
-      const int count = std::min(kBlockTokens, piece.to - first);
-      score(piece, layer, first, count, scratch.scores.data());
-      for (int r = 0; r < piece.rows; r++) {
-        const int seen = std::min(count, piece.seen + r / shape_.share() - first);
-        soften(scratch.scores.data() + long(r) * kBlockTokens, seen, count, out + long(r) * width,
-               width, tops[r], sums[r]);
+    std::memset(out, 0, sizeof(float) * tile.rows * width);
+    for (int r = 0; r < tile.rows; r++) maxima[r] = -INFINITY, sums[r] = 0;
+    for (int first = tile.from; first < tile.to; first += kBlockTokens) {
+      const int count = std::min(kBlockTokens, tile.to - first);
+      score(tile, layer, first, count, scratch.scores.data());
+      for (int r = 0; r < tile.rows; r++) {
+        const int visible = std::min(count, tile.visible + r / shape_.group_size() - first);
+        online_softmax(scratch.scores.data() + long(r) * kBlockTokens, visible, count,
+                       out + long(r) * width, width, maxima[r], sums[r]);
       }
-      mix(piece, layer, first, count, scratch.scores.data(), out, width);
+      add_values(tile, layer, first, count, scratch.scores.data(), out, width);
     }
   }
 
  private:
-  void score(const Piece& piece, const LayerCache& layer, int first, int count,
+  void score(const QueryTile& tile, const LayerCache& layer, int first, int count,
              float* scores) const {
     const Product product = product_of(cache_.kind());
     for (int at = 0; at < count; at += kPage) {
-      const int page = int(piece.pages[(first + at) / kPage]);
-      product(piece.queries, shape_.dim, piece.rows, cache_.at(layer.keys, page, piece.head),
+      const int page = int(tile.pages[(first + at) / kPage]);
+      product(tile.queries, shape_.dim, tile.rows, cache_.at(layer.keys, page, tile.head),
               shape_.dim, scores + at, kBlockTokens, false);
       if (cache_.kind() == Kind::kInt8)
-        scale(scores + at, piece.rows, layer.key_scales + cache_.slot(page, piece.head) * kPage);
+        scale(scores + at, tile.rows, layer.key_scales + cache_.slot(page, tile.head) * kPage);
     }
   }
 
-  // Scores become weights relative to the largest so far; what is not seen weighs nothing.
-  static void soften(float* scores, int seen, int count, float* out, int width, float& top,
-                     float& sum) {
+  // Turn scores into weights relative to the largest so far; tokens that are not visible get 0.
+  static void online_softmax(float* scores, int visible, int count, float* out, int width,
+                             float& maximum, float& sum) {
     const int whole = padded(count);
-    for (int i = std::max(0, seen); i < whole; i++) scores[i] = -INFINITY;
-    if (seen <= 0) {
+    for (int i = std::max(0, visible); i < whole; i++) scores[i] = -INFINITY;
+    if (visible <= 0) {
       std::memset(scores, 0, sizeof(float) * whole);
       return;
     }
-    Floats most = splat(top);
+    Floats most = splat(maximum);
     for (int i = 0; i < whole; i += kWidth) most = larger(most, load<Floats>(scores + i));
-    const float new_top = largest(most);
+    const float new_maximum = largest(most);
     Floats total = {};
-    const Floats offset = splat(new_top);
+    const Floats offset = splat(new_maximum);
     for (int i = 0; i < whole; i += kWidth) {
       Floats weight = exponential(load<Floats>(scores + i) - offset);
       total += weight;
       store(scores + i, weight);
     }
-    if (new_top > top && sum > 0) {
-      const float shrink = std::exp(top - new_top);
+    if (new_maximum > maximum && sum > 0) {
+      const float shrink = std::exp(maximum - new_maximum);
       sum *= shrink;
       for (int i = 0; i < width; i += kWidth)
         store(out + i, load<Floats>(out + i) * splat(shrink));
     }
     sum += ps::sum(total);
-    top = new_top;
+    maximum = new_maximum;
   }
 
-  void mix(const Piece& piece, const LayerCache& layer, int first, int count, float* weights,
-           float* out, int width) const {
+  // out += weights times values.
+  void add_values(const QueryTile& tile, const LayerCache& layer, int first, int count,
+                  float* weights, float* out, int width) const {
     const Product product = product_of(cache_.kind());
     const long group_bytes = long(kPage) * kGroup * number_bytes(cache_.kind());
     for (int at = 0; at < count; at += kPage) {
-      const int page = int(piece.pages[(first + at) / kPage]);
+      const int page = int(tile.pages[(first + at) / kPage]);
       if (cache_.kind() == Kind::kInt8)
-        scale(weights + at, piece.rows, layer.value_scales + cache_.slot(page, piece.head) * kPage);
-      const uint8_t* values = cache_.at(layer.values, page, piece.head);
+        scale(weights + at, tile.rows, layer.value_scales + cache_.slot(page, tile.head) * kPage);
+      const uint8_t* values = cache_.at(layer.values, page, tile.head);
       const int depth = std::min(kPage, count - at);
       for (int group = 0; group < width / kGroup; group++)
-        product(weights + at, kBlockTokens, piece.rows, values + group * group_bytes, depth,
+        product(weights + at, kBlockTokens, tile.rows, values + group * group_bytes, depth,
                 out + group * kGroup, width, true);
     }
   }

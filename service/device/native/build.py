@@ -1,8 +1,7 @@
-"""The C++ sources become a library, once for each machine, compiler and version of the sources.
+"""Compiles the C++ sources, once for each machine, compiler and version of the sources.
 
-Compiled with the instructions of the very CPU that will run it, which is where most of the
-speed comes from, and why no ready-made binary is shipped. It takes some seconds and a C++
-compiler; without one the caller takes another executor.
+They are compiled for the instruction set of this CPU, which gives most of the speed; so no binary
+is shipped. It takes some seconds and a C++ compiler; without one the caller uses another executor.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TIMEOUT_S = 300
 
 
 class NoNativeLibrary(Exception):
-    """The library cannot be had here; the message says why in one line."""
+    """The library cannot be compiled or loaded here; the message says why in one line."""
 
 
 def library_path(progress: Callable[[str], None]) -> Path:
@@ -41,12 +40,12 @@ def library_path(progress: Callable[[str], None]) -> Path:
 
 
 def _find_compiler() -> str:
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
+    from_environment = os.environ.get("CXX")
+    for name in (from_environment,) if from_environment else _COMPILERS:
         found = shutil.which(name)
         if found is not None:
             return found
-    looked_for = wanted or " or ".join(_COMPILERS)
+    looked_for = from_environment or " or ".join(_COMPILERS)
     raise NoNativeLibrary(f"no C++ compiler ({looked_for} not found); install g++")
 
 
@@ -56,7 +55,7 @@ def _cache_folder() -> Path:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Changes with whatever the result depends on."""
+    """A hash of everything that the compiled library depends on."""
     digest = hashlib.sha256()
     for source in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
         digest.update(source.name.encode() + source.read_bytes())
@@ -68,16 +67,16 @@ def _fingerprint(compiler: str) -> str:
 
 def _cpu() -> str:
     """The CPU's name and instruction sets: a home folder may be shared between machines."""
-    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    fields = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Written beside its place and moved, so that two servers may start at once."""
+    """Compile to a temporary file and move it into place, so that two servers may start at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder) / path.name

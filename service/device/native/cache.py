@@ -1,8 +1,8 @@
 """The native decoder's paged cache: pages of 16 tokens in the layout that its kernels read.
 
 Keys of a page and head lie as [head_dim][16 tokens], values as [head_dim / 16][16 tokens]
-[16 dims] (see attention.h); within 16 numbers the order is the format's own. Nobody but the
-library reads them; blocks are copied whole by the host tier.
+[16 dims] (see attention.h); within 16 numbers the order is the format's own. Only the
+library reads them; CPU offload copies whole blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES = {
 
 
 class NativeKvCache:
-    """Memory of all pages; implements what the executor and the host tier need of a cache."""
+    """Memory of all pages; implements what the executor and CPU offload need of a cache."""
 
     page_tokens = PAGE_TOKENS
 
@@ -39,11 +39,11 @@ class NativeKvCache:
             self.storage += (zeros((*heads, PAGE_TOKENS), torch.float32, _CPU),)
 
     def attach(self, library: Library) -> None:
-        """Tell the library where the pages are."""
+        """Give the library the addresses of the pages."""
         for layer, (keys, values) in enumerate(self._numbers):
             scales: tuple[int, int] | tuple[None, None] = (None, None)
             if len(self.storage) > 1:
-                scales = tuple(side.data_ptr() for side in self.storage[1][layer])
+                scales = tuple(scale.data_ptr() for scale in self.storage[1][layer])
             library.set_cache(layer, keys.data_ptr(), values.data_ptr(), *scales)
 
 

@@ -4,7 +4,8 @@ namespace ps {
 
 namespace {
 
-constexpr int kOwnRows = 4;  // so few rows each thread normalises for itself: cheaper than waiting
+// Up to so many rows are prepared by each thread for itself, which is cheaper than waiting.
+constexpr int kRowsByThread = 4;
 
 void rms_norm(const float* from, const float* weight, int count, float eps, float* to) {
   Floats squares = {};
@@ -31,58 +32,60 @@ Decoder::Decoder(const Config& config)
       q_size_(config.heads * config.head_dim),
       ffn_stride_(padded(config.ffn)),
       layers_(config.layers),
-      own_ready_(config.threads),
+      thread_prepared_(config.threads),
       outs_(config.threads),
       scratch_(config.threads),
       pool_(config.threads) {
   for (int i = 0; i < config.threads; i++) {
-    resize(own_ready_[i], kOwnRows);
-    outs_[i].resize(size_t(kQueryTokens) * shape_.share() * padded(shape_.dim));
+    resize(thread_prepared_[i], kRowsByThread);
+    outs_[i].resize(size_t(kQueryTokens) * shape_.group_size() * padded(shape_.dim));
     scratch_[i].resize(shape_);
   }
 }
 
-Matrix& Decoder::matrix(int layer, Which which) {
+Matrix& Decoder::matrix(int layer, MatrixName which) {
   switch (which) {
-    case Which::kQkv:
+    case MatrixName::kQkv:
       return layers_[layer].qkv;
-    case Which::kOut:
+    case MatrixName::kOut:
       return layers_[layer].out;
-    case Which::kGate:
+    case MatrixName::kGate:
       return layers_[layer].gate;
-    case Which::kUp:
+    case MatrixName::kUp:
       return layers_[layer].up;
-    case Which::kDown:
+    case MatrixName::kDown:
       return layers_[layer].down;
-    case Which::kHead:
+    case MatrixName::kHead:
       return head_;
     default:
       return embedding_;
   }
 }
 
-void Decoder::set_matrix(int layer, Which which, const float* weight, const float* bias) {
+void Decoder::set_matrix(int layer, MatrixName which, const float* weight, const float* bias) {
   const Config& c = config_;
-  const int out = which == Which::kQkv                              ? qkv_size_
-                  : which == Which::kGate || which == Which::kUp    ? c.ffn
-                  : which == Which::kOut || which == Which::kDown   ? c.hidden
-                                                                    : c.vocab;
-  const int in = which == Which::kOut ? q_size_ : which == Which::kDown ? c.ffn : c.hidden;
+  const int out = which == MatrixName::kQkv                                  ? qkv_size_
+                  : which == MatrixName::kGate || which == MatrixName::kUp   ? c.ffn
+                  : which == MatrixName::kOut || which == MatrixName::kDown  ? c.hidden
+                                                                             : c.vocab;
+  const int in = which == MatrixName::kOut    ? q_size_
+                 : which == MatrixName::kDown ? c.ffn
+                                              : c.hidden;
   matrix(layer, which).pack(weight, bias, out, in, Kind(c.weights_kind), arena_);
 }
 
-void Decoder::set_norm(int layer, Norm which, const float* weight) {
+void Decoder::set_norm(int layer, NormName which, const float* weight) {
   const int hidden = config_.hidden, dim = config_.head_dim;
   switch (which) {
-    case Norm::kInput:
+    case NormName::kInput:
       return layers_[layer].input_norm.assign(weight, weight + hidden);
-    case Norm::kQuery:
+    case NormName::kQuery:
       return layers_[layer].query_norm.assign(weight, weight + dim);
-    case Norm::kKey:
+    case NormName::kKey:
       return layers_[layer].key_norm.assign(weight, weight + dim);
-    case Norm::kFfn:
+    case NormName::kFfn:
       return layers_[layer].ffn_norm.assign(weight, weight + hidden);
-    case Norm::kFinal:
+    case NormName::kFinal:
       return final_norm_.assign(weight, weight + hidden);
   }
 }
@@ -96,35 +99,36 @@ void Decoder::set_rope(const float* cos, const float* sin, int positions) {
 void Decoder::reserve(const Batch& batch) {
   const size_t tokens = batch.tokens;
   hidden_.resize(tokens * hidden_stride_);
-  resize(ready_, std::max(tokens, size_t(batch.samples)));
+  resize(prepared_, std::max(tokens, size_t(batch.samples)));
   qkv_.resize(tokens * qkv_stride_);
   queries_.resize(tokens * q_size_);
-  mixed_.resize(tokens * q_size_);
-  acted_.resize(tokens * ffn_stride_);
-  const size_t share = shape_.share();
-  parts_.resize(part_count_ * share * padded(shape_.dim));
-  part_tops_.resize(part_count_ * share);
-  part_sums_.resize(part_count_ * share);
+  attended_.resize(tokens * q_size_);
+  activated_.resize(tokens * ffn_stride_);
+  const size_t group_size = shape_.group_size();
+  splits_.resize(split_count_ * group_size * padded(shape_.dim));
+  split_maxima_.resize(split_count_ * group_size);
+  split_sums_.resize(split_count_ * group_size);
 }
 
-void Decoder::resize(Ready& ready, size_t rows) const {
-  ready.normed.resize(rows * hidden_stride_);
+void Decoder::resize(PreparedRows& prepared, size_t rows) const {
+  prepared.normed.resize(rows * hidden_stride_);
   if (Kind(config_.weights_kind) != Kind::kInt8) return;
-  ready.digits.resize(rows * digit_stride(std::max({config_.hidden, config_.ffn, q_size_})));
-  ready.steps.resize(rows);
+  const int longest = std::max({config_.hidden, config_.ffn, q_size_});
+  prepared.quantized.resize(rows * quantized_stride(longest));
+  prepared.scales.resize(rows);
 }
 
-// A wrong place would be a crash or another sequence's numbers; it is a few compares a token.
+// A wrong index would crash, or read another sequence's numbers; a check is a few compares a token.
 void Decoder::check(const Batch& batch) const {
   auto require = [](bool holds, const char* what) {
     if (!holds) throw std::out_of_range(what);
   };
   const int64_t positions = int64_t(cos_.size()) / (config_.head_dim / 2);
-  const int64_t cells = int64_t(batch.cache_pages) * kPage;
+  const int64_t slots = int64_t(batch.cache_pages) * kPage;
   for (int t = 0; t < batch.tokens; t++) {
     require(batch.token_ids[t] >= 0 && batch.token_ids[t] < config_.vocab, "a token id");
     require(batch.positions[t] >= 0 && batch.positions[t] < positions, "a position");
-    require(batch.cells[t] >= 0 && batch.cells[t] < cells, "a cache cell");
+    require(batch.slot_mapping[t] >= 0 && batch.slot_mapping[t] < slots, "a cache slot");
   }
   for (int i = 0; i < batch.samples; i++)
     require(batch.sampled[i] >= 0 && batch.sampled[i] < batch.tokens, "a sampled row");
@@ -143,34 +147,35 @@ void Decoder::forward(const Batch& batch) {
   check(batch);
   plan_attention(batch);
   reserve(batch);
-  pool_.run([&](Place& place) { step(batch, place); });
+  pool_.run([&](PhaseCursor& cursor) { step(batch, cursor); });
 }
 
-void Decoder::step(const Batch& batch, Place& place) {
-  embed(batch, place);
-  for (const Layer& layer : layers_) layer_step(batch, layer, place);
-  predict(batch, place);
+void Decoder::step(const Batch& batch, PhaseCursor& cursor) {
+  embed(batch, cursor);
+  for (const Layer& layer : layers_) layer_step(batch, layer, cursor);
+  compute_logits(batch, cursor);
 }
 
-void Decoder::layer_step(const Batch& batch, const Layer& layer, Place& place) {
+void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
   const int rows = batch.tokens;
   Input x{hidden_.data(), hidden_stride_, config_.hidden, rows, layer.input_norm.data(), nullptr};
-  product(layer.qkv, x, place, [&](int panel, int first, int height, const float* sums) {
+  product(layer.qkv, x, cursor, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++)
       std::memcpy(qkv_.data() + long(first + r) * qkv_stride_ + panel * kGroup, sums + r * kGroup,
                   kGroup * sizeof(float));
   });
-  turn_and_store(batch, layer, place);
-  attend(batch, layer, place);
-  merge_parts(place);
-  add_product(layer.out, {mixed_.data(), q_size_, q_size_, rows, nullptr, nullptr}, place);
+  rope_and_write_kv(batch, layer, cursor);
+  attend(batch, layer, cursor);
+  merge_splits(cursor);
+  add_product(layer.out, {attended_.data(), q_size_, q_size_, rows, nullptr, nullptr}, cursor);
   x.norm = layer.ffn_norm.data();
-  feed_forward(layer, x, place);
-  add_product(layer.down, {acted_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr}, place);
+  feed_forward(layer, x, cursor);
+  add_product(layer.down, {activated_.data(), ffn_stride_, config_.ffn, rows, nullptr, nullptr},
+              cursor);
 }
 
-void Decoder::embed(const Batch& batch, Place& place) {
-  pool_.phase(place, batch.tokens, [&](int begin, int end) {
+void Decoder::embed(const Batch& batch, PhaseCursor& cursor) {
+  pool_.phase(cursor, batch.tokens, [&](int begin, int end) {
     for (int token = begin; token < end; token++) {
       float* row = hidden_.data() + long(token) * hidden_stride_;
       embedding_.row(int(batch.token_ids[token]), row);
@@ -179,7 +184,7 @@ void Decoder::embed(const Batch& batch, Place& place) {
   });
 }
 
-void Decoder::make_ready(const Input& x, int row, Ready& to) const {
+void Decoder::prepare_row(const Input& x, int row, PreparedRows& to) const {
   const float* from = x.at(row);
   if (x.norm != nullptr) {
     float* normed = to.normed.data() + long(row) * hidden_stride_;
@@ -187,31 +192,32 @@ void Decoder::make_ready(const Input& x, int row, Ready& to) const {
     from = normed;
   }
   if (Kind(config_.weights_kind) != Kind::kInt8) return;
-  const int stride = digit_stride(x.count);
-  to.steps.data()[row] = to_digits(from, x.count, stride, to.digits.data() + long(row) * stride);
+  const int stride = quantized_stride(x.count);
+  int16_t* quantized = to.quantized.data() + long(row) * stride;
+  to.scales.data()[row] = quantize_row(from, x.count, stride, quantized);
 }
 
-// A phase of every panel and block of rows. Before it the rows are made ready, all together, or
-// when they are few by each thread that has work to do: cheaper than waiting.
+// A phase over every panel and block of rows. Before it the rows are prepared: by all threads
+// together, or, when they are few, by each thread for itself.
 template <class Body>
-void Decoder::panels(const Input& x, int panels, Place& place, Body&& body) {
+void Decoder::for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&& body) {
   if (x.rows == 0) return;
   const bool is_int8 = Kind(config_.weights_kind) == Kind::kInt8;
-  const bool own = x.rows <= kOwnRows;
-  bool is_ready = !own;
-  Ready& ready = own ? own_ready_[place.thread] : ready_;
-  if (!own && (is_int8 || x.norm != nullptr))
-    pool_.phase(place, x.rows, [&](int begin, int end) {
-      for (int row = begin; row < end; row++) make_ready(x, row, ready);
+  const bool by_thread = x.rows <= kRowsByThread;
+  bool is_prepared = !by_thread;
+  PreparedRows& prepared = by_thread ? thread_prepared_[cursor.thread] : prepared_;
+  if (!by_thread && (is_int8 || x.norm != nullptr))
+    pool_.phase(cursor, x.rows, [&](int begin, int end) {
+      for (int row = begin; row < end; row++) prepare_row(x, row, prepared);
     });
   const bool normed = x.norm != nullptr;
-  const Rows rows{normed ? ready.normed.data() : x.from, normed ? hidden_stride_ : x.stride,
-                  ready.digits.data(), digit_stride(x.count), ready.steps.data()};
+  const Rows rows{normed ? prepared.normed.data() : x.from, normed ? hidden_stride_ : x.stride,
+                  prepared.quantized.data(), quantized_stride(x.count), prepared.scales.data()};
   const int blocks = x.rows <= kMostBlockRows ? 1 : (x.rows + kRowBlock - 1) / kRowBlock;
   const int block_rows = blocks == 1 ? x.rows : kRowBlock;
-  pool_.phase(place, blocks * panels, [&](int begin, int end) {
-    for (int row = 0; !is_ready && row < x.rows; row++) make_ready(x, row, ready);
-    is_ready = true;
+  pool_.phase(cursor, blocks * panels, [&](int begin, int end) {
+    for (int row = 0; !is_prepared && row < x.rows; row++) prepare_row(x, row, prepared);
+    is_prepared = true;
     for (int piece = begin; piece < end; piece++) {
       const int first = piece / panels * block_rows;
       body(rows, piece % panels, first, std::min(block_rows, x.rows - first));
@@ -221,17 +227,17 @@ void Decoder::panels(const Input& x, int panels, Place& place, Body&& body) {
 
 // `body(panel, first row, rows, sums [rows][16])` for all of x times a matrix.
 template <class Body>
-void Decoder::product(const Matrix& matrix, const Input& x, Place& place, Body&& body) {
-  panels(x, matrix.panels(), place, [&](const Rows& rows, int panel, int first, int height) {
+void Decoder::product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body) {
+  for_panels(x, matrix.panels(), cursor, [&](const Rows& rows, int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
     matrix.multiply(panel, rows, first, height, sums);
     body(panel, first, height, sums);
   });
 }
 
-// Normalise where the family does, and turn the pairs that lie half a head apart.
-void Decoder::turn(float* head, const std::vector<float>& norm, int64_t position,
-                   float scale) const {
+// Normalise where the family does (QK norm), then rotate the pairs that lie half a head apart.
+void Decoder::apply_rope(float* head, const std::vector<float>& norm, int64_t position,
+                         float scale) const {
   const int dim = shape_.dim, half = dim / 2;
   if (!norm.empty()) rms_norm(head, norm.data(), dim, config_.norm_eps, head);
   const float* cos = &cos_[size_t(position) * half];
@@ -243,32 +249,33 @@ void Decoder::turn(float* head, const std::vector<float>& norm, int64_t position
   }
 }
 
-void Decoder::turn_and_store(const Batch& batch, const Layer& layer, Place& place) {
-  pool_.phase(place, batch.tokens, [&](int begin, int end) {
-    for (int token = begin; token < end; token++) turn_token(batch, layer, token);
+void Decoder::rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
+  pool_.phase(cursor, batch.tokens, [&](int begin, int end) {
+    for (int token = begin; token < end; token++) rope_and_write_token(batch, layer, token);
   });
 }
 
-void Decoder::turn_token(const Batch& batch, const Layer& layer, int token) {
-  const int dim = shape_.dim, share = shape_.share();
+void Decoder::rope_and_write_token(const Batch& batch, const Layer& layer, int token) {
+  const int dim = shape_.dim, group_size = shape_.group_size();
   const float scale = 1.0f / std::sqrt(float(dim));
   float* row = qkv_.data() + long(token) * qkv_stride_;
   const int64_t position = batch.positions[token];
   for (int h = 0; h < shape_.heads; h++) {
-    turn(row + h * dim, layer.query_norm, position, scale);
-    const long at = (long(h / share) * batch.tokens + token) * share + h % share;
+    apply_rope(row + h * dim, layer.query_norm, position, scale);
+    const long at = (long(h / group_size) * batch.tokens + token) * group_size + h % group_size;
     std::memcpy(queries_.data() + at * dim, row + h * dim, dim * sizeof(float));
   }
-  const int page = int(batch.cells[token] / kPage), within = int(batch.cells[token] % kPage);
+  const int64_t slot = batch.slot_mapping[token];
+  const int page = int(slot / kPage), within = int(slot % kPage);
   for (int h = 0; h < shape_.kv_heads; h++) {
     float* key = row + q_size_ + h * dim;
-    turn(key, layer.key_norm, position, 1.0f);
+    apply_rope(key, layer.key_norm, position, 1.0f);
     attention_.cache().write(layer.cache, page, within, h, key, key + shape_.kv_heads * dim);
   }
 }
 
-void Decoder::add_product(const Matrix& matrix, const Input& x, Place& place) {
-  product(matrix, x, place, [&](int panel, int first, int height, const float* sums) {
+void Decoder::add_product(const Matrix& matrix, const Input& x, PhaseCursor& cursor) {
+  product(matrix, x, cursor, [&](int panel, int first, int height, const float* sums) {
     for (int r = 0; r < height; r++) {
       float* to = hidden_.data() + long(first + r) * hidden_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i++) to[i] += sums[r * kGroup + i];
@@ -276,14 +283,14 @@ void Decoder::add_product(const Matrix& matrix, const Input& x, Place& place) {
   });
 }
 
-void Decoder::feed_forward(const Layer& layer, const Input& x, Place& place) {
-  panels(x, layer.gate.panels(), place,
+void Decoder::feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor) {
+  for_panels(x, layer.gate.panels(), cursor,
          [&](const Rows& rows, int panel, int first, int height) {
     float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];
     layer.gate.multiply(panel, rows, first, height, gate);
     layer.up.multiply(panel, rows, first, height, up);
     for (int r = 0; r < height; r++) {
-      float* to = acted_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
+      float* to = activated_.data() + long(first + r) * ffn_stride_ + panel * kGroup;
       for (int i = 0; i < kGroup; i += kWidth) {
         Floats g = load<Floats>(gate + r * kGroup + i), u = load<Floats>(up + r * kGroup + i);
         store(to + i, g / (1.0f + exponential(-g)) * u);
@@ -293,11 +300,11 @@ void Decoder::feed_forward(const Layer& layer, const Input& x, Place& place) {
 }
 
 // Logits of the sampled rows.
-void Decoder::predict(const Batch& batch, Place& place) {
+void Decoder::compute_logits(const Batch& batch, PhaseCursor& cursor) {
   const int vocab = config_.vocab;
   const Input x{hidden_.data(), hidden_stride_,      config_.hidden,
                 batch.samples,  final_norm_.data(), batch.sampled};
-  product(head(), x, place, [&](int panel, int first, int height, const float* sums) {
+  product(head(), x, cursor, [&](int panel, int first, int height, const float* sums) {
     const int count = std::min(kGroup, vocab - panel * kGroup);
     for (int r = 0; r < height; r++)
       std::memcpy(batch.logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,

@@ -27,20 +27,20 @@ struct Span {
 
 struct Batch {
   int32_t tokens, spans, samples, cache_pages;
-  const int64_t* token_ids;   // [tokens]
-  const int64_t* positions;   // [tokens]
-  const int64_t* cells;       // [tokens]: page * 16 + place
-  const int64_t* sampled;     // [samples]: rows whose logits are wanted
-  const Span* span;           // [spans]
+  const int64_t* token_ids;     // [tokens]
+  const int64_t* positions;     // [tokens]
+  const int64_t* slot_mapping;  // [tokens]: page * 16 + place in the page
+  const int64_t* sampled;       // [samples]: rows whose logits are wanted
+  const Span* span;             // [spans]
   const int64_t* pages;
-  float* logits;              // [samples, vocab]
+  float* logits;                // [samples, vocab]
 };
 
-enum class Which : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
-enum class Norm : int { kInput, kQuery, kKey, kFfn, kFinal };
+enum class MatrixName : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
+enum class NormName : int { kInput, kQuery, kKey, kFfn, kFinal };
 
-// Rows [rows][count] that a product begins with: row r is number `picked[r]` in memory, or r. They
-// are normalised first where there is a norm.
+// Input rows [rows][count] of a product: row r is number `picked[r]` in memory, or r. They are
+// normalised first where there is a norm.
 struct Input {
   const float* from;
   long stride;
@@ -51,10 +51,10 @@ struct Input {
   const float* at(int row) const { return from + (picked ? picked[row] : row) * stride; }
 };
 
-// Memory for rows as a product wants them: normalised, and for int8 weights as integers.
-struct Ready {
-  Buffer<float> normed, steps;
-  Buffer<int16_t> digits;
+// Rows as a product needs them: normalised, and for int8 weights quantized with a scale each.
+struct PreparedRows {
+  Buffer<float> normed, scales;
+  Buffer<int16_t> quantized;
 };
 
 struct Layer {
@@ -67,8 +67,8 @@ class Decoder {
  public:
   explicit Decoder(const Config& config);
 
-  void set_matrix(int layer, Which which, const float* weight, const float* bias);
-  void set_norm(int layer, Norm which, const float* weight);
+  void set_matrix(int layer, MatrixName which, const float* weight, const float* bias);
+  void set_norm(int layer, NormName which, const float* weight);
   void set_rope(const float* cos, const float* sin, int positions);
   void set_cache(int layer, const LayerCache& cache) { layers_[layer].cache = cache; }
 
@@ -76,41 +76,41 @@ class Decoder {
   void forward(const Batch& batch);
 
  private:
-  typedef Pool::Place Place;
+  typedef Pool::PhaseCursor PhaseCursor;
 
-  // A piece of attention, and where its result goes: `part` < 0 straight to the output.
+  // A tile of attention, and the split that its result belongs to; < 0: it is the whole result.
   struct Task {
-    int span, head, first, tokens, from, to, part;
+    int span, head, first, tokens, from, to, split;
   };
-  // Parts [first, first + count) of one decode row's head are merged.
+  // Merge the splits [first, first + count) of one head of a decode row.
   struct Merge {
     int row, head, first, count;
   };
 
-  Matrix& matrix(int layer, Which which);
+  Matrix& matrix(int layer, MatrixName which);
   void check(const Batch& batch) const;
   void plan_attention(const Batch& batch);
   void reserve(const Batch& batch);
-  void resize(Ready& ready, size_t rows) const;
-  void step(const Batch& batch, Place& place);
-  void layer_step(const Batch& batch, const Layer& layer, Place& place);
-  void embed(const Batch& batch, Place& place);
-  void make_ready(const Input& x, int row, Ready& to) const;
+  void resize(PreparedRows& prepared, size_t rows) const;
+  void step(const Batch& batch, PhaseCursor& cursor);
+  void layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
+  void embed(const Batch& batch, PhaseCursor& cursor);
+  void prepare_row(const Input& x, int row, PreparedRows& to) const;
   template <class Body>
-  void panels(const Input& x, int panels, Place& place, Body&& body);
+  void for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&& body);
   template <class Body>
-  void product(const Matrix& matrix, const Input& x, Place& place, Body&& body);
-  void turn_and_store(const Batch& batch, const Layer& layer, Place& place);
-  void turn_token(const Batch& batch, const Layer& layer, int token);
-  void turn(float* head, const std::vector<float>& norm, int64_t position, float scale) const;
-  void attend(const Batch& batch, const Layer& layer, Place& place);
+  void product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body);
+  void rope_and_write_kv(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
+  void rope_and_write_token(const Batch& batch, const Layer& layer, int token);
+  void apply_rope(float* head, const std::vector<float>& norm, int64_t position, float scale) const;
+  void attend(const Batch& batch, const Layer& layer, PhaseCursor& cursor);
   void attend(const Batch& batch, const Layer& layer, const Task& task, int thread);
-  void merge_parts(Place& place);
+  void merge_splits(PhaseCursor& cursor);
   void merge(const Merge& merge);
-  void put_heads(const float* out, const float* sums, int rows, int width, long row, int head);
-  void add_product(const Matrix& matrix, const Input& x, Place& place);
-  void feed_forward(const Layer& layer, const Input& x, Place& place);
-  void predict(const Batch& batch, Place& place);
+  void write_heads(const float* out, const float* sums, int rows, int width, long row, int head);
+  void add_product(const Matrix& matrix, const Input& x, PhaseCursor& cursor);
+  void feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor);
+  void compute_logits(const Batch& batch, PhaseCursor& cursor);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
 
   const Config config_;
@@ -122,15 +122,15 @@ class Decoder {
   Matrix embedding_, head_;
   std::vector<float> final_norm_;
   std::vector<float> cos_, sin_;
-  Buffer<float> hidden_, qkv_, queries_, mixed_, acted_;
-  Buffer<float> parts_, part_tops_, part_sums_;
-  Ready ready_;
-  std::vector<Ready> own_ready_;
+  Buffer<float> hidden_, qkv_, queries_, attended_, activated_;
+  Buffer<float> splits_, split_maxima_, split_sums_;
+  PreparedRows prepared_;
+  std::vector<PreparedRows> thread_prepared_;
   std::vector<Buffer<float>> outs_;
   std::vector<Scratch> scratch_;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;
-  int part_count_ = 0;
+  int split_count_ = 0;
   Pool pool_;
 };
 

@@ -1,4 +1,4 @@
-"""The forward pass in C++, with the face of `service.device.models.model.Decoder`."""
+"""The forward pass in C++, with the interface of `service.device.models.model.Decoder`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.device.native.library import (
 from service.device.rope import RopeTable
 from service.device.spec import Feature, ModelSpec
 
-_MODEL = -1  # in the place of a layer's number
+_MODEL = -1  # instead of a layer's number
 FEATURES = frozenset(
     {
         Feature.QKV_BIAS,
@@ -43,7 +43,7 @@ def unsupported(spec: ModelSpec) -> str | None:
     if spec.heads % spec.kv_heads != 0:
         return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
     if spec.head_dim % 2 != 0:
-        return f"a head of {spec.head_dim} has no pairs to turn"
+        return f"a head of {spec.head_dim} has no pairs to rotate"
     return None
 
 
@@ -60,7 +60,7 @@ class NativeDecoder:
         threads: int | None,
         progress: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        """Compile or load the library and hand it all weights, rounded to `rounding` first.
+        """Compile or load the library and copy all weights into it, rounded to `rounding` first.
 
         Raises NoNativeLibrary, ConfigError.
         """
@@ -86,7 +86,7 @@ class NativeDecoder:
         _Loader(source, self.library, rounding).load(max_tokens, progress)
 
     def forward(self, inputs: StepInputs, cache: NativeKvCache) -> torch.Tensor:
-        """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        """Compute a step: writes the KV cache and returns float32 logits [samples, vocab]."""
         if self._attached is not cache:
             cache.attach(self.library)
             self._attached = cache
@@ -116,7 +116,7 @@ class NativeDecoder:
 
 
 class _Loader:
-    """Reads, checks, rounds and hands over. Packing goes on beside the reading of what follows."""
+    """Reads, checks, rounds and packs weights. A thread packs one while the next is read."""
 
     def __init__(self, source: WeightSource, library: Library, rounding: torch.dtype) -> None:
         self._source = source

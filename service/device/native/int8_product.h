@@ -18,7 +18,7 @@
 
 namespace ps {
 
-constexpr int kDigitMax = 8191;
+constexpr int kQuantizedMax = 8191;
 constexpr int kExactInputs = 2048;  // 2048 * 127 * 8191 < 2^31
 
 typedef int16_t Shorts __attribute__((vector_size(PS_VECTOR_BYTES)));
@@ -55,25 +55,25 @@ static PS_INLINE Ints pair_of(const int16_t* at) {
 }
 
 template <int R, int U>
-static PS_INLINE void walk_pairs(const int16_t* a, long stride, const int8_t* w, int pairs,
-                                 Ahead ahead, Ints (&sums)[R][kParts]) {
-  Ints apart[U][R][kParts] = {};
+static PS_INLINE void accumulate_pairs(const int16_t* a, long stride, const int8_t* w, int pairs,
+                                       Prefetch prefetch, Ints (&sums)[R][kGroupVectors]) {
+  Ints separate[U][R][kGroupVectors] = {};
   for (int k = 0; k + U <= pairs; k += U) {
-    if constexpr (R > 1) __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
+    if constexpr (R > 1) __builtin_prefetch(prefetch.from + k * prefetch.step, 0, 2);
     PS_UNROLL for (int u = 0; u < U; u++) {
-      Shorts group[kParts];
-      PS_UNROLL for (int part = 0; part < kParts; part++)
-        group[part] = widen(w + (long(k + u) * kGroup + part * kWidth) * 2);
+      Shorts group[kGroupVectors];
+      PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++)
+        group[vec] = widen(w + (long(k + u) * kGroup + vec * kWidth) * 2);
       PS_UNROLL for (int r = 0; r < R; r++) {
         const Ints x = pair_of(a + r * stride + 2 * (k + u));
-        PS_UNROLL for (int part = 0; part < kParts; part++)
-          apart[u][r][part] = add_pairs(apart[u][r][part], x, group[part]);
+        PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++)
+          separate[u][r][vec] = add_pairs(separate[u][r][vec], x, group[vec]);
       }
     }
   }
   PS_UNROLL for (int u = 0; u < U; u++) {
     PS_UNROLL for (int r = 0; r < R; r++) {
-      PS_UNROLL for (int part = 0; part < kParts; part++) sums[r][part] += apart[u][r][part];
+      PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++) sums[r][vec] += separate[u][r][vec];
     }
   }
 }
@@ -81,14 +81,14 @@ static PS_INLINE void walk_pairs(const int16_t* a, long stride, const int8_t* w,
 // to [R, 16] (+)= the integer sums as floats; `pairs` is a multiple of 4.
 template <int R>
 static PS_INLINE void int8_tile(const int16_t* a, long stride, const int8_t* w, int pairs,
-                                Ahead ahead, float* to, bool add) {
+                                Prefetch prefetch, float* to, bool add) {
   constexpr int U = R == 1 ? 4 : R == 2 ? 2 : 1;
-  Ints sums[R][kParts] = {};
-  walk_pairs<R, U>(a, stride, w, pairs, ahead, sums);
+  Ints sums[R][kGroupVectors] = {};
+  accumulate_pairs<R, U>(a, stride, w, pairs, prefetch, sums);
   PS_UNROLL for (int r = 0; r < R; r++) {
-    PS_UNROLL for (int part = 0; part < kParts; part++) {
-      float* at = to + r * kGroup + part * kWidth;
-      Floats value = __builtin_convertvector(sums[r][part], Floats);
+    PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++) {
+      float* at = to + r * kGroup + vec * kWidth;
+      Floats value = __builtin_convertvector(sums[r][vec], Floats);
       store(at, add ? load<Floats>(at) + value : value);
     }
   }
@@ -96,12 +96,12 @@ static PS_INLINE void int8_tile(const int16_t* a, long stride, const int8_t* w, 
 
 template <int R>
 static PS_INLINE void int8_tile_of(int rows, const int16_t* a, long stride, const int8_t* w,
-                                   int pairs, Ahead ahead, float* to, bool add) {
+                                   int pairs, Prefetch prefetch, float* to, bool add) {
   if constexpr (R > 0) {
     if (rows == R) {
-      int8_tile<R>(a, stride, w, pairs, ahead, to, add);
+      int8_tile<R>(a, stride, w, pairs, prefetch, to, add);
     } else {
-      int8_tile_of<R - 1>(rows, a, stride, w, pairs, ahead, to, add);
+      int8_tile_of<R - 1>(rows, a, stride, w, pairs, prefetch, to, add);
     }
   }
 }
@@ -109,7 +109,7 @@ static PS_INLINE void int8_tile_of(int rows, const int16_t* a, long stride, cons
 // to [rows, 16] = a [rows, inputs] * one panel; `inputs` is a multiple of 8, `stride` of a row.
 inline void int8_product(const int16_t* a, long stride, int rows, const int8_t* panel, int inputs,
                          float* to) {
-  const int tiles = (rows + kRows - 1) / kRows;
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
   for (int from = 0; from < inputs; from += kExactInputs) {
     const int count = inputs - from < kExactInputs ? inputs - from : kExactInputs;
     const int8_t* w = panel + long(from) * kGroup;
@@ -117,17 +117,17 @@ inline void int8_product(const int16_t* a, long stride, int rows, const int8_t* 
     for (int i = 0, first = 0; i < tiles; i++) {
       const int height = (rows - first + tiles - i - 1) / (tiles - i);
       const char* next = reinterpret_cast<const char*>(panel) + long(inputs + from) * kGroup;
-      Ahead ahead{next + i * (count / 2) * step, step};
-      if (tiles == 1) ahead = {reinterpret_cast<const char*>(w) + kAheadBytes, 2 * kGroup};
-      int8_tile_of<kRows>(height, a + first * stride + from, stride, w, count / 2, ahead,
+      Prefetch prefetch{next + i * (count / 2) * step, step};
+      if (tiles == 1) prefetch = {reinterpret_cast<const char*>(w) + kPrefetchBytes, 2 * kGroup};
+      int8_tile_of<kTileRows>(height, a + first * stride + from, stride, w, count / 2, prefetch,
                           to + long(first) * kGroup, from > 0);
       first += height;
     }
   }
 }
 
-// x [count] to integers up to kDigitMax, zeros up to `stride`; gives what one step is worth.
-inline float to_digits(const float* x, int count, int stride, int16_t* to) {
+// Quantize x [count] to integers up to kQuantizedMax, with zeros up to `stride`; returns the scale.
+inline float quantize_row(const float* x, int count, int stride, int16_t* to) {
   Floats most = {};
   int i = 0;
   for (; i + kWidth <= count; i += kWidth) {
@@ -136,10 +136,10 @@ inline float to_digits(const float* x, int count, int stride, int16_t* to) {
   }
   float top = largest(most);
   for (; i < count; i++) top = std::fmax(top, std::fabs(x[i]));
-  const float step = top > 0 ? top / kDigitMax : 1.0f, inverse = 1.0f / step;
+  const float scale = top > 0 ? top / kQuantizedMax : 1.0f, inverse = 1.0f / scale;
   for (i = 0; i < count; i++) to[i] = int16_t(x[i] * inverse + (x[i] < 0 ? -0.5f : 0.5f));
   for (; i < stride; i++) to[i] = 0;
-  return step;
+  return scale;
 }
 
 }  // namespace ps

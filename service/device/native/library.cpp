@@ -1,10 +1,10 @@
-// The C interface that Python loads. Every call returns 0, or a code that the caller names.
+// The C interface that Python loads. Every call returns 0 or an error code.
 
 #include "decoder.h"
 
 namespace {
 
-enum Code { kDone = 0, kNoMemory = 1, kFailed = 2, kOutside = 3 };
+enum ErrorCode { kDone = 0, kNoMemory = 1, kFailed = 2, kOutOfBounds = 3 };
 
 template <class Body>
 int guarded(Body&& body) {
@@ -14,7 +14,7 @@ int guarded(Body&& body) {
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   } catch (const std::out_of_range&) {
-    return kOutside;
+    return kOutOfBounds;
   } catch (...) {
     return kFailed;
   }
@@ -34,11 +34,11 @@ int ps_create(const ps::Config* config, void** handle) {
 void ps_destroy(void* handle) { delete decoder(handle); }
 
 int ps_set_matrix(void* handle, int layer, int which, const float* weight, const float* bias) {
-  return guarded([&] { decoder(handle)->set_matrix(layer, ps::Which(which), weight, bias); });
+  return guarded([&] { decoder(handle)->set_matrix(layer, ps::MatrixName(which), weight, bias); });
 }
 
 int ps_set_norm(void* handle, int layer, int which, const float* weight) {
-  return guarded([&] { decoder(handle)->set_norm(layer, ps::Norm(which), weight); });
+  return guarded([&] { decoder(handle)->set_norm(layer, ps::NormName(which), weight); });
 }
 
 int ps_set_rope(void* handle, const float* cos, const float* sin, int positions) {

@@ -1,4 +1,4 @@
-"""The compiled library as Python sees it: structs, functions, and codes as exceptions."""
+"""Python binding of the compiled library: structs, functions, and error codes as exceptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NumberKind(IntEnum):
 
 
 class MatrixName(IntEnum):
-    """The C++ `Which`."""
+    """A weight matrix; the C++ `MatrixName`."""
 
     QKV = 0
     OUT = 1
@@ -34,7 +34,7 @@ class MatrixName(IntEnum):
 
 
 class NormName(IntEnum):
-    """The C++ `Norm`."""
+    """A norm's weights; the C++ `NormName`."""
 
     INPUT = 0
     QUERY = 1
@@ -69,7 +69,7 @@ _SIGNATURES = {
     "ps_set_cache": [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     "ps_forward": [c_void_p, POINTER(BatchStruct)],
 }
-_NO_MEMORY, _OUTSIDE = 1, 3
+_NO_MEMORY, _OUT_OF_BOUNDS = 1, 3
 
 
 class Library:
@@ -138,7 +138,7 @@ def _floats(tensor: torch.Tensor) -> int:
 def _check(code: int, what: str) -> None:
     if code == _NO_MEMORY:
         raise MemoryError(f"native decoder, {what}: out of memory")
-    if code == _OUTSIDE:
-        raise IndexError(f"native decoder, {what}: a place of the batch is out of bounds")
+    if code == _OUT_OF_BOUNDS:
+        raise IndexError(f"native decoder, {what}: an index of the batch is out of bounds")
     if code != 0:
         raise RuntimeError(f"native decoder, {what}: failed")

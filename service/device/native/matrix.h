@@ -1,4 +1,4 @@
-// Weights in panels of 16 outputs, and who multiplies which panel.
+// Weights in panels of 16 outputs, and the product of rows with one panel.
 
 #pragma once
 
@@ -20,8 +20,8 @@ namespace ps {
 static inline int groups_of(int count) { return (count + kGroup - 1) / kGroup; }
 static inline int padded(int count) { return groups_of(count) * kGroup; }
 
-// Memory on a cache line, kept until the end, never zeroed in vain. Large ones ask for huge pages:
-// prefetching stops at the end of a page, and weights are nothing but one long read.
+// Memory that is aligned to cache lines, only grows, and is not zeroed. Large buffers ask for huge
+// pages: hardware prefetching stops at the end of a page, and weights are one long read.
 template <class T>
 class Buffer {
  public:
@@ -77,15 +77,15 @@ class Arena {
   size_t block_bytes_ = 0, used_ = 0;
 };
 
-static inline int digit_stride(int inputs) { return (inputs + 7) / 8 * 8; }
+static inline int quantized_stride(int inputs) { return (inputs + 7) / 8 * 8; }
 
-// Rows that are multiplied: floats, and for int8 weights also as integers with their steps.
+// Rows to multiply: floats, and for int8 weights also quantized, with a scale for each row.
 struct Rows {
   const float* floats;
   long stride;
-  const int16_t* digits;
-  long digit_stride;
-  const float* steps;
+  const int16_t* quantized;
+  long quantized_stride;
+  const float* scales;
 };
 
 // A weight [out, in] in panels. Int8 has one scale an output, symmetric.
@@ -102,7 +102,8 @@ class Matrix {
     out = out_count;
     in = in_count;
     kind = as;
-    panel_bytes_ = size_t(as == Kind::kInt8 ? digit_stride(in) : in) * kGroup * number_bytes(as);
+    const int inputs = as == Kind::kInt8 ? quantized_stride(in) : in;
+    panel_bytes_ = size_t(inputs) * kGroup * number_bytes(as);
     memory_ = arena.take(panels() * panel_bytes_);
     scales_.assign(padded(out), 1.0f);
     bias_.assign(padded(out), 0.0f);
@@ -123,7 +124,7 @@ class Matrix {
       typedef decltype(format) F;
       const auto* from = reinterpret_cast<const typename F::Number*>(panel(index / kGroup));
       for (int k = 0; k < in; k++) {
-        Floats group[kParts];
+        Floats group[kGroupVectors];
         F::load16(from + long(k) * kGroup, group);
         to[k] = group[within / kWidth][within % kWidth];
       }
@@ -136,11 +137,11 @@ class Matrix {
     const float* bias = &bias_[index * kGroup];
     if (kind == Kind::kInt8) {
       const auto* weights = reinterpret_cast<const int8_t*>(panel(index));
-      int8_product(rows.digits + first * rows.digit_stride, rows.digit_stride, count, weights,
-                   digit_stride(in), to);
+      int8_product(rows.quantized + first * rows.quantized_stride, rows.quantized_stride, count,
+                   weights, quantized_stride(in), to);
       for (int r = 0; r < count; r++, to += kGroup)
         for (int i = 0; i < kGroup; i++)
-          to[i] = to[i] * (scale[i] * rows.steps[first + r]) + bias[i];
+          to[i] = to[i] * (scale[i] * rows.scales[first + r]) + bias[i];
       return;
     }
     product_of(kind)(rows.floats + first * rows.stride, rows.stride, count, panel(index), in, to,
@@ -150,7 +151,7 @@ class Matrix {
   }
 
  private:
-  // Panel by panel: sixteen rows are read along, one stream is written.
+  // Panel by panel: sixteen rows of the weight are read, one stream is written.
   template <class F>
   void pack_as(const float* weight) {
     auto* to = reinterpret_cast<typename F::Number*>(memory_);
@@ -182,8 +183,7 @@ class Matrix {
   std::vector<float> scales_, bias_;
 };
 
-constexpr int kRowBlock = 48;  // rows of a piece: with one panel they stay in the second-level cache
-
-constexpr int kMostBlockRows = kRowBlock + kRows;
+constexpr int kRowBlock = 48;  // rows of a block: with one panel they stay in the L2 cache
+constexpr int kMostBlockRows = kRowBlock + kTileRows;
 
 }  // namespace ps

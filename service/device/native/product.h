@@ -1,9 +1,9 @@
 // The one kernel under every product: a few rows of floats times one group of 16 columns.
 //
-// It keeps rows x 16 sums in registers and walks the inputs: a group of stored numbers is loaded
-// and widened, one float of each row is spread over a vector, two multiply-adds a row. With six
-// rows that is bound by the multiply-adds alone. With one or two it is bound by memory; sums of
-// neighbouring inputs are then kept apart so that adds need not wait for each other.
+// It keeps rows x 16 sums in registers. For each input a group of stored numbers is loaded and
+// widened, and multiplied with one float of each row, with two multiply-adds a row. With six rows
+// the multiply-adds are the limit. With one or two it is memory; sums of neighbouring inputs are
+// then kept separate, so that no add waits for the one before it.
 
 #pragma once
 
@@ -15,106 +15,109 @@
 
 namespace ps {
 
-constexpr int kRows = kWidth == 16 ? 12 : 6;  // most rows of a tile
-constexpr int kAheadBytes = 2048;
+constexpr int kTileRows = kWidth == 16 ? 12 : 6;  // most rows of a tile
+constexpr int kPrefetchBytes = 2048;
 
-// What to ask memory for while a tile is computed: `step` bytes for each input.
-struct Ahead {
+// What to prefetch while a tile is computed: `step` bytes for each input.
+struct Prefetch {
   const char* from;
   long step;
 };
 
 template <class F, int R>
-static PS_INLINE void walk(const float* a, long stride, const typename F::Number* w, int count,
-                           Ahead ahead, Floats (&sums)[R][kParts]) {
+static PS_INLINE void accumulate(const float* a, long stride, const typename F::Number* w,
+                                 int count, Prefetch prefetch, Floats (&sums)[R][kGroupVectors]) {
   for (int k = 0; k < count; k++) {
-    __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
-    Floats group[kParts];
+    __builtin_prefetch(prefetch.from + k * prefetch.step, 0, 2);
+    Floats group[kGroupVectors];
     F::load16(w + long(k) * kGroup, group);
     PS_UNROLL for (int r = 0; r < R; r++) {
       Floats x = splat(a[r * stride + k]);
-      PS_UNROLL for (int part = 0; part < kParts; part++) sums[r][part] += x * group[part];
+      PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++) sums[r][vec] += x * group[vec];
     }
   }
 }
 
-// The same with the sums of `U` neighbouring inputs apart. One row is one long read, which the
-// machine's own prefetching follows better without ours.
+// The same with separate sums of `U` neighbouring inputs. One row is one long read, which the
+// hardware prefetches better by itself.
 template <class F, int R, int U>
-static PS_INLINE void walk_apart(const float* a, long stride, const typename F::Number* w,
-                                 int count, Floats (&sums)[R][kParts]) {
-  Floats apart[U][R][kParts] = {};
+static PS_INLINE void accumulate_separate(const float* a, long stride, const typename F::Number* w,
+                                          int count, Floats (&sums)[R][kGroupVectors]) {
+  Floats separate[U][R][kGroupVectors] = {};
   const int whole = count / U * U;
   for (int k = 0; k < whole; k += U) {
     if constexpr (R > 1)
-      __builtin_prefetch(reinterpret_cast<const char*>(w + long(k) * kGroup) + kAheadBytes, 0, 3);
+      __builtin_prefetch(reinterpret_cast<const char*>(w + long(k) * kGroup) + kPrefetchBytes, 0,
+                         3);
     PS_UNROLL for (int u = 0; u < U; u++) {
-      Floats group[kParts];
+      Floats group[kGroupVectors];
       F::load16(w + long(k + u) * kGroup, group);
       PS_UNROLL for (int r = 0; r < R; r++) {
         Floats x = splat(a[r * stride + k + u]);
-        PS_UNROLL for (int part = 0; part < kParts; part++) apart[u][r][part] += x * group[part];
+        PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++)
+          separate[u][r][vec] += x * group[vec];
       }
     }
   }
   PS_UNROLL for (int u = 0; u < U; u++) {
     PS_UNROLL for (int r = 0; r < R; r++) {
-      PS_UNROLL for (int part = 0; part < kParts; part++) sums[r][part] += apart[u][r][part];
+      PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++) sums[r][vec] += separate[u][r][vec];
     }
   }
   const auto* rest = w + long(whole) * kGroup;
-  walk<F, R>(a + whole, stride, rest, count - whole, {reinterpret_cast<const char*>(rest), 0}, sums);
+  const Prefetch none{reinterpret_cast<const char*>(rest), 0};
+  accumulate<F, R>(a + whole, stride, rest, count - whole, none, sums);
 }
 
 template <class F, int R>
 static PS_INLINE void tile(const float* a, long stride, const typename F::Number* w, int count,
-                           Ahead ahead, float* to, long to_stride, bool add) {
-  Floats sums[R][kParts] = {};
+                           Prefetch prefetch, float* to, long to_stride, bool add) {
+  Floats sums[R][kGroupVectors] = {};
   if (add) {
     PS_UNROLL for (int r = 0; r < R; r++) {
-      PS_UNROLL for (int part = 0; part < kParts; part++)
-        sums[r][part] = load<Floats>(to + r * to_stride + part * kWidth);
+      PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++)
+        sums[r][vec] = load<Floats>(to + r * to_stride + vec * kWidth);
     }
   }
   if constexpr (R == 1) {
-    walk_apart<F, R, 4>(a, stride, w, count, sums);
+    accumulate_separate<F, R, 4>(a, stride, w, count, sums);
   } else if constexpr (R == 2) {
-    walk_apart<F, R, 2>(a, stride, w, count, sums);
+    accumulate_separate<F, R, 2>(a, stride, w, count, sums);
   } else {
-    walk<F, R>(a, stride, w, count, ahead, sums);
+    accumulate<F, R>(a, stride, w, count, prefetch, sums);
   }
   PS_UNROLL for (int r = 0; r < R; r++) {
-    PS_UNROLL for (int part = 0; part < kParts; part++)
-      store(to + r * to_stride + part * kWidth, sums[r][part]);
+    PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++)
+      store(to + r * to_stride + vec * kWidth, sums[r][vec]);
   }
 }
 
 template <class F, int R>
 static PS_INLINE void tile_of(int rows, const float* a, long stride, const typename F::Number* w,
-                              int count, Ahead ahead, float* to, long to_stride, bool add) {
+                              int count, Prefetch prefetch, float* to, long to_stride, bool add) {
   if constexpr (R > 0) {
     if (rows == R) {
-      tile<F, R>(a, stride, w, count, ahead, to, to_stride, add);
+      tile<F, R>(a, stride, w, count, prefetch, to, to_stride, add);
     } else {
-      tile_of<F, R - 1>(rows, a, stride, w, count, ahead, to, to_stride, add);
+      tile_of<F, R - 1>(rows, a, stride, w, count, prefetch, to, to_stride, add);
     }
   }
 }
 
-// While a panel is worked on, the one that follows it in memory is asked for, a share with each
-// tile: else the first tile of each panel would wait for memory and the others leave it idle.
+// While a panel is computed, the next one in memory is prefetched, a part of it with each tile:
+// otherwise the first tile of each panel would wait for memory, which the others leave idle.
 // to [rows, 16] = (add ? to : 0) + a [rows, count] * w [count, 16]; strides in floats.
 template <class F>
 void product(const float* a, long stride, int rows, const void* w, int count, float* to,
              long to_stride, bool add) {
   const auto* group = static_cast<const typename F::Number*>(w);
-  const int tiles = (rows + kRows - 1) / kRows;
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
   const long group_bytes = kGroup * sizeof(typename F::Number);
   const long step = group_bytes / tiles;
   for (int i = 0, first = 0; i < tiles; i++) {
     const int height = (rows - first + tiles - i - 1) / (tiles - i);  // nearly equal heights
-    const Ahead ahead{static_cast<const char*>(w) + count * (group_bytes + i * step), step};
-    tile_of<F, kRows>(height, a + first * stride, stride, group, count, ahead,
+    const Prefetch prefetch{static_cast<const char*>(w) + count * (group_bytes + i * step), step};
+    tile_of<F, kTileRows>(height, a + first * stride, stride, group, count, prefetch,
                       to + first * to_stride, to_stride, add);
     first += height;
   }

@@ -1,7 +1,7 @@
 // Vectors of float, and how 16 stored numbers become vectors.
 //
 // Everything is written with GCC's vector extensions, so one source serves AVX2, AVX-512 and
-// NEON; the width follows from the flags that the library is compiled with. The unit of storage
+// NEON; the width follows from the compiler's flags. The unit of storage
 // is a group of 16 numbers: 16 outputs of a weight, 16 tokens of a key page, 16 places of a
 // value page.
 
@@ -31,7 +31,7 @@ typedef int8_t Bytes __attribute__((vector_size(PS_VECTOR_BYTES / 4)));
 
 constexpr int kWidth = PS_VECTOR_BYTES / 4;  // floats in a vector
 constexpr int kGroup = 16;                   // numbers in a group
-constexpr int kParts = kGroup / kWidth;      // vectors in a group
+constexpr int kGroupVectors = kGroup / kWidth;  // vectors in a group
 
 template <class V>
 static inline V load(const void* from) {
@@ -88,8 +88,8 @@ static inline uint16_t to_bf16(float value) {
   return uint16_t((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// Formats of stored numbers: `store16` writes a group, `load16` gives its vectors, `place` is
-// where in the group's memory the number `i` lies.
+// Formats of stored numbers: `encode` gives the stored form of a float, `load16` the vectors of a
+// group, `place` the index of number `i` in the memory of its group.
 
 struct Float32 {
   typedef float Number;
@@ -97,27 +97,28 @@ struct Float32 {
   static int place(int i) { return i; }
   static Number encode(float value, float) { return value; }
   static inline void load16(const Number* from, Floats* to) {
-    PS_UNROLL for (int part = 0; part < kParts; part++) to[part] = load<Floats>(from + part * kWidth);
+    PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++)
+      to[vec] = load<Floats>(from + vec * kWidth);
   }
 };
 
-// A bf16 is the upper half of a float32. Numbers `kWidth` apart share a word, so that a shift and
-// a mask give two vectors without a shuffle; at 16 to a vector there is nothing to pair.
+// A bf16 is the upper half of a float32. Two numbers `kWidth` apart share a word, so that a shift
+// and a mask give two vectors without a shuffle; with 16 numbers in a vector there are no pairs.
 struct Bfloat16 {
   typedef uint16_t Number;
   static constexpr bool scaled = false;
   static int place(int i) {
-    if (kParts == 1) return i;
+    if (kGroupVectors == 1) return i;
     int pair = i / (2 * kWidth), within = i % (2 * kWidth);
     return pair * 2 * kWidth + (within % kWidth) * 2 + within / kWidth;
   }
   static Number encode(float value, float) { return to_bf16(value); }
   static inline void load16(const Number* from, Floats* to) {
-    if constexpr (kParts == 1) {
+    if constexpr (kGroupVectors == 1) {
       Words wide = __builtin_convertvector(load<Halves>(from), Words) << 16;
       to[0] = load<Floats>(&wide);
     } else {
-      PS_UNROLL for (int pair = 0; pair < kParts / 2; pair++) {
+      PS_UNROLL for (int pair = 0; pair < kGroupVectors / 2; pair++) {
         Words words = load<Words>(from + pair * 2 * kWidth);
         Words low = words << 16, high = words & 0xffff0000u;
         to[2 * pair] = load<Floats>(&low);
@@ -135,9 +136,9 @@ struct Int8 {
     return Number(std::lrintf(value * inverse));
   }
   static inline void load16(const Number* from, Floats* to) {
-    PS_UNROLL for (int part = 0; part < kParts; part++) {
-      Ints wide = __builtin_convertvector(load<Bytes>(from + part * kWidth), Ints);
-      to[part] = __builtin_convertvector(wide, Floats);
+    PS_UNROLL for (int vec = 0; vec < kGroupVectors; vec++) {
+      Ints wide = __builtin_convertvector(load<Bytes>(from + vec * kWidth), Ints);
+      to[vec] = __builtin_convertvector(wide, Floats);
     }
   }
 };

@@ -1,4 +1,4 @@
-"""Connections beside a server's other clients, and what the server says of its connections."""
+"""New connections beside a server's other clients, and the server's connection metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refused(server: Server, reason: str) -> float:
 
 
 def others_are_served(server: Server) -> None:
-    """On a connection of their own, as a newcomer has it."""
+    """On a new connection."""
     with httpx.Client(base_url=server.url, timeout=20) as client:
         assert client.get("/health").status_code == 200
         assert client.post("/v1/completions", json=ASK).status_code == 200

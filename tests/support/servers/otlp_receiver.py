@@ -38,7 +38,7 @@ SERVER = Span.SpanKind.SPAN_KIND_SERVER
 
 
 class Fault(StrEnum):
-    """What the receiver does instead of taking what it gets."""
+    """What the receiver does instead of accepting exports."""
 
     REFUSE = "refuse"  # a no that is final: 400, PERMISSION_DENIED
     UNAVAILABLE = "unavailable"  # 503 with Retry-After, UNAVAILABLE with RetryInfo
@@ -49,7 +49,7 @@ class Fault(StrEnum):
 
 @dataclass
 class Reply:
-    """What is to be answered; `taken` false: an error; `silent`: nothing at all."""
+    """The answer to an export; `taken` false: an error; `silent`: no answer."""
 
     taken: bool
     silent: bool = False
@@ -90,7 +90,7 @@ class OtlpReceiver:
 
     @fault.setter
     def fault(self, fault: Fault | None) -> None:
-        """Takes effect with the next request; whoever is in the black hole is let go."""
+        """Takes effect with the next request; requests that hang are released."""
         self._fault = fault
         self._released.set()
         self._released = threading.Event()
@@ -132,7 +132,7 @@ class OtlpReceiver:
         self.endpoint = f"http://127.0.0.1:{self._port}"
 
     def down(self) -> None:
-        """Stop listening: whoever connects is refused."""
+        """Stop listening: connections are refused."""
         self.is_down = True
         if self._protocol == "grpc":
             self._grpc.stop(0).wait()
@@ -141,7 +141,7 @@ class OtlpReceiver:
             self._http.server_close()
 
     def take(self, request: Any) -> Reply:
-        """Keep what came, or do what the fault says."""
+        """Keep the spans, or act as the fault says."""
         released, fault = self._released, self._fault
         with self._lock:
             self.request_s.append(time.monotonic())
@@ -284,7 +284,8 @@ def _try_later(reply: Reply) -> bytes:
 
 @contextlib.contextmanager
 def silent_port() -> Iterator[str]:
-    """An endpoint that accepts connections and says nothing, not even the protocol's hello."""
+    """An endpoint that accepts connections and sends nothing, not even the protocol's first
+    bytes."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 

@@ -1,4 +1,4 @@
-"""An exporting thread with little patience, and what it counted."""
+"""An exporting thread with short timeouts, and its counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes one target, asked over its own API."""
+"""A real Prometheus that scrapes one target, queried over its own API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that says exactly the bytes it is given, and reads exactly what comes back."""
+"""A client that sends exactly the given bytes, and reads exactly what comes back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RawClient:
         return found
 
     def is_closed(self) -> bool:
-        """Waits until the server has closed; what it said before is dropped."""
+        """Waits until the server has closed; what it sent before is dropped."""
         self.rest()
         return True
 

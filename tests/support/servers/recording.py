@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 
 
 class Recording:
-    """A recorder in a pump, driven by hand: `tick` is one turn of its thread."""
+    """A recorder in a pump, driven by the test: `tick` is one iteration of its thread."""
 
     def __init__(
         self,

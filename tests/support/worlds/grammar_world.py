@@ -23,7 +23,7 @@ LONGEST = 120
 
 
 class World:
-    """A tokenizer, its compiler, and what the compiler has told."""
+    """A tokenizer, its grammar compiler, and the compiler's results."""
 
     def __init__(self, tokenizer: Tokenizer, cached_grammars: int = 64) -> None:
         self.tokenizer = tokenizer
@@ -47,7 +47,7 @@ class World:
             self._news.notify_all()
 
     def compiled(self, seq_id: int, grammar: Grammar) -> GrammarReady:
-        """Ask for a grammar and wait for the answer."""
+        """Compile a grammar and wait for the result."""
         self.compiler.request(seq_id, grammar)
         with self._news:
             assert self._news.wait_for(lambda: any(n.seq_id == seq_id for n in self.told), 30)

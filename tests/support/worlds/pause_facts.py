@@ -1,4 +1,4 @@
-"""Pauses, and the facts around them, for tests of who loses what by them."""
+"""Pauses, and the facts around them, for tests of their victims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in simulated worlds whose cost is known, for tests of what replay makes of them."""
+"""Simulated runs with a known cost, for tests of replay."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def facts_at(
 
 
 def _as_it_came(fact: Fact, came_ns: dict[str, int]) -> Fact:
-    """What a gateway does before the engine takes no time here; the engine's next turn may."""
+    """The gateway takes no time here before the engine; the engine's next iteration may."""
     match fact:
         case RequestAccepted(request_id=name) if name in came_ns:
             return replace(fact, at_ns=came_ns[name], read_ns=came_ns[name])
@@ -72,7 +72,7 @@ def run_of(facts: list[Fact]) -> RecordedRun:
 
 
 def disturbed(*ratios: float) -> list[Disturbance]:
-    """Turns a hundred ns apart, many times over."""
+    """Iterations a hundred ns apart."""
     return [Disturbance(100 * place, 1000, ratio, 5) for place, ratio in enumerate(ratios * 30)]
 
 

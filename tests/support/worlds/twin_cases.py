@@ -1,4 +1,4 @@
-"""Twins that several test files look at, each built once."""
+"""Twins that several test files use, each built once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def twin(name: str, mechanism: str) -> Twin:
 
 
 def baseline_of(one: Twin) -> Reference | None:
-    """What was usual before a configuration went wrong."""
+    """The baseline from before a configuration became bad."""
     if one.before is None:
         return None
     diagnoser = Diagnoser()
@@ -29,7 +29,7 @@ def baseline_of(one: Twin) -> Reference | None:
 
 
 def verdicts(one: Twin) -> list[tuple[int, Diagnosis]]:
-    """Every opinion of a diagnoser that lives through the facts, and since when it holds."""
+    """Every diagnosis of a diagnoser that is fed the facts, and the time of each."""
     diagnoser = Diagnoser(baseline_of(one))
     found: list[tuple[int, Diagnosis]] = [(0, diagnoser.diagnosis())]
     for fact in one.facts:

@@ -1,4 +1,4 @@
-"""What the requests of a twin got, and what its steps were made of, straight from its facts."""
+"""Latencies of the requests of a twin and contents of its steps, straight from its facts."""
 
 from __future__ import annotations
 

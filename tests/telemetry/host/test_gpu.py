@@ -93,7 +93,7 @@ def test_each_quantity_is_a_value_or_a_reason(hopper: Bench) -> None:
     assert str(sample.as_dict()["temperature_c"]) == "unavailable: Not Supported"
 
 
-def test_a_call_that_fails_for_a_while_comes_back(hopper: Bench) -> None:
+def test_a_call_that_failed_is_tried_again(hopper: Bench) -> None:
     assert hopper.nvml is not None
     hopper.nvml.set_int("power_code", 4)
     refused = hopper.sample()
@@ -128,7 +128,9 @@ def test_hardware_counters_compare_two_samples(hopper: Bench) -> None:
     assert why(third, "tensor_busy_pct") == "GPM: Not Supported"
 
 
-def test_samples_that_are_too_close_or_too_far_apart_say_so(hopper: Bench) -> None:
+def test_samples_too_close_or_too_far_apart_have_a_reason_instead_of_counters(
+    hopper: Bench,
+) -> None:
     """Too close is not taken at all; after a gap a new pair is begun."""
     assert hopper.nvml is not None
     hopper.sample()
@@ -183,7 +185,7 @@ def test_samples_of_every_gpu_become_facts(hopper: Bench) -> None:
     assert sampled[0].temperature_c is None
 
 
-def test_errors_of_a_gpu_are_told_as_they_come(hopper: Bench) -> None:
+def test_errors_of_a_gpu_become_facts(hopper: Bench) -> None:
     """By number in NVIDIA's list; a memory error without one is none, not 0."""
     assert hopper.nvml is not None
     assert hopper.sampler.xid_status == "ok"
@@ -216,7 +218,7 @@ def test_an_older_gpu_has_no_hardware_counters(
     assert found.peak_flop_per_s == pytest.approx(312e12, rel=1e-2)
 
 
-def test_instances_of_a_divided_gpu_are_sampled_apart(
+def test_mig_instances_are_sampled_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory and counters of the instance; what only the whole GPU has comes from it."""

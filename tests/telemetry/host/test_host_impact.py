@@ -61,7 +61,7 @@ def test_a_pause_of_the_engine_costs_every_request_in_it() -> None:
     assert found.step_ids == (1,)
 
 
-def test_a_request_that_waits_for_itself_loses_nothing() -> None:
+def test_a_request_that_waits_for_its_grammar_or_its_reader_loses_nothing() -> None:
     """One for its grammar, one for its reader, until 150; a pause from 100 to 200."""
     grammar = SequenceQueued(2, 13 * MS, 0, 4, 16, "", constrained=True)
     (found,) = impacts(
@@ -98,8 +98,8 @@ def test_a_request_that_the_gateway_works_on_loses_all_of_its_pause() -> None:
     assert by_ms(found) == {"done": 100, "new": 100}
 
 
-def test_a_whole_answer_loses_only_after_its_last_token() -> None:
-    """Tokens on the way there are sent by nobody."""
+def test_a_request_without_streaming_loses_only_after_its_last_token() -> None:
+    """Earlier tokens are not sent anyway."""
     (found,) = impacts(
         *begun("r1", 1, stream=False), step(0, 5, 120, [prefill(1)]),
         step(1, 120, 180, [decode(1)]), sequence_ended(1, 180),
@@ -118,7 +118,7 @@ def test_a_request_with_several_choices_loses_what_the_worst_of_them_loses() -> 
     assert by_ms(found) == {"r1": 100}
 
 
-def test_a_pause_that_met_nobody_has_no_victims() -> None:
+def test_a_pause_without_live_requests_has_no_victims() -> None:
     (found,) = impacts(
         *begun("r1", 1), sequence_ended(1, 50), request_ended("r1", 60), paused(100, 200)
     )
@@ -126,13 +126,13 @@ def test_a_pause_that_met_nobody_has_no_victims() -> None:
     assert (found.victims_total, found.victims_ns, found.victims) == (0, 0, ())
 
 
-def test_an_engine_that_died_holds_nobody_any_more() -> None:
+def test_a_dead_engine_has_no_live_requests() -> None:
     (found,) = impacts(*begun("r1", 1), EngineDied(150 * MS, 1, "gone", 0), paused(100, 200))
 
     assert by_ms(found) == {"r1": 50}
 
 
-def test_an_id_that_is_used_again_is_another_request() -> None:
+def test_a_reused_request_id_is_another_request() -> None:
     (found,) = impacts(
         *begun("r1", 1), sequence_ended(1, 50), request_ended("r1", 60),
         *begun("r1", 2, at=150), paused(100, 200),
@@ -173,7 +173,7 @@ def test_the_same_facts_in_other_batches_give_the_same_impacts() -> None:
     assert len(impact.impacts) == 2
 
 
-def test_a_pause_survives_its_encoding() -> None:
+def test_a_pause_is_unchanged_by_encoding_and_decoding() -> None:
     """As it goes from the engine to the gateway and into a journal."""
     fact = paused(1, 2, cause=OFF_CPU, lost=1)
     again = msgspec.msgpack.Decoder(Fact).decode(msgspec.msgpack.encode(fact))

@@ -1,4 +1,4 @@
-"""Collector, event loop and sampler: what each sees of a process that stands still."""
+"""Garbage collector, event loop and sampler: what each measures of a paused process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MS = 1_000_000
 
 
 class Loop:
-    """An event loop that does nothing but remember what it was asked to call last."""
+    """An event loop that only keeps the last callback that it was given."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -97,7 +97,7 @@ def test_a_callback_that_sleeps_is_placed_in_the_middle_of_what_is_possible() ->
     assert probed.pauses() == [("loop_blocked", 25, 300)]
 
 
-def test_signs_of_life_tell_when_the_loop_was_still_free() -> None:
+def test_frames_that_were_read_narrow_down_when_the_loop_blocked() -> None:
     """A frame came at 40 ms, the beat was due at 50: it began between these."""
     probed = Probed()
     probed.pass_time(40)
@@ -109,7 +109,7 @@ def test_signs_of_life_tell_when_the_loop_was_still_free() -> None:
     assert probed.pauses() == [("loop_blocked", 45, 300)]
 
 
-def test_the_first_frame_after_a_rest_ends_the_long_beat() -> None:
+def test_the_first_frame_after_idling_starts_short_beats() -> None:
     """Served from 60 ms on, a sleep of 250 ms from 100 on: the beat of an idle gateway, due at
     250, would be 100 late only, and the 70 ms that were computed before would seem to fill it."""
     probed = Probed(busy=False)
@@ -125,8 +125,8 @@ def test_the_first_frame_after_a_rest_ends_the_long_beat() -> None:
     assert probed.pauses() == [("loop_blocked", 105, 350)]
 
 
-def test_a_frame_that_lay_unread_narrows_a_sleep_down() -> None:
-    """It was sent at 44 ms, when the loop was held up already; later ones say nothing."""
+def test_an_unread_frame_narrows_down_when_the_loop_blocked() -> None:
+    """It was sent at 44 ms, when the loop was blocked already; later frames add nothing."""
     probed = Probed()
     probed.pass_time(40)
     probed.probe.alive([step(0, 30, 39, [decode()])])
@@ -138,8 +138,8 @@ def test_a_frame_that_lay_unread_narrows_a_sleep_down() -> None:
     assert probed.pauses() == [("loop_blocked", 42, 300)]
 
 
-def test_a_frame_that_is_read_before_the_late_beat_hides_nothing() -> None:
-    """It tells of the pause itself, and the beat does not tell it again."""
+def test_a_pause_is_recorded_once_also_if_a_frame_is_read_before_the_late_beat() -> None:
+    """The frame records the pause, and the beat does not record it again."""
     probed = Probed()
     probed.pass_time(300, run_ms=299)
     probed.probe.alive()
@@ -169,8 +169,8 @@ def test_without_cpu_times_lateness_is_still_measured() -> None:
     assert probed.pauses() == [("loop_blocked", 25, 120)]
 
 
-def test_each_beat_is_judged_by_its_own_time() -> None:
-    """What was waited before does not count again."""
+def test_each_beat_counts_only_its_own_cpu_times() -> None:
+    """Earlier waits do not count again."""
     probed = Probed()
     probed.pass_time(100, wait_ms=90)
     probed.loop.fire()
@@ -189,20 +189,20 @@ def test_after_stop_a_late_timer_does_nothing() -> None:
     assert probed.pauses() == []
 
 
-def test_the_function_that_holds_the_loop_is_named() -> None:
-    """By another thread that looks while it holds it; no argument of it is told."""
+def test_the_function_that_blocks_the_loop_is_named() -> None:
+    """By another thread, while it blocks; none of its arguments is recorded."""
     probed = Probed()
 
-    def hold_the_loop() -> None:
+    def block_the_loop() -> None:
         holding, seen = [], []
 
-        def look() -> None:
+        def sample() -> None:
             while not holding:
                 pass
             probed.probe.sample_stack()
             seen.append(True)
 
-        looker = threading.Thread(target=look)
+        looker = threading.Thread(target=sample)
         probed.pass_time(200)
         looker.start()
         holding.append(True)
@@ -210,14 +210,14 @@ def test_the_function_that_holds_the_loop_is_named() -> None:
             pass
         looker.join()
 
-    hold_the_loop()
+    block_the_loop()
     probed.loop.fire()
     probed.probe.alive()
 
     (fact,) = probed.lane.drain()
     assert isinstance(fact, HostPaused)
     assert fact.detail.startswith(f"{__name__}.")
-    assert fact.detail.endswith(".hold_the_loop")
+    assert fact.detail.endswith(".block_the_loop")
 
 
 @pytest.fixture
@@ -268,8 +268,8 @@ def test_short_collections_are_not_written() -> None:
     assert len(lane) == 0
 
 
-def test_what_was_loaded_is_never_scanned_again(collector: None) -> None:
-    """A collection after loading looks at new objects only."""
+def test_objects_of_the_load_are_never_scanned_by_the_collector_again(collector: None) -> None:
+    """A collection after loading scans new objects only."""
     gc.disable()
     loaded = [[number] for number in range(1000)]
     settle_collector()

@@ -15,7 +15,7 @@ from tests.support.servers.server import eventually
 
 
 class Sampled:
-    """A real sampler over real files of this process, ticked by hand."""
+    """A real sampler over real files of this process, ticked by the test."""
 
     def __init__(self, engine_pid: int | None) -> None:
         self.engine_pid = engine_pid
@@ -43,7 +43,7 @@ def test_a_second_of_ticks_is_one_sample() -> None:
     assert second.at_ns == 2 * SAMPLE_NS
 
 
-def test_what_is_missing_says_why_once() -> None:
+def test_a_missing_value_has_its_reason_once() -> None:
     """Without an engine its times are unavailable, not 0; the reason comes when it is new."""
     sampled = Sampled(engine_pid=None)
     sampled.ticks(20)
@@ -76,7 +76,7 @@ def test_the_pump_ticks_the_sampler_when_it_is_awake_anyway() -> None:
     assert isinstance(lane.drain()[-1], HostSampled)
 
 
-def test_a_turn_that_raises_three_times_is_not_called_again_and_folding_goes_on() -> None:
+def test_a_tick_of_the_pump_that_raises_three_times_is_detached_and_folding_goes_on() -> None:
     calls: list[str] = []
 
     def broken() -> None:
@@ -87,7 +87,7 @@ def test_a_turn_that_raises_three_times_is_not_called_again_and_folding_goes_on(
     pump.add_tick(broken)
     pump.add_tick(lambda: calls.append("sound"))
     pump.start()
-    eventually(lambda: calls.count("sound") >= 5, "five turns")
+    eventually(lambda: calls.count("sound") >= 5, "five ticks")
     pump.stop()
 
     assert calls.count("broken") == 3

@@ -38,15 +38,15 @@ def test_a_nanosecond_goes_to_the_cause_that_explains_it_best() -> None:
     assert found == {GC: 30 * MS, BLOCKED: 70 * MS}
 
 
-def test_only_what_lies_in_the_interval_counts() -> None:
+def test_only_time_inside_the_interval_counts() -> None:
     assert overlaps([pause(0, 100, GC)], 90 * MS, 200 * MS) == {GC: 10 * MS}
     assert overlaps([pause(0, 100, GC)], 100 * MS, 200 * MS) == {}
     assert overlaps([pause(0, 100, GC)], 50 * MS, 50 * MS) == {}
 
 
-def test_what_was_counted_and_not_stamped_is_spread_evenly() -> None:
-    """Of 100 ms the thread waited 80 for a CPU: of a gap of 50 in it, 40. Had it waited 60, it
-    would have done something else for much of it: the gap is not explained."""
+def test_counted_waits_are_spread_evenly_over_their_tick() -> None:
+    """The thread waited 80 of 100 ms for a CPU, so 40 of a gap of 50. With a wait of 60 it would
+    have done something else for much of the time, and the gap is not explained."""
     waits, fewer = pause(0, 100, OFF_CPU, lost=80), pause(0, 100, OFF_CPU, lost=60)
 
     blocked = pause(0, 50, BLOCKED)
@@ -100,13 +100,13 @@ def test_an_idle_engine_is_not_blocked() -> None:
     assert settled(step(0, 0, 10, [decode()]), idled(10), step(1, 210, 220, [decode()])) == []
 
 
-def test_usual_gaps_are_left_to_the_ledger() -> None:
+def test_short_gaps_are_left_to_the_ledger() -> None:
     gap_ns = LEAST_GAP_NS // MS - 1
 
     assert settled(step(0, 0, 10, [decode()]), step(1, 10 + gap_ns, 30, [decode()])) == []
 
 
-def test_an_idle_engine_that_takes_up_nothing_was_blocked() -> None:
+def test_an_idle_engine_that_does_not_start_a_request_was_blocked() -> None:
     """From the submission on; two requests that waited together are one pause."""
     found = settled(
         idled(10), submitted("r1", 100, 1), submitted("r2", 120, 2),
@@ -141,15 +141,15 @@ def test_with_a_pipeline_a_step_that_waits_for_the_last_one_is_not_a_pause() -> 
     assert found == []
 
 
-def test_a_collection_in_a_gap_takes_its_part_and_little_is_not_told_again() -> None:
+def test_a_collection_in_a_gap_is_not_recorded_a_second_time() -> None:
     """A gap of 200 ms with a collection of 198 in it is one pause."""
     found = settled(step(0, 0, 10, [decode()]), paused(11, 209), step(1, 210, 220, [decode()]))
 
     assert [(p.cause, p.lost_ns // MS) for p in found] == [(GC, 198)]
 
 
-def test_a_cause_that_is_told_late_still_takes_its_part() -> None:
-    """What the sampler knows of a gap comes after the gap; the rest of it stays unexplained."""
+def test_a_cause_that_arrives_late_still_gets_its_part() -> None:
+    """The sampler's facts of a gap come after the gap; the rest of it stays unexplained."""
     found = settled(
         step(0, 0, 10, [decode()]), step(1, 110, 120, [decode()]),
         paused(10, 110, cause=OFF_CPU, lost=80),
@@ -174,7 +174,7 @@ def test_waits_that_explain_no_gap_lose_the_part_that_the_gap_has() -> None:
     ]
 
 
-def test_pauses_are_settled_once_and_not_too_early() -> None:
+def test_pauses_are_final_once_and_not_too_early() -> None:
     found: list[Pause] = []
     log = PauseLog(found.append)
     log.on_facts([paused(0, 50)])
@@ -185,7 +185,7 @@ def test_pauses_are_settled_once_and_not_too_early() -> None:
     assert (early, len(found)) == (0, 1)
 
 
-def test_at_the_end_what_is_left_is_settled() -> None:
+def test_pauses_that_are_left_become_final_at_the_end() -> None:
     found: list[Pause] = []
     log = PauseLog(found.append)
     log.on_facts([paused(0, 50)])
@@ -195,7 +195,7 @@ def test_at_the_end_what_is_left_is_settled() -> None:
 
 
 def test_the_log_names_the_causes_of_any_interval() -> None:
-    """What a ledger asks of its gaps, before anything is settled; each process apart."""
+    """As the ledger needs them for its gaps, before pauses are final; by process."""
     log = PauseLog()
     log.on_facts([
         paused(0, 90, GATEWAY), paused(20, 60), step(0, 0, 10, [decode()]),

@@ -43,7 +43,7 @@ def test_recorded_texts_are_read() -> None:
         (lambda text: proc.parse_throttled_ns(text), "usage_usec 5\n"),
     ],
 )
-def test_a_text_that_is_not_understood_is_refused(parse: object, text: str) -> None:
+def test_an_unknown_text_is_refused(parse: object, text: str) -> None:
     assert callable(parse)
     with pytest.raises(ValueError):  # noqa: PT011  (the words are for people)
         parse(text)
@@ -73,7 +73,7 @@ def test_the_first_file_that_can_be_read_is_kept_open(tmp_path: Path) -> None:
     assert (first, second) == (5, 7)
 
 
-def test_what_cannot_be_read_says_why_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_an_unreadable_file_has_a_reason_and_is_not_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "late"
     source = Source([str(path)], int)
     first = source.read()

@@ -44,7 +44,7 @@ def test_a_decode_reads_all_weights_once_and_its_contexts() -> None:
     assert (work.steps, work.span_ns, work.forward_ns) == (1, 20 * MS, 20 * MS)
 
 
-def test_a_prompt_is_computed_as_its_tokens_one_by_one() -> None:
+def test_the_flop_of_a_prompt_are_those_of_its_tokens_one_by_one() -> None:
     kind, work = FLOOR.work_of(step(0, 0, 10, [prefill(1, tokens=37)]), since_ns=0)
 
     assert kind is StepKind.PREFILL
@@ -81,7 +81,7 @@ def test_steps_that_overlap_count_their_time_once() -> None:
 
 
 def test_shares_of_the_peak_need_a_peak() -> None:
-    """On a CPU that nobody has measured: rates, and no shares."""
+    """On a CPU without measured peaks: rates, and no shares."""
     bytes_per_step, flop = WEIGHTS * 2 + 5 * 32, step_flop(SHAPE, 1, 6, 1)
     facts = [started(), step(0, 0, 10, [decode()]), step(1, 10, 20, [decode()])]
     unknown, known = Roofline(), Roofline(Peaks(bytes_per_step * 200.0, flop * 400.0, "measured"))
@@ -105,7 +105,7 @@ def test_the_view_is_of_the_last_seconds_and_totals_are_not() -> None:
     assert fold.totals[StepKind.DECODE].steps == 1
 
 
-def test_without_a_shape_nothing_is_modelled() -> None:
+def test_without_a_model_shape_there_is_no_roofline() -> None:
     """A journal of an older version has none; failed steps computed nothing that counts."""
     fold = Roofline()
     fold.on_facts([started(shape=None), step(0, 0, 10, [decode()])])

@@ -43,7 +43,7 @@ def test_a_dump_holds_everything_up_to_now_and_is_for_its_owner_alone(tmp_path: 
     assert recording.dumps() == [path]
 
 
-def test_each_reason_has_a_pause_of_its_own(tmp_path: Path) -> None:
+def test_the_pause_between_dumps_is_kept_for_each_reason_separately(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.dump(DumpReason.SLO_BURN)
     with pytest.raises(DumpRefused) as refused:
@@ -68,7 +68,7 @@ def test_only_so_many_dumps_are_kept_the_newest(tmp_path: Path) -> None:
     assert recording.dumps() == written[-3:]
 
 
-def test_a_folder_that_cannot_be_written_costs_the_dump_and_nothing_else(tmp_path: Path) -> None:
+def test_an_unwritable_folder_loses_the_dump_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     recording = Recording(tmp_path / "file" / "dumps")
     with pytest.raises(OSError, match="Not a directory"):
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_costs_the_dump_and_nothing_else(tmp_pat
     assert recording.recorder.stats().journal.facts == 1
 
 
-def test_what_a_killed_writer_left_is_cleared_and_what_a_live_one_writes_is_not(
+def test_files_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
     tmp_path: Path,
 ) -> None:
     dead, live = (
@@ -104,7 +104,7 @@ def test_a_dump_that_fails_halfway_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_death_of_the_engine_is_dumped_with_its_aftermath(tmp_path: Path) -> None:
+def test_the_dump_of_an_engine_death_has_the_errors_of_its_requests(tmp_path: Path) -> None:
     """The errors that its requests end with come just after it."""
     recording = Recording(tmp_path)
     death = EngineDied(5 * MS, -9, "ended by signal 9", 0)
@@ -122,8 +122,8 @@ def test_the_death_of_the_engine_is_dumped_with_its_aftermath(tmp_path: Path) ->
     }  # fmt: skip
 
 
-def test_a_hanging_fold_does_not_hold_up_a_dump(tmp_path: Path) -> None:
-    """The pump's lock is taken by somebody who keeps it."""
+def test_a_hanging_fold_does_not_delay_a_dump(tmp_path: Path) -> None:
+    """Another thread keeps the pump's lock."""
     recording = Recording(tmp_path)
     recording.give(accepted())
     recording.pump.run_once()
@@ -144,7 +144,7 @@ def test_a_hanging_fold_does_not_hold_up_a_dump(tmp_path: Path) -> None:
     assert len(list(read_journal(Path(dump.path)))) == 1
 
 
-def test_the_thread_takes_dumps_and_those_still_wanted_at_the_end(tmp_path: Path) -> None:
+def test_the_thread_writes_dumps_and_those_still_requested_at_the_end(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.recorder.start()
     assert recording.recorder.dump(DumpReason.REQUEST).result(10).reason is DumpReason.REQUEST
@@ -219,7 +219,7 @@ def test_a_folder_has_one_writer_and_the_next_run_reads_as_the_last(tmp_path: Pa
     assert ids == ["second"]
 
 
-def test_a_disk_that_refuses_ends_the_files_and_not_the_recorder(tmp_path: Path) -> None:
+def test_a_failing_disk_ends_the_journal_folder_and_not_the_recorder(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     recording = Recording(tmp_path / "dumps", journal_folder=folder)
     (folder / "lock").unlink()

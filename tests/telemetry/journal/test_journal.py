@@ -67,7 +67,7 @@ def batches(facts: Sequence[Fact], data: st.DataObject) -> list[Sequence[Fact]]:
     return [facts[a:b] for a, b in pairwise(edges)]
 
 
-def test_a_journal_tells_who_wrote_it_and_ties_its_clock_to_the_wall(tmp_path: Path) -> None:
+def test_a_journal_has_its_writer_and_its_clock_relative_to_unix_time(tmp_path: Path) -> None:
     journal = Journal(ManualClock(7 * SECOND))
     journal.on_facts(steps(3))
     read = open_journal(saved(tmp_path / "j", journal.frames("stall", facts_lost=5)))
@@ -118,8 +118,8 @@ def test_the_journal_stays_within_its_memory_and_drops_the_oldest(tmp_path: Path
     assert sum(map(len, journal.frames("request"))) <= capacity * 1.01
 
 
-def test_the_interpreter_agrees_that_the_memory_is_bounded() -> None:
-    """What was allocated, and not only what the journal says of itself."""
+def test_allocated_memory_is_bounded() -> None:
+    """As the interpreter measures it, not the journal's own count."""
     capacity = 1 << 20
     clock = ManualClock()
     journal = Journal(clock, capacity)
@@ -155,8 +155,8 @@ def test_many_live_requests_count_against_the_memory_too() -> None:
 # Cut off at its beginning
 
 
-def test_requests_that_were_live_at_the_cut_keep_their_names(tmp_path: Path) -> None:
-    """Who they are is carried; requests that ended before the cut are gone."""
+def test_requests_that_were_live_at_the_cut_keep_their_first_facts(tmp_path: Path) -> None:
+    """Those facts are carried over; requests that ended before the cut are gone."""
     journal, clock = small()
     live = request("live", 1, at=1)
     admitted = SequenceAdmitted(1, 2 * MS, 0, 4, 0, 0, 0)

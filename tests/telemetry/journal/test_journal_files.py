@@ -49,7 +49,7 @@ def frame_starts(data: bytes) -> list[int]:
 
 @settings(max_examples=40, deadline=None)
 @given(share=st.floats(0, 1))
-def test_a_file_cut_anywhere_gives_what_is_there_and_says_so(
+def test_a_truncated_file_gives_its_facts_and_a_note(
     tmp_path_factory: pytest.TempPathFactory, share: float
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -66,7 +66,7 @@ def test_a_file_cut_anywhere_gives_what_is_there_and_says_so(
     assert (cut.truncated is None) == (length == len(data))
 
 
-def test_a_writer_that_was_killed_between_two_frames_is_told_of(whole: Path) -> None:
+def test_a_file_of_a_writer_killed_between_two_frames_is_marked_truncated(whole: Path) -> None:
     data = whole.read_bytes()
     cut = open_journal(saved(whole.with_name("killed"), [data[: frame_starts(data)[-1]]]))
 
@@ -76,7 +76,7 @@ def test_a_writer_that_was_killed_between_two_frames_is_told_of(whole: Path) -> 
 
 
 @pytest.mark.parametrize("where", ["header", "carried", "facts", "done"])
-def test_a_changed_byte_is_damage_and_nothing_is_made_of_it(whole: Path, where: str) -> None:
+def test_a_changed_byte_is_an_error_and_gives_no_facts(whole: Path, where: str) -> None:
     data = bytearray(whole.read_bytes())
     starts = frame_starts(bytes(data))
     index = {"header": 0, "carried": 1, "facts": len(starts) // 2, "done": -1}[where]
@@ -87,7 +87,7 @@ def test_a_changed_byte_is_damage_and_nothing_is_made_of_it(whole: Path, where: 
         list(read_journal(broken))
 
 
-def test_a_lost_frame_is_damage(whole: Path) -> None:
+def test_a_missing_frame_is_an_error(whole: Path) -> None:
     data = whole.read_bytes()
     starts = frame_starts(data)
     middle = len(starts) // 2
@@ -98,12 +98,12 @@ def test_a_lost_frame_is_damage(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"phasescope jour", b"\x1f\x8b" * 50])
-def test_something_else_is_not_a_journal(tmp_path: Path, content: bytes) -> None:
+def test_another_file_is_not_a_journal(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(NotAJournal, match="not a phasescope journal"):
         open_journal(saved(tmp_path / "else", [content]))
 
 
-def test_a_missing_file_and_an_empty_folder_are_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_empty_folder_are_one_line_of_error(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="No such file"):
         open_journal(tmp_path / "nothing")
     with pytest.raises(NotAJournal, match=r"no \*\.journal file"):
@@ -147,7 +147,7 @@ def test_the_journal_of_a_drill_is_read_like_any_other(
     assert "every invariant held" in capsys.readouterr().out
 
 
-def test_facts_written_at_once_are_read_back(tmp_path: Path) -> None:
+def test_facts_written_together_are_read_back(tmp_path: Path) -> None:
     facts = [*request("r", 1, at=1), make_step(0, 1, 2, [prefill()]), *steps(5000, first=1)]
     write_journal(tmp_path / "all", facts, ManualClock(), "drill")
 

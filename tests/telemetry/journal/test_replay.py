@@ -55,7 +55,7 @@ ITL_TARGET_NS = 26 * MS
 
 @dataclass
 class Folds:
-    """Everything that the gateway folds."""
+    """All folds of the gateway."""
 
     histograms: Histograms = field(default_factory=Histograms)
     timelines: list[RequestTimeline] = field(default_factory=list)
@@ -174,10 +174,10 @@ def test_a_journal_read_back_gives_the_numbers_that_the_live_folds_had(
     st.integers(), st.integers()
 ))  # fmt: skip
 @example(name="chaos", seed=932, seeds=(0, 1))
-def test_the_moments_at_which_the_pump_runs_change_no_timeline_and_no_histogram(
+def test_the_times_at_which_the_pump_runs_change_no_timeline_and_no_histogram(
     name: str, seed: int, seeds: tuple[int, int]
 ) -> None:
-    """The engine's facts come late, and the order between the lanes is the pump's luck."""
+    """The engine's facts come late, and the order between lanes depends on when the pump runs."""
     arrivals = served(name, seed, delay_ns=30 * MS)
     first, second = (pumped(arrivals, random.Random(s), Journal(ManualClock())) for s in seeds)
 
@@ -213,7 +213,7 @@ def test_a_replay_answers_for_requests_as_the_server_did(tmp_path: Path) -> None
     assert "finished" in outcomes
 
 
-def test_what_was_cut_off_gives_a_timeline_but_no_measurement() -> None:
+def test_a_request_whose_beginning_was_cut_has_a_timeline_but_no_measurement() -> None:
     """The queue of a request whose beginning is missing cannot be measured; its gaps can."""
     facts: list[Fact] = [
         accepted("cut", at=1), parsed("cut", at=1), tokenized("cut", at=1),
@@ -229,7 +229,7 @@ def test_what_was_cut_off_gives_a_timeline_but_no_measurement() -> None:
     assert [(m.measure, m.value_ns) for m in measured] == [(Measure.ITL, 10 * MS)]
 
 
-class Overtaken(Lane):
+class RacingLane(Lane):
     """A lane to which, and to another, the event loop appends just before it is drained."""
 
     def __init__(self, other: Lane) -> None:
@@ -246,7 +246,7 @@ def test_no_sequence_is_in_the_engine_before_it_was_submitted() -> None:
     """Although the pump drains lanes one after the other while both are being filled."""
     pump, gateway = Pump(ManualClock()), Lane()
     journal = Journal(ManualClock())
-    pump.add_lane(Overtaken(gateway))
+    pump.add_lane(RacingLane(gateway))
     pump.add_lane(gateway)
     pump.add_fold("journal", journal)
     pump.run_once()

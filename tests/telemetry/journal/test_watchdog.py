@@ -53,10 +53,10 @@ def test_an_engine_that_commits_no_step_although_it_has_work_is_stalled_once(
 
 
 @pytest.mark.parametrize("loop_answers", [True, False])
-def test_a_stall_tells_whether_the_gateways_own_loop_answered(
+def test_a_stall_records_whether_the_gateways_own_loop_was_blocked(
     tmp_path: Path, loop_answers: bool
 ) -> None:
-    """A loop that is blocked reads no news of the engine: then the engine is not to blame."""
+    """A blocked loop reads no frames of the engine; then the engine is not the cause."""
     recording = Recording(
         tmp_path, call_on_loop=lambda callback: callback() if loop_answers else None
     )
@@ -70,7 +70,7 @@ def test_a_stall_tells_whether_the_gateways_own_loop_answered(
     assert (stall.loop_silent_ns > 9 * SECOND) is not loop_answers
 
 
-def test_the_next_step_ends_a_stall_and_another_one_is_told_again(tmp_path: Path) -> None:
+def test_the_next_step_ends_a_stall_and_a_second_stall_is_recorded(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.give(*busy())
     for at in (12_000, 40_000):
@@ -110,7 +110,7 @@ def test_an_engine_whose_steps_are_long_is_given_three_times_the_longest() -> No
     assert watchdog.is_stalled(88 * SECOND)
 
 
-def test_work_counts_from_when_it_can_be_done() -> None:
+def test_work_counts_from_when_it_can_start() -> None:
     """A grammar that compiles and a reader that pauses stop the clock."""
     watchdog = StallWatchdog(10 * SECOND)
     constrained = SequenceQueued(1, 3 * MS, 0, 4, 16, "", constrained=True)

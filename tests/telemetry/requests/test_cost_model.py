@@ -66,7 +66,7 @@ def test_plan_step_aggregator_and_ledger_see_the_same_work(
 
 
 @given(shape=shapes)
-def test_a_twin_takes_what_the_same_terms_say(
+def test_a_twin_steps_take_the_cost_of_the_same_terms(
     shape: tuple[list[tuple[int, int]], list[int]],
 ) -> None:
     clock = ManualClock(0)
@@ -79,14 +79,16 @@ def test_a_twin_takes_what_the_same_terms_say(
 
 
 @given(tokens=st.integers(1, 4096), context=st.integers(0, 100_000))
-def test_a_chunk_attends_to_what_its_tokens_do_one_by_one(tokens: int, context: int) -> None:
+def test_a_chunk_has_the_attention_pairs_of_its_tokens_one_by_one(
+    tokens: int, context: int
+) -> None:
     one_by_one = sum(context + place + 1 for place in range(tokens))
     assert attended(tokens, context) == one_by_one
     assert attention_pairs(tokens, context) == tokens * (context + tokens / 2)
 
 
 def test_the_attention_term_is_written_once() -> None:
-    """No n * (k + n / 2), and no n * (n + 1) // 2, but in the one module."""
+    """No n * (k + n / 2) and no n * (n + 1) // 2 outside of one module."""
     wrong = re.compile(r"\(\s*[\w.]*(context|start)\w*\s*\+\s*\w+\s*/\s*2\s*\)|\w+ \+ 1\) // 2")
     found = [
         str(path.relative_to(ROOT))
@@ -98,7 +100,7 @@ def test_the_attention_term_is_written_once() -> None:
 
 
 def test_least_squares_are_solved_in_one_module() -> None:
-    """A model that fits for itself has terms of its own sooner or later."""
+    """A second fit would sooner or later have other terms."""
     found = [
         str(path.relative_to(ROOT))
         for folder in ("service", "telemetry", "diagnosis", "dashboards", "lab")
@@ -110,7 +112,7 @@ def test_least_squares_are_solved_in_one_module() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_each_preset_finds_the_cost_that_its_terms_made(preset: Preset) -> None:
+def test_each_preset_recovers_the_cost_that_made_its_data(preset: Preset) -> None:
     draw = Random(3)
     loads = [
         Load(
@@ -139,6 +141,6 @@ def test_each_preset_finds_the_cost_that_its_terms_made(preset: Preset) -> None:
     assert found.inliers.sum() == len(loads) - (10 if preset.inliers is not None else 0)
 
 
-def test_the_diagnosis_prices_the_terms_of_its_preset() -> None:
+def test_the_diagnosis_fits_the_terms_of_its_preset() -> None:
     assert tuple(term.value for term in BASELINE.terms if term != Term.ROW_STEPS) == FEATURES
     assert set(AROUND.terms) <= set(BASELINE.terms)

@@ -123,7 +123,7 @@ def test_a_tenant_at_its_limit_waits_for_the_policy_and_others_for_the_head() ->
         assert waits(timeline) == [(expected, 3, 20)]
 
 
-def test_cached_tokens_and_the_way_out_of_a_cancelled_request_are_stated() -> None:
+def test_a_cancelled_request_has_its_cached_tokens_and_its_cancel_time() -> None:
     timeline, measured = one(
         request(
             queued(at=3),
@@ -146,7 +146,7 @@ def test_cached_tokens_and_the_way_out_of_a_cancelled_request_are_stated() -> No
     assert [m.value_ns for m in measured if m.measure is Measure.CANCEL_TO_FREE] == [8 * MS]
 
 
-def test_tokens_that_drafts_gave_come_at_once_and_are_counted() -> None:
+def test_accepted_draft_tokens_come_together_and_are_counted() -> None:
     guessed = Row(1, False, 4, 4, 0, 3, False)
     facts = request(queued(at=3), step(0, 4, 10, [prefill()]), step(1, 10, 20, [guessed]))
     timeline, measured = one(facts)
@@ -167,7 +167,7 @@ def test_tokens_that_drafts_gave_come_at_once_and_are_counted() -> None:
     context_ns=st.integers(0, 10**4),
     data=st.data(),
 )
-def test_a_cost_is_found_again_from_the_steps_it_made(
+def test_a_step_cost_is_recovered_from_its_steps(
     base: int, prefill_ns: int, decode_ns: int, context_ns: int, data: st.DataObject
 ) -> None:
     true = StepCost(
@@ -184,7 +184,7 @@ def test_a_cost_is_found_again_from_the_steps_it_made(
         assert abs(found.step_ns(*shape) - true.step_ns(*shape)) <= 0.01 * true.step_ns(*shape)
 
 
-def test_no_coefficient_is_negative_even_when_noise_says_so() -> None:
+def test_no_coefficient_is_negative_under_noise() -> None:
     features = [(0, n, 100 * n) for n in range(1, 41)]
     found = fit(features, [10**7 - 10**4 * n for n in range(1, 41)])
 
@@ -192,7 +192,7 @@ def test_no_coefficient_is_negative_even_when_noise_says_so() -> None:
     assert found.context_token_ns >= 0
 
 
-def test_the_fold_refits_every_fifty_steps_and_starts_anew_with_an_engine() -> None:
+def test_the_fold_refits_every_fifty_steps_and_restarts_with_a_new_engine() -> None:
     costs: list[StepCost] = []
     fold = StepCostFold(costs.append)
     fold.on_facts([step(i, 10 * i, 10 * i + 5, [decode(1, 100)]) for i in range(49)])
@@ -203,7 +203,7 @@ def test_the_fold_refits_every_fifty_steps_and_starts_anew_with_an_engine() -> N
     assert abs(cost.step_ns(0, 1, 100) - 5 * MS) < 0.02 * MS
 
 
-def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_closed() -> None:
+def test_a_request_without_an_end_in_the_engine_is_given_out_when_the_fold_closes() -> None:
     timelines: list[RequestTimeline] = []
     fold = PhaseFold([timelines.append])
     facts = request(queued(at=3), step(0, 4, 10, [prefill()]), reason=EndReason.SHUTDOWN)
@@ -216,8 +216,8 @@ def test_a_request_whose_engine_was_shut_down_first_comes_out_when_the_fold_is_c
     assert fold.live == 0
 
 
-def test_an_id_that_is_used_again_at_once_names_two_requests_in_turn() -> None:
-    """The engine's last word on the first comes after the second was accepted."""
+def test_a_request_id_that_is_reused_at_once_gives_two_timelines() -> None:
+    """The engine's last fact of the first request comes after the second was accepted."""
     timelines: list[RequestTimeline] = []
     fold = PhaseFold([timelines.append])
     first = request(queued(at=3), step(0, 4, 10, [prefill()]), reason=EndReason.DISCONNECT)

@@ -1,4 +1,4 @@
-"""Timelines: phases tile a request's life exactly, whatever became of it."""
+"""Timelines: phases tile the time of a request exactly, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fold(facts: list[Fact]) -> tuple[list[RequestTimeline], list[Measured]]:
     return timelines, measured
 
 
-def whole_life() -> list[Fact]:
+def finished_request() -> list[Fact]:
     return [
         accepted(at=0),
         parsed(at=1),
@@ -68,7 +68,7 @@ def check_tiling(timeline: RequestTimeline) -> None:
 
 def test_a_finished_request_goes_through_all_phases() -> None:
     """Borders as the module defines them, and the measures that follow from them."""
-    (timeline,), measured = fold(whole_life())
+    (timeline,), measured = fold(finished_request())
 
     assert borders(timeline) == [
         (Phase.PARSE, 0, 1),
@@ -108,7 +108,7 @@ def test_a_request_that_ends_early_is_cut_in_its_phase(
     cut: int, reason: EndReason, last: Phase
 ) -> None:
     """The phases so far tile up to the end; no later phase is invented."""
-    facts = whole_life()[:cut]
+    facts = finished_request()[:cut]
     if cut > 4:
         facts.append(sequence_ended(at=64, reason=reason))
     elif cut == 4:
@@ -121,19 +121,19 @@ def test_a_request_that_ends_early_is_cut_in_its_phase(
     assert timeline.truncated
 
 
-def test_the_engines_death_ends_what_it_held() -> None:
-    """No terminal fact comes from a dead engine; the gateway's word ends its sequences."""
+def test_the_engines_death_ends_its_sequences() -> None:
+    """A dead engine writes no terminal fact; the gateway's fact ends its sequences."""
     died = EngineDied(40 * MS, -9, "ended by signal 9", 0)
     ended = request_ended(at=39, reason=EndReason.ENGINE_DIED)
-    (timeline,), _ = fold([*whole_life()[:7], ended, died])
+    (timeline,), _ = fold([*finished_request()[:7], ended, died])
 
     check_tiling(timeline)
     assert timeline.sequences[0].end_reason is EndReason.ENGINE_DIED
 
 
-def test_a_request_whose_engine_facts_were_lost_comes_out_after_a_grace() -> None:
+def test_a_request_whose_engine_facts_were_lost_is_given_out_after_a_grace_period() -> None:
     """Nothing is kept for ever."""
-    facts = [*whole_life()[:7], request_ended(at=70)]
+    facts = [*finished_request()[:7], request_ended(at=70)]
     timelines, _ = fold(facts)
     assert timelines == []
 
@@ -141,8 +141,8 @@ def test_a_request_whose_engine_facts_were_lost_comes_out_after_a_grace() -> Non
     check_tiling(timeline)
 
 
-def test_waiting_names_the_heads_reason_and_the_head() -> None:
-    """The head waits for what binds it, those behind it wait for the head."""
+def test_a_wait_has_the_reason_of_the_queue_head_and_the_head() -> None:
+    """The head waits for its own reason, those behind it wait for the head."""
     facts: list[Fact] = [
         *(accepted(r, at=0) for r in ("a", "b")),
         *(parsed(r) for r in ("a", "b")),
@@ -170,8 +170,8 @@ def test_waiting_names_the_heads_reason_and_the_head() -> None:
 
 
 def test_a_preemption_lasts_from_the_plan_to_the_next_token() -> None:
-    """And its recomputation is not taken for the first prefill."""
-    facts = whole_life()[:7]
+    """And its recompute is not counted as the first prefill."""
+    facts = finished_request()[:7]
     facts += [
         step(2, 35, 40, [decode(7)], (Skip(1, WaitReason.PREEMPTED, None),), preempted=(1,)),
         step(3, 40, 55, [prefill(1, tokens=6)]),
@@ -201,10 +201,10 @@ def test_a_preemption_lasts_from_the_plan_to_the_next_token() -> None:
     depth=st.sampled_from([1, 2]),
     shuffle=st.randoms(use_true_random=False),
 )
-def test_every_request_of_a_simulated_run_comes_out_once_and_tiles(
+def test_every_request_of_a_simulated_run_has_one_timeline_that_tiles(
     requests: list[tuple[int, int, EndReason | None, int]], depth: int, shuffle: random.Random
 ) -> None:
-    """Production engine in virtual time, gateway facts around it, lanes interleaved at will."""
+    """Production engine in virtual time, gateway facts around it, lanes interleaved at random."""
     world = World(blocks_total=20, depth=depth)
     gateway: list[Fact] = []
 

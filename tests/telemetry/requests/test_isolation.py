@@ -1,4 +1,4 @@
-"""One part of telemetry that raises takes no other with it, and is told of everywhere."""
+"""A part of telemetry that raises stops no other part, and is reported everywhere."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_listener_is_detached_after_three_requests_in_a_row_and_not_for_one_od
     assert broken.given == 2 * LIMIT
 
 
-def test_an_accountant_that_raises_costs_the_accounts_alone() -> None:
+def test_a_ledger_builder_that_raises_loses_only_the_ledgers() -> None:
     world = World(
         BrokenExporter(["none"]), BrokenLedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
     )
@@ -134,7 +134,7 @@ def test_an_accountant_that_raises_costs_the_accounts_alone() -> None:
     assert "ledger" in world.pump.detached
 
 
-def test_what_is_detached_is_in_metrics_and_in_the_diagnosis_with_its_name() -> None:
+def test_a_detached_part_is_named_in_metrics_and_in_the_diagnosis() -> None:
     world = World(BrokenExporter())
     assert 'phasescope_fold_errors_total{fold="phases_broken_exporter"} 0' in world.metrics()
     assert 'folds_detached{fold="phases' not in world.metrics()
@@ -163,7 +163,7 @@ def test_a_detachment_is_a_fact_that_the_journal_keeps() -> None:
     assert lane.lane.drain() == [FoldDetached(0, "part", "IndexError")]
 
 
-def test_a_fold_is_detached_the_first_time_because_half_a_batch_is_in_it() -> None:
+def test_a_fold_is_detached_at_its_first_error_because_it_has_half_a_batch() -> None:
     class Half:
         taken = 0
 
@@ -187,7 +187,7 @@ def test_a_part_is_named_as_its_class_is() -> None:
     assert part_name(facts_of) == "facts_of"
 
 
-def test_offline_what_a_listener_raises_comes_out() -> None:
+def test_offline_an_error_of_a_listener_is_raised() -> None:
     fold = PhaseFold([BrokenExporter().on_timeline])
     with pytest.raises(KeyError):
         fold.on_facts(facts_of(served("poisson", 4)))
@@ -204,7 +204,7 @@ def test_each_failure_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixt
     assert all(record.exc_info for record in caplog.records)
 
 
-def test_a_fair_lock_is_re_entrant_and_gives_up_in_time() -> None:
+def test_a_fair_lock_is_reentrant_and_times_out() -> None:
     import threading
 
     lock, answers = FairLock(), []

@@ -1,4 +1,4 @@
-"""The exact ledger: conservation, non-negativity, symmetry, the dummy axiom, and who took what."""
+"""The exact ledger: conservation, non-negativity, symmetry, the dummy axiom, and payers."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def ledgers(timelines: list[RequestTimeline]) -> dict[str, Ledger]:
 
 @settings(max_examples=50, deadline=None)
 @given(WORLDS)
-def test_in_any_world_accounts_are_whole_and_name_only_who_was_there(
+def test_in_any_run_ledgers_are_exact_and_name_only_requests_that_shared_steps(
     world: tuple[str, int],
 ) -> None:
-    """Each request's account, what it says of others, and what all accounts say together."""
+    """Each ledger by itself, its payers, and the sums over all ledgers."""
     facts = world_facts(*world)
     timelines, ledger_builder = run_fold(facts)
     found = ledgers(timelines)
@@ -59,8 +59,8 @@ def test_in_any_world_accounts_are_whole_and_name_only_who_was_there(
     for timeline in timelines:
         ledger = found[timeline.accepted.request_id]
         parts_sum_to_its_time_and_none_is_negative(timeline, ledger)
-        who_shared_no_step_with_it_takes_none_of_its_time(timeline, ledger, steps)
-    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(found, ledger_builder)
+        requests_without_a_common_step_take_none_of_its_time(timeline, ledger, steps)
+    payments_between_requests_are_those_of_the_harm_ledger(found, ledger_builder)
 
 
 def parts_sum_to_its_time_and_none_is_negative(timeline: RequestTimeline, ledger: Ledger) -> None:
@@ -69,7 +69,7 @@ def parts_sum_to_its_time_and_none_is_negative(timeline: RequestTimeline, ledger
     assert all(entry.ns > 0 for entry in ledger.entries), ledger
 
 
-def who_shared_no_step_with_it_takes_none_of_its_time(
+def requests_without_a_common_step_take_none_of_its_time(
     timeline: RequestTimeline, ledger: Ledger, steps: list[StepRecorded]
 ) -> None:
     """The dummy axiom, from the facts themselves."""
@@ -82,7 +82,7 @@ def who_shared_no_step_with_it_takes_none_of_its_time(
     assert set(ledger.by_payer()) <= present
 
 
-def what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(
+def payments_between_requests_are_those_of_the_harm_ledger(
     found: dict[str, Ledger], ledger_builder: LedgerBuilder
 ) -> None:
     parts: Counter[Part] = Counter()
@@ -98,7 +98,7 @@ def what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(
 
 @settings(max_examples=25, deadline=None)
 @given(WORLDS, st.lists(st.integers(1, 40), min_size=1, max_size=5))
-def test_an_account_does_not_depend_on_how_the_facts_come_in_batches(
+def test_a_ledger_does_not_depend_on_how_facts_are_batched(
     world: tuple[str, int], batches: list[int]
 ) -> None:
     facts = world_facts(*world)
@@ -110,7 +110,7 @@ def test_an_account_does_not_depend_on_how_the_facts_come_in_batches(
     assert harm.harm.report() == harm_cut.harm.report()
 
 
-def test_a_thousand_requests_of_chaos_leave_hardly_anything_without_an_owner() -> None:
+def test_almost_no_time_of_a_thousand_chaotic_requests_is_unattributed() -> None:
     shares = []
     seen: set[Part] = set()
     states: set[State] = set()
@@ -129,7 +129,9 @@ def test_a_thousand_requests_of_chaos_leave_hardly_anything_without_an_owner() -
     assert missing <= virtual, missing  # a simulated device takes no time for those
 
 
-def life(seq_id: int, facts: list[Fact], accepted_at: int = 0, ended_at: int = 1000) -> list[Fact]:
+def lifecycle(
+    seq_id: int, facts: list[Fact], accepted_at: int = 0, ended_at: int = 1000
+) -> list[Fact]:
     """Gateway facts of request r{seq_id} around the engine's."""
     name = f"r{seq_id}"
     return [
@@ -162,7 +164,7 @@ def interference() -> list[Fact]:
     facts += steady(1, 40, [1, 2], 20)
     facts += [step(41, 420, 620, [decode(1), decode(2), prefill(3, tokens=400)])]
     facts += steady(42, 10, [1, 2, 3], 620)
-    ends = [*life(1, [], 0, 760), *life(2, [], 0, 760), *life(3, [], 410, 760)]
+    ends = [*lifecycle(1, [], 0, 760), *lifecycle(2, [], 0, 760), *lifecycle(3, [], 410, 760)]
     return sorted([*facts, *ends], key=fact_ns)
 
 
@@ -186,7 +188,7 @@ def test_of_two_prompts_in_a_step_the_one_that_took_more_is_the_culprit() -> Non
     facts: list[Fact] = [step(0, 10, 20, [prefill(1)]), *steady(1, 40, [1], 20)]
     both = [decode(1), prefill(2, tokens=40), prefill(3, tokens=400)]
     facts += [step(41, 420, 620, both), *steady(42, 10, [1, 2, 3], 620)]
-    ends = [*life(1, [], 0, 760), *life(2, [], 410, 760), *life(3, [], 410, 760)]
+    ends = [*lifecycle(1, [], 0, 760), *lifecycle(2, [], 410, 760), *lifecycle(3, [], 410, 760)]
     timelines, ledger_builder = run_fold(
         sorted([*facts, *ends], key=fact_ns), itl_target_ns=50 * MS
     )
@@ -207,8 +209,8 @@ def test_two_equal_requests_pay_each_other_the_same() -> None:
     assert first[Part.CO_DECODE] > 50 * MS
 
 
-def test_the_decodes_of_others_are_charged_together_and_to_nobody() -> None:
-    """A batch is not one of its rows: naming each would cost as much as the batch is large."""
+def test_the_decodes_of_others_are_charged_together_without_a_payer() -> None:
+    """Naming a payer for each row would cost time in proportion to the batch."""
     timelines, ledger_builder = run_fold(interference(), itl_target_ns=50 * MS)
     decodes = [e for ledger in ledgers(timelines).values() for e in entries(ledger, Part.CO_DECODE)]
     assert sum(e.ns for e in decodes) > 100 * MS
@@ -221,8 +223,8 @@ def test_a_token_that_only_the_size_of_the_batch_made_late_has_no_culprit() -> N
     facts: list[Fact] = [step(0, 10, 20, [prefill(1), *(prefill(r) for r in rows)])]
     facts += steady(1, 40, [1, 2], 20)
     facts += steady(41, 5, [1, *rows], 420, length=80)
-    lives = [life(seq_id, [], 0, 900) for seq_id in (1, *rows)]
-    facts = sorted([*facts, *(fact for one in lives for fact in one)], key=fact_ns)
+    lifecycles = [lifecycle(seq_id, [], 0, 900) for seq_id in (1, *rows)]
+    facts = sorted([*facts, *(fact for one in lifecycles for fact in one)], key=fact_ns)
     timelines, ledger_builder = run_fold(facts, itl_target_ns=50 * MS)
     (timeline,) = [t for t in timelines if t.accepted.request_id == "r1"]
     assert timeline.account is not None
@@ -231,13 +233,13 @@ def test_a_token_that_only_the_size_of_the_batch_made_late_has_no_culprit() -> N
     assert not any(ledger_builder.harm.is_culprit(f"r{seq_id}") for seq_id in rows)
 
 
-def test_a_request_that_waits_pays_for_the_steps_that_it_waits_for_under_their_reason() -> None:
+def test_waiting_time_is_charged_by_the_reason_of_the_wait_to_the_steps_in_it() -> None:
     skips = (Skip(2, WaitReason.KV, None),)
     held = [
         step(1 + i, 20 + 10 * i, 30 + 10 * i, [decode(1, 5 + i)], skips=skips) for i in range(10)
     ]
     facts = [step(0, 10, 20, [prefill(1)]), *held, step(11, 120, 130, [decode(1), prefill(2)])]
-    facts = sorted([*facts, *life(1, [], 0, 200), *life(2, [], 15, 200)], key=fact_ns)
+    facts = sorted([*facts, *lifecycle(1, [], 0, 200), *lifecycle(2, [], 15, 200)], key=fact_ns)
     ledger = ledgers(run_fold(facts)[0])["r2"]
     waited = [e for e in ledger.entries if (e.state, e.reason) == (State.WAIT, "kv")]
     assert sum(e.ns for e in waited) == 100 * MS
@@ -247,7 +249,7 @@ def test_a_request_that_waits_pays_for_the_steps_that_it_waits_for_under_their_r
     assert ledger.residue_ns == 0
 
 
-def test_a_step_faster_than_foretold_shrinks_its_shares_and_a_slower_one_has_a_residual() -> None:
+def test_a_step_faster_than_predicted_shrinks_its_shares_and_a_slower_one_has_a_residual() -> None:
     facts = interference()
     slow = [replace_step(f, 20, 35) if fact_id(f) == 30 else f for f in facts]
     ledger = ledgers(run_fold(slow)[0])["r1"]
@@ -266,11 +268,11 @@ def replace_step(fact: Fact, by: int, longer: int) -> Fact:
     return msgspec.structs.replace(fact, **stamps)  # type: ignore[type-var]
 
 
-def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
+def test_a_known_pause_gets_the_gap_that_it_caused() -> None:
     facts = [step(0, 10, 20, [prefill(1)]), step(1, 320, 330, [decode(1)])]
     begin_ns, end_ns = 21 * MS, 319 * MS
     pause = HostPaused(end_ns, begin_ns, end_ns, HostProcess.ENGINE, PauseCause.GC)
-    facts = sorted([*facts, pause, *life(1, [], 0, 400)], key=fact_ns)
+    facts = sorted([*facts, pause, *lifecycle(1, [], 0, 400)], key=fact_ns)
     timelines: list[RequestTimeline] = []
     ledger_builder = LedgerBuilder(lambda slo_class: 50 * MS)
     PhaseFold([timelines.append], ledger_builder=ledger_builder).on_facts(facts)
@@ -284,7 +286,7 @@ def test_a_known_pause_takes_over_the_gap_that_it_made() -> None:
     assert (stall.part, stall.cause) == (Part.HOST_STALL, "gc")
 
 
-def test_the_prompt_of_a_preempted_request_is_paid_twice_and_says_so() -> None:
+def test_the_recompute_of_a_preempted_request_is_a_part_of_its_own() -> None:
     first = prefill(1, tokens=8)
     again = replace_row(prefill(1, tokens=9), recompute_tokens=9)
     facts = [
@@ -292,7 +294,7 @@ def test_the_prompt_of_a_preempted_request_is_paid_twice_and_says_so() -> None:
         step(1, 20, 30, [decode(2)], preempted=(1,), skips=(Skip(1, WaitReason.KV, None),)),
         step(2, 30, 50, [again]),
     ]
-    ends = [*life(1, [], 0, 100), *life(2, [], 0, 100)]
+    ends = [*lifecycle(1, [], 0, 100), *lifecycle(2, [], 0, 100)]
     ledger = ledgers(run_fold(sorted([*facts, *ends], key=fact_ns))[0])["r1"]
     assert ledger.by_part()[Part.OWN_RECOMPUTE] == 20 * MS
     assert ledger.by_state()[State.PREEMPTED] == 10 * MS
@@ -306,14 +308,14 @@ def replace_row(row: object, **fields: object) -> object:
 def test_a_request_that_dies_with_the_engine_has_a_lost_step() -> None:
     facts = [step(0, 10, 20, [prefill(1)]), EngineDied(90 * MS, -9, "ended by signal 9", 0)]
     ended = request_ended("r1", 95, EndReason.ENGINE_DIED)
-    gateway = [f for f in life(1, [], 0, 100) if fact_ns(f) < 70 * MS]
+    gateway = [f for f in lifecycle(1, [], 0, 100) if fact_ns(f) < 70 * MS]
     ledger = ledgers(run_fold(sorted([*gateway, *facts, ended], key=fact_ns))[0])["r1"]
     assert ledger.by_part()[Part.LOST_STEP] == 70 * MS
     assert ledger.unattributed_ns == 6 * MS  # idle from 3 to 10, less a turn-around
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_rows_in_a_step_changes_nobodys_account(seed: int) -> None:
+def test_the_order_of_rows_in_a_step_changes_no_ledger(seed: int) -> None:
     facts = world_facts("poisson", seed)
     random = Random(seed)
 
@@ -331,7 +333,7 @@ def test_the_order_of_rows_in_a_step_changes_nobodys_account(seed: int) -> None:
             assert abs(after[request_id].by_part()[part] - spent_ns) <= 1000, (request_id, part)
 
 
-def test_timelines_without_an_accountant_have_no_account() -> None:
+def test_timelines_without_a_ledger_builder_have_no_ledger() -> None:
     timelines: list[RequestTimeline] = []
     PhaseFold([timelines.append]).on_facts(interference())
     assert [t.account for t in timelines] == [None] * 3

@@ -1,4 +1,4 @@
-"""A loss is itself a fact, and nothing stays live for ever because its end was lost."""
+"""A loss is itself a fact, and no request stays live for ever because its end was lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SCENARIOS = ("chaos", "poisson", "overload", "shared_prefix")
 
 @dataclass
 class Everything(Folds):
-    """Everything that follows requests or sequences."""
+    """Every fold that keeps live requests or sequences."""
 
     impact: HostImpact = field(default_factory=HostImpact)
     watchdog: StallWatchdog = field(default_factory=lambda: StallWatchdog(10**9))
@@ -84,7 +84,7 @@ class Everything(Folds):
 
     @property
     def live(self) -> dict[str, int]:
-        """What each keeps of whom it takes to be live."""
+        """How many live requests or sequences each fold keeps."""
         return {
             "requests": self.phases.live,
             "sequences": self.phases.live_sequences,
@@ -98,7 +98,7 @@ class Everything(Folds):
         }
 
 
-def nobody(facts: list[Fact]) -> list[Fact]:
+def idle_lists(facts: list[Fact]) -> list[Fact]:
     """The lists that an idle server writes a while after `facts`."""
     now_ns = max(map(fact_ns, facts)) + 3_000 * MS
     last = max((f.seq_id for f in facts if isinstance(f, SequenceSubmitted)), default=-1)
@@ -116,7 +116,7 @@ def test_whatever_is_lost_every_fold_is_empty_after_the_next_lists(
     kept = [fact for fact in facts if generator.random() >= share]
     folds = Everything()
     folds.feed(kept)
-    folds.feed(nobody(facts))
+    folds.feed(idle_lists(facts))
 
     assert set(folds.live.values()) == {0}, folds.live
     begun = {f.request_id for f in kept if isinstance(f, RequestAccepted)}
@@ -168,8 +168,8 @@ def _true_lists(facts: list[Fact]) -> list[Fact]:
     ]
 
 
-def test_ends_that_a_full_lane_refused_are_counted_told_and_made_up_for() -> None:
-    """Of a gateway whose lane holds forty facts, and which nobody empties for a while."""
+def test_ends_that_a_full_lane_refused_are_counted_recorded_and_repaired() -> None:
+    """The gateway's lane holds forty facts, and is not drained for a while."""
     facts = [started(), *facts_of(served("poisson", 4))]
     pump, lane, folds = Pump(ManualClock()), Lane(40, FactSource.GATEWAY), Everything()
     pump.add_lane(lane)
@@ -190,7 +190,7 @@ def test_ends_that_a_full_lane_refused_are_counted_told_and_made_up_for() -> Non
             pump.run_once()
     pump.run_once()
     assert folds.phases.live > 0
-    for fact in nobody(facts):
+    for fact in idle_lists(facts):
         lane.append(fact)
     pump.run_once()
 
@@ -201,7 +201,7 @@ def test_ends_that_a_full_lane_refused_are_counted_told_and_made_up_for() -> Non
     assert any(t.outcome is Outcome.LOST for t in folds.timelines)
 
 
-def test_the_gap_stands_where_the_facts_are_missing() -> None:
+def test_the_loss_is_recorded_where_the_facts_are_missing() -> None:
     lane = Lane(2, FactSource.ENGINE)
     for at in (1, 2, 3, 4):
         lane.append(queued(at=at))
@@ -213,7 +213,7 @@ def test_the_gap_stands_where_the_facts_are_missing() -> None:
     assert second == [queued(at=5)]
 
 
-def test_what_the_engine_shed_is_told_with_the_next_facts() -> None:
+def test_facts_that_the_engine_dropped_are_reported_with_the_next_facts() -> None:
     gap = Gap(FactSource.ENGINE)
     gap.add([queued(at=1), queued(at=2)])
     gap.add([queued(at=3)])
@@ -243,7 +243,7 @@ def test_a_request_whose_end_was_lost_is_given_out_as_lost_and_not_measured() ->
     assert measured == []
 
 
-def test_a_sequence_whose_end_was_lost_does_not_hold_its_request_back() -> None:
+def test_a_sequence_whose_end_was_lost_does_not_delay_its_request() -> None:
     timelines, measured = timed(
         [
             accepted(), parsed(), tokenized(), submitted(), queued(), step(0, 4, 10, [prefill()]),
@@ -256,7 +256,7 @@ def test_a_sequence_whose_end_was_lost_does_not_hold_its_request_back() -> None:
     assert Measure.CANCEL_TO_FREE not in {one.measure for one in measured}
 
 
-def test_what_spans_a_gap_is_not_measured_and_what_comes_after_is() -> None:
+def test_times_across_a_loss_are_not_measured_and_later_ones_are() -> None:
     timelines, measured = timed(
         [
             accepted(), parsed(), tokenized(), submitted(), queued(), step(0, 4, 10, [prefill()]),
@@ -270,8 +270,8 @@ def test_what_spans_a_gap_is_not_measured_and_what_comes_after_is() -> None:
 
 
 @pytest.mark.parametrize("late", [queued(at=30), queued(at=3)])
-def test_a_forgotten_sequence_is_not_kept_again_by_a_late_fact(late: Fact) -> None:
-    """The ledger made its track again, for ever."""
+def test_a_late_fact_does_not_make_an_ended_sequence_live_again(late: Fact) -> None:
+    """The ledger must not create its track again."""
     ledger_builder = LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
     fold = PhaseFold((), (), ledger_builder)
     fold.on_facts([accepted(), parsed(), tokenized(), submitted(), queued(), request_ended(at=20)])
@@ -282,14 +282,14 @@ def test_a_forgotten_sequence_is_not_kept_again_by_a_late_fact(late: Fact) -> No
     assert ledger_builder.live == 0
 
 
-def test_requests_that_are_read_while_the_list_is_made_are_not_over() -> None:
+def test_requests_read_while_the_list_is_made_stay_live() -> None:
     """Their head had come before it, and the gateway got to it after."""
     early = accepted(at=1, read_ns=20 * MS)
     timelines, _ = timed([early, RequestsListed(10 * MS, ())])
     assert timelines == []
 
 
-def test_a_sequence_on_its_way_to_the_engine_is_not_over() -> None:
+def test_a_sequence_on_its_way_to_the_engine_stays_live() -> None:
     folds = Everything()
     folds.feed([started(0), accepted(), parsed(), tokenized(), submitted(seq_id=5)])
     folds.feed([SequencesListed(10 * MS, (), 4)])
@@ -310,7 +310,7 @@ def test_the_diagnosis_says_that_facts_were_lost_and_gives_no_verdict_on_the_res
 
 def test_losses_and_lists_are_in_the_journal_and_read_back(tmp_path_factory: object) -> None:
     journal = Journal(ManualClock())
-    journal.on_facts([started(0), FactsLost(1, FactSource.ENGINE, 7), *nobody([started(0)])])
+    journal.on_facts([started(0), FactsLost(1, FactSource.ENGINE, 7), *idle_lists([started(0)])])
     assert journal.stats().facts == 4
 
 

@@ -44,7 +44,7 @@ LIFE_NS = 55_000_000_000
 SHOWN = (Measure.TTFT, Measure.ITL, Measure.TPOT, Measure.E2E, Measure.QUEUE)
 
 
-class Life:
+class SimulatedService:
     """The facts, what the phase fold makes of them, and the service's own folds."""
 
     def __init__(self, facts: list[Fact]) -> None:
@@ -71,9 +71,9 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def life() -> Life:
+def service() -> SimulatedService:
     facts = twin("healthy_busy", TWINS["healthy_busy"][0]).facts
-    return Life([fact for fact in facts if fact_ns(fact) < START_NS + LIFE_NS])
+    return SimulatedService([fact for fact in facts if fact_ns(fact) < START_NS + LIFE_NS])
 
 
 def as_histogram(exact_ms: float) -> object:
@@ -82,70 +82,72 @@ def as_histogram(exact_ms: float) -> object:
 
 
 @pytest.mark.parametrize("measure", SHOWN, ids=str)
-def test_screen_report_and_scrape_show_the_quantiles_of_the_raw_values(
-    life: Life, measure: Measure
+def test_monitor_report_and_scrape_show_the_quantiles_of_the_raw_values(
+    service: SimulatedService, measure: Measure
 ) -> None:
-    exact = {share: life.exact_ms(measure, share) for share in (0.5, 0.95, 0.99, 1.0)}
+    exact = {share: service.exact_ms(measure, share) for share in (0.5, 0.95, 0.99, 1.0)}
 
-    window = life.world.metrics.window.snapshot(life.world.clock.now_ns())
+    window = service.world.metrics.window.snapshot(service.world.clock.now_ns())
     on_screen = window.percentiles[measure.value]
-    body = life.world.metrics.histogram_report("total")
+    body = service.world.metrics.histogram_report("total")
     assert body is not None
     reported = merged(v for (m, _), v in merge([body]).items() if m is measure).percentiles()
     for shown in (on_screen, reported):
-        assert shown.count == len(life.values[measure])
+        assert shown.count == len(service.values[measure])
         for share, value_ns in zip(
             exact, (shown.p50_ns, shown.p95_ns, shown.p99_ns, shown.max_ns), strict=True
         ):
             assert value_ns is not None
             assert value_ns / 1e6 == as_histogram(exact[share])
 
-    families = scraped(life, measure)
+    families = scraped(service, measure)
     assert len(families) == 2
     for points in families:
         scrape = merged(point.values for point in points)
-        assert scrape.sum_ns == sum(life.values[measure])
+        assert scrape.sum_ns == sum(service.values[measure])
         for share, exact_ms in exact.items():
             assert scrape.at([share])[0] / 1e6 == as_histogram(exact_ms)
 
 
-def scraped(life: Life, measure: Measure) -> list[list[HistogramPoint]]:
-    """Of the families at `/metrics` that show the measure: ours and vLLM's name for it."""
+def scraped(service: SimulatedService, measure: Measure) -> list[list[HistogramPoint]]:
+    """Points of the families at `/metrics` that show the measure: ours and that of vLLM's name."""
     return [
         list(family.histograms)
-        for family in life.world.metrics.families(aliases=True)
+        for family in service.world.metrics.families(aliases=True)
         if family.metric.measure is measure
     ]
 
 
 @pytest.mark.parametrize("measure", SHOWN, ids=str)
-def test_replay_bench_and_raw_values_have_the_same_quantiles(life: Life, measure: Measure) -> None:
-    (outcome,) = outcomes_of(life.facts).classes.values()
+def test_replay_bench_and_raw_values_have_the_same_quantiles(
+    service: SimulatedService, measure: Measure
+) -> None:
+    (outcome,) = outcomes_of(service.facts).classes.values()
     replay = outcome.latency[measure.value]
     recorder = Recorder()
-    recorder.record(life.values[measure])
+    recorder.record(service.values[measure])
     bench = latency_of(recorder.distribution())
     assert bench is not None
 
-    assert replay.count == bench.count == len(life.values[measure])
+    assert replay.count == bench.count == len(service.values[measure])
     for share, in_replay, in_bench in (
         (0.5, replay.p50_ms, bench.p50_ms),
         (0.9, replay.p90_ms, bench.p90_ms),
         (0.99, replay.p99_ms, bench.p99_ms),
         (1.0, replay.max_ms, bench.max_ms),
     ):
-        assert in_replay == life.exact_ms(measure, share)
+        assert in_replay == service.exact_ms(measure, share)
         assert in_bench == as_histogram(in_replay)
 
 
-def test_a_drill_and_the_root_cause_have_the_ttft_of_the_phases(life: Life) -> None:
-    drill = summarize([sent_of(one) for one in life.finished])
-    why = symptoms(life.timelines, Span(0, 1 << 62))
+def test_a_drill_and_the_root_cause_have_the_ttft_of_the_phases(service: SimulatedService) -> None:
+    drill = summarize([sent_of(one) for one in service.finished])
+    why = symptoms(service.timelines, Span(0, 1 << 62))
 
-    assert drill.ttft_p95 == round(life.exact_ms(Measure.TTFT, 0.95), 3)
-    assert drill.ttft_p50 == round(life.exact_ms(Measure.TTFT, 0.5), 3)
-    assert drill.e2e_p50 == round(life.exact_ms(Measure.E2E, 0.5), 3)
-    assert why["ttft_p95"] == life.exact_ms(Measure.TTFT, 0.95)
+    assert drill.ttft_p95 == round(service.exact_ms(Measure.TTFT, 0.95), 3)
+    assert drill.ttft_p50 == round(service.exact_ms(Measure.TTFT, 0.5), 3)
+    assert drill.e2e_p50 == round(service.exact_ms(Measure.E2E, 0.5), 3)
+    assert why["ttft_p95"] == service.exact_ms(Measure.TTFT, 0.95)
 
 
 def sent_of(timeline: RequestTimeline) -> Sent:
@@ -163,9 +165,9 @@ def sent_of(timeline: RequestTimeline) -> Sent:
     )
 
 
-def test_every_view_of_one_request_shows_the_same_times(life: Life) -> None:
+def test_every_view_of_one_request_shows_the_same_times(service: SimulatedService) -> None:
     """Explain, the response's timings and the trace."""
-    for timeline in life.finished:
+    for timeline in service.finished:
         ttft_ns, tpot_ns = timeline.ttft_ns, timeline.tpot_ns
         assert ttft_ns is not None
         described = msgspec.convert(msgspec.to_builtins(describe(timeline)), Explained)
@@ -191,9 +193,9 @@ def test_every_view_of_one_request_shows_the_same_times(life: Life) -> None:
 
 
 @pytest.mark.parametrize("itl_ms", [11, 13, 14, 16, 40])
-def test_the_slo_judges_the_quantile_that_is_shown(life: Life, itl_ms: int) -> None:
+def test_the_slo_judges_the_quantile_that_is_shown(service: SimulatedService, itl_ms: int) -> None:
     target = SloClass(name="chat", ttft_ns=1 << 62, itl_ns=itl_ms * 1_000_000)
-    for timeline in life.finished:
+    for timeline in service.finished:
         gap_ns = quantile((end - start for start, end in token_gaps(timeline)), 0.99)
         is_slow = gap_ns is not None and gap_ns > target.itl_ns
         assert (judge(timeline, target) is Verdict.SLOW_TOKENS) == is_slow

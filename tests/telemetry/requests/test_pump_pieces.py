@@ -1,4 +1,4 @@
-"""A large backlog goes through the folds in pieces, and whoever waits gets in between them."""
+"""A large backlog goes through the folds in pieces, and readers get the lock between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.worlds.facts import MS, accepted, decode, queued, step
 
 
 class Counting:
-    """Counts what it got, and says how much at once."""
+    """Counts facts, in total and in each call."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -24,8 +24,8 @@ class Counting:
         self.batches.append(len(facts))
 
 
-class Waited(Counting):
-    """Has a reader come and wait for the lock while the first piece is fed."""
+class WithReader(Counting):
+    """Starts a reader that waits for the lock while the first piece is fed."""
 
     def __init__(self, pump: Pump) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def backlog(lane: Lane, count: int) -> None:
 
 def test_a_reader_gets_the_lock_between_two_pieces_of_a_large_drain() -> None:
     pump, lane = Pump(ManualClock()), Lane()
-    waited, after = Waited(pump), Counting()
+    waited, after = WithReader(pump), Counting()
     pump.add_lane(lane)
     pump.add_fold("waited", waited)
     pump.add_fold("after", after)
@@ -70,7 +70,7 @@ def test_a_reader_gets_the_lock_between_two_pieces_of_a_large_drain() -> None:
     assert waited.batches == after.batches == [PIECE_WEIGHT] * 20
 
 
-def test_a_reader_that_wants_all_gets_all_and_every_fold_has_the_same() -> None:
+def test_a_reader_that_catches_up_sees_all_facts_in_every_fold() -> None:
     pump, lane = Pump(ManualClock()), Lane()
     first, second = Counting(), Counting()
     pump.add_lane(lane)
@@ -93,7 +93,7 @@ class Slow(Counting):
         self._clock.advance(200 * MS)
 
 
-def test_a_reader_takes_what_there_is_when_a_backlog_takes_too_long() -> None:
+def test_a_reader_times_out_and_reads_what_is_folded_when_a_backlog_takes_too_long() -> None:
     clock, lane = ManualClock(), Lane()
     pump, fold = Pump(clock), Slow(clock)
     pump.add_lane(lane)

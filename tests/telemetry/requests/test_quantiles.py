@@ -1,4 +1,4 @@
-"""There is one rule for quantiles, and no second one can come in unseen."""
+"""There is one rule for quantiles, and a check finds any other."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _recorded(values_ns: list[int]) -> Distribution:
     return recorder.distribution()
 
 
-def test_of_nothing_there_is_no_quantile() -> None:
+def test_an_empty_sample_has_no_quantile() -> None:
     assert quantile([], 0.5) is None
     assert quantile_sorted([], 0.99) is None
     assert median([]) is None
@@ -142,7 +142,7 @@ def _is_share_of_length(place: ast.expr) -> bool:
         "from statistics import median",
     ],
 )
-def test_a_second_rule_would_be_seen(source: str) -> None:
+def test_the_check_finds_other_rules(source: str) -> None:
     assert other_rules(source, medians=True)
 
 

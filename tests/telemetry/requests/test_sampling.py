@@ -97,12 +97,12 @@ def verdict_of(timeline: RequestTimeline, sampler: TailSampler) -> tuple[str, fl
 def test_each_reason_to_keep_a_trace(
     timeline: RequestTimeline, expected: tuple[str, float] | str
 ) -> None:
-    """Whatever the rate, what is remarkable is kept and says why."""
+    """Whatever the rate, remarkable traces are kept, with the reason."""
     assert verdict_of(timeline, TailSampler(NONE_OF_THE_REST)) == expected
 
 
-def test_the_modes_off_and_full_look_at_nothing_but_the_callers_wish() -> None:
-    """Full keeps everything, off nothing; a caller's no is respected in both."""
+def test_the_modes_off_and_full_obey_only_the_callers_sampled_flag() -> None:
+    """Full keeps everything, off nothing; a caller that does not sample is respected in both."""
     full, off = (TailSampler(SamplingPolicy(m)) for m in (TracingMode.FULL, TracingMode.OFF))
 
     assert verdict_of(finished(), full) == ("full", 1.0)
@@ -119,7 +119,7 @@ def test_a_mode_set_at_run_time_holds_from_the_next_request_on() -> None:
     assert (before, verdict_of(finished(), sampler)) == ("off", ("rate", 1.0))
 
 
-def test_who_made_others_wait_is_kept_even_against_its_callers_wish() -> None:
+def test_a_culprit_is_kept_even_if_its_caller_does_not_sample() -> None:
     """Their stall spans link to it: the link must lead somewhere."""
     sampler = TailSampler(NONE_OF_THE_REST, is_culprit=lambda request_id: request_id == "r1")
 
@@ -130,7 +130,7 @@ def test_who_made_others_wait_is_kept_even_against_its_callers_wish() -> None:
     assert verdict_of(dataclasses.replace(other, accepted=fact), sampler) == "rate"
 
 
-def test_a_culprit_that_comes_to_light_late_is_reconsidered() -> None:
+def test_a_culprit_that_is_found_late_is_judged_again() -> None:
     """Its victim's gap ended after it did."""
     culprits: set[str] = set()
     sampler = TailSampler(NONE_OF_THE_REST, is_culprit=culprits.__contains__)
@@ -151,7 +151,7 @@ def test_a_request_that_missed_its_target_is_slow() -> None:
 
 
 def test_slow_means_beyond_the_99th_percentile_of_the_classs_last_requests() -> None:
-    """Known after a hundred; another class does not count; what has become usual is not slow."""
+    """Known after a hundred requests of the class; a latency that has become common is not slow."""
     sampler = TailSampler(NONE_OF_THE_REST)
     assert verdict_of(finished(itl_ms=500), sampler) == "rate"  # nothing to compare with
     usual = [verdict_of(finished(itl_ms=5 + index % 3), sampler) for index in range(120)]
@@ -165,8 +165,8 @@ def test_slow_means_beyond_the_99th_percentile_of_the_classs_last_requests() -> 
     assert later[-1] == "rate"
 
 
-def test_the_window_of_last_requests_is_bounded_and_forgets() -> None:
-    """After 1,024 faster requests the old, slow ones are no excuse any more."""
+def test_the_window_of_last_requests_is_bounded() -> None:
+    """After 1,024 faster requests the old, slow ones no longer count."""
     sampler = TailSampler(NONE_OF_THE_REST)
     for _ in range(1024):
         sampler.decide(finished(itl_ms=200))
@@ -219,7 +219,7 @@ def test_a_larger_share_keeps_what_a_smaller_one_keeps(number: int, one: float, 
     assert passes_rate(trace_id, one) == passes_rate("f" * 18 + trace_id[18:], one)
 
 
-def test_what_the_rate_keeps_says_its_ratio() -> None:
+def test_a_trace_kept_by_rate_has_its_sampling_ratio() -> None:
     sampler = TailSampler(SamplingPolicy(TracingMode.SAMPLED, 0.25))
     draw = random.Random(3)
     seen: Counter[tuple[str, float] | str] = Counter()
@@ -232,7 +232,7 @@ def test_what_the_rate_keeps_says_its_ratio() -> None:
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_that_is_no_share_is_refused(rate: float) -> None:
+def test_a_rate_outside_of_0_to_1_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="share"):
         SamplingPolicy(TracingMode.SAMPLED, rate)
 

@@ -78,7 +78,9 @@ def test_an_incoming_parent_is_the_roots_remote_parent() -> None:
         (EndReason.ENGINE_DIED, StatusCode.ERROR, "engine_died"),
     ],
 )
-def test_outcomes_are_told_apart(reason: EndReason, status: StatusCode, error: str | None) -> None:
+def test_each_outcome_has_its_status_and_error_type(
+    reason: EndReason, status: StatusCode, error: str | None
+) -> None:
     """Only a failure of ours is an error; the others say what they are."""
     facts: list[Fact] = [accepted(), parsed(), tokenized(), request_ended(reason=reason)]
     root = build(timeline_of(facts))[0]
@@ -132,7 +134,7 @@ def test_a_valid_traceparent_of_a_later_version_is_read() -> None:
     assert (parent.span_id, parent.sampled) == ("00f067aa0ba902b7", False)
 
 
-def test_the_root_says_where_the_request_came_to_and_what_the_sampler_said() -> None:
+def test_the_root_span_has_the_server_address_and_the_sampling_reason() -> None:
     """Server address, and why the trace is kept."""
     builder = SpanBuilder(service_resource("svc"), new_span_id, ("10.0.0.7", 8000))
     root = builder.build(finished(), ANCHOR, {"sampling.reason": "slow"})[0]
@@ -143,7 +145,7 @@ def test_the_root_says_where_the_request_came_to_and_what_the_sampler_said() -> 
     assert root.attributes["sampling.reason"] == "slow"
 
 
-def test_a_root_whose_caller_does_not_sample_stands_alone_and_names_its_parent() -> None:
+def test_a_root_whose_caller_does_not_sample_has_no_parent_but_an_attribute() -> None:
     """A parent that nobody recorded would make the trace look broken."""
     root = build(finished(parent_span_id="00f067aa0ba902b7", trace_sampled=False))[0]
     assert root.attributes is not None
@@ -152,8 +154,8 @@ def test_a_root_whose_caller_does_not_sample_stands_alone_and_names_its_parent()
     assert root.attributes["phasescope.unsampled_parent"] == "00f067aa0ba902b7"
 
 
-def stuffed() -> RequestTimeline:
-    """A life with more of everything than a tree holds."""
+def oversized() -> RequestTimeline:
+    """A request with more chunks, stalls and preemptions than a trace holds."""
     timeline = finished()
     (sequence,) = timeline.sequences
     inside = range(11 * MS, 11 * MS + 400)
@@ -172,9 +174,9 @@ def stuffed() -> RequestTimeline:
     return dataclasses.replace(timeline, sequences=(full,))
 
 
-def test_what_the_limits_keep_out_is_counted_on_the_span() -> None:
+def test_spans_beyond_the_limits_are_counted_on_their_parent() -> None:
     """Nothing is cut silently."""
-    spans = build(stuffed())
+    spans = build(oversized())
     (prefill_span,) = named(spans, "prefill")
     (decode_span,) = named(spans, "decode")
     assert prefill_span.attributes is not None
@@ -202,7 +204,7 @@ def test_no_span_has_more_attributes_than_any_receiver_takes() -> None:
     assert root.attributes["phasescope.cut.attributes"] == usual + 200 - (MAX_ATTRIBUTES - 1)
 
 
-def test_a_rejected_request_claims_no_answer() -> None:
+def test_a_rejected_request_has_no_attributes_of_a_response() -> None:
     """No response id, no finish reason, no time to a first chunk."""
     facts: list[Fact] = [
         accepted(),

@@ -1,4 +1,4 @@
-"""The diagnosis' stages are the phases' phases: the same borders, to the nanosecond."""
+"""The stages of the diagnosis are the phases of timelines, with equal borders to the nanosecond."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_time_to_first_commit_is_not_shown_as_ttft() -> None:
         ("ingest_backlog", None), ("queue_overload", None), ("slow_client", None),
     ],
 )  # fmt: skip
-def test_a_life_spends_as_long_in_each_stage_as_in_its_phases(
+def test_a_request_spends_as_long_in_each_stage_as_in_its_phases(
     name: str, mechanism: str | None
 ) -> None:
     facts = whole(twin(name, mechanism or TWINS[name][0]).facts)

@@ -53,7 +53,7 @@ def with_own_traces(facts: Sequence[Fact]) -> list[Fact]:
     ]
 
 
-def life(seq_id: int, begin: int, end: int, constrained: bool = False) -> list[Fact]:
+def lifecycle(seq_id: int, begin: int, end: int, constrained: bool = False) -> list[Fact]:
     name = f"r{seq_id}"
     entry = msgspec.structs.replace(queued(seq_id, begin + 4), constrained=constrained)
     return [
@@ -79,15 +79,15 @@ def late_by_prompt() -> list[Fact]:
     facts = [step(0, 10, 20, [prefill(1), prefill(2)]), *steady(1, 40, [1, 2], 20)]
     facts += [step(41, 420, 620, [decode(1), decode(2), prefill(3, tokens=400)])]
     facts += steady(42, 10, [1, 2, 3], 620)
-    return [*facts, *life(1, 0, 760), *life(2, 0, 770), *life(3, 410, 780)]
+    return [*facts, *lifecycle(1, 0, 760), *lifecycle(2, 0, 770), *lifecycle(3, 410, 780)]
 
 
 def late_by_batch() -> list[Fact]:
-    """Sixty rows decode together; no prompt, no mask, nobody's fault."""
+    """Sixty rows decode together; no prompt, no mask, no culprit."""
     rows = list(range(10, 70))
     facts = [step(0, 10, 20, [prefill(1), *(prefill(r) for r in rows)])]
     facts += [*steady(1, 40, [1, 10], 20), *steady(41, 5, [1, *rows], 420, length=80)]
-    return [*facts, *(fact for seq_id in (1, *rows) for fact in life(seq_id, 0, 900))]
+    return [*facts, *(fact for seq_id in (1, *rows) for fact in lifecycle(seq_id, 0, 900))]
 
 
 def late_by_mask() -> list[Fact]:
@@ -97,7 +97,7 @@ def late_by_mask() -> list[Fact]:
         begin = 20 + (number - 1) * 100
         masked = step(number, begin, begin + 100, [decode(1), decode(2)], mask_ns=80 * MS)
         facts.append(msgspec.structs.replace(masked, sample_ns=(begin + 20) * MS))
-    return [*facts, *life(1, 0, 600), *life(2, 0, 610, constrained=True)]
+    return [*facts, *lifecycle(1, 0, 600), *lifecycle(2, 0, 610, constrained=True)]
 
 
 def late_by_preemption() -> list[Fact]:
@@ -107,7 +107,7 @@ def late_by_preemption() -> list[Fact]:
     facts += [step(11, 120, 130, [decode(2)], preempted=(1,), skips=skips)]
     facts += [step(12 + i, 130 + 10 * i, 140 + 10 * i, [decode(2)], skips=skips) for i in range(19)]
     facts += [step(31, 320, 330, [decode(2), prefill(1, tokens=12)]), *steady(32, 5, [1, 2], 330)]
-    return [*facts, *life(1, 0, 500), *life(2, 0, 510)]
+    return [*facts, *lifecycle(1, 0, 500), *lifecycle(2, 0, 510)]
 
 
 def exported(
@@ -148,12 +148,12 @@ def check_links(spans: Sequence[Span]) -> list[Span]:
 def test_a_late_token_links_to_what_made_it_late_where_that_is_exported(
     make: object, targets: set[str], policy: SamplingPolicy
 ) -> None:
-    """In sampled mode those are kept that others name, or whose caller records its part."""
+    """In sampled mode culprits are kept, and requests whose caller samples."""
     assert callable(make)
     facts = sorted(with_own_traces(make()), key=fact_ns)
     timelines, ledger_builder = run_fold(facts, itl_target_ns=50 * MS)
     kept = [dataclasses.replace(one, accepted=marked(one.accepted)) for one in timelines]
-    spans = exported(in_favour_of_culprits(kept, ledger_builder), ledger_builder, policy)
+    spans = exported(culprits_judged_first(kept, ledger_builder), ledger_builder, policy)
     stalls = [span for span in spans if span.name == "stall"]
     assert stalls
     assert {span.name for span in check_links(spans)} == targets
@@ -162,14 +162,14 @@ def test_a_late_token_links_to_what_made_it_late_where_that_is_exported(
 
 
 def marked(fact: RequestAccepted) -> RequestAccepted:
-    """Its caller records its part of the trace, so a victim is kept in sampled mode."""
+    """Its caller samples, so that a victim is kept in sampled mode."""
     return msgspec.structs.replace(fact, trace_sampled=True)
 
 
-def in_favour_of_culprits(
+def culprits_judged_first(
     timelines: Sequence[RequestTimeline], ledger_builder: LedgerBuilder
 ) -> list[RequestTimeline]:
-    """Those whom others name are judged first, as the facts are not of today."""
+    """Culprits first, because the exporter does not wait for requests that ended long ago."""
     names = ledger_builder.harm.is_culprit
     return sorted(timelines, key=lambda one: not names(one.accepted.request_id))
 
@@ -203,13 +203,13 @@ def test_a_victim_waits_for_the_verdict_on_its_culprit_and_then_links_to_it() ->
 
 
 def of_now(timeline: RequestTimeline) -> RequestTimeline:
-    """Ended just now, as far as the exporter looks; what is before that does not matter."""
+    """The same request, ended just now by the exporter's clock."""
     ended = msgspec.structs.replace(timeline.ended, at_ns=now_ms() * MS)
     return dataclasses.replace(timeline, ended=ended)
 
 
 def test_a_victim_whose_culprit_was_not_kept_names_it_without_a_link() -> None:
-    """The queue of traces is full, so the culprit's tree never was."""
+    """The queue of traces is full, so the culprit's trace was dropped."""
     timelines, ledger_builder = run_fold(
         sorted(with_own_traces(late_by_prompt()), key=fact_ns), itl_target_ns=50 * MS
     )

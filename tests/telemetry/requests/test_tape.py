@@ -37,7 +37,7 @@ def test_the_tape_of_full_batches_is_bounded_by_bytes_and_not_only_by_steps() ->
 
 
 @pytest.mark.parametrize("accepted_s", [None, 3])
-def test_the_tape_goes_back_to_the_oldest_request_and_hardly_further(
+def test_the_tape_reaches_back_to_the_oldest_live_request(
     accepted_s: int | None,
 ) -> None:
     """Ten thousand steps of 10 ms: with nobody to account for, some 20 s of them are kept; a
@@ -53,7 +53,7 @@ def test_the_tape_goes_back_to_the_oldest_request_and_hardly_further(
     assert kept_ms >= (100_000 - 3_000 if accepted_s else 0)
 
 
-def test_names_of_requests_are_forgotten_with_the_steps_that_they_were_in() -> None:
+def test_request_names_are_dropped_with_the_last_step_of_the_request() -> None:
     """Two thousand requests a minute, each over after 30 ms: of the last seconds some are known."""
     ledger_builder = LedgerBuilder(lambda slo_class: 100 * MS)
     fold = PhaseFold(ledger_builder=ledger_builder)

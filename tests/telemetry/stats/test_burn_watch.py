@@ -1,4 +1,4 @@
-"""A class that burns its error budget fast asks for a dump, once."""
+"""A class that burns its error budget fast requests one dump."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD, SLOW = (10, 10), (10, 3000)
 
 
 class Burning:
-    """Requests of class chat, one every two seconds; `dumps` is when a dump was asked for."""
+    """Requests of class chat, one every two seconds; `dumps` has the times of requested dumps."""
 
     def __init__(self, policy: SloPolicy = DEFAULT_POLICY) -> None:
         self.dumps: list[int] = []
@@ -36,14 +36,14 @@ class Burning:
             self._fold.on_facts(facts)
 
 
-def test_a_fast_burn_is_told_once() -> None:
+def test_a_fast_burn_requests_one_dump() -> None:
     world = Burning()
     world.serve(SLOW, 40)
 
     assert world.dumps == [10]
 
 
-def test_a_service_that_keeps_its_promise_and_a_short_trouble_are_not_told() -> None:
+def test_a_met_slo_and_a_short_burn_request_no_dump() -> None:
     """Six slow requests are many in their minute, but few in five."""
     world = Burning()
     world.serve(GOOD, 140)
@@ -53,14 +53,14 @@ def test_a_service_that_keeps_its_promise_and_a_short_trouble_are_not_told() -> 
     assert world.dumps == []
 
 
-def test_too_few_requests_prove_nothing() -> None:
+def test_too_few_requests_request_no_dump() -> None:
     world = Burning()
     world.serve(SLOW, 9)
 
     assert world.dumps == []
 
 
-def test_after_a_minute_without_misses_the_next_burn_is_told_again() -> None:
+def test_after_a_minute_without_misses_the_next_burn_requests_another_dump() -> None:
     world = Burning()
     world.serve(SLOW, 20)
     world.serve(GOOD, 60)

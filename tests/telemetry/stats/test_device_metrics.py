@@ -1,4 +1,4 @@
-"""The device's own clock in metrics and rates: what it says, and nothing where it has none."""
+"""Metrics and rates from the device's own clock, and none where it has no clock."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_device_without_a_clock_has_no_such_values() -> None:
     assert not any(family.samples for family in mine)
 
 
-def test_the_rate_of_the_model_goes_by_the_devices_clock() -> None:
-    """The host asks and goes on: its own stamps around that say nothing of the device."""
+def test_the_roofline_rates_use_the_devices_clock() -> None:
+    """The host launches work and goes on, so its own stamps do not measure the device."""
     asked_only = step(0, 0, 10, [decode(1)], sample_ns=1 * MS, device=DeviceTimes(8 * MS))
     _, work = FLOOR.work_of(asked_only, since_ns=0)
 

@@ -1,4 +1,4 @@
-"""A real server's own account: timings in responses, histograms, SLO, formats, idle gauges."""
+"""A real server's metrics: timings in responses, histograms, SLO, formats, idle gauges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def phases_ms(facts: dict[str, Any]) -> dict[str, float]:
     return {p["name"]: ms(p["end_ns"] - p["start_ns"]) for p in facts["phases"]}
 
 
-def test_an_answer_states_its_own_times_when_asked(tiny: Server) -> None:
+def test_a_response_has_its_timings_when_requested(tiny: Server) -> None:
     """The same numbers as the facts of the request, in the body and in a header."""
     answer = ask(tiny, include_metrics=True)
     metrics = answer.json()["metrics"]
@@ -70,7 +70,7 @@ def test_an_answer_states_its_own_times_when_asked(tiny: Server) -> None:
 
 
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_stream_states_its_times_in_its_last_chunk(tiny: Server, usage: bool) -> None:
+def test_a_stream_has_its_timings_in_its_last_chunk(tiny: Server, usage: bool) -> None:
     """With the usage if that was asked for too, right before the end mark."""
     body: dict[str, Any] = {"include_metrics": True, "stream": True}
     if usage:
@@ -86,7 +86,7 @@ def test_a_stream_states_its_times_in_its_last_chunk(tiny: Server, usage: bool) 
     assert last["metrics"]["queue_time_ms"] == phases_ms(facts)["queue"]
 
 
-def test_nobody_gets_times_without_asking(tiny: Server) -> None:
+def test_a_response_has_no_timings_by_default(tiny: Server) -> None:
     whole, stream = ask(tiny), ask(tiny, stream=True)
     chunks = [e for e in sse_events(stream.text.splitlines()) if e != "[DONE]"]
 
@@ -185,7 +185,7 @@ def test_metrics_come_in_the_format_that_is_asked_for_with_idle_gauges_at_zero(
         (("--price-per-hour", "0"), "--price-per-hour must be positive"),
     ],
 )
-def test_wrong_flags_are_one_clear_line(flags: tuple[str, ...], says: str) -> None:
+def test_wrong_flags_are_one_line_of_error(flags: tuple[str, ...], says: str) -> None:
     import subprocess
 
     process = spawn("serve", "--model", "dummy:tiny", *flags, stderr=subprocess.PIPE)
@@ -197,7 +197,7 @@ def test_wrong_flags_are_one_clear_line(flags: tuple[str, ...], says: str) -> No
 
 
 def test_a_real_server_exposes_every_metric_of_the_catalog_and_no_other() -> None:
-    """Families whose values nobody could measure have no sample, but they are named."""
+    """Families without a measured value have no sample, but a name."""
     catalog = {metric.name for metric in all_metrics()}
     with (
         OtlpReceiver() as receiver,

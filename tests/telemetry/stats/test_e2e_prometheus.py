@@ -32,15 +32,15 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """What a client saw, in s from the moment before it wrote: first content, last byte."""
+class ClientTimes:
+    """What a client measured, in s from just before it sent: first content, last byte."""
 
     ttft_s: float
     e2e_s: float
 
 
 @pytest.fixture(scope="module")
-def measured(receiver: OtlpReceiver) -> Iterator[tuple[Server, Prometheus, list[Logged]]]:
+def measured(receiver: OtlpReceiver) -> Iterator[tuple[Server, Prometheus, list[ClientTimes]]]:
     """A server under load, its Prometheus, and the clients' own log."""
     required()
     flags = (*FLAGS, "--otlp-endpoint", receiver.endpoint, "--vllm-metrics")
@@ -53,18 +53,18 @@ def measured(receiver: OtlpReceiver) -> Iterator[tuple[Server, Prometheus, list[
         yield server, prometheus, log
 
 
-async def load(port: int) -> list[Logged]:
+async def load(port: int) -> list[ClientTimes]:
     """REQUESTS completions of different lengths, AT_ONCE at a time."""
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> Logged:
+    async def one(number: int) -> ClientTimes:
         async with gate:
             return await completion(port, number, 200 + number * 37 % 500)
 
     return list(await asyncio.gather(*(one(number) for number in range(REQUESTS))))
 
 
-async def completion(port: int, number: int, max_tokens: int) -> Logged:
+async def completion(port: int, number: int, max_tokens: int) -> ClientTimes:
     """One stream; what comes is only looked through until its first event."""
     body = json.dumps(
         {
@@ -89,7 +89,7 @@ async def completion(port: int, number: int, max_tokens: int) -> Logged:
     writer.close()
     assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
     assert first is not None
-    return Logged(first - begin, ended - begin)
+    return ClientTimes(first - begin, ended - begin)
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -103,7 +103,7 @@ def quantile(prometheus: Prometheus, metric: str, percent: float) -> float:
     return found
 
 
-Measured = tuple[Server, Prometheus, list[Logged]]
+Measured = tuple[Server, Prometheus, list[ClientTimes]]
 
 
 def test_quantiles_of_native_histograms_are_those_of_the_exact_log(measured: Measured) -> None:
@@ -165,7 +165,7 @@ def test_exemplars_lead_to_traces_that_were_received(
         received[0].check()
 
 
-def test_the_series_that_operators_graph_are_there(measured: Measured) -> None:
+def test_the_series_of_dashboards_exist(measured: Measured) -> None:
     """Ours, the convention's, vLLM's, the SLO's and the recorded rules'."""
     _, prometheus, _ = measured
     for promql, expected in (

@@ -1,4 +1,4 @@
-"""Text, OpenMetrics, protobuf: the same numbers, read by readers that are not ours."""
+"""Text, OpenMetrics, protobuf: the same numbers, read by independent parsers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_histograms_are_cumulative_and_counted_by_class() -> None:
     assert one(family, "_sum", slo_class="voice") == pytest.approx(0.02)
 
 
-def test_classes_can_be_split_to_the_last_part() -> None:
+def test_full_exposition_splits_histograms_by_all_labels() -> None:
     family = text(lived(), full=True)["phasescope_ttft_seconds"]
 
     assert (
@@ -162,7 +162,7 @@ def test_gen_ai_histograms_follow_the_convention() -> None:
     assert bounds[:3] + bounds[-2:] == ["0.01", "0.02", "0.04", "81.92", "+Inf"]
 
 
-def test_vllms_names_are_there_when_they_are_wanted() -> None:
+def test_vllms_names_are_exposed_when_switched_on() -> None:
     found = text(lived())
 
     assert one(found["vllm:request_success"], finished_reason="length") == 2
@@ -226,7 +226,7 @@ def test_every_bucket_with_a_kept_value_has_an_exemplar_that_lies_in_it() -> Non
     assert found["voice", "0.01"].labels == {"trace_id": FAST}
 
 
-def test_a_trace_that_was_not_kept_is_no_exemplar() -> None:
+def test_a_trace_that_was_not_kept_is_not_an_exemplar() -> None:
     world = MetricsWorld(kept=lambda timeline: timeline.accepted.trace_id == SLOW)
     world.feed(one_request([10], trace_id=FAST))
     assert "trace_id" not in world.metrics.exposition(OPEN_METRICS)[1].decode()

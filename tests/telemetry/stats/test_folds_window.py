@@ -70,7 +70,7 @@ def test_facts_of_all_lanes_reach_each_fold_in_order_of_time() -> None:
 def test_a_fold_that_raises_is_detached_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Said once, by name."""
+    """Logged once, by name."""
     pump, lane, healthy = Pump(ManualClock()), Lane(), Collecting()
     pump.add_lane(lane)
     pump.add_fold("broken", Raising())
@@ -116,7 +116,7 @@ def lived() -> tuple[WindowFold, Histograms]:
     return window, histograms
 
 
-def test_a_snapshot_tells_what_happened() -> None:
+def test_a_snapshot_has_counters_rates_and_the_batch_grid() -> None:
     """Counters, rates over ten seconds, and the batch grid."""
     window, _ = lived()
     now = window.snapshot(SECOND)
@@ -169,7 +169,7 @@ class Busy(Lane):
         return facts
 
 
-def test_a_request_that_comes_and_goes_while_lanes_are_drained_is_not_lost() -> None:
+def test_a_short_request_that_ends_while_lanes_are_drained_is_not_lost() -> None:
     """The engine's lane is drained first, so that no sequence ends before it is known whose it is.
 
     The other way round its end would be forgotten, and the request would run for ever.

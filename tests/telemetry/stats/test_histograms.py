@@ -83,7 +83,7 @@ def test_values_are_counted_where_the_library_counts_them(values_us: list[int]) 
 
 @settings(max_examples=100, deadline=None)
 @given(values=values_ns, pieces=st.lists(st.integers(0, 3), max_size=120))
-def test_how_values_are_cut_into_batches_changes_nothing(
+def test_a_histogram_does_not_depend_on_how_values_are_batched(
     values: list[int], pieces: list[int]
 ) -> None:
     """A journal that is read back comes in other batches than the live facts did."""
@@ -142,7 +142,7 @@ def test_what_cannot_be_merged_is_refused() -> None:
         merge([b'{"error": {}}'])
 
 
-def test_each_window_forgets_in_its_time_and_the_total_does_not() -> None:
+def test_each_window_drops_old_values_and_the_total_does_not() -> None:
     """A window reaches back its length and at most one slot more."""
     histogram = of([5 * MS], at_ns=1000 * SECOND)
     seen = {
@@ -197,7 +197,7 @@ def test_tenants_and_classes_from_headers_cannot_grow_without_bound() -> None:
     assert 0 < histograms.overflowed < 3000
 
 
-def test_a_class_once_handed_out_stays_the_same() -> None:
+def test_a_class_keeps_its_labels() -> None:
     """Else a counter would fall."""
     book = ClassBook(max_cells=4, max_tenants=2)
     stated = [workload_class("voice", f"t{n % 5}", 10 * n, 0) for n in range(1, 40)]

@@ -94,7 +94,7 @@ def test_points_that_the_receiver_refuses_are_counted(receiver: OtlpReceiver) ->
     assert pusher.stats.last_error == "told to reject some"
 
 
-def test_a_refusing_receiver_is_counted_and_found_again(receiver: OtlpReceiver) -> None:
+def test_failed_exports_are_counted_and_the_next_one_has_all_points(receiver: OtlpReceiver) -> None:
     """Nothing is lost by a failed export: the next one says it all."""
     receiver.fault = Fault.REFUSE
     pusher = pusher_to(receiver.endpoint, receiver.wire)
@@ -129,7 +129,7 @@ def test_a_hanging_receiver_does_not_hang_the_shutdown(receiver: OtlpReceiver) -
 
 
 @pytest.mark.parametrize("wire", ["grpc", "http/protobuf"])
-def test_nobody_at_the_address_is_a_counted_failure(wire: str) -> None:
+def test_an_address_without_a_receiver_is_a_counted_failure(wire: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

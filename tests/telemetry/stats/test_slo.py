@@ -31,7 +31,7 @@ def refused(reason: EndReason) -> list[Fact]:
     return [accepted(), parsed(), request_ended(at=5, reason=reason, output_tokens=0)]
 
 
-def test_the_default_classes_are_these() -> None:
+def test_the_default_slo_classes() -> None:
     ttft_ms = {name: one.ttft_ns // MS for name, one in DEFAULT_POLICY.classes.items()}
 
     assert ttft_ms == {"voice": 150, "code": 200, "chat": 500, "batch": 2000}
@@ -55,7 +55,7 @@ def test_the_default_classes_are_these() -> None:
         ),
     ],
 )
-def test_a_file_states_other_classes(tmp_path: Path, name: str, text: str) -> None:
+def test_a_file_defines_other_classes(tmp_path: Path, name: str, text: str) -> None:
     """The first is the default unless the file says so."""
     (tmp_path / name).write_text(text)
     policy = read_policy(str(tmp_path / name))
@@ -106,10 +106,8 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, says
         (refused(EndReason.MAX_TOKENS), Verdict.UNMEASURED),
     ],
 )
-def test_the_end_of_a_request_says_what_became_of_its_slo(
-    facts: list[Fact], verdict: Verdict
-) -> None:
-    """One gap in a hundred may be late; the caller's own doing is no miss."""
+def test_each_end_of_a_request_has_its_slo_verdict(facts: list[Fact], verdict: Verdict) -> None:
+    """One gap in a hundred may be late; what the caller causes is not a miss."""
     assert judge(ended(facts), TARGET) is verdict
 
 

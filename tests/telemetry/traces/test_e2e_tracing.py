@@ -1,4 +1,4 @@
-"""Tracing and recording are switched while the server serves, and a bad receiver harms nobody."""
+"""Tracing and recording are switched while the server runs; a bad receiver affects no request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def exported_ids(receiver: OtlpReceiver) -> set[str]:
 def test_the_mode_is_changed_while_the_server_runs(
     switched: tuple[Server, OtlpReceiver],
 ) -> None:
-    """Off, full, sampled with nothing of the rest, and a cancelled one all the same."""
+    """Off, full, and sampled at rate 0, where a cancelled request is still kept."""
     server, receiver = switched
     silent = complete(server)
     assert set_tracing(server, mode="full").json()["mode"] == "full"
@@ -178,13 +178,13 @@ def traced() -> Iterator[tuple[Server, OtlpReceiver]]:
 
 
 def settled(server: Server) -> dict[str, Any] | None:
-    """The books, once nothing is on its way."""
+    """The counts of spans, once none is in flight."""
     books = tracing(server)
     return None if books["traces_queued"] else books
 
 
 @pytest.mark.parametrize("fault", [*Fault, "refused"])
-def test_a_bad_receiver_harms_nobody_and_every_span_is_on_the_books(
+def test_a_bad_receiver_affects_no_request_and_every_span_is_counted(
     traced: tuple[Server, OtlpReceiver], fault: str
 ) -> None:
     """Requests are answered meanwhile; what could be delivered later was, the rest is counted."""

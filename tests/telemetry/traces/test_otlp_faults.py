@@ -33,8 +33,8 @@ pytestmark = pytest.mark.long
 
 
 @both
-def test_trees_arrive_whole(protocol: str) -> None:
-    """Forty trees, more than one chunk, all sound; nothing else is on the books."""
+def test_traces_arrive_complete(protocol: str) -> None:
+    """Forty traces in several chunks, all valid, and no other span is counted."""
     with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
         offer(thread, 40)
         assert thread.flush(20)
@@ -52,7 +52,7 @@ def test_trees_arrive_whole(protocol: str) -> None:
 
 
 @both
-def test_nobody_listens(protocol: str) -> None:
+def test_without_a_receiver_every_span_is_counted_as_lost(protocol: str) -> None:
     """Given up after a while, and every span counted."""
     with exporting(f"http://127.0.0.1:{free_port()}", protocol, HASTY) as thread:
         offer(thread, 7)
@@ -84,7 +84,7 @@ def test_a_receiver_that_comes_back_gets_everything(protocol: str) -> None:
 
 
 @both
-def test_a_receiver_that_asks_for_a_pause_gets_it(protocol: str) -> None:
+def test_retry_after_of_the_receiver_is_respected(protocol: str) -> None:
     """503 with Retry-After, or UNAVAILABLE with RetryInfo: not earlier, and nothing is lost."""
     with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
         receiver.fault = Fault.UNAVAILABLE
@@ -100,8 +100,8 @@ def test_a_receiver_that_asks_for_a_pause_gets_it(protocol: str) -> None:
 
 
 @both
-def test_a_pause_that_is_too_long_is_not_kept(protocol: str) -> None:
-    """A receiver that asks for a week is asked again much earlier."""
+def test_a_too_long_retry_after_is_shortened(protocol: str) -> None:
+    """A receiver that asks for a week is tried again much earlier."""
     retry = RetryPolicy(longest_asked_s=0.05)
     with (
         OtlpReceiver(protocol) as receiver,
@@ -127,7 +127,7 @@ def test_spans_that_are_rejected_are_not_counted_as_exported(protocol: str) -> N
 
 
 @both
-def test_a_final_no_is_not_tried_again(protocol: str) -> None:
+def test_a_permanent_error_is_not_retried(protocol: str) -> None:
     """400 or PERMISSION_DENIED."""
     with OtlpReceiver(protocol) as receiver, exporting(receiver.endpoint, protocol) as thread:
         receiver.fault = Fault.REFUSE
@@ -153,7 +153,7 @@ def test_a_slow_receiver_gets_everything_late(protocol: str) -> None:
 
 
 @both
-def test_no_answer_is_given_up(protocol: str) -> None:
+def test_an_export_without_an_answer_times_out(protocol: str) -> None:
     """Each attempt has a limit; what was not answered counts as lost."""
     with (
         OtlpReceiver(protocol) as receiver,
@@ -252,7 +252,7 @@ def test_a_shutdown_sends_what_is_queued_to_a_receiver_that_takes_it(protocol: s
         assert dropped(thread.view()) == {}
 
 
-def test_a_receiver_that_goes_and_comes_is_said_once_each(
+def test_an_outage_and_its_end_are_each_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One line when it goes, one when it is back."""

@@ -1,4 +1,4 @@
-"""What the exporter builds, keeps for later, and counts of it."""
+"""Traces that the exporter builds, delays and counts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.servers.otlp_thread import CHUNKS, TREE, dropped, exporting, 
 from tests.support.worlds.timelines import finished, fresh, now_ms
 
 
-class Clumsy(SpanBuilder):
-    """Cannot build the tree of r1."""
+class FailingBuilder(SpanBuilder):
+    """Fails to build the trace of r1."""
 
     def build(
         self,
@@ -38,9 +38,9 @@ class Clumsy(SpanBuilder):
         return super().build(timeline, anchor, about, span_events)
 
 
-def test_a_tree_that_cannot_be_built_is_one_loss_and_no_other() -> None:
+def test_a_trace_that_cannot_be_built_is_the_only_one_lost() -> None:
     """A bug in one trace costs that trace."""
-    builder = Clumsy(service_resource("svc"), new_span_id)
+    builder = FailingBuilder(service_resource("svc"), new_span_id)
     with OtlpReceiver("http") as receiver, exporting(receiver.endpoint, builder=builder) as thread:
         offer(thread, 3)
         assert thread.flush(20)
@@ -99,7 +99,7 @@ def test_a_culprit_found_in_time_does_not_wait_for_the_shutdown() -> None:
 
 
 def plain(count: int) -> list[RequestTimeline]:
-    """Requests that nothing special happened to, of just now."""
+    """Unremarkable requests that have just ended."""
     return [
         dataclasses.replace(
             timeline,
@@ -110,7 +110,7 @@ def plain(count: int) -> list[RequestTimeline]:
     ]
 
 
-def test_all_of_it_is_in_the_exposition() -> None:
+def test_sampling_metrics_are_in_the_exposition() -> None:
     """Mode, traces by reason, drops by reason, lag, cost; a reason that never was is 0."""
     with OtlpReceiver("http") as receiver, exporting(receiver.endpoint) as thread:
         receiver.fault = Fault.PARTIAL
