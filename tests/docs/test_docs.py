@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate.pages import PAGES as GENERATED
-from service.cli.bench import spelled_out
+from service.cli.bench import sweep_as_flag
 from service.cli.main import build_parser
 from service.config.resolve import Source, resolve
 from telemetry.requests.slo_policy import read_policy
@@ -178,7 +178,7 @@ def test_commands_of_ours_can_be_given_as_they_stand(page: Path) -> None:
     """Each is read by the parser of its program, with all its options and values."""
     for words in commands(page):
         if Path(words[0]).name == "phasescope":
-            build_parser().parse_args(spelled_out(words[1:]))
+            build_parser().parse_args(sweep_as_flag(words[1:]))
         elif Path(words[0]).name == "python":
             read_command(words[2], words[3:])
 

@@ -16,8 +16,8 @@ from tests.support.worlds.ledger_world import gateway_facts, run_fold, steps_of
 from tests.telemetry.requests.test_ledger import (
     ledgers,
     parts_sum_to_its_time_and_none_is_negative,
-    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds,
-    who_shared_no_step_with_it_takes_none_of_its_time,
+    payments_between_requests_are_those_of_the_harm_ledger,
+    requests_without_a_common_step_take_none_of_its_time,
 )
 
 REQUESTS, ROWS = 120, 48
@@ -58,5 +58,5 @@ def test_each_account_is_whole_and_names_only_who_was_there() -> None:
     for timeline in timelines:
         ledger = found[timeline.accepted.request_id]
         parts_sum_to_its_time_and_none_is_negative(timeline, ledger)
-        who_shared_no_step_with_it_takes_none_of_its_time(timeline, ledger, steps)
-    what_requests_pay_to_each_other_is_what_the_harm_ledger_holds(found, ledger_builder)
+        requests_without_a_common_step_take_none_of_its_time(timeline, ledger, steps)
+    payments_between_requests_are_those_of_the_harm_ledger(found, ledger_builder)
