@@ -90,9 +90,6 @@ def context_of(spec: ModelSpec) -> int:
     return min(spec.context_tokens, spec.sliding_window_tokens or spec.context_tokens, 8192)
 
 
-# --- driving -----------------------------------------------------------------------------
-
-
 class Driver:
     """Sequences with blocks of their own, so that no two rows share a page in the cache."""
 
