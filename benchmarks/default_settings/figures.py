@@ -11,6 +11,7 @@ from benchmarks.default_settings.loads import (
     STREAMS,
     VICTIM,
     VOICE,
+    VOICE_LENGTHS,
     batch_pause_s,
     mean_output_tokens,
     targets,
@@ -56,8 +57,7 @@ def alone(result: BenchResult) -> Figures:
 
 def capacity(result: BenchResult, lengths: Lengths) -> Figures:
     """Requests/s by the tokens that flowed: replies that end in a short window are few."""
-    tokens_per_s = class_of(result, CHAT).throughput.output_tokens_per_s
-    return {"requests_per_s": tokens_per_s / mean_output_tokens(lengths)}
+    return {"requests_per_s": _flow(class_of(result, CHAT), lengths)}
 
 
 def goodput(result: BenchResult) -> Figures:
@@ -98,7 +98,7 @@ def voice_capacity(short: BenchResult, long: BenchResult) -> Figures:
     """Voice requests/s alone, and how long one batch prompt takes alone."""
     batch_ms = _mean_ms(class_of(long, BATCH).e2e)
     return {
-        "requests_per_s": class_of(short, VOICE).throughput.requests_per_s,
+        "requests_per_s": _flow(class_of(short, VOICE), VOICE_LENGTHS),
         "batch_s": None if batch_ms is None else batch_ms / 1e3,
     }
 
@@ -121,6 +121,11 @@ def voice(result: BenchResult, batch_s: float) -> Figures:
         "batch_e2e_mean_ms": batch_ms,
         "batch_tokens_per_s": None if cycle_s is None else BATCH_USERS * BATCH_PROMPT / cycle_s,
     }
+
+
+def _flow(one: ClassResult, lengths: Lengths) -> float:
+    """Requests/s, from tokens/s."""
+    return one.throughput.output_tokens_per_s / mean_output_tokens(lengths)
 
 
 def at_most(latency: Latency | None, limit_ms: float) -> int:

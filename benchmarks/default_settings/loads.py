@@ -42,6 +42,7 @@ LENGTHS: dict[str, Lengths] = {
 CLOSED = ("c1", "c8", "c16", "pf")
 
 INJECTED_EVERY_S = 6.0
+VOICE_LENGTHS = Fixed(32, 32)
 BATCH_PROMPT, BATCH_USERS = 4000, 2
 VOICE_SHARE, BATCH_SHARE = 0.2, 0.5  # of capacity, together 0.7
 _VOICE_USERS = 8  # that find its capacity
@@ -91,9 +92,10 @@ def alone() -> Run:
 
 
 def saturation(lengths: Lengths, scale: float) -> Run:
-    """More clients than add throughput."""
+    """More clients than add throughput. What counts is the tokens that came in the window, so
+    nobody waits for the rest."""
     users = ClassSpec(name=CHAT, lengths=lengths, arrivals=Users(_SATURATING))
-    return Run((users,), 20 * scale, warmup_s=8 * scale, typical_drain_s=6.0)
+    return Run((users,), 16 * scale, warmup_s=6 * scale, drain_s=0.5, typical_drain_s=0.5)
 
 
 def open_loop(lengths: Lengths, rate_per_s: float, scale: float) -> Run:
@@ -101,19 +103,21 @@ def open_loop(lengths: Lengths, rate_per_s: float, scale: float) -> Run:
     that nobody waits, and what is not there then is not good."""
     slo = targets(CHAT)
     one = ClassSpec(name=CHAT, lengths=lengths, arrivals=Poisson(rate_per_s), slo=slo)
-    return Run((one,), 30 * scale, warmup_s=3 * scale, drain_s=21.0, typical_drain_s=8.0)
+    return Run((one,), 20 * scale, warmup_s=2 * scale, drain_s=21.0, typical_drain_s=6.0)
 
 
 def closed(name: str, scale: float) -> Run:
-    """One client's window ends with a reply; that of many is cut, or the last would be alone."""
+    """One client's window ends with a reply; that of many is cut, or the last would be alone. How
+    long it takes includes the request that does not count, or the first wave."""
     if name == "pf":
         one = ClassSpec(name=name, lengths=Fixed(1500, 8), arrivals=Users(1))
-        return Run((one,), 12 * scale, max(1, round(4 * scale)), warmup_requests=1)
+        return Run((one,), 12 * scale, max(1, round(4 * scale)), 1, typical_drain_s=0.0)
     users = int(name.removeprefix("c"))
     some = ClassSpec(name=name, lengths=Fixed(64, 128), arrivals=Users(users))
     if users == 1:
-        return Run((some,), 8 * scale, max(1, round(4 * scale)), warmup_requests=1)
-    return Run((some,), (12 if users < 16 else 18) * scale, warmup_requests=users)
+        return Run((some,), 10 * scale, max(1, round(4 * scale)), 1, typical_drain_s=0.0)
+    seconds = (12 if users < 16 else 16) * scale
+    return Run((some,), seconds, warmup_requests=users, typical_drain_s=8.0)
 
 
 def tenants(flooded: bool, scale: float) -> Run:
@@ -127,12 +131,12 @@ def tenants(flooded: bool, scale: float) -> Run:
     flood = ClassSpec(
         name=FLOOD, lengths=Fixed(240, 32), arrivals=Users(40), headers={"x-tenant": FLOOD}
     )
-    return Run((victim, flood), 25 * scale, warmup_s=4.0, typical_drain_s=20.0)
+    return Run((victim, flood), 24 * scale, warmup_s=4.0, typical_drain_s=12.0)
 
 
 def voice_alone(scale: float) -> Run:
     """For its capacity."""
-    one = ClassSpec(name=VOICE, lengths=Fixed(32, 32), arrivals=Users(_VOICE_USERS))
+    one = ClassSpec(name=VOICE, lengths=VOICE_LENGTHS, arrivals=Users(_VOICE_USERS))
     return Run((one,), 8 * scale, warmup_requests=_VOICE_USERS, typical_drain_s=2.0)
 
 
@@ -150,14 +154,14 @@ def voice(voice_per_s: float, batch_s: float, classes: bool, scale: float) -> Ru
         return {"x-slo-class": name} if classes else {}
 
     short = ClassSpec(
-        name=VOICE, lengths=Fixed(32, 32), arrivals=Poisson(VOICE_SHARE * voice_per_s),
+        name=VOICE, lengths=VOICE_LENGTHS, arrivals=Poisson(VOICE_SHARE * voice_per_s),
         slo=targets(VOICE), headers=headers(VOICE),
     )  # fmt: skip
     long = ClassSpec(
         name=BATCH, lengths=Fixed(BATCH_PROMPT, 16),
         arrivals=Users(BATCH_USERS, pause_s=batch_pause_s(batch_s)), headers=headers(BATCH),
     )  # fmt: skip
-    return Run((short, long), 45 * scale, typical_drain_s=12.0)
+    return Run((short, long), 40 * scale, typical_drain_s=12.0)
 
 
 def batch_pause_s(batch_s: float) -> float:

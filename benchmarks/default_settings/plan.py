@@ -99,7 +99,7 @@ def _capacity(name: str, scale: float) -> Trial:
     run = loads.saturation(lengths, scale)
 
     def measure(client: Client, label: str, known: Known) -> Figures:
-        return figures.capacity(client.run(run), lengths)
+        return figures.capacity(client.run(run, errors_count=True), lengths)
 
     return Trial(f"{CAPACITY} {name}", (DEFAULT,), run.estimated_s, measure)
 

@@ -52,7 +52,7 @@ class HttpClient:
             prompt_form=PromptForm.TEXT,
             tokenizer=str(self._layout.hf),
             corpus=str(self._layout.corpus),
-            extra_body=self._server.start.extra_body,
+            extra_body=self._extra_body(),
             duration_s=None if run.requests else run.seconds,
             requests=run.requests,
             warmup_requests=run.warmup_requests,
@@ -67,6 +67,11 @@ class HttpClient:
         self.ok += result.total.ok
         self.problems += figures.problems(result, run.classes, errors_count)
         return result
+
+    def _extra_body(self) -> dict[str, Any]:
+        """Ours sends a chunk for a token without text too, or a gap would be of two tokens."""
+        each = {"logprobs": 0} if self._server.recipe.ours else {}
+        return each | self._server.start.extra_body
 
 
 def _teller(label: str) -> Callable[[Progress], None]:

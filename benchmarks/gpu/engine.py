@@ -13,7 +13,7 @@ from benchmarks.gpu.ceilings import Peaks
 from benchmarks.gpu.counters import counted_bytes_per_s
 from benchmarks.gpu.hosted import Hosted, Played, Script, busy_ns_of, limits_of
 from benchmarks.gpu.workload import SequenceSpec
-from benchmarks.scaling_engine import Built, Driver
+from benchmarks.scaling.engine import Built, Driver
 from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import LoadedEngine, load_executor
 from service.engine.inbox import Submit

@@ -171,14 +171,15 @@ class Load:
                 stamps.append(time.perf_counter_ns())
             writer.close()
 
-    def gaps(self, injected: Injected) -> dict[str, int]:
-        """The longest gap of each stream that met the pause, if it was half as long."""
-        found: dict[str, int] = {}
-        for name, stamps in self.stamps.items():
-            for before_ns, after_ns in itertools.pairwise(stamps):
-                if before_ns < injected.end_ns and after_ns > injected.begin_ns:
-                    found[name] = max(found.get(name, 0), after_ns - before_ns)
-        return {name: gap for name, gap in found.items() if 2 * gap >= injected.length_ns}
+
+def gaps_of(stamps_of: dict[str, list[int]], injected: Injected) -> dict[str, int]:
+    """The longest gap of each stream that met the pause, if it was half as long."""
+    found: dict[str, int] = {}
+    for name, stamps in stamps_of.items():
+        for before_ns, after_ns in itertools.pairwise(stamps):
+            if before_ns < injected.end_ns and after_ns > injected.begin_ns:
+                found[name] = max(found.get(name, 0), after_ns - before_ns)
+    return {name: gap for name, gap in found.items() if 2 * gap >= injected.length_ns}
 
 
 @contextlib.contextmanager
@@ -234,7 +235,7 @@ async def run(port: int, pids: dict[str, int], injector: Injector, each: int, pa
             await asyncio.sleep(pause_s * (0.5 + draw.random()))
             done = await asyncio.to_thread(injector.inject, process, pids[process], kind, value)
             await asyncio.sleep(pause_s)
-        injected.append(replace(done, gaps=load.gaps(done)))
+        injected.append(replace(done, gaps=gaps_of(load.stamps, done)))
         await asyncio.sleep(0.6)
         await collect()
         print(

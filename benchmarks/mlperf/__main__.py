@@ -41,7 +41,7 @@ from benchmarks.mlperf.compare import (
 )
 from benchmarks.mlperf.loadgen import STAMPS_FILE, Task, loadgen_module
 from benchmarks.mlperf.samples import Sample, make_samples
-from benchmarks.scaling_engine import load_spec
+from benchmarks.scaling.engine import load_spec
 from service.config.settings import ConfigError
 from service.model_files.model_store import resolve_model
 

@@ -9,9 +9,22 @@ from matplotlib.figure import Figure
 
 from benchmarks.default_settings.acceptance import FIXED, ITL_LIMIT_MS, Results
 from benchmarks.default_settings.plan import DEFAULT, OLD, goodput_load
-from benchmarks.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, Plot, at, panels
+from benchmarks.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    Plot,
+    at,
+    panels,
+)
 
 _PEERS = {"vllm": ("vLLM", RED), "openvino": ("OpenVINO GenAI", GREEN)}
+_FIXED = {"64": SKY, "256": PINK}  # grey for any other budget
 
 
 def _points(results: Results, servers: list[str]) -> list[tuple[float, float, str]]:
@@ -74,7 +87,7 @@ def goodput(data: dict[str, Any]) -> Figure:
         one.set_xlabel("load, share of capacity")
         one.set_title(f"{name} lengths")
     axes[0].set_ylabel("share of requests that are good")
-    axes[-1].legend()
+    axes[0].legend()
     return figure
 
 
@@ -88,7 +101,7 @@ def _curve(axes: Axes, results: Results, name: str, shares: list[float], server:
     if not found:
         return
     peer, _, budget = server.partition("@")
-    title, colour = _PEERS.get(peer, (f"fixed, {budget}", SKY))
+    title, colour = _PEERS.get(peer, (f"fixed, {budget}", _FIXED.get(budget, GREY)))
     if peer in _PEERS and budget:
         title += f", {budget}"
     title, colour = {DEFAULT: ("default", BLUE), OLD: ("old default", ORANGE)}.get(

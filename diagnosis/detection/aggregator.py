@@ -49,7 +49,7 @@ from telemetry.facts.records import (
     fact_ns,
 )
 
-_LIMITS_KEPT = 64
+_KEPT = 64
 KEPT_NS = 180_000_000_000  # the longest stretch that is ever judged or learnt is shorter
 
 
@@ -64,7 +64,7 @@ class Aggregator:
 
     def __init__(self) -> None:
         self.started: EngineStarted | None = None
-        self._limits: deque[tuple[int, EngineStarted]] = deque(maxlen=_LIMITS_KEPT)
+        self._limits: deque[tuple[int, EngineStarted]] = deque(maxlen=_KEPT)
         self.ready = False
         self.hung: EngineHung | None = None
         self._hung_ns = 0

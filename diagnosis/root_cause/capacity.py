@@ -12,7 +12,7 @@ from lab.replay.closed_loop import Users, closed_loop
 from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from service.engine.admission import Limits
-from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.engine_start import ModelShape
 from telemetry.host.roofline import step_bytes
 from telemetry.journal.journal_reader import Journal
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy

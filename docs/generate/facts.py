@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 
 from docs.generate.markdown import code, one_line, table
-from telemetry.facts import engine_records, host_records, reasons, records
+from telemetry.facts import engine_records, engine_start, host_records, reasons, records
 from telemetry.facts.base import FactStruct
 
 _HEAD = f"""# Facts
@@ -56,11 +56,12 @@ def _parts() -> list[type[msgspec.Struct]]:
     """Structs that facts are made of, and that are none themselves."""
     return [
         found
-        for found in vars(engine_records).values()
+        for home in (engine_start, engine_records)
+        for found in vars(home).values()
         if inspect.isclass(found)
         and issubclass(found, msgspec.Struct)
         and not issubclass(found, FactStruct)
-        and found.__module__ == engine_records.__name__
+        and found.__module__ == home.__name__
     ]
 
 

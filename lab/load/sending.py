@@ -108,7 +108,10 @@ class Sender:
 
     async def _produce(self, stream: Stream, jobs: Jobs) -> None:
         """Build requests before they are due, so that building makes none of them late."""
+        end_ns = _known_end_ns(self._spec)
         for due in due_times(stream, self._spec):
+            if end_ns is not None and due.offset_ns >= end_ns:
+                break  # a long prompt takes long to build, so none for nothing
             if not self._accounting.is_class_done(due.class_index):
                 await jobs.put((due, await self._build(due.class_index, due.lengths)))
             elif self._accounting.all_sent(stream.classes):
@@ -200,3 +203,10 @@ class Sender:
             ended = Ended(reply, job.prompt_tokens, job.output_tokens, counted, closed_loop)
             self._accounting.account(job.class_index, ended)
         return reply
+
+
+def _known_end_ns(spec: BenchSpec) -> int | None:
+    """When the window closes, from the start of the run; None if requests decide it."""
+    if spec.duration_s is None or spec.warmup_requests:
+        return None
+    return round((spec.warmup_s + spec.duration_s) * 1e9)

@@ -240,9 +240,9 @@ def _any_changes(random: Random, limits: Limits, horizon_ns: int) -> list[tuple[
             itl_target_ns=random.choice((None, 30 * _MS)),
             prefix_cache=limits.prefix_cache and random.random() < 0.5,
             draft_tokens=random.choice((0, limits.draft_tokens)),
-            auto_budget=random.random() < 0.6,
-            slo_order=random.random() < 0.6,
-            refuse_late=random.random() < 0.3,
+            auto_budget=random.random() < 0.5,
+            slo_order=random.random() < 0.5,
+            refuse_late=random.random() < 0.5,
         )
         changed = changed_names(in_force, wanted)
         found.append((at_ns, SetLimits(limits=wanted, changed=changed, by="sim", why="chaos")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +85,11 @@ def _value(text: str) -> str | int | float | bool | None:
         return _SWITCHES[text.lower()]
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
-            pass
+            continue
+        if math.isfinite(number):
+            return number  # JSON has no other
     return text
 
 
@@ -99,7 +102,7 @@ def _weights(text: str) -> dict[str, float]:
             found[tenant.strip()] = float(weight)
         except ValueError:
             colon = ""
-        if not colon:
+        if not colon or not math.isfinite(found[tenant.strip()]):
             raise ConfigError(f"tenant_weights={text}: give TENANT:WEIGHT, as in a:2,b:0.5")
     return found
 
@@ -107,27 +110,22 @@ def _weights(text: str) -> dict[str, float]:
 def _say(view: LimitsView) -> None:
     from dashboards.monitor.panels import limit_text
 
-    rows = [
-        (name, limit_text(limit.value), limit_text(limit.at_start), limit.changed)
+    rows = [("limit", "now", "at the start")]
+    rows += [
+        (name, limit_text(limit.value), limit_text(limit.at_start))
         for name, limit in view.limits.items()
     ]
-    widths = [
-        max(len(title), *(len(row[column]) for row in rows))
-        for column, title in enumerate(("limit", "now", "at the start"))
-    ]
-    _line(("limit", "now", "at the start"), widths, "changed")
-    for name, value, at_start, changed in rows:
-        _line((name, value, at_start), widths, "" if changed is None else _signed(changed))
+    changed = [limit.changed for limit in view.limits.values()]
+    last = ["changed", *("" if one is None else _signed(one) for one in changed)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, said in zip(rows, last, strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join([*cells, said]).rstrip())
     if view.changes:
         print("\nlast changes")
     for change in view.changes[-_SHOWN_CHANGES:]:
         words = " ".join(f"{name}={limit_text(value)}" for name, value in change.limits.items())
         print(f"  {words or 'nothing'}, {_signed(change.set)}")
-
-
-def _line(cells: tuple[str, str, str], widths: list[int], last: str) -> None:
-    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-    print("  ".join([*padded, last]).rstrip())
 
 
 def _signed(by: SetBy) -> str:

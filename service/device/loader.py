@@ -25,7 +25,7 @@ from service.device.spec import ModelSpec
 from service.device.torch_executor import DeviceExecutor, StepDecoder, TorchExecutor
 from service.device.weights.source import open_weights
 from telemetry.facts.clock import Clock
-from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.reasons import StartStage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.engine_start import ModelShape
 
 
 class RopeScaling(StrEnum):

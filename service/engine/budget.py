@@ -22,7 +22,7 @@ from service.engine.plan import Plan, StepOutcome
 from service.engine.plan_load import load_of_plan
 from telemetry.costs.step_load import Load, attention_pairs
 
-TILE_TOKENS = 8  # rows that the kernels compute together
+TILE_TOKENS = 4  # rows that the kernels of our decoder compute together
 # of the decodes' time, where the target leaves less than that
 LEAST_SHARE = 1 / 3
 LATE_SHARE = 1.0

@@ -12,7 +12,7 @@ from collections import deque
 import msgspec
 
 from service.engine.plan import Grammar, SamplingParams
-from telemetry.facts.engine_records import RuntimeLimits
+from telemetry.facts.engine_start import RuntimeLimits
 from telemetry.facts.reasons import EndReason
 
 

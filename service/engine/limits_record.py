@@ -10,7 +10,8 @@ import msgspec
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
 from service.engine.kv.cpu_offload import Retention
-from telemetry.facts.engine_records import EngineStarted, RuntimeLimits
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.engine_start import RuntimeLimits
 
 _SAME = (
     "blocks_total",

@@ -39,7 +39,8 @@ class Planner:
 
     def submitted(self, request: Request, now_ns: int) -> None:
         """A request has joined the queue."""
-        self._targets.saw(request.submit.ttft_target_ns, now_ns)
+        if len(self._table.live) > 1:
+            self._targets.saw(request.submit.ttft_target_ns, now_ns)
 
     def late_by_ns(self, request: Request, now_ns: int) -> float:
         """How long after its target the first token of a new request would come, by the prompts
@@ -137,19 +138,24 @@ class Planner:
     def _started_service(self) -> dict[str, float]:
         """By tenant, the service at which its first prompt that is being computed was admitted.
 
-        Its other requests may go before that prompt while the tenant has had no more than
-        `max_model_tokens` since: its share of service stays bounded.
+        Its other requests may go before that prompt. Where other tenants want service too, only
+        while it has had no more than `max_model_tokens` since, beside the prompts that are being
+        computed: its share stays bounded.
         """
-        found: dict[str, float] = {}
+        first: dict[str, float] = {}
+        charged: Counter[str] = Counter()
         for request in self._table.running:
             if request.in_prefill and not request.paused:
                 tenant, service = request.submit.tenant, request.admitted_service
-                found[tenant] = min(service, found.get(tenant, service))
+                first[tenant] = min(service, first.get(tenant, service))
+                charged[tenant] += request.prefill_tokens
+        if len(self._table.queue.tenants | first.keys()) < 2:
+            return first
         most, counters = self.limits.max_model_tokens, self._table.counters
         return {
             tenant: service
-            for tenant, service in found.items()
-            if counters.service_of(tenant) - service <= most
+            for tenant, service in first.items()
+            if counters.service_of(tenant) - service - charged[tenant] <= most
         }
 
     def _grow(

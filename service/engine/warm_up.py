@@ -19,7 +19,7 @@ from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from service.engine.plan_load import load_of_plan
 from telemetry.facts.clock import Clock
-from telemetry.facts.engine_records import WarmUpStep
+from telemetry.facts.engine_start import WarmUpStep
 
 _LONG_NS = 40_000_000
 _PROMPT_TOKENS = (16, 64, 256, 1024)

@@ -47,7 +47,8 @@ from service.process.live_sequences import SequenceLister
 from service.process.profiling import Profiles
 from telemetry.costs.step_cost import fit, warm_up_steps
 from telemetry.facts.clock import Clock, MonotonicClock, sleep_ns
-from telemetry.facts.engine_records import EngineStarted, StageTime, WarmUpStep
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.engine_start import StageTime, WarmUpStep
 from telemetry.facts.reasons import FactSource, HostProcess, StartStage
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact

@@ -19,7 +19,8 @@ import numpy as np
 from telemetry.costs.cost_model import BUDGET, Term
 from telemetry.costs.cost_model import fit as fit_preset
 from telemetry.costs.step_load import Load, attention_pairs, load_of_step
-from telemetry.facts.engine_records import EngineStarted, StepRecorded, WarmUpStep
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
+from telemetry.facts.engine_start import WarmUpStep
 from telemetry.facts.records import Fact
 from telemetry.numbers.quantiles import median, quantile
 

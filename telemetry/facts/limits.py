@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.facts.engine_records import EngineStarted, RuntimeLimits
+from telemetry.facts.engine_records import EngineStarted
+from telemetry.facts.engine_start import RuntimeLimits
 
 AUTO = "auto"
 LimitValue = bool | int | float | str | dict[str, float] | None

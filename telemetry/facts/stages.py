@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from telemetry.facts.clock import Clock
-from telemetry.facts.engine_records import StageTime
+from telemetry.facts.engine_start import StageTime
 from telemetry.facts.reasons import StartStage
 
 

@@ -23,7 +23,8 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.costs.step_load import attended
-from telemetry.facts.engine_records import EngineStarted, ModelShape, StepRecorded
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
+from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.host_records import GpuFound, GpuSampled
 from telemetry.facts.records import EngineDied, Fact
 

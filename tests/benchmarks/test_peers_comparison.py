@@ -57,7 +57,7 @@ def test_a_paused_server_and_its_children_stand_still_and_stopping_ends_them(
         server.pause()
         _until(lambda: all(_state(pid) == "T" for pid in tree))
         size = marks.stat().st_size
-        time.sleep(0.1)
+        time.sleep(0.1)  # the child would write ten times; one that stands still never does
         assert marks.stat().st_size == size
 
         server.resume()

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from benchmarks.calibration import Limits, matrix_gflop_per_s, spread
-from benchmarks.scaling import Point
-from benchmarks.scaling_engine import (
+from benchmarks.scaling.engine import (
     Built,
     Driver,
     build,
 )
+from benchmarks.scaling.points import Point
 from service.config.settings import ModelKind, ModelRef
 from service.device.models.tensors import tensor_shape
 from telemetry.host.roofline import layer_weights, prefill_flop, step_bytes, step_flop

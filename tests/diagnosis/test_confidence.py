@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.diagnosis.calibrate import RESULTS, Sample, calibration_error, fit, told
+from diagnosis.symptoms import Finding
 from diagnosis.verdicts.confidence import FITTED, confidence
+from lab.twins.registry import TWINS
+from tests.support.worlds.twin_cases import during, twin, verdicts
 
 SHARES = st.floats(0, 1)
 SECONDS = st.floats(0.5, 30)
@@ -22,6 +25,26 @@ def test_a_cause_of_more_of_the_harm_is_surer(one: float, other: float, seconds:
     low, high = sorted((one, other))
 
     assert 0 < confidence(low, seconds) <= confidence(high, seconds) <= 0.99
+
+
+@pytest.mark.long
+def test_findings_on_servers_that_fitted_nothing_are_right_as_often_as_they_say() -> None:
+    """What the diagnosis tells of faults of a seed that no constant was fitted on; a tick at a
+    time. Two of these classes have findings beside the true one."""
+    said: list[Finding] = []
+    was_so: list[bool] = []
+    for name in ("ingest_backlog", "cancellation_leak", "unfairness", "kv_thrash", "host_stall"):
+        one = twin(name, TWINS[name][0])
+        assert not range(*json.loads(RESULTS.read_text())["seeds"]).count(one.seed)
+        findings = [finding for now in during(one, verdicts(one)) for finding in now.findings]
+        said += findings
+        was_so += [finding.symptom.value == name for finding in findings]
+
+    right = np.array(was_so, float)
+    by_confidence = calibration_error(np.array([one.confidence for one in said]), right)
+    by_share = calibration_error(np.array([one.share for one in said]), right)
+    assert by_confidence < 0.08
+    assert by_confidence < by_share / 2
 
 
 def test_what_is_in_use_is_what_was_checked() -> None:

@@ -22,7 +22,8 @@ from lab.replay.recorded import NotReplayable, read_runs
 from lab.simulation.scenarios import small_limits
 from service.cli.main import main
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.engine_records import EngineStarted, ModelShape, StepRecorded
+from telemetry.facts.engine_records import EngineStarted, StepRecorded
+from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.records import Fact, RequestEnded
 from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal

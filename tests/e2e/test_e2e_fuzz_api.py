@@ -27,11 +27,18 @@ def test_generated_requests_break_nothing_and_are_answered_as_documented() -> No
 
 
 def test_a_health_check_that_is_held_up_is_seen() -> None:
+    held_s: list[float] = []
+    held_twice = threading.Event()
+
     class Slow(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            time.sleep(0.3)
+            begin_s = time.perf_counter()
+            time.sleep(0.3)  # what is to be seen; how long it was is measured here, too
+            held_s.append(time.perf_counter() - begin_s)
             self.send_response(200)
             self.end_headers()
+            if len(held_s) == 2:
+                held_twice.set()
 
         def log_message(self, *_: object) -> None:
             pass
@@ -39,12 +46,12 @@ def test_a_health_check_that_is_held_up_is_seen() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Slow) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with HealthWatch("127.0.0.1", server.server_port, 0) as watch:
-            time.sleep(1)
+            assert held_twice.wait(60)
         server.shutdown()
 
-    assert watch.seen.polls > 0
+    assert watch.seen.polls >= 2
     assert watch.seen.failed == 0
-    assert watch.seen.stall_ms > 100
+    assert watch.seen.stall_ms > 500 * min(held_s)
 
 
 def test_the_check_reports_a_request_without_exactly_one_end() -> None:

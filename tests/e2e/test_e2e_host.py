@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.host.pauses import Injector, judge
+from benchmarks.host.pauses import Injected, Injector, gaps_of, judge
 from tests.support.servers.server import Server, eventually
 
 GC_CONTAINERS = 1_000_000
@@ -26,10 +27,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 
 class Streams:
-    """Two streams at all times while the block runs."""
+    """Two streams at all times while the block runs, with the moments at which they read."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._stamps: dict[str, list[int]] = {}
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(2)]
 
@@ -44,12 +46,20 @@ class Streams:
         for thread in self._threads:
             thread.join()
 
+    def stood_still(self, pause: Injected) -> bool:
+        """Whether one of them read nothing for half of the pause at least."""
+        eventually(lambda: self._read_since(pause.end_ns), "a token after the pause")
+        return bool(gaps_of(dict(self._stamps), pause))
+
+    def _read_since(self, since_ns: int) -> bool:
+        return any(stamps[-1] > since_ns for stamps in list(self._stamps.values()))
+
     def _run(self) -> None:
         body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
         while not self._stop.is_set():
             with self._server.client.stream("POST", "/v1/completions", json=body) as answer:
-                for _ in answer.iter_lines():
-                    pass
+                stamps = self._stamps[answer.headers["x-request-id"]] = [time.perf_counter_ns()]
+                stamps.extend(time.perf_counter_ns() for _ in answer.iter_lines())
 
 
 def pauses(server: Server) -> list[dict[str, Any]]:
@@ -62,20 +72,23 @@ def pauses(server: Server) -> list[dict[str, Any]]:
 def test_an_injected_pause_is_found_measured_and_charged(
     watched: tuple[Server, Injector], process: str, kind: str
 ) -> None:
-    """The one who injects keeps its own stamps and tells telemetry nothing."""
+    """The one who injects keeps its own stamps and tells telemetry nothing; so do the clients, who
+    say whether it fell into a stream or between two."""
     server, injector = watched
     pid = server.snapshot()["engine_pid"] if process == "engine" else server.process.pid
     if kind == "gc":
         injector.inject(process, pid, "heap", GC_CONTAINERS)
-    with Streams(server):
-        for _ in range(5):  # on a busy machine one may fall between two tokens, and cost nobody
-            done = injector.inject(process, pid, kind, BLOCK_MS)
-            (verdict,) = eventually(
-                lambda: [v for v in judge([done], pauses(server)) if v.reported is not None],  # noqa: B023
-                f"the report of {done}",
-            )
-            if verdict.reported["victims_total"]:
-                break
+
+    def paused_a_stream() -> Injected | None:
+        done = injector.inject(process, pid, kind, BLOCK_MS)
+        return done if streams.stood_still(done) else None
+
+    with Streams(server) as streams:
+        done = eventually(paused_a_stream, "a pause during a stream", 60)
+        (verdict,) = eventually(
+            lambda: [v for v in judge([done], pauses(server)) if v.reported is not None],
+            f"the report of {done}",
+        )
 
     assert verdict.error < 0.5  # of the right size; how exact it is benchmarks.host.pauses says
     assert verdict.reported["victims_total"] >= 1

@@ -6,7 +6,7 @@ import pytest
 
 from lab.simulation.sim_executor import LinearCost
 from service.engine.inbox import Pause
-from service.engine.targets import ARRIVAL_SHARE, EXPECTED_NS
+from service.engine.targets import EXPECTED_NS, SHARE, SHARE_BESIDE_LOOSER
 from tests.support.worlds.engine_world import World
 
 MS = 1_000_000
@@ -94,26 +94,42 @@ def test_a_sequence_whose_reader_is_slow_bounds_nothing() -> None:
 # --- of those who may come ----------------------------------------------------------------------
 
 
-def test_a_tighter_class_that_came_lately_bounds_steps_of_prompts_alone() -> None:
+def came_beside_others(found: World, ttft_ns: int) -> None:
+    """A request of that class came while another was served; both have ended."""
+    found.submit(4, max_tokens=4)
+    found.step()
+    submit(found, ttft_ns, max_tokens=1)
+    found.run()
+
+
+def test_a_class_that_came_lately_bounds_steps_that_compute_prompts_of_a_looser_one() -> None:
     """Voice that comes in the middle of a batch job's prompt waits for the end of its step."""
     found = world()
-    submit(found, VOICE_NS, max_tokens=1)
-    found.run()
+    came_beside_others(found, VOICE_NS)
     batch = submit(found, BATCH_NS, prompt=600)
     found.step()
     step = found.steps[-1]
 
-    assert step.target_ns == int(ARRIVAL_SHARE * VOICE_NS)
-    assert step.sample_ns - step.forward_ns <= ARRIVAL_SHARE * VOICE_NS
+    assert step.target_ns == int(SHARE_BESIDE_LOOSER * VOICE_NS)
+    assert step.sample_ns - step.forward_ns <= step.target_ns
     assert [row.seq_id for row in step.rows] == [batch]
 
 
-def test_the_same_class_alone_bounds_nothing() -> None:
-    """Its prompts have only each other to wait for."""
+def test_prompts_of_the_same_class_leave_it_a_larger_share() -> None:
+    found = world()
+    came_beside_others(found, CHAT_NS)
+    submit(found, CHAT_NS, prompt=600)
+    found.step()
+
+    assert last_target(found) == int(SHARE * CHAT_NS)
+
+
+def test_who_came_when_nobody_was_served_waits_for_no_step() -> None:
     found = world()
     for _ in range(3):
-        submit(found, CHAT_NS, prompt=200)
-    found.step()
+        submit(found, CHAT_NS, prompt=200, max_tokens=1)
+        found.run()
+    submit(found, BATCH_NS, prompt=200)
     found.step()
 
     assert last_target(found) is None
@@ -121,8 +137,7 @@ def test_the_same_class_alone_bounds_nothing() -> None:
 
 def test_a_class_that_has_not_come_for_long_is_not_waited_for() -> None:
     found = world()
-    submit(found, VOICE_NS, max_tokens=1)
-    found.run()
+    came_beside_others(found, VOICE_NS)
     found.clock.advance(EXPECTED_NS + 1)
     submit(found, BATCH_NS, prompt=600)
     found.step()
@@ -130,20 +145,30 @@ def test_a_class_that_has_not_come_for_long_is_not_waited_for() -> None:
     assert last_target(found) is None
 
 
-def test_while_the_tight_class_is_there_its_own_rows_bound_the_step() -> None:
+def test_rows_that_decode_may_have_a_tighter_bound() -> None:
     found = world()
-    submit(found, VOICE_NS, max_tokens=50, itl_target_ns=45 * MS)
+    submit(found, CHAT_NS, max_tokens=50, itl_target_ns=45 * MS)
     found.step()
+    submit(found, VOICE_NS)
     submit(found, BATCH_NS, prompt=600)
     found.step()
 
-    assert last_target(found) == 45 * MS
+    assert last_target(found) == min(45 * MS, int(SHARE_BESIDE_LOOSER * VOICE_NS))
+
+
+def test_a_step_of_decodes_alone_is_bounded_by_their_target_only() -> None:
+    found = world()
+    came_beside_others(found, VOICE_NS)
+    found.submit(4, max_tokens=50, itl_target_ns=90 * MS)
+    found.step()
+    found.step()
+
+    assert last_target(found) == 90 * MS
 
 
 def test_with_a_fixed_budget_nobody_is_waited_for() -> None:
     found = world(auto_budget=False)
-    submit(found, VOICE_NS, max_tokens=1)
-    found.run()
+    came_beside_others(found, VOICE_NS)
     submit(found, BATCH_NS, prompt=600)
     found.step()
 

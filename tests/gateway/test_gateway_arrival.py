@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import http.client
 import os
 import signal
 import socket
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -17,25 +22,47 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from service.gateway.http.arrival import StampedProtocol, arrived_ns, stamp_arrivals
-from tests.support.servers.server import Server
+from tests.support.servers.server import Server, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps what comes")
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
+class Announced(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
 class Slow:
-    """A real HTTP server in a thread, whose event loop can be held; notes what it was told."""
+    """A real HTTP server in a thread, whose event loop can be held; notes what it was told.
+
+    `read` is set when it has read something.
+    """
 
     def __init__(self, loop: Loop, stamped: bool) -> None:
         self.seen: list[tuple[int | None, int, int]] = []
+        self.read = read = threading.Event()
+
+        class Noted(StampedProtocol):
+            def buffer_updated(self, nbytes: int) -> None:
+                super().buffer_updated(nbytes)
+                read.set()
+
         self._listener = socket.create_server(("127.0.0.1", 0))
         if stamped:
             stamp_arrivals(self._listener)
-        self._server = uvicorn.Server(
+        self._server = Announced(
             uvicorn.Config(
                 self._app,
-                http=StampedProtocol,
+                http=Noted,
                 interface="asgi3",
                 lifespan="off",
                 log_config=None,
@@ -61,8 +88,7 @@ class Slow:
 
     def __enter__(self) -> Slow:
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
+        assert self._server.listens.wait(20)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,6 +120,16 @@ def post(body: bytes) -> bytes:
     return b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
+def until_received(client: socket.socket) -> None:
+    """The server's kernel has acknowledged every byte, whether they are read or not."""
+
+    def unsent_bytes() -> int:
+        waiting = fcntl.ioctl(client, termios.TIOCOUTQ, struct.pack("i", 0))
+        return int(struct.unpack("i", waiting)[0])
+
+    eventually(lambda: unsent_bytes() == 0, "the arrival of what was sent")
+
+
 def read_answer(client: socket.socket) -> None:
     """Head and body may come apart."""
     answer = b""
@@ -117,15 +153,14 @@ def test_what_lay_in_the_socket_of_a_busy_loop_came_before_it_was_read(slow: Slo
             slow.hold(free)
             before_ns = time.perf_counter_ns()
             client.sendall(post(b"{}"))
-            sent_ns = time.perf_counter_ns()
-            time.sleep(0.05)
+            until_received(client)
             free_ns = time.perf_counter_ns()
             free.set()
             read_answer(client)
             arrived, called_ns, size = slow.seen[-1]
             assert arrived is not None
             assert size == 2
-            assert before_ns <= arrived <= sent_ns < free_ns <= called_ns
+            assert before_ns <= arrived <= free_ns <= called_ns
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 3_000_000])
@@ -144,7 +179,7 @@ def test_a_head_in_two_pieces_began_with_the_first(slow: Slow) -> None:
     whole = post(b"{}")
     with slow.connect() as client:
         client.sendall(whole[:30])
-        time.sleep(0.05)
+        assert slow.read.wait(20)
         second_ns = time.perf_counter_ns()
         client.sendall(whole[30:])
         read_answer(client)
@@ -190,26 +225,31 @@ def test_an_upgrade_is_a_plain_request(server: Server) -> None:
 def test_a_gateway_that_was_stopped_owns_the_wait_in_its_socket(server: Server) -> None:
     """The phase and the ledger's part say it; TTFT and E2E begin with it."""
     server.completion(prompt="warm", max_tokens=1)
-    body = {"prompt": "The sea", "max_tokens": 2, "ignore_eos": True}
-    answers: list[str] = []
-
-    def ask() -> None:
-        answer = server.client.post("/v1/completions", json=body)
-        answers.append(answer.headers["x-request-id"])
-
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    client.connect()
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.3)
+        eventually(lambda: thread_states(server.process.pid) == {"T"}, "the stop")
+        stopped_ns = time.perf_counter_ns()
+        body = '{"prompt": "The sea", "max_tokens": 2, "ignore_eos": true}'
+        client.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        until_received(client.sock)
         freed_ns = time.perf_counter_ns()
     finally:
         os.kill(server.process.pid, signal.SIGCONT)
-    asking.join()
-    facts = server.facts_of(answers[0])
+    answer = client.getresponse()
+    answer.read()
+    client.close()
+    facts = server.facts_of(answer.headers["x-request-id"])
     first = facts["phases"][0]
     assert first["name"] == "gateway.accept"
-    assert facts["accepted_ns"] == first["start_ns"] < freed_ns <= first["end_ns"]
+    assert facts["accepted_ns"] == first["start_ns"]
+    assert stopped_ns <= first["start_ns"] <= freed_ns <= first["end_ns"]
     in_socket = [e for e in facts["ledger"]["entries"] if e["state"] == "ingest"]
     assert in_socket[0]["part"] in ("accept", "host_stall")
     assert facts["ledger"]["residue_ns"] == 0
+
+
+def thread_states(pid: int) -> set[str]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {task.read_text().rpartition(")")[2].split()[0] for task in tasks}

@@ -16,6 +16,7 @@ from service.gateway.errors import ApiError
 from service.gateway.http import limits
 from service.gateway.ingest.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
 from service.gateway.ingest.schemas import GenerationRequest, parse_chat, parse_completion
+from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange, TracingChange
 from tests.support.capped_types import Leaf, leaves_of, most_of, uncapped, value_of, with_leaf
 
@@ -23,7 +24,7 @@ PARSERS: dict[type, Callable[[bytes, SamplingDefaults], GenerationRequest]] = {
     ChatBody: parse_chat,
     CompletionBody: parse_completion,
 }
-BODIES = [ChatBody, CompletionBody, TracingChange, TelemetryChange]
+BODIES = [ChatBody, CompletionBody, LimitsChange, TracingChange, TelemetryChange]
 LEAVES = [(kind, leaf) for kind in PARSERS for leaf in leaves_of(kind)]
 SIZED = [(kind, leaf) for kind, leaf in LEAVES if leaf.path[0] not in NOT_SUPPORTED]
 

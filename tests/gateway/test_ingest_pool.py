@@ -55,6 +55,21 @@ async def pool(workers: int = 1, **limits: Any) -> AsyncIterator[IngestPool]:
         await running.close()
 
 
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def until_one_computes(running: IngestPool) -> None:
+    """A worker has used its CPU for a while since it was seen to be ready."""
+    before: dict[int, int] = {}
+    async with asyncio.timeout(20):
+        while not any(cpu_ticks(pid) > before[pid] + 2 for pid in before):
+            await asyncio.sleep(0.01)
+            for pid in running.worker_pids:
+                before.setdefault(pid, cpu_ticks(pid))
+
+
 @pytest.mark.parametrize(
     ("operation", "whole"),
     [
@@ -122,7 +137,7 @@ def test_a_running_job_whose_request_is_cancelled_ends_with_its_worker() -> None
             (before,) = running.worker_pids
             slow = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
             queued = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
-            await asyncio.sleep(0.2)
+            await until_one_computes(running)
             slow.cancel()
             queued.cancel()
             result = await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
@@ -143,7 +158,7 @@ def test_a_worker_that_dies_fails_its_job_alone_and_is_replaced() -> None:
         async with pool(counts=counts) as running:
             await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)
             slow = asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
-            await asyncio.sleep(0.2)
+            await until_one_computes(running)
             os.kill(running.worker_pids[0], signal.SIGKILL)
             with pytest.raises(ApiError) as caught:
                 await slow
@@ -195,7 +210,7 @@ def test_small_bodies_do_not_wait_for_large_ones() -> None:
                 asyncio.create_task(running.read(Operation.TEXT, SLOW, CONTEXT_TOKENS))
                 for _ in range(3)
             ]
-            await asyncio.sleep(0.2)
+            await until_one_computes(running)
             assert (await running.read(Operation.TEXT, LONG, CONTEXT_TOKENS)).refusal is None
             assert not any(task.done() for task in slow)
             for task in slow:

@@ -14,8 +14,8 @@ import pytest
 from diagnosis.root_cause.root import ACTIONS, REMEDIES, promises_of
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from service.composition.root_failures import RootFailure, RootFailures
-from service.composition.root_worker import CPU_SHARE, NOTHING, RootWorker
-from telemetry.facts.clock import MonotonicClock
+from service.composition.root_worker import NOTHING, RootWorker
+from telemetry.facts.clock import ManualClock, MonotonicClock
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal import write_journal
 from tests.support.servers.server import eventually
@@ -34,16 +34,23 @@ def stalled(tmp_path: Path) -> tuple[bytes, Diagnosis]:
     return path.read_bytes(), diagnoser.diagnosis()
 
 
-def test_a_fault_is_explained_once_and_then_the_worker_rests(tmp_path: Path) -> None:
-    """It takes a twentieth of a core, however long the fault lasts."""
+class CountedClock(ManualClock):
+    """Knows how often it was read: the worker reads it each time it looks whether it is due."""
+
+    reads = 0
+
+    def now_ns(self) -> int:
+        self.reads += 1
+        return super().now_ns()
+
+    def until_looked_at(self, times: int) -> None:
+        enough = self.reads + times
+        eventually(lambda: self.reads >= enough, "another look at the clock")
+
+
+def test_a_fault_is_explained(tmp_path: Path) -> None:
     record, said = stalled(tmp_path)
-    taken: list[int] = []
-
-    def frames() -> list[bytes]:
-        taken.append(1)
-        return [record]
-
-    worker = RootWorker(MonotonicClock(), lambda: said, frames, None)
+    worker = RootWorker(MonotonicClock(), lambda: said, lambda: [record], None)
     worker.start()
     eventually(lambda: worker.answer != NOTHING, "an explanation", 60)
     worker.stop()
@@ -52,21 +59,59 @@ def test_a_fault_is_explained_once_and_then_the_worker_rests(tmp_path: Path) -> 
     assert found["explanation"]["gains"][0]["cause"] == "stalls"
     assert "host_stall" in found["promises"]
     assert found["diagnosis"]["findings"][0]["symptom"] == "host_stall"
-    assert len(taken) == 1
-    assert worker.cpu_s > 0
-    assert CPU_SHARE == 0.05
 
 
-def test_nothing_is_replayed_while_nothing_is_wrong() -> None:
-    healthy = Diagnosis((), 0, 0, True)
+def test_after_an_explanation_the_worker_rests_for_twenty_times_the_cpu_that_it_took(
+    tmp_path: Path,
+) -> None:
+    """However long the fault lasts, it takes a twentieth of a core."""
+    _, said = stalled(tmp_path)
+    assert said.onset_ns is not None
+    clock = CountedClock(said.onset_ns + 12 * SECOND)
+    taken: list[int] = []
 
     def frames() -> list[bytes]:
-        raise AssertionError("nobody asked")
+        taken.append(clock.now_ns())
+        return []
 
-    worker = RootWorker(MonotonicClock(), lambda: healthy, frames, None)
+    work = "n = 4_000_000\nwhile n: n -= 1\nprint('{}')"
+    worker = RootWorker(clock, lambda: said, frames, None, (sys.executable, "-c", work))
     worker.start()
+    eventually(lambda: worker.answer != NOTHING, "an explanation", 30)
+    clock.until_looked_at(3)
+    rest_ns = 20 * int(worker.cpu_s * SECOND)
+    clock.advance(rest_ns * 9 // 10)
+    clock.until_looked_at(3)
+    assert len(taken) == 1
+    clock.advance(rest_ns // 5)
+    eventually(lambda: len(taken) > 1, "another explanation", 30)
     worker.stop()
 
+    assert rest_ns > 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Diagnosis((), 0, 0, True),
+        Diagnosis((), 0, 0, False, verdict="indeterminate", onset_ns=1),
+        Diagnosis((), 0, 0, False, verdict="fault", onset_ns=96 * SECOND),
+    ],
+    ids=["healthy", "not known", "not for long enough"],
+)
+def test_nothing_is_replayed_while_nothing_is_wrong_or_not_for_long_enough(said: Diagnosis) -> None:
+    clock, taken = CountedClock(100 * SECOND), list[int]()
+
+    def frames() -> list[bytes]:
+        taken.append(1)
+        return []
+
+    worker = RootWorker(clock, lambda: said, frames, None, ("/not/there",))
+    worker.start()
+    clock.until_looked_at(3)
+    worker.stop()
+
+    assert taken == []
     assert worker.answer == NOTHING
 
 
@@ -129,7 +174,7 @@ def test_without_the_command_nice_the_child_is_given_the_lowest_priority_all_the
 ) -> None:
     _, said = stalled(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    program = "import os,time; time.sleep(1); print('{\"nice\": %d}' % os.nice(0))"
+    program = "import os\nwhile os.nice(0) < 19: pass\nprint('{\"nice\": %d}' % os.nice(0))"
     worker = worker_of(said, b"", (sys.executable, "-c", program))
     worker.start()
     eventually(lambda: worker.answer != NOTHING, "an answer", 30)

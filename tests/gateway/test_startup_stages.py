@@ -82,9 +82,9 @@ def test_the_supervisor_sees_the_engine_s_end_for_itself() -> None:
 
     async def scenario() -> int:
         async def supervise() -> None:
-            while child.poll() is None:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(child.wait)
+            for _ in range(100):  # turns of the loop; a cancellation comes in the next one
+                await asyncio.sleep(0)
 
         task = asyncio.create_task(supervise())
         await end_engine(cast(Supervisor, Stopped()), task)

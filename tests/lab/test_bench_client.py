@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from lab.load.result import BenchResult, CacheState, ErrorKind, Latency
 from lab.load.run import run_bench
 from lab.load.spec import BenchSpec, ClassSpec, Fixed, Interval, Slo, Users
 from lab.load.stream import Reply
+from telemetry.facts.clock import MonotonicClock
 from tests.support.servers.scripted_llm import (
     CLOSE,
     Pieces,
@@ -96,22 +98,41 @@ def test_arrivals_of_an_open_loop_never_wait_for_replies() -> None:
     assert result.connections >= 30
 
 
+class HeldClock(MonotonicClock):
+    """Holds whoever asks for the time next, once it was told to."""
+
+    def __init__(self) -> None:
+        self.hold = threading.Event()
+        self.held_ms = 0.0
+
+    def now_ns(self) -> int:
+        if self.hold.is_set() and not self.held_ms:
+            begin_ns = super().now_ns()
+            time.sleep(0.5)  # the lateness to be seen; how long it was is measured here, too
+            self.held_ms = (super().now_ns() - begin_ns) / 1e6
+        return super().now_ns()
+
+
 def test_latency_counts_from_the_intended_moment_when_the_client_itself_was_late() -> None:
-    """The client's loop is blocked for half a second in the middle of the run."""
+    """The client's loop is held when its fifth request is at the server; of the 41 others one is
+    intended every 50 ms."""
+    clock, apart_ms = HeldClock(), 50
 
-    def block(progress: object) -> None:
-        time.sleep(0.5)
+    def script(number: int, body: dict[str, Any]) -> Pieces:
+        if number == 4:
+            clock.hold.set()
+        return whole()
 
-    with ScriptedServer(lambda number, body: whole()) as server:
-        result = run_bench(open_loop(server.url, 0.05, 46), on_progress=block)
+    with ScriptedServer(script) as server:
+        result = run_bench(open_loop(server.url, apart_ms / 1000, 46), clock=clock)
 
-    total = result.total
+    total, half_ms = result.total, clock.held_ms / 2
     assert total.ok == 46
-    assert at_least(total.lateness, 250) >= 4
-    assert at_least(total.ttft, 250) >= at_least(total.lateness, 250)
+    assert at_least(total.lateness, half_ms) >= min(41, half_ms // apart_ms) - 1
+    assert at_least(total.ttft, half_ms) >= at_least(total.lateness, half_ms)
     assert total.ttft is not None
     assert total.lateness is not None
-    assert total.ttft.max_ms > total.lateness.max_ms
+    assert total.ttft.max_ms >= total.lateness.max_ms
     assert any("the client itself was up to" in line for line in notes(result))
 
 

@@ -104,11 +104,19 @@ def _constrained(scene: Scene, constrain: Constrain) -> list[PlannedRequest]:
     return found
 
 
-def _answers(scene: Scene) -> list[PlannedRequest]:
+def _cut_answers(scene: Scene) -> list[PlannedRequest]:
+    return _answers(scene, scene.intensity)
+
+
+def _whole_answers(scene: Scene) -> list[PlannedRequest]:
+    return _answers(scene, 0.0)
+
+
+def _answers(scene: Scene, cut_share: float) -> list[PlannedRequest]:
     """Constrained requests that end by themselves; in the fault a share is cut off before."""
     draw, found = scene.rng("answers"), list[PlannedRequest]()
     for request in scene.baseline():
-        is_cut = draw.random() < scene.intensity and _within(request.at_s, scene.fault_span_s)
+        is_cut = draw.random() < cut_share and _within(request.at_s, scene.fault_span_s)
         body = completion_body(
             _question(draw),
             _CUT_TOKENS if is_cut else _WHOLE_TOKENS,
@@ -204,7 +212,8 @@ WORK = (
         unit="of requests",
         levels=(0.3, 0.6, 0.9),
         load=0.4,
-        traffic=_answers,
+        traffic=_cut_answers,
+        clean=_whole_answers,
     ),
     Mechanism(
         symptom="heavy_sampling",

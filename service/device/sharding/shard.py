@@ -21,7 +21,7 @@ from service.config.settings import ConfigError
 from service.device.models.tensors import tensor_shape
 from service.device.models.weight_source import WeightSource, checked
 from service.device.spec import ModelSpec
-from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.engine_start import ModelShape
 
 _BY_ROWS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
 _BY_COLUMNS = frozenset({"o_proj", "down_proj"})

@@ -69,11 +69,9 @@ class WaitingQueue:
         return {tenant for _, tenant, _, _ in self._queues}
 
     @property
-    def tightest_ttft_ns(self) -> int | None:
-        """The tightest first-token target of waiting requests, 0 if none has one; None if none
-        waits."""
-        stated = (target_ns for target_ns in self._ttft_targets if target_ns)
-        return min(stated, default=0) if self._ttft_targets else None
+    def ttft_targets(self) -> list[int | None]:
+        """The different first-token targets of waiting requests."""
+        return [target_ns or None for target_ns in self._ttft_targets]
 
     def waiting_of(self, tenant: str) -> int:
         """Waiting requests of the tenant, blocked ones too."""

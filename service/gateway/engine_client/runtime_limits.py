@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from service.engine.inbox import SetLimits
 from service.engine.limits_record import LimitError, limits_of, with_runtime
 from telemetry.facts.clock import read_wall_anchor
-from telemetry.facts.engine_records import EngineStarted, LimitsSet, RuntimeLimits
+from telemetry.facts.engine_records import EngineStarted, LimitsSet
+from telemetry.facts.engine_start import RuntimeLimits
 from telemetry.facts.limits import (
     AUTO,
     LimitInForce,

@@ -31,8 +31,7 @@ Weight = Annotated[
 
 
 class LimitsChange(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of PUT /debug/limits: any of the limits, and who changes them why. A limit that is
-    absent is not changed; null takes one away where that is possible."""
+    """Body of PUT /debug/limits; an absent limit is not changed, null takes one away."""
 
     max_batched_tokens: Literal["auto"] | Count | UnsetType = UNSET
     max_auto_tokens: Count | UnsetType = UNSET

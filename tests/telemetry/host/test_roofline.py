@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from telemetry.facts.engine_records import EngineStarted, ModelShape, Row
+from telemetry.facts.engine_records import EngineStarted, Row
+from telemetry.facts.engine_start import ModelShape
 from telemetry.facts.host_records import GpuFound, GpuSampled
 from telemetry.host.roofline import (
     WINDOW_NS,

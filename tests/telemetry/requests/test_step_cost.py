@@ -12,7 +12,7 @@ from service.engine.budget import predicted_ns
 from service.engine.inbox import SetStepCost
 from telemetry.costs.step_cost import Measured, StepCost, StepCostFold, fit, measured
 from telemetry.costs.step_load import Load, attention_pairs
-from telemetry.facts.engine_records import WarmUpStep
+from telemetry.facts.engine_start import WarmUpStep
 from tests.support.servers.served import started
 from tests.support.worlds.facts import MS, decode, step
 

@@ -115,7 +115,7 @@ def test_a_change_is_answered_with_what_is_in_force(server: Server) -> None:
         ({"max_num_seqs": 9}, "max_num_seqs", "1 to 8"),
         ({"max_num_seqs": None}, "max_num_seqs", "a whole number"),
         ({"max_batched_tokens": "all"}, "max_batched_tokens", "auto, or a whole number"),
-        ({"max_batched_tokens": 65}, "max_batched_tokens", "at most 64"),
+        ({"max_batched_tokens": 1 << 20}, "max_batched_tokens", "at most "),
         ({"max_auto_tokens": 32}, "max_auto_tokens", "only with max_batched_tokens auto"),
         ({"itl_target_ms": 0}, "itl_target_ms", "a number above 0"),
         ({"tenant_weights": {"a": 0}}, "tenant_weights", "from 0.001 to 1000"),
@@ -207,6 +207,27 @@ def test_a_wrong_command_is_one_line_with_what_to_do(
     assert (done.returncode, done.stdout) == (code, "")
     assert line in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_engine_that_does_not_answer_is_no_success_and_may_still_obey() -> None:
+    with Server(*FLAGS) as server:
+        engine_pid = server.snapshot()["engine_pid"]
+        os.kill(engine_pid, signal.SIGSTOP)
+        try:
+            late = server.client.put("/debug/limits", json={"max_num_seqs": 2})
+            hung = server.client.put("/debug/limits", json={"max_num_seqs": 3})
+            view = server.client.get("/debug/limits").json()["limits"]
+        finally:
+            os.kill(engine_pid, signal.SIGCONT)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "limits_not_confirmed")
+        assert (hung.status_code, hung.json()["error"]["code"]) == (503, "engine_not_responding")
+        assert view["max_num_seqs"]["value"] == 8
+
+        def value() -> int:
+            limits = server.client.get("/debug/limits").json()["limits"]
+            return int(limits["max_num_seqs"]["value"])
+
+        eventually(lambda: value() == 2, "the change that was late")
 
 
 def test_changes_under_load_replay_exactly_and_an_engine_that_is_replaced_keeps_them() -> None:

@@ -21,7 +21,7 @@ from service.engine.executor import Executor
 from service.engine.kv.blocks import blocks_for
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, SamplingParams, SlotStart
 from telemetry.facts.clock import MonotonicClock
-from telemetry.facts.engine_records import ModelShape
+from telemetry.facts.engine_start import ModelShape
 
 FILL_CHUNK_TOKENS = 512
 GREEDY = SamplingParams(temperature=0.0)
@@ -88,9 +88,6 @@ def load_spec(model: ModelRef) -> ModelSpec:
 def context_of(spec: ModelSpec) -> int:
     """What the tables may use of the model's context: 8 k is where they end."""
     return min(spec.context_tokens, spec.sliding_window_tokens or spec.context_tokens, 8192)
-
-
-# --- driving -----------------------------------------------------------------------------
 
 
 class Driver:

@@ -1,0 +1,1 @@
+"""llguidance beside xgrammar over the JSON-Schema test suite: see `__main__`."""
