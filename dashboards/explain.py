@@ -21,6 +21,15 @@ class ExplainedPhase(msgspec.Struct, frozen=True):
     end_ns: int
 
 
+class ExplainedPrefill(msgspec.Struct, frozen=True):
+    """The chunks of the prompts; a latency target bounded the steps of `bounded_chunks` of them,
+    at the tightest `step_target_ns`."""
+
+    chunks: int
+    bounded_chunks: int
+    step_target_ns: int | None
+
+
 class ExplainedLedger(msgspec.Struct, frozen=True):
     """The exact split of the E2E time; `residue_ns`, what is missing from the sum, is 0."""
 
@@ -44,6 +53,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    prefill: ExplainedPrefill | None = None
     ledger: ExplainedLedger | None = None
     stalls: tuple[Stall, ...] = ()
     stalls_cut: int = 0
@@ -82,7 +92,16 @@ def _heading(explained: Explained) -> Text:
     for name, value in (("TTFT", explained.ttft_ns), ("TPOT", explained.tpot_ns)):
         if value is not None:
             words.append(f"| {name} {ms(value)} ms")
-    return Text(" ".join(words) + f"\ntrace {explained.trace_id}")
+    return Text(" ".join(words) + f"\ntrace {explained.trace_id}{_chunks(explained.prefill)}")
+
+
+def _chunks(prefill: ExplainedPrefill | None) -> str:
+    if prefill is None or prefill.step_target_ns is None:
+        return ""
+    return (
+        f"\n{prefill.bounded_chunks} of {prefill.chunks} prefill chunks are in steps that a "
+        f"latency target of {ms(prefill.step_target_ns)} ms bounded"
+    )
 
 
 def _waterfall(explained: Explained) -> Table:

@@ -56,9 +56,22 @@ def load(snapshot: Snapshot, width: int) -> Panel:
     rows.add_row("output", f"{snapshot.output_tokens_per_s:.1f} tokens/s")
     rows.add_row("requests", f"{snapshot.requests_per_s:.2f} /s")
     rows.add_row("step p50", milliseconds(snapshot.step_ns_p50))
+    rows.add_row("budget", budget(snapshot))
     rows.add_row("preempted", str(snapshot.preemptions_total))
     rows.add_row("prefix", prefix_hits(snapshot))
     return Panel(rows, title="load", title_align="left", width=width)
+
+
+def budget(snapshot: Snapshot) -> str:
+    """The tokens that a step may compute; an automatic budget with those of the last step."""
+    if not snapshot.auto_budget:
+        most = snapshot.budget_tokens
+        return "no engine" if most is None else f"{most} tokens a step"
+    if snapshot.step_tokens is None:
+        return "auto"
+    line = f"auto, last {snapshot.step_tokens} of {snapshot.step_budget_tokens}"
+    target_ns = snapshot.step_target_ns
+    return line if target_ns is None else f"{line} in {milliseconds(target_ns)}"
 
 
 def prefix_hits(snapshot: Snapshot) -> str:

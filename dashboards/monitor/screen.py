@@ -10,7 +10,7 @@ from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.stats.window import Snapshot
 
 _SIDE_BY_SIDE = 78
-_FIXED_LINES = 18
+_FIXED_LINES = 19
 
 
 def screen(

@@ -131,6 +131,7 @@ class EngineTrack:
             "skipped": dict(Counter(skip.reason.value for skip in step.skips)),
             "preempted": list(step.preempted),
             "wasted_rows": sum(row.wasted for row in step.rows),
+            "target_ms": (step.target_ns or 0) / 1e6,
             "mask_ms": step.mask_ns / 1e6,
             "copied_blocks": step.copied_blocks,
         }

@@ -190,6 +190,8 @@ def _chunk_slices(sequence: SequenceTimeline) -> list[Slice]:
             "context_tokens": chunk.context_tokens,
             "recompute_tokens": chunk.recompute_tokens,
         }
+        if chunk.target_ns is not None:
+            args["step_target_ms"] = chunk.target_ns / 1e6
         start_ns = max(chunk.start_ns, last_ns)
         slices.append(Slice("prefill chunk", "chunk", start_ns, chunk.end_ns, args))
         last_ns = chunk.end_ns

@@ -145,7 +145,9 @@ def _decode_work(
 
 def _small_steps(found: EngineTime, window: Window, reference: Reference, cost: Cost) -> None:
     """A smaller budget cuts prompts into more chunks, and each pays the fixed cost of a step."""
-    steps = window.steps
+    steps = window.steps.budgeted(window.started)
+    if not len(steps):
+        return
     budget = float(steps.budget_tokens.mean())
     if reference.seconds and budget > SMALL_BUDGET * reference.budget_tokens:
         return

@@ -307,6 +307,7 @@ class Aggregator:
             zombie_rows=zombies,
             recompute_tokens=recompute,
             budget_tokens=step.budget_tokens,
+            timed=step.target_ns is not None,
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:

@@ -102,10 +102,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     requests with more choices than the mean. `hit_share` is the cached share of prompt tokens,
     `hit_requests_share` the share of admissions with any cached token.
 
-    Engine. `budget_tokens` is the mean of a step, `chunks` are prefill rows per admission,
-    `parts_ns` decoding requests' time by part of a step, per token, `running` the mean number of
-    rows. `engine_wait_share` and `engine_lost_share` are of the time in which the loop had work:
-    ready without a CPU, and neither running nor ready.
+    Engine. `budget_tokens` is the mean of a step with a configured budget, `chunks` are prefill
+    rows per admission, `parts_ns` decoding requests' time by part of a step, per token, `running`
+    the mean number of rows. `engine_wait_share` and `engine_lost_share` are of the time in which
+    the loop had work: ready without a CPU, and neither running nor ready.
     """
 
     seconds: float
@@ -200,7 +200,7 @@ def fit_baseline(
         spread=(0.0,) * 4,
         first_commit_log=fmean(first_commit_logs) if first_commit_logs else 0.0,
         first_commit_log_spread=_spread(first_commit_logs),
-        budget_tokens=float(steps.budget_tokens.mean()) if len(steps) else 0.0,
+        budget_tokens=_configured_budget(steps, started),
         ingest_work_ns=counts.ingest_work_ns / max(1, counts.accepted),
         requests_per_s=counts.requests / seconds,
         dispersion=1.0,
@@ -258,6 +258,15 @@ def parts_of(steps: Steps, cost: Cost | None) -> dict[str, float]:
         "host": steps.host_ns * rows,
     }
     return {name: float(spent.sum()) / tokens for name, spent in parts.items()}
+
+
+def _configured_budget(steps: Steps, started: EngineStarted | None) -> float:
+    """Mean tokens of a step, as far as they were configured; the limit in force if all steps were
+    as large as their time allowed."""
+    budgeted = steps.budgeted(started)
+    if len(budgeted):
+        return float(budgeted.budget_tokens.mean())
+    return float(started.budget_tokens) if started is not None and len(steps) else 0.0
 
 
 def _spread(values: Sequence[float]) -> float:

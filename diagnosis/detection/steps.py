@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from telemetry.costs.cost_model import BASELINE, Term
+from telemetry.facts.engine_records import EngineStarted
 
 # linear terms of the cost model of a step, in the order of their columns in `StepRow`
 FEATURES = tuple(term.value for term in BASELINE.terms if term is not Term.ROW_STEPS)
@@ -17,7 +18,8 @@ class StepRow(NamedTuple):
     """One step. `turn_ns` is from the commit of the step before (after idling: from its own begin)
     to its commit: the sum of forward, sample, mask and host. `pairs` are (prompt token, token that
     it attends to); `interaction` is the interaction term, prompt tokens times decode tokens.
-    `zombie_rows` are rows whose client has disconnected."""
+    `zombie_rows` are rows whose client has disconnected. `timed`: a latency target bounded the
+    step's prompts, so that `budget_tokens` is what its time allowed."""
 
     end_ns: int
     turn_ns: int
@@ -38,6 +40,7 @@ class StepRow(NamedTuple):
     zombie_rows: int
     recompute_tokens: int
     budget_tokens: int
+    timed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class Steps:
         first = _PLACES[FEATURES[0]]
         found: np.ndarray = self.table[:, first : first + len(FEATURES)]
         return found
+
+    def budgeted(self, started: EngineStarted | None) -> Steps:
+        """Those whose budget was configured: by a number of tokens, or by a target that was set
+        for all requests. An automatic budget is as large as the time of the step allows."""
+        if started is not None and started.itl_target_ns is not None:
+            return self
+        return Steps(self.table[self.timed == 0])
 
     @property
     def rows(self) -> np.ndarray:

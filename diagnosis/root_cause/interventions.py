@@ -264,7 +264,10 @@ def _budget(question: Question) -> Intervention | None:
     before, now = question.limits_before, question.limits_now
     if before is None or before.budget_tokens <= min(one.budget_tokens for one in now):
         return None
-    return Intervention(limits={"budget_tokens": before.budget_tokens})
+    limits: dict[str, object] = {"budget_tokens": before.budget_tokens}
+    if any(one.auto_budget != before.auto_budget for one in now):
+        limits["auto_budget"] = before.auto_budget
+    return Intervention(limits=limits)
 
 
 def _filtered(noise_filter: NoiseFilter | None) -> Intervention | None:

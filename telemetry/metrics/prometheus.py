@@ -73,6 +73,7 @@ def _scalars(
     yield engine.BLOCKS_TOTAL, one(snapshot.blocks_total)
     yield engine.ENGINE_RESTARTS, one(snapshot.engine_restarts)
     yield engine.STEPS, one(snapshot.steps_total)
+    yield engine.STEPS_TARGET_UNREACHABLE, one(snapshot.steps_target_unreachable_total)
     failed = snapshot.totals.steps_failed
     yield engine.STEPS_FAILED, [({"failure": f}, float(failed.get(f, 0))) for f in StepFailure]
     yield engine.PROMPT_TOKENS, one(snapshot.prompt_tokens_total)

@@ -77,7 +77,8 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """One prefill chunk: the part [begin_ns, committed_ns) of step `step_id`."""
+    """One prefill chunk: the part [begin_ns, committed_ns) of step `step_id`. `target_ns` is the
+    latency target that bounded the prompt tokens of the step, None where its budget did."""
 
     seq_id: int
     step_id: int
@@ -87,6 +88,7 @@ class ChunkSpan:
     context_tokens: int
     recompute_tokens: int
     sampled: int
+    target_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,7 @@ class SequenceFold:
                     context_tokens=row.context_tokens,
                     recompute_tokens=row.recompute_tokens,
                     sampled=row.sampled,
+                    target_ns=step.target_ns,
                 )
             )
         if not row.wasted:

@@ -87,9 +87,24 @@ def describe(timeline: RequestTimeline) -> dict[str, Any]:
             {"name": phase.name.value, "start_ns": phase.start_ns, "end_ns": phase.end_ns}
             for phase in timeline.phases
         ],
+        "prefill": _describe_prefill(timeline),
         "sequences": [_describe_sequence(sequence) for sequence in timeline.sequences],
         **({"incomplete": True} if timeline.is_incomplete else {}),
         **_describe_account(timeline.account),
+    }
+
+
+def _describe_prefill(timeline: RequestTimeline) -> dict[str, Any] | None:
+    """How many chunks the prompts were computed in, and those of them in steps that a latency
+    target bounded, with the tightest such target."""
+    chunks = [chunk for sequence in timeline.sequences for chunk in sequence.chunks]
+    targets = [chunk.target_ns for chunk in chunks if chunk.target_ns is not None]
+    if not chunks:
+        return None
+    return {
+        "chunks": len(chunks),
+        "bounded_chunks": len(targets),
+        "step_target_ns": min(targets, default=None),
     }
 
 
@@ -136,6 +151,7 @@ def _describe_sequence(sequence: SequenceTimeline) -> dict[str, Any]:
                 "tokens": chunk.tokens,
                 "context_tokens": chunk.context_tokens,
                 "recompute_tokens": chunk.recompute_tokens,
+                "step_target_ns": chunk.target_ns,
             }
             for chunk in sequence.chunks
         ],

@@ -49,7 +49,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     grammar_compile, cancel_to_free, tokenize, deliver, mask.
     `requests_total` is keyed by outcome, `fold_errors` by part of telemetry,
     `limits_changed` by limit: those that are not what they were at the engine's start. None is not
-    measured.
+    measured. `budget_tokens` is the most tokens of a step. With `auto_budget` each step has a
+    budget of its own: that of the last one is `step_budget_tokens`, `step_tokens` of them were
+    computed, and `step_target_ns` is the latency target that bounded it. In
+    `steps_target_unreachable_total` steps the decodes alone took longer than their target.
     """
 
     at_ns: int
@@ -95,3 +98,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fold_errors: dict[str, int] = {}
     facts_waiting: int = 0
     limits_changed: dict[str, ChangedLimit] = {}
+    auto_budget: bool = False
+    step_tokens: int | None = None
+    step_budget_tokens: int | None = None
+    step_target_ns: int | None = None
+    steps_target_unreachable_total: int = 0

@@ -24,6 +24,7 @@ from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import RequestTimeline
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
+from telemetry.stats.step_targets import StepTargets
 from telemetry.stats.totals import Totals
 from telemetry.stats.window import PERCENTILE_WINDOW_S, Cell, GridRow, Snapshot
 from telemetry.traces.tracing_view import TracingView
@@ -99,11 +100,14 @@ class WindowFold:
         self._output_tokens_total = 0
         self._preemptions_total = 0
         self._totals = Totals()
+        self._targets = StepTargets()
+        self._last_step: StepRecorded | None = None
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._take(fact)
             self._totals.take(fact)
+            self._targets.take(fact)
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """Count a request when its timeline is emitted, so that counters agree with timelines."""
@@ -112,7 +116,7 @@ class WindowFold:
     def snapshot(self, now_ns: int) -> Snapshot:
         """The service as of the last facts; rates are over the last RATE_WINDOW_NS."""
         self._forget(now_ns)
-        gauges, started = self._gauges, self._started
+        gauges, started, last = self._gauges, self._started, self._last_step
         seconds = RATE_WINDOW_NS / 1e9
         tracing = self._suppliers.tracing()
         pushes = self._suppliers.metric_pushes()
@@ -163,6 +167,11 @@ class WindowFold:
             fold_errors=self._suppliers.fold_errors(),
             facts_waiting=self._suppliers.facts_waiting(),
             limits_changed=self._limits_changed,
+            auto_budget=started is not None and started.auto_budget,
+            step_tokens=sum(row.tokens for row in last.rows) if last else None,
+            step_budget_tokens=last.budget_tokens if last else None,
+            step_target_ns=last.target_ns if last else None,
+            steps_target_unreachable_total=self._targets.unreachable,
         )
 
     def _take(self, fact: Fact) -> None:
@@ -180,6 +189,7 @@ class WindowFold:
             case EngineStarted():
                 self._started = self._begun = fact
                 self._limits_changed = {}
+                self._last_step = None
                 self._gauges = _Gauges(blocks_total=fact.blocks_total)
             case LimitsSet() if self._begun is not None:
                 self._started = with_limits(self._begun, fact.limits)
@@ -225,6 +235,7 @@ class WindowFold:
         seen.state, seen.ended_step = fact.reason.value, fact.step_id
 
     def _step(self, step: StepRecorded) -> None:
+        self._last_step = step
         self._gauges = _Gauges(
             running=step.running,
             waiting=step.waiting,

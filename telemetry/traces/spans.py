@@ -241,6 +241,8 @@ class _Tree:
             "phasescope.chunk.context_tokens": chunk.context_tokens,
             "phasescope.chunk.recompute_tokens": chunk.recompute_tokens,
         }
+        if chunk.target_ns is not None:
+            attributes["phasescope.step.target_ms"] = chunk.target_ns / 1e6
         end_ns = min(chunk.end_ns, phase.end_ns)
         span_id = chunk_span_id(self._timeline.accepted.trace_id, chunk.seq_id, chunk.step_id)
         context = holder.context

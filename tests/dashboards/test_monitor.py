@@ -97,6 +97,26 @@ def test_the_load_panel_shows_the_hit_rate_of_the_prefix_cache_and_of_a_larger_o
     assert "no lookups" in text_of(EMPTY, HEALTHY, 120, 40)
 
 
+def test_the_load_panel_shows_the_budget_in_force() -> None:
+    """A number, or auto with what the last step computed of what its time allowed."""
+    auto = msgspec.structs.replace(EMPTY, auto_budget=True)
+    last = msgspec.structs.replace(
+        auto, step_tokens=84, step_budget_tokens=120, step_target_ns=100_000_000
+    )
+    free = msgspec.structs.replace(last, step_target_ns=None)
+
+    for snapshot, shown in (
+        (EMPTY, "512 tokens a step"),
+        (auto, "auto "),
+        (free, "auto, last 84 of 120 "),
+        (last, "auto, last 84 of 120 in 100 ms"),
+    ):
+        line = next(
+            one for one in text_of(snapshot, HEALTHY, 120, 40).splitlines() if "budget" in one
+        )
+        assert shown in line
+
+
 def test_what_was_not_measured_is_a_dash_and_not_a_zero() -> None:
     """The p99 above is None."""
     line = next(line for line in text_of(EMPTY, HEALTHY, 140, 45).splitlines() if "ttft" in line)

@@ -13,13 +13,15 @@ from diagnosis.attribution.engine_time import (
     queue_contributors,
 )
 from diagnosis.detection.counts import Counts
-from diagnosis.detection.reference import Reference, fit_cost, slo_baseline
+from diagnosis.detection.reference import Reference, fit_baseline, fit_cost, slo_baseline
 from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Symptom
+from telemetry.facts.engine_records import EngineStarted
 
 S = Symptom
 MS, SECOND = 1_000_000, 1_000_000_000
+STARTED = EngineStarted(0, 1, "m", "b", "f32", 100, 16, 512, 8, 512, True, 1, 100, 1000)
 PLACES = {name: place for place, name in enumerate(StepRow._fields)}
 
 
@@ -178,3 +180,46 @@ def test_two_prompts_at_once_are_not_larger_steps(count: int, is_named: bool) ->
 
     found = engine_time(window, reference, cost)
     assert (found.decoding_ns[S.PREFILL_INTERFERENCE] > 0) is is_named
+
+
+def chunked(count: int, *, budget: int, timed: bool) -> np.ndarray:
+    """Prompts in chunks of 16 tokens, each as large as its step allowed."""
+    table = prefills(16, count)
+    table[:, PLACES["budget_tokens"]] = budget
+    table[:, PLACES["timed"]] = timed
+    return table
+
+
+def judged(table: np.ndarray, **limits: object) -> float:
+    """Time charged to a budget that is too small, where the baseline's was 512."""
+    started = msgspec.structs.replace(STARTED, **limits)  # type: ignore[type-var]
+    window = Window(
+        seconds=10.0, counts=Counts(), later_half=Counts(), steps=Steps(table), started=started
+    )
+    reference = msgspec.structs.replace(baseline(), budget_tokens=512.0)
+    assert reference.cost is not None
+    return engine_time(window, reference, reference.cost).taken_ns[S.BUDGET_TOO_SMALL]
+
+
+def test_a_budget_is_too_small_only_where_it_was_configured() -> None:
+    """An automatic one follows the decodes: where they leave no time, no flag makes it larger."""
+    small = chunked(300, budget=18, timed=True)
+
+    assert judged(chunked(300, budget=18, timed=False)) > SECOND
+    assert judged(small, auto_budget=True) == 0
+    assert judged(small, auto_budget=True, itl_target_ns=5 * MS) > SECOND
+    mixed = np.vstack([small, chunked(300, budget=512, timed=False)])
+    assert judged(mixed, auto_budget=True) == 0
+
+
+def test_the_usual_budget_is_the_configured_one_however_little_time_steps_had() -> None:
+    steps = Steps(
+        np.vstack([chunked(100, budget=18, timed=True), chunked(100, budget=512, timed=False)])
+    )
+    auto = msgspec.structs.replace(STARTED, auto_budget=True, budget_tokens=256)
+
+    assert fit_baseline(10.0, Counts(), steps, auto).budget_tokens == 512
+    timed = Steps(chunked(100, budget=18, timed=True))
+    assert fit_baseline(10.0, Counts(), timed, auto).budget_tokens == 256
+    strict = msgspec.structs.replace(auto, itl_target_ns=5 * MS)
+    assert fit_baseline(10.0, Counts(), timed, strict).budget_tokens == 18

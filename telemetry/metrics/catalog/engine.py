@@ -45,6 +45,12 @@ ENGINE_HUNG = Metric(
     "Number of times that a live engine process stopped responding.",
 )
 STEPS = Metric("phasescope_steps", Kind.COUNTER, "Number of engine steps.")
+STEPS_TARGET_UNREACHABLE = Metric(
+    "phasescope_steps_target_unreachable",
+    Kind.COUNTER,
+    "Number of engine steps whose decodes alone took longer than the latency target of the step, "
+    "so that no step budget could meet it: the batch is too large or the target too tight.",
+)
 STEPS_FAILED = Metric(
     "phasescope_steps_failed",
     Kind.COUNTER,
