@@ -73,7 +73,9 @@ class Plan:
     def _with_budgets(self, members: list[Recipe]) -> Iterator[tuple[Recipe, int | None]]:
         for recipe in members:
             for budget in self.our_budgets if recipe.ours else self.peer_budgets:
-                if budget is None or budget != recipe.default_budget:  # that one is there as the default
+                if (
+                    budget is None or budget != recipe.default_budget
+                ):  # that one is there as the default
                     yield recipe, budget
 
     def describe(self, recipes: list[Recipe]) -> str:
