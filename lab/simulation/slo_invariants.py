@@ -4,8 +4,8 @@
                       inter-token target of its rows, or than `1 + LATE_SHARE` times its decodes
                       alone, and one tile of prompt more
 18  slack             in the order of the SLO no request passes an earlier one of its class, tenant,
-                      target and lateness, nor, within class and tenant, the first one of another
-                      target that can be in time and has to start earlier
+                      target and lateness, nor, within class and tenant, the first of another queue
+                      that can be in time and has to start earlier
 19  refusal           `ttft_unreachable` only where late requests are refused; never of an engine
                       without work, nor of a request that would be in time at the slowest pace
                       behind every prompt that may be computed before its own
@@ -73,12 +73,12 @@ class SloInvariants:
 
     def planned(self, plan: Plan, now_ns: int) -> None:
         limits = self._scheduler.limits
-        has_time = limits.auto_budget or limits.itl_target_ns is not None
-        is_exact = self._is_known and not limits.draft_tokens and limits.chunked_prefill
-        if self._cost is not None and is_exact and has_time:
-            self._within_target(plan, self._cost)
-        if self._cost is not None and is_exact:
-            self._without_waste(plan, self._cost)
+        cost = self._cost if self._is_known else None
+        if limits.chunked_prefill and not limits.draft_tokens:
+            if cost is not None and (limits.auto_budget or limits.itl_target_ns is not None):
+                self._within_target(plan, cost)
+            if any(skip.reason is WaitReason.BUDGET for skip in plan.skips):
+                self._without_waste(plan, cost)
         if limits.slo_order:
             self._by_slack(plan, now_ns)
 
@@ -105,17 +105,15 @@ class SloInvariants:
         within = span_ns <= most_ns or not plan.prefills
         require(17, within, f"step {plan.step_id}: {span_ns} ns of {most_ns}")
 
-    def _without_waste(self, plan: Plan, cost: LinearCost) -> None:
-        if not any(skip.reason is WaitReason.BUDGET for skip in plan.skips):
-            return
-        tokens_left = plan.budget_tokens - plan.scheduled_tokens
+    def _without_waste(self, plan: Plan, cost: LinearCost | None) -> None:
+        """A prompt waits for budget."""
+        left = self._scheduler.limits.step_tokens - plan.scheduled_tokens
         if plan.target_ns is None:
-            require(20, tokens_left == 0, f"step {plan.step_id}: {tokens_left} tokens are left")
-            return
-        limit = max(self._scheduler.limits.step_tokens, len(self._scheduler.table.running))
-        tile_ns = (TILE_TOKENS + 1) * cost.prefill_token_ns
-        spent = cost.step_ns(plan) + tile_ns >= plan.target_ns or plan.scheduled_tokens == limit
-        require(20, spent, f"step {plan.step_id}: a prompt waits, and there is time")
+            require(20, left <= 0, f"step {plan.step_id}: a prompt waits, and {left} are left")
+        elif cost is not None and left > 0:
+            tile_ns = (TILE_TOKENS + 1) * cost.prefill_token_ns
+            spent = cost.step_ns(plan) + tile_ns >= plan.target_ns
+            require(20, spent, f"step {plan.step_id}: a prompt waits, and there is time")
 
     # 18
 
@@ -163,7 +161,8 @@ class SloInvariants:
         own_ns = _start_by(request, now_ns, token_ns, ageing_ns)
         heads: dict[int, Request] = {}
         for other in sorted(rivals, key=lambda one: one.arrival):
-            if other.seq_id not in late and _target(other) != _target(request):
+            same_queue = _target(other) == _target(request) and request.seq_id not in late
+            if other.seq_id not in late and not same_queue:
                 heads.setdefault(_target(other), other)
         for other in heads.values():
             start_ns = _start_by(other, now_ns, token_ns, ageing_ns)

@@ -180,7 +180,7 @@ def test_who_cannot_run_now_delays_nobody() -> None:
 
 
 def test_prompts_that_are_late_themselves_wait_behind_it() -> None:
-    found = world(max_seqs=1)
+    found = world(max_seqs=1, auto_budget=False)
     submit(found, BATCH, max_tokens=50)
     found.step()
     for _ in range(10):

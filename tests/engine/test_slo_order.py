@@ -182,7 +182,6 @@ def test_it_is_served_when_it_has_aged_though_requests_in_time_never_stop_coming
         submit(found, VOICE, max_tokens=1)
         found.step()
 
-    assert found.clock.now_ns() > 2000 * MS
     assert found.scheduler.waiting > 0
     found.run()
 

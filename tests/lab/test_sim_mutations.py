@@ -12,7 +12,7 @@ from lab.simulation.evidence import InvariantViolated
 from lab.simulation.scenarios import build_scenario
 from lab.simulation.world import World
 from service.engine.admission import Limits
-from service.engine.inbox import Submit
+from service.engine.inbox import SetStepCost, Submit
 from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
 from service.engine.sequences.request import Request
@@ -191,6 +191,83 @@ class WaitsForever(Scheduler):
             super().grammar_ready(command, now_ns)
 
 
+class BelievesPromptsCheap(Scheduler):
+    """INV-17: the budget is worked out with a quarter of what prompts cost."""
+
+    def set_step_cost(self, command: SetStepCost) -> None:
+        import msgspec
+
+        quarter = command.prefill_token_ns // 4
+        super().set_step_cost(msgspec.structs.replace(command, prefill_token_ns=quarter))
+
+
+class IgnoresTargets(Scheduler):
+    """INV-17: nothing bounds the time of a step."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._planner._limit_prompts = lambda builder, now_ns: None  # type: ignore[method-assign]
+
+
+class ForgetsSlack(Scheduler):
+    """INV-18: the requests of one tenant are served in the order of arrival."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        queue = self.table.queue
+        real = queue.sort_key
+        queue.sort_key = lambda now_ns, batch, *slack: real(now_ns, batch)  # type: ignore[method-assign]
+
+
+class LetsLateHoldUp(Scheduler):
+    """INV-18: a late request stays before those that came after it."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.table.queue.set_late_aside = lambda is_late: None  # type: ignore[method-assign]
+
+
+class RefusesUnasked(Scheduler):
+    """INV-19: late requests are refused though they should not be."""
+
+    def submit(self, command: Submit, now_ns: int) -> None:
+        from dataclasses import replace
+
+        limits = self.limits
+        self.limits = replace(limits, refuse_late=True)
+        super().submit(command, now_ns)
+        self.limits = limits
+
+
+class RefusesAtOnce(Scheduler):
+    """INV-19: every request that finds another is called late."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._planner.late_by_ns = lambda request, now_ns: 1.0  # type: ignore[method-assign]
+
+
+class Miserly(Scheduler):
+    """INV-20: half of the budget is left over."""
+
+    def __init__(self, limits: Limits) -> None:
+        from dataclasses import replace
+
+        super().__init__(limits)
+        half = max(limits.max_seqs, limits.budget_tokens // 2)
+        self._planner.limits = replace(limits, budget_tokens=half)
+
+
+class BelievesPromptsDear(Scheduler):
+    """INV-20: half of the time is left over."""
+
+    def set_step_cost(self, command: SetStepCost) -> None:
+        import msgspec
+
+        dear = command.prefill_token_ns * 4
+        super().set_step_cost(msgspec.structs.replace(command, prefill_token_ns=dear))
+
+
 @pytest.mark.parametrize(
     ("number", "broken"),
     [
@@ -209,6 +286,15 @@ class WaitsForever(Scheduler):
         (14, WaitsForever),
         (15, Uncapped),
         (16, StopsEarly),
+        (17, BelievesPromptsCheap),
+        (17, IgnoresTargets),
+        (18, ForgetsSlack),
+        (18, LetsLateHoldUp),
+        (18, LastComeFirstServed),
+        (19, RefusesUnasked),
+        (19, RefusesAtOnce),
+        (20, Miserly),
+        (20, BelievesPromptsDear),
     ],
 )
 def test_the_invariant_catches_the_scheduler_that_breaks_it(
