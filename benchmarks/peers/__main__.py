@@ -45,7 +45,11 @@ def arguments() -> argparse.ArgumentParser:
     add("--scale", type=float, default=1.0, help="stretches every window (default 1)")
     add("--mix-interval", type=float, default=2.0, help="seconds between long prompts of mix")
     add("--peer-budgets", default="default,256", help="token budgets of the peers in mix")
-    add("--our-budgets", default="default,128,256,1024", help="ours in mix; default is 512")
+    add(
+        "--our-budgets",
+        default="default,128,256,1024",
+        help="ours in mix; default follows the targets of the SLO classes",
+    )
     add("--threads", type=int, default=0, help="compute threads of each peer (default: all cores)")
     add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto",
         help="in which vllm and transformers hold the bfloat16 weights; auto is float32 where "

@@ -73,7 +73,9 @@ class Plan:
     def _with_budgets(self, members: list[Recipe]) -> Iterator[tuple[Recipe, int | None]]:
         for recipe in members:
             for budget in self.our_budgets if recipe.ours else self.peer_budgets:
-                if budget != recipe.default_budget:  # that one is there as the default
+                if (
+                    budget is None or budget != recipe.default_budget
+                ):  # that one is there as the default
                     yield recipe, budget
 
     def describe(self, recipes: list[Recipe]) -> str:
@@ -205,7 +207,7 @@ def facts_of(server: Server, layout: Layout) -> dict[str, Any]:
     return {
         "version": version_of(server, layout),
         "precision": server.recipe.precision,
-        "budget_tokens": server.budget or server.recipe.default_budget,
+        "budget_tokens": server.budget or server.recipe.default_budget or "auto",
         "command": shlex.join(start.command).replace(str(server.port), "PORT"),
         "environment": start.environment,
         "extra_body": start.extra_body,

@@ -56,11 +56,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One server. `start` takes its port and token budget (None: its default)."""
+    """One server. `start` takes its port and token budget (None: its default, which is
+    `default_budget`, or None if that is no fixed number)."""
 
     name: str
     group: Group
-    default_budget: int
+    default_budget: int | None
     precision: str
     needs: Path
     start: Callable[[int, int | None], Start]
@@ -185,7 +186,7 @@ def phasescope(setup: Setup, name: str, group: Group, more: tuple[str, ...]) -> 
         return Start(command, ready="/ready")
 
     precision = "as the server itself says, beside its version; every trace exported"
-    return Recipe(name, group, 512, precision, REPOSITORY / "service", start)
+    return Recipe(name, group, None, precision, REPOSITORY / "service", start)
 
 
 def setup_of(root: Path, threads: int, dtype: str, phasescope_flags: str) -> Setup:

@@ -88,15 +88,15 @@ def peers_mix(data: dict[str, Any]) -> Figure:
     """The streams' tail against the long prompt's wait: down and to the left is better."""
     figure, (axes,) = panels(1, 7.2, 4.4)
     servers = list(dict.fromkeys(cell["server"] for cell in data["cells"]))
-    by_family: dict[str, list[tuple[float, float, int]]] = {}
+    by_family: dict[str, list[tuple[float, float, int | str]]] = {}
     for server in servers:
         waits = _values(data, "bf16", "mix", server, "ttft_p50_ms")
         tails = _values(data, "bf16", "mix", server, "itl_p99_ms")
-        budget = int(data["servers"][server]["budget_tokens"])
+        budget = data["servers"][server]["budget_tokens"]
         point = (statistics.median(waits) / 1e3, statistics.median(tails), budget)
         by_family.setdefault(_family(server), []).append(point)
     for family, points in by_family.items():
-        points.sort(key=lambda point: point[2])
+        points.sort(key=lambda point: point[2] if isinstance(point[2], int) else 0)
         waits_s, tails_ms, budgets = zip(*points, strict=True)
         axes.plot(waits_s, tails_ms, "o-", color=_COLOURS[family], label=_NAMES.get(family, family))
         for wait_s, tail_ms, budget in zip(waits_s, tails_ms, budgets, strict=True):

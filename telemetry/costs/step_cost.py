@@ -26,17 +26,17 @@ from telemetry.numbers.quantiles import median, quantile
 
 WINDOW_STEPS = 200  # with prompts, and as many without
 REFIT_STEPS = 25
-_RECENT_STEPS = 100
+_RECENT_STEPS = 200
 _AROUND_STEPS = 8
-_SPREAD_QUANTILE = 0.95
-_MOST_SPREAD = 1.3
+_SPREAD_QUANTILE = 0.98  # a request is good if 99 of 100 gaps are, and most steps have no prompt
+_MOST_SPREAD = 2.0
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds: of any step, per prompt token, per decode row, per token that a decode attends
     to, per pair of a prompt token and a token that it attends to, and of any step with prompts.
 
-    Of a hundred steps 95 took at most `spread` times their prediction, corrected by how fast the
+    Of a hundred steps 98 took at most `spread` times their prediction, corrected by how fast the
     steps just before them were.
     """
 

@@ -117,7 +117,7 @@ def test_explain_prints_phases_ledger_and_culprits(server: Server, late: tuple[s
 def test_explain_of_an_unknown_request_is_one_line_of_error(server: Server) -> None:
     missing = explain(server, "nobody")
     assert missing.returncode == 1
-    assert "not known" in missing.stderr
+    assert "unknown" in missing.stderr
     assert len(missing.stderr.strip().splitlines()) == 1
 
 
