@@ -51,7 +51,7 @@ class StepCost:
     def __init__(self) -> None:
         self.fitted: SetStepCost | None = None
         self.drift = 1.0
-        self._stretch = 1.0  # time of a step over the time of its prompts, in the last step
+        self.stretch = 1.0  # time of a step over the time of its prompts, in the last step
         self._steps: deque[tuple[Load, int]] = deque(maxlen=_WINDOW_STEPS)
         self._ratios: deque[float] = deque(maxlen=_WINDOW_STEPS)
 
@@ -89,7 +89,7 @@ class StepCost:
         """The time that a prompt token takes while decodes share the steps; 0 without a fit."""
         if self.fitted is None:
             return 0.0
-        return self.drift * self._stretch * self.fitted.prefill_token_ns
+        return self.drift * self.stretch * self.fitted.prefill_token_ns
 
     def predicted_ns(self, load: Load) -> float | None:
         """The time of a step at the present speed; None without a fit."""
@@ -97,7 +97,7 @@ class StepCost:
 
     def unbounded(self) -> None:
         """No target bounds the next step: a prompt token takes the time that it takes alone."""
-        self._stretch = 1.0
+        self.stretch = 1.0
 
     def prompt_time(self, load: Load, target_ns: int, late: bool) -> PromptTime | None:
         """The time for prompts in a step with the decodes of `load` that should take `target_ns`;
@@ -107,7 +107,7 @@ class StepCost:
             return None
         decode_ns = self.drift * fitted.decode_step_ns(load.decode_rows, load.context_tokens)
         spare_ns = target_ns / fitted.spread - decode_ns
-        self._stretch = 1.0 + decode_ns / max(spare_ns, decode_ns * LEAST_SHARE, 1.0)
+        self.stretch = 1.0 + decode_ns / max(spare_ns, decode_ns * LEAST_SHARE, 1.0)
         least_ns = decode_ns * (LATE_SHARE if late or spare_ns < 0 else LEAST_SHARE)
         return PromptTime(
             left_ns=max(least_ns, spare_ns) - self.drift * fitted.mixed_ns,

@@ -36,6 +36,7 @@ class Planner:
         self._log = log
         self._targets = Targets()
         self._unrecorded_preemptions: list[int] = []
+        self._set_aside: list[Request] = []
 
     def submitted(self, request: Request, now_ns: int) -> None:
         """A request has joined the queue."""
@@ -76,7 +77,9 @@ class Planner:
         return found
 
     def plan(self, now_ns: int) -> Plan:
-        """The next step. An empty plan is not to be launched."""
+        """The next step. An empty plan is not to be launched, and leaves nothing behind that later
+        plans follow: it is not recorded, so an exact replay does not make it."""
+        stretch, self._set_aside = self.cost.stretch, []
         # more may run than `max_seqs` allows since it was lowered: each decodes one token
         builder = PlanBuilder(max(self.limits.step_tokens, len(self._table.running)))
         builder.preempted, self._unrecorded_preemptions = self._unrecorded_preemptions, []
@@ -87,6 +90,8 @@ class Planner:
         step_id = self._log.next_step_id
         if builder.is_empty:
             self._unrecorded_preemptions = builder.preempted  # the next step's record names them
+            self.cost.stretch = stretch
+            self._table.queue.bring_back(self._set_aside)
             return builder.build(step_id, (), ())
         stopped, copies = self._table.slots.take_stopped(), self._prefix.take_copies()
         plan = builder.build(step_id, stopped, copies)
@@ -127,7 +132,7 @@ class Planner:
         if not self.limits.slo_order:
             return queue.sort_key(now_ns, batch)
         token_ns, ageing_ns = self.cost.prompt_token_ns, self.limits.ageing_ns
-        queue.set_late_aside(lambda request: is_late(request, now_ns, token_ns))
+        self._set_aside += queue.set_late_aside(lambda r: is_late(r, now_ns, token_ns))
         return queue.sort_key(
             now_ns,
             batch,

@@ -304,3 +304,25 @@ def test_slack_makes_more_requests_good_than_the_order_of_arrival() -> None:
         return total
 
     assert good(True) > good(False)
+
+
+# --- plans that stay empty ----------------------------------------------------------------------
+
+
+def test_a_plan_that_stays_empty_makes_nobody_late() -> None:
+    """It is not recorded: an exact replay does not make it, and has to decide the same later."""
+    found = world(depth=2)
+    submit(found, CHAT, max_tokens=1)
+    found.step()
+    waiting = found.submit(8, first_token_by_ns=1, ttft_target_ns=1)
+    found.loop.apply_commands()
+    scheduler = found.scheduler
+    cost = scheduler._planner.cost
+    cost.stretch = 3.0
+
+    assert scheduler.plan(found.clock.now_ns()).is_empty
+    assert not scheduler.table.live[waiting].late
+    assert cost.stretch == 3.0
+    assert len(scheduler.table.queue) == 1
+    found.run()
+    assert waiting in order(found)

@@ -224,7 +224,7 @@ class LetsLateHoldUp(Scheduler):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        self.table.queue.set_late_aside = lambda is_late: None  # type: ignore[method-assign]
+        self.table.queue.set_late_aside = lambda is_late: []  # type: ignore[method-assign]
 
 
 class RefusesUnasked(Scheduler):

@@ -151,17 +151,32 @@ class WaitingQueue:
             queue = self._queues.setdefault(self._key_of(request), OrderedDict())
             queue[request.seq_id] = request
 
-    def set_late_aside(self, is_late: Callable[[Request], bool]) -> None:
+    def set_late_aside(self, is_late: Callable[[Request], bool]) -> list[Request]:
         """Move the heads that cannot meet their first-token target to a queue of their own, where
-        they hold up none that can."""
+        they hold up none that can; returns them."""
+        moved: list[Request] = []
         for key in [key for key in self._queues if key[2] and not key[3]]:
             queue = self._queues[key]
             while queue and is_late(head := next(iter(queue.values()))):
                 del queue[head.seq_id]
                 head.late = True
                 self._queues.setdefault(self._key_of(head), OrderedDict())[head.seq_id] = head
+                moved.append(head)
             if not queue:
                 del self._queues[key]
+        return moved
+
+    def bring_back(self, moved: list[Request]) -> None:
+        """Undo `set_late_aside`."""
+        for request in reversed(moved):
+            key = self._key_of(request)
+            del self._queues[key][request.seq_id]
+            if not self._queues[key]:
+                del self._queues[key]
+            request.late = False
+            queue = self._queues.setdefault(self._key_of(request), OrderedDict())
+            queue[request.seq_id] = request
+            queue.move_to_end(request.seq_id, last=False)
 
     def sort_key(
         self,
