@@ -106,5 +106,5 @@ def test_the_spread_is_that_of_single_steps_and_not_of_a_machine_that_became_slo
         return costs[-1].spread
 
     assert after([100] * 75) == 1.0
-    assert after([100] * 40 + [180] * 160) == 1.0
+    assert after([100] * 40 + [180] * 260) == 1.0
     assert after([100, 100, 100, 100, 120] * 15) == pytest.approx(1.2)
