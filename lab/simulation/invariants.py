@@ -39,6 +39,7 @@ from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
 from telemetry.facts.engine_records import (
     LimitsSet,
+    RuntimeLimits,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -64,7 +65,7 @@ class Reach:
         found.widen(limits)
         return found
 
-    def widen(self, limits: Limits) -> None:
+    def widen(self, limits: Limits | RuntimeLimits) -> None:
         """Other limits are in force."""
         self.max_seqs = max(self.max_seqs, limits.max_seqs)
         self.queue_requests = max(self.queue_requests, limits.queue_limit_requests)
@@ -146,8 +147,9 @@ class Invariants:
 
     def after_step(self, facts: list[Fact]) -> None:
         """All facts of one turn of the loop, and the engine as it is now."""
-        if any(isinstance(fact, LimitsSet) for fact in facts):
-            self._reach.widen(self._scheduler.limits)
+        for fact in facts:
+            if isinstance(fact, LimitsSet):  # several may be in force one after the other
+                self._reach.widen(fact.limits)
         for fact in facts:
             match fact:
                 case StepRecorded():

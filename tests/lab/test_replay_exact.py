@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from lab.replay.recorded import END_TOKEN, NotReplayable, read_runs
 from lab.replay.replay_exact import Identity, replay_exactly
 from lab.simulation import sim_executor
+from lab.simulation.faults import Faults
 from lab.simulation.scenarios import SCENARIOS, build_scenario, small_limits
 from lab.simulation.workload import Arrival, prefixes
 from lab.simulation.world import Scenario, World
@@ -256,3 +258,69 @@ def test_all_limits_are_recorded(seed: int) -> None:
     limits = build_scenario("chaos", seed).limits
     started = EngineStarted(0, 1, "m", "b", "d", pipeline_depth=1, **record_of(limits))
     assert limits_of(started) == limits
+
+
+def with_targets(depth: int) -> list[Fact]:
+    """Everything that follows latency targets, in a world of two tenants whose machine is half as
+    fast for a while."""
+    scenario = build_scenario("classes", 1)
+    limits = dataclasses.replace(scenario.limits, refuse_late=True, max_seqs=3, ageing_ns=10**9)
+    arrivals = [
+        dataclasses.replace(arrival, tenant="ab"[number % 2])
+        for number, arrival in enumerate(scenario.arrivals)
+    ]
+    slow = Faults(slow_intervals=((10**9, 3 * 10**9, 2.0),))
+    world = World(
+        dataclasses.replace(
+            scenario, limits=limits, arrivals=tuple(arrivals), faults=slow, depth=depth
+        )
+    )
+    return list(world.run().facts)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_decisions_by_latency_targets_are_repeated(depth: int) -> None:
+    facts = with_targets(depth)
+    (identity,) = identities(facts)
+
+    assert identity.difference is None
+    steps = [fact for fact in facts if isinstance(fact, StepRecorded)]
+    ends = Counter(fact.reason for fact in facts if isinstance(fact, SequenceEnded))
+    assert len({step.target_ns for step in steps}) > 2
+    assert ends[EndReason.TTFT_UNREACHABLE] > 0
+    assert ends[EndReason.MAX_TOKENS] > 10
+
+
+def faster(facts: list[Fact]) -> list[Fact]:
+    """The slow steps took no longer than the others, as far as the drift can see."""
+    return [
+        replace(fact, sample_ns=(fact.forward_ns + fact.sample_ns) // 2)
+        if isinstance(fact, StepRecorded) and 10**9 <= fact.begin_ns < 3 * 10**9
+        else fact
+        for fact in facts
+    ]
+
+
+def without_targets(facts: list[Fact]) -> list[Fact]:
+    return [
+        replace(fact, first_token_by_ns=None, ttft_target_ns=None)
+        if isinstance(fact, SequenceQueued)
+        else fact
+        for fact in facts
+    ]
+
+
+def loose_targets(facts: list[Fact]) -> list[Fact]:
+    return [
+        replace(fact, itl_target_ns=10**10) if isinstance(fact, SequenceQueued) else fact
+        for fact in facts
+    ]
+
+
+@pytest.mark.parametrize("damage", [faster, without_targets, loose_targets])
+def test_what_those_decisions_follow_is_all_recorded(
+    damage: Callable[[list[Fact]], list[Fact]],
+) -> None:
+    """With another speed or other targets they come out otherwise."""
+    (identity,) = identities(damage(with_targets(1)))
+    assert not identity.holds
