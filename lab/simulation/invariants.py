@@ -39,12 +39,12 @@ from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
 from telemetry.facts.engine_records import (
     LimitsSet,
-    RuntimeLimits,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
     StepRecorded,
 )
+from telemetry.facts.engine_start import RuntimeLimits
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
 

@@ -48,14 +48,9 @@ def late(shared_server: Server) -> tuple[str, str]:
         stream = pool.submit(read)
         assert begun.wait(60)
         prompt = [5000 + index % 900 for index in range(1500)]  # no other test begins so
-        set_budget(shared_server, 512)  # which delays tokens; the default does not
-        long = shared_server.completion(prompt=prompt, max_tokens=1)
-        set_budget(shared_server, "auto")
+        with shared_server.fixed_budget(512):  # which delays tokens; the default does not
+            long = shared_server.completion(prompt=prompt, max_tokens=1)
         return stream.result(), long.headers["x-request-id"]
-
-
-def set_budget(server: Server, tokens: int | str) -> None:
-    server.client.put("/debug/limits", json={"max_batched_tokens": tokens}).raise_for_status()
 
 
 def test_the_parts_of_a_real_request_sum_to_its_time_exactly(

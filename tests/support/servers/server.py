@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,19 @@ class Server:
     def completion(self, **body: Any) -> httpx.Response:
         body.setdefault("prompt", "The capital of France is")
         return self.client.post("/v1/completions", json=body)
+
+    @contextlib.contextmanager
+    def fixed_budget(self, tokens: int) -> Iterator[None]:
+        """A step may have so many tokens meanwhile; before and after, it follows the targets."""
+        self._set_budget(tokens)
+        try:
+            yield
+        finally:
+            self._set_budget("auto")
+
+    def _set_budget(self, tokens: int | str) -> None:
+        change = self.client.put("/debug/limits", json={"max_batched_tokens": tokens})
+        change.raise_for_status()
 
 
 def sse_events(lines: Any) -> list[Any]:

@@ -55,7 +55,8 @@ def test_a_finished_request_is_one_tree_under_the_callers_span(
 def test_a_long_prompt_has_one_child_span_a_chunk(server: Server, receiver: OtlpReceiver) -> None:
     """1,200 tokens under a budget of 512 are three chunks, in order, under prefill."""
     prompt = [100 + index % 1000 for index in range(1200)]
-    answer = server.completion(prompt=prompt, max_tokens=1)
+    with server.fixed_budget(512):
+        answer = server.completion(prompt=prompt, max_tokens=1)
     tree = receiver.tree_of(answer.headers["x-request-id"])
     tree.check()
 
