@@ -54,7 +54,7 @@ def test_evidence_is_made_of_listed_quantities_only() -> None:
 
 
 def test_every_measurement_that_rules_may_name_is_taken_somewhere() -> None:
-    """Of windows of these six faults; one that nobody takes would be said as not measured forever."""
+    """Of windows of these six faults; what nobody takes would be said as not measured forever."""
     taken: set[Measurement] = set()
     for name in ("queue_overload", "unfairness", "memory_bandwidth", "kv_thrash",
                  "budget_too_small", "throttled"):  # fmt: skip
