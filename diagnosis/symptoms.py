@@ -57,11 +57,17 @@ LATENCY = tuple(
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One measured quantity behind a finding. Harm is in ms of requests' time."""
+    """One measured quantity behind a finding; `diagnosis.evidence` has them all. `value` is None
+    where it could not be measured in this window."""
 
     name: str
-    value: float
+    value: float | None
     unit: str
+
+    @property
+    def text(self) -> str:
+        """Value and unit, for a reader."""
+        return "not measured" if self.value is None else f"{self.value:g} {self.unit}"
 
 
 class Exclusion(msgspec.Struct, frozen=True):

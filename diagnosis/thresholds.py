@@ -1,312 +1,284 @@
-"""Every number that decides a verdict, with its unit, its meaning and where it comes from.
+"""Every number that decides whether there is a fault and what is said of it: detection, verdicts.
 
-One table, so that a value can be found, questioned and fitted again. Values are plain numbers,
-annotated with unit, meaning and reason. Where no reason is written it is `BY_HAND`: the value was
-chosen by hand, not fitted. The only fitted values are in `diagnosis.verdicts.confidence`.
+Values are plain numbers, annotated with unit, meaning and reason. Those of attribution, of a root
+cause and of replays are in their own rooms, in the same form; `diagnosis.threshold_table` has them
+all. *by hand* in a reason: chosen on development scores (`docs/results/diagnosis.md`), not fitted.
+How many verdicts change with each is measured: docs/reference/thresholds.md.
 
 A *tick* is half a second (`counts.BUCKET_NS`). *sd* is a standard deviation of the baseline.
 """
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Annotated, NamedTuple, get_type_hints
-
-BY_HAND = "chosen by hand, not fitted"
-
-
-class Threshold(NamedTuple):
-    """One row of the table: `reason` is why the value is what it is."""
-
-    name: str
-    value: float | tuple[float, ...]
-    unit: str
-    meaning: str
-    reason: str = BY_HAND
-
+from typing import Annotated
 
 # --- detection: the cumulative sums of excess -------------------------------------------------
 
-DRIFT: Annotated[float, "sd", "excess that a sum forgives each tick"] = 0.75
-THRESHOLD: Annotated[float, "sd", "sum that fires: a stage, or all stages together"] = 8.0
+DRIFT: Annotated[
+    float, "sd", "excess that a sum forgives each tick",
+    "half of the least shift that is looked for, 1.5 sd (Page's rule)",
+] = 0.75  # fmt: skip
+THRESHOLD: Annotated[
+    float, "sd", "sum that fires: a stage, or all stages together",
+    "by hand: of independent normal ticks chance takes one sum there once in five days (Siegmund)",
+] = 8.0  # fmt: skip
 SLOW_STEP_THRESHOLD: Annotated[
-    float,
-    "sd",
-    "sum that fires: slow steps",
+    float, "sd", "sum that fires: slow steps",
     "by hand, above THRESHOLD: shared machines are slow for a few seconds without a fault",
-] = 14.0
-PROMPT_THRESHOLD: Annotated[float, "sd", "sum that fires: longer prompts"] = 10.0
-STOPPED_THRESHOLD: Annotated[float, "sd", "sum that fires: stopped sequences"] = 10.0
-DIRECT_CLIP: Annotated[float, "sd", "most that one tick adds to a sum of DirectExcess"] = 6.0
+] = 14.0  # fmt: skip
+PROMPT_THRESHOLD: Annotated[
+    float, "sd", "sum that fires: longer prompts",
+    "by hand, above THRESHOLD: one long prompt lasts for several ticks, which are not independent",
+] = 10.0  # fmt: skip
+STOPPED_THRESHOLD: Annotated[
+    float, "sd", "sum that fires: stopped sequences",
+    "by hand, as PROMPT_THRESHOLD: one reader stops for several ticks",
+] = 10.0  # fmt: skip
+DIRECT_CLIP: Annotated[
+    float, "sd", "most that one tick adds to a sum of DirectExcess",
+    "by hand, below all thresholds: one bad tick alone never fires",
+] = 6.0  # fmt: skip
 SUM_CEILING: Annotated[
-    float,
-    "thresholds",
-    "most that a sum can hold",
+    float, "thresholds", "most that a sum can hold",
     "by hand, above 1: a bounded sum comes down soon after the fault has passed",
-] = 2.0
+] = 2.0  # fmt: skip
 FIRST_TOKEN_DRIFT: Annotated[
-    float, "sd of log time", "lateness that is forgiven to each first token"
-] = 1.0
+    float, "sd of log time", "lateness that is forgiven to each first token",
+    "half of the least shift that is looked for, 2 sd: requests are fewer than ticks",
+] = 1.0  # fmt: skip
 FIRST_TOKEN_THRESHOLD: Annotated[
-    float, "sd of log time", "sum that fires: a tenant's first tokens"
-] = 7.0
+    float, "sd of log time", "sum that fires: a tenant's first tokens",
+    "by hand: two very late requests in a row, or more that are less late",
+] = 7.0  # fmt: skip
 FIRST_TOKEN_CLIP: Annotated[
-    float,
-    "sd of log time",
-    "most that one first token adds",
+    float, "sd of log time", "most that one first token adds",
     "by hand, below FIRST_TOKEN_THRESHOLD: one late request alone never fires",
-] = 6.0
-PENDING_LEVEL: Annotated[float, "thresholds", "a sum above it is a pending alert"] = 0.6
+] = 6.0  # fmt: skip
+PENDING_LEVEL: Annotated[
+    float, "thresholds", "a sum above it is a pending alert",
+    "by hand, below 1: a clear cause may be said before the sum fires by itself",
+] = 0.6  # fmt: skip
 STILL_PENDING_LEVEL: Annotated[
-    float,
-    "thresholds",
-    "a pending alert stays pending above it",
+    float, "thresholds", "a pending alert stays pending above it",
     "by hand, below PENDING_LEVEL: sums fall a little between two requests (hysteresis)",
-] = 0.4
+] = 0.4  # fmt: skip
 ELEVATED_LEVEL: Annotated[
-    float, "thresholds", "a sum above it keeps the time from becoming a reference"
-] = 0.5
-CLEARED_LEVEL: Annotated[float, "thresholds", "all sums below it clear the alarm"] = 0.1
-QUIET_TICKS: Annotated[int, "ticks", "without excess: the alarm is cleared"] = 6
-EASED_TICKS: Annotated[int, "ticks", "without excess: the alarm has eased"] = 2
+    float, "thresholds", "a sum above it keeps the time from becoming a reference",
+    "by hand, below PENDING_LEVEL: what may be a fault is not learnt",
+] = 0.5  # fmt: skip
+CLEARED_LEVEL: Annotated[
+    float, "thresholds", "all sums below it clear the alarm",
+    "by hand, above 0: a sum of noise hardly ever is 0 itself",
+] = 0.1  # fmt: skip
+QUIET_TICKS: Annotated[
+    int, "ticks", "without excess: the alarm is cleared",
+    "by hand: a pause of less than three seconds is a part of the same fault",
+] = 6  # fmt: skip
+EASED_TICKS: Annotated[
+    int, "ticks", "without excess: the alarm has eased",
+    "by hand: one tick without excess is common within a fault",
+] = 2  # fmt: skip
 
 # --- detection: how much a baseline varies at least --------------------------------------------
 
-SURE_REFERENCE_S: Annotated[float, "s", "a reference as long has its own spread"] = 20.0
+SURE_REFERENCE_S: Annotated[
+    float, "s", "a reference as long has its own spread",
+    "by hand: 40 ticks give a standard deviation to about a tenth",
+] = 20.0  # fmt: skip
 SHORT_REFERENCE_S: Annotated[
-    float,
-    "s",
-    "a reference as short has its spread doubled",
+    float, "s", "a reference as short has its spread doubled",
     "LEAST_REFERENCE_NS, the shortest that is accepted",
-] = 12.0
+] = 12.0  # fmt: skip
 ROOT_SHARE: Annotated[
-    float,
-    "of the root of the requests in flight",
+    float, "of the root of the requests in flight",
     "least spread of the number of requests in flight",
     "by hand: independent arrivals vary by about the root of their number (Poisson), and a "
     "short reference may have seen less",
-] = 0.35
-LEAST_SPREAD: Annotated[float, "requests", "least spread of any sum"] = 0.03
+] = 0.35  # fmt: skip
+LEAST_SPREAD: Annotated[
+    float, "requests", "least spread of any sum",
+    "by hand: 15 ms of one request in a tick",
+] = 0.03  # fmt: skip
 LEAST_STOPPED_SPREAD: Annotated[
-    float,
-    "sequences",
-    "least spread of stopped sequences",
+    float, "sequences", "least spread of stopped sequences",
     "by hand: one reader who pauses for a moment must not fire",
-] = 0.25
+] = 0.25  # fmt: skip
 SLOW_STEP_SHARE: Annotated[
-    float, "of the running sequences", "least spread of the excess by slow steps"
-] = 0.1
-LEAST_LOG_SPREAD: Annotated[float, "log time", "least spread of first-token times"] = 0.3
+    float, "of the running sequences", "least spread of the excess by slow steps",
+    "by hand: steps a tenth longer are noise of the fit, as SLOW",
+] = 0.1  # fmt: skip
+LEAST_LOG_SPREAD: Annotated[
+    float, "log time", "least spread of first-token times",
+    "by hand: e^0.3 is a third later, which is common",
+] = 0.3  # fmt: skip
 
 # --- detection: what a reference is made of ----------------------------------------------------
 
-WARM_UP_NS: Annotated[int, "ns", "after a start nothing is learnt"] = 3_000_000_000
-REFERENCE_NS: Annotated[int, "ns", "longest stretch of a reference"] = 40_000_000_000
-LEAST_REFERENCE_NS: Annotated[int, "ns", "shortest stretch of a reference"] = 12_000_000_000
+WARM_UP_NS: Annotated[
+    int, "ns", "after a start nothing is learnt",
+    "by hand: first steps allocate and compile",
+] = 3_000_000_000  # fmt: skip
+REFERENCE_NS: Annotated[
+    int, "ns", "longest stretch of a reference",
+    "by hand: long enough to know its spread, short enough to follow a load that changes",
+] = 40_000_000_000  # fmt: skip
+LEAST_REFERENCE_NS: Annotated[
+    int, "ns", "shortest stretch of a reference",
+    "by hand: a server is without a diagnosis for as long after a start",
+] = 12_000_000_000  # fmt: skip
 REFERENCE_LAG_NS: Annotated[
-    int,
-    "ns",
-    "the last seconds are not learnt",
+    int, "ns", "the last seconds are not learnt",
     "by hand: a fault that has just begun must not become the baseline",
-] = 2_000_000_000
-REFRESH_TICKS: Annotated[int, "ticks", "between two fits of the reference"] = 6
-STEADY_TICKS: Annotated[int, "ticks", "over which a load counts as steady"] = 40
+] = 2_000_000_000  # fmt: skip
+REFRESH_TICKS: Annotated[
+    int, "ticks", "between two fits of the reference",
+    "by hand: a fit costs CPU, and three seconds change little in forty",
+] = 6  # fmt: skip
+STEADY_TICKS: Annotated[
+    int, "ticks", "over which a load counts as steady", "by hand: SURE_REFERENCE_S"
+] = 40
 STEADY_RATIO: Annotated[
-    float, "ratio", "steady: the later half has fewer than so many times the earlier"
-] = 1.3
-LEAST_FIRST_TOKENS: Annotated[int, "requests", "fewest that make a reference"] = 8
+    float, "ratio", "steady: the later half has fewer than so many times the earlier",
+    "by hand, as GROWN_LENGTH: more is growth",
+] = 1.3  # fmt: skip
+LEAST_FIRST_TOKENS: Annotated[
+    int, "requests", "fewest that make a reference",
+    "by hand: of fewer no spread can be told",
+] = 8  # fmt: skip
+DISPERSION_TICKS: Annotated[
+    int, "ticks", "in which arrivals are counted for their index of dispersion",
+    "by hand: in one tick too few come to show bursts",
+] = 4  # fmt: skip
 RANGE_MARGIN: Annotated[
-    tuple[float, ...],
-    "ratio, by feature of a step",
+    tuple[float, ...], "ratio, by feature of a step",
     "a fitted cost holds up to so many times the largest common value",
     "by hand; 1 for rows, because one row more may be one more than a kernel takes at once",
-] = (1.25, 1.25, 1.0, 1.25, 1.25, 1.0)
-COMMON_SHARE: Annotated[float, "of the steps", "so many make a value common"] = 0.02
-COMMON_STEPS: Annotated[int, "steps", "the least number that makes a value common"] = 8
+] = (1.25, 1.25, 1.0, 1.25, 1.25, 1.0)  # fmt: skip
+COMMON_SHARE: Annotated[
+    float, "of the steps", "so many make a value common",
+    "by hand: a fit knows what it saw in one step of fifty",
+] = 0.02  # fmt: skip
+COMMON_STEPS: Annotated[
+    int, "steps", "the least number that makes a value common",
+    "by hand, as LEAST_STEPS: fewer say nothing of speed",
+] = 8  # fmt: skip
+LONGEST_QUANTILE: Annotated[
+    float, "quantile", "of lengths and gaps: the longest that is usual",
+    "by hand, below 1: one odd request must not set the limit",
+] = 0.99  # fmt: skip
+SLO_STAGES: Annotated[
+    tuple[float, ...], "of the TTFT target; decode: of the ITL target",
+    "usual time in ingest, first, decode, deliver before a baseline is learnt",
+    "by hand: the targets themselves, and less before and after the engine",
+] = (0.25, 1.0, 1.0, 0.5)  # fmt: skip
+SLO_SPREAD: Annotated[
+    float, "requests", "spread of each stage before a baseline is learnt",
+    "by hand, as LEAST_STOPPED_SPREAD: a request that is late for a moment must not fire",
+] = 0.25  # fmt: skip
 
 # --- detection: when an alarm, a window and a record are judged ---------------------------------
 
 LATE_FACTS_NS: Annotated[
-    int,
-    "ns",
-    "how long a tick waits for facts of another writer",
+    int, "ns", "how long a tick waits for facts of another writer",
     "by hand: gateway and engine hand their facts over independently",
-] = 250_000_000
+] = 250_000_000  # fmt: skip
 ABORT_NS: Annotated[
-    int,
-    "ns",
-    "rows this long after a disconnect are leaked",
+    int, "ns", "a sequence that runs for longer after its client disconnected was not aborted",
     "an abort takes a step or two to reach the scheduler",
-] = 150_000_000
+] = 150_000_000  # fmt: skip
 HANG_TICKS: Annotated[
-    int,
-    "ticks",
-    "an ended hang is also filed so many ticks back",
+    int, "ticks", "an ended hang is also filed so many ticks back",
     "by hand: what is judged lags behind what is known",
-] = 4
-WINDOW_NS: Annotated[int, "ns", "longest stretch that is judged"] = 30_000_000_000
-CHECKED_NS: Annotated[int, "ns", "stretch in which failures are counted"] = 10_000_000_000
-UNEXPLAINED_NS: Annotated[int, "ns", "an alarm this old without a finding is indeterminate"] = (
-    5_000_000_000
-)
-UNEXPLAINED_REQUESTS: Annotated[float, "requests", "excess in flight of an indeterminate alarm"] = (
-    1.0
-)
+] = 4  # fmt: skip
+WINDOW_NS: Annotated[
+    int, "ns", "longest stretch that is judged", "by hand: a longer one hides that a fault changed"
+] = 30_000_000_000
+CHECKED_NS: Annotated[
+    int, "ns", "stretch in which failures are counted", "by hand: as long as a reader looks back"
+] = 10_000_000_000
+UNEXPLAINED_NS: Annotated[
+    int, "ns", "an alarm this old without a finding is indeterminate",
+    "by hand: a burst that drains is no fault",
+] = 5_000_000_000  # fmt: skip
+UNEXPLAINED_REQUESTS: Annotated[
+    float, "requests", "excess in flight of an indeterminate alarm",
+    "less than one whole request is delayed: nobody to help",
+] = 1.0  # fmt: skip
 PASSING_NS: Annotated[
-    int,
-    "ns",
-    "an alarm that clears sooner leaves the reference as it is",
+    int, "ns", "an alarm that clears sooner leaves the reference as it is",
     "by hand: the short slow times of a server belong to its normal variation",
-] = 8_000_000_000
-EMPTY_TICKS: Annotated[int, "ticks", "without a finding: an alarm that has eased is cleared"] = 8
+] = 8_000_000_000  # fmt: skip
+EMPTY_TICKS: Annotated[
+    int, "ticks", "without a finding: an alarm that has eased is cleared",
+    "by hand, above QUIET_TICKS: causes are found again after a short pause",
+] = 8  # fmt: skip
 GIVEN_UP_TICKS: Annotated[
-    int, "ticks", "without a finding: any alarm is cleared, the state is the new normal"
-] = 60
+    int, "ticks", "without a finding: any alarm is cleared, the state is the new normal",
+    "WINDOW_NS: nothing of the time before is in the window any more",
+] = 60  # fmt: skip
 EASED_SHARE: Annotated[
-    float,
-    "of the most that were delayed at once",
-    "below it an alarm has eased",
+    float, "of the most that were delayed at once", "below it an alarm has eased",
     "by hand; a rule that cleared sooner left a long flood unnamed",
-] = 0.5
-CLEAR_SHARE: Annotated[float, "of the harm", "a cause with as much promotes a pending alert"] = 0.65
-
-# --- attribution: growth that is not chance ----------------------------------------------------
-
-SIGMAS: Annotated[float, "sd of the mean", "growth of a mean, in an old window"] = 3.0
-YOUNG_SIGMAS: Annotated[
-    float,
-    "sd of the mean",
-    "growth of a mean, in a young window",
-    "by hand, above SIGMAS: an hour has thousands of young windows in which chance may "
-    "look like a fault (multiple comparisons)",
-] = 4.5
-DEMAND_SIGMAS: Annotated[float, "sd of a count", "growth of a rate, in an old window"] = 3.5
-YOUNG_DEMAND_SIGMAS: Annotated[
-    float,
-    "sd of a count",
-    "growth of a rate, in a young window",
-    "by hand, as YOUNG_SIGMAS",
-] = 5.0
-YOUNG_S: Annotated[float, "s", "a window up to this age is young"] = 10.0
-OLD_S: Annotated[float, "s", "a window from this age on is old; linear between"] = 20.0
-LEAST_DEMAND_S: Annotated[float, "s", "shorter windows say nothing of rates"] = 1.5
-GROWN_DEMAND: Annotated[float, "ratio", "growth of a rate that counts"] = 1.15
-GROWN_LENGTH: Annotated[float, "ratio", "growth of a length that counts"] = 1.3
-GROWN_CHOICES: Annotated[float, "ratio", "growth of choices a request that counts"] = 1.2
-LEAST_GROWN: Annotated[
-    int,
-    "requests",
-    "fewest far from the mean that count",
-    "by hand: of one or two no standard deviation can be trusted",
-] = 3
-RARE: Annotated[float, "probability", "so many requests with choices by chance"] = 1e-4
-MANY: Annotated[
-    int,
-    "requests",
-    "above it the mean decides, not the binomial tail",
-    "by hand: of as many the normal approximation is good",
-] = 200
-MISSED_SHARE: Annotated[
-    float, "of the prompt tokens", "fewer missed in the prefix cache are ignored"
-] = 0.1
-LEAST_MISSED: Annotated[float, "requests", "fewer that miss the cache are chance"] = 2.0
-TENANT_SHARE: Annotated[float, "of the growth", "one tenant has at least as much"] = 0.6
-TENANT_GROWTH: Annotated[float, "ratio", "one tenant grew so many times as much as the others"] = (
-    1.7
-)
-OTHERS_SHARE: Annotated[
-    float, "of their share of the waiting time", "others wait at least as much"
-] = 0.3
-
-# --- attribution: the engine's time ------------------------------------------------------------
-
-LASTING_S: Annotated[
-    float,
-    "s",
-    "slow steps without a host measurement must last as long",
-    "by hand: neighbours on shared machines take a few seconds at a time",
-] = 5.0
-SLOW: Annotated[float, "ratio", "steps longer than predicted by less are noise of the fit"] = 1.12
-LEAST_STEPS: Annotated[int, "steps", "fewer in range say nothing of speed"] = 8
-MOST: Annotated[float, "of 1", "more than this is most of it", "a majority"] = 0.5
-THROTTLED: Annotated[float, "of the lost time", "cgroup throttling that explains all of it"] = 0.2
-STALLED: Annotated[float, "of the slow time", "pauses around steps above it are a host stall"] = 0.4
-ALIKE: Annotated[
-    float,
-    "ratio",
-    "prefill as slow as decode: the clock; else memory bandwidth",
-    "by hand, below 1: prefill is bound by computation, decode by memory",
-] = 0.6
-EXPENSIVE: Annotated[float, "ratio", "co-prefill above the baseline that charges large prompts"] = (
-    1.2
-)
-LEAST_LARGER: Annotated[
-    int,
-    "steps",
-    "fewer with a larger prompt part than ever are ignored",
-    "by hand: two prompts that come at once look like one long prompt",
-] = 3
-LEAST_PROMPTS: Annotated[
-    float, "of decode time", "with less prefill its slowness cannot be told"
-] = 0.1
-LEAST_ENGINE_SHARE: Annotated[
-    float, "of the engine's time", "one cause with less is normal variation"
-] = 0.08
-LEAST_QUEUE_SHARE: Annotated[
-    float, "of the engine's time", "all causes with less make no queue"
-] = 0.03
-GROWN_MASK: Annotated[float, "ratio", "growth of mask time that counts"] = 1.3
-SMALL_BUDGET: Annotated[float, "of the baseline's budget", "a smaller token budget counts"] = 0.7
-FULL_STEP: Annotated[float, "of the budget", "a step with as many tokens is full"] = 0.9
-RECOMPUTED: Annotated[
-    float,
-    "of the computed prompt tokens",
-    "as much recomputation is thrashing",
-    "by hand: a cache that is only too small preempts now and then",
-] = 0.25
-INGEST_WORK: Annotated[
-    float, "of the gateway's pauses", "more ingest work than that is the cause"
-] = 0.5
+] = 0.5  # fmt: skip
+CLEAR_SHARE: Annotated[
+    float, "of the harm", "a cause with as much promotes a pending alert",
+    "by hand, above a half: twice as much as all others together",
+] = 0.65  # fmt: skip
 
 # --- verdicts: what is said ----------------------------------------------------------------------
 
-LEAST_SHARE: Annotated[float, "of the harm", "a smaller cause is not named"] = 0.1
+LEAST_SHARE: Annotated[
+    float, "of the harm", "a smaller cause is not named", "by hand: of less use than of noise"
+] = 0.1
 LEAST_LARGEST: Annotated[
-    float, "of the harm", "where the largest cause has less, nothing is named"
-] = 0.2
-LEAST_CONFIDENCE: Annotated[float, "probability", "less is not said"] = 0.4
+    float, "of the harm", "where the largest cause has less, nothing is named",
+    "by hand, twice LEAST_SHARE: the rest is unexplained",
+] = 0.2  # fmt: skip
+LEAST_CONFIDENCE: Annotated[
+    float, "probability", "less is not said", "by hand: more often wrong than right"
+] = 0.4
+FITTED: Annotated[
+    tuple[float, ...], "of: 1, logit of the share, log of the seconds",
+    "coefficients of the confidence",
+    "fitted by logistic regression: benchmarks/results/diagnosis/calibration.json",
+] = (0.973, 1.702, 0.962)  # fmt: skip
+CLIPPED_SHARE: Annotated[
+    float, "of 1", "a share nearer to 0 or 1 counts as this",
+    "the logit has no end there",
+] = 0.02  # fmt: skip
+CLIPPED_S: Annotated[
+    float, "s", "a shorter window counts as this in the confidence", "one tick"
+] = 0.5
+MOST_CONFIDENCE: Annotated[
+    float, "probability", "no inferred cause is surer", "by hand: of a fit nothing is certain"
+] = 0.99
+COUNTED_CONFIDENCE: Annotated[
+    float, "probability", "of what is counted and not inferred",
+    "by hand: a count is no inference, and may still have another reason",
+] = 0.95  # fmt: skip
 LEAST_DELAYED: Annotated[
-    float, "requests", "mean excess in flight of a stage; less is not harm"
-] = 0.05
+    float, "requests", "mean excess in flight of a stage; less is not harm",
+    "by hand: one request in twenty seconds, late by a second",
+] = 0.05  # fmt: skip
 LEAST_DELAYED_SHARE: Annotated[
-    float, "of the baseline of the stage", "the same; less is not harm"
-] = 0.25
-LONG_PROMPT: Annotated[
-    float, "of the baseline's longest prompt", "a culprit's prompt is longer"
-] = 1.5
-LEAST_INVALID: Annotated[int, "answers", "fewer invalid ones are accidents"] = 3
-INVALID_SHARE: Annotated[float, "of the answers", "fewer invalid ones are accidents"] = 0.2
-LEAST_FAILED: Annotated[int, "sequences", "so many failed are a finding", "any"] = 1
-LEAST_LEAKED: Annotated[int, "sequences", "fewer are no leak"] = 2
-LEAKED_ROWS: Annotated[
+    float, "of the baseline of the stage", "the same; less is not harm",
+    "by hand: loads of healthy servers vary by as much",
+] = 0.25  # fmt: skip
+LEAST_INVALID: Annotated[
     int,
-    "rows",
-    "a sequence with as many after its client left was not aborted",
+    "answers",
+    "fewer invalid ones are accidents",
+    "as LEAST_GROWN: of one or two nothing is known",
+] = 3
+INVALID_SHARE: Annotated[
+    float, "of the answers", "fewer invalid ones are accidents",
+    "by hand: a few failures are the model's own",
+] = 0.2  # fmt: skip
+LEAST_FAILED: Annotated[int, "sequences", "so many failed are a finding", "any"] = 1
+LEAST_LEAKED: Annotated[
+    int, "sequences", "fewer are no leak", "by hand: one may be a race with its end"
+] = 2
+LEAKED_ROWS: Annotated[
+    int, "rows", "a sequence with as many after its client left was not aborted",
     "an abort takes a step or two",
-] = 8
-
-
-def table() -> list[Threshold]:
-    """All of them, in the order of this file."""
-    return thresholds_of(sys.modules[__name__])
-
-
-def thresholds_of(module: ModuleType) -> list[Threshold]:
-    """The constants of a module that are annotated with unit and meaning."""
-    hints = get_type_hints(module, include_extras=True)
-    return [
-        Threshold(name, getattr(module, name), *hint.__metadata__)
-        for name, hint in hints.items()
-        if hasattr(hint, "__metadata__")
-    ]
+] = 8  # fmt: skip

@@ -22,7 +22,8 @@ import numpy as np
 
 from benchmarks.diagnosis.twins import HEALTHY, live_through
 from benchmarks.machine import machine
-from diagnosis.verdicts.confidence import FITTED, features_of
+from diagnosis.thresholds import FITTED
+from diagnosis.verdicts.confidence import features_of
 from lab.twins.compounds import COMPOUNDS, build_compound
 from lab.twins.registry import TWINS, build_twin
 from lab.twins.twin import Twin

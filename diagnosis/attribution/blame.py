@@ -16,20 +16,25 @@ from dataclasses import dataclass, field
 
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
+from diagnosis.attribution.thresholds import (
+    INGEST_WORK,
+    RECOMPUTED,
+)
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
 from diagnosis.detection.reference import Reference, fit_cost
 from diagnosis.detection.window import Window
+from diagnosis.evidence import Facts, Measurement
 from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import INGEST_WORK, RECOMPUTED
 from telemetry.facts.reasons import WaitReason
 
-S = Symptom
+S, M = Symptom, Measurement
 
 _OWN_REASONS = {
     WaitReason.GRAMMAR: S.GRAMMAR_COST,
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
 }
+_WAITS = {reason: M.named(f"wait_{reason.value}") for reason in WaitReason}
 
 
 @dataclass(slots=True)
@@ -44,7 +49,7 @@ class Blame:
     harm_ns: Charges
     stages_ns: dict[Stage, float]
     engine: EngineTime | None
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     tenant: str | None = None
 
 
@@ -92,8 +97,8 @@ def _gateway(found: Blame, window: Window, reference: Reference) -> Charges:
             starved = cause == "off_cpu"
             stood[S.CPU_STARVATION if starved else S.HOST_STALL] += lost_ns
     work_ns = counts.ingest_work_ns - reference.ingest_work_ns * counts.accepted
-    found.facts["ingest_work"] = work_ns / 1e6
-    found.facts["gateway_stood"] = sum(stood.values()) / 1e6
+    found.facts[M.INGEST_WORK] = work_ns / 1e6
+    found.facts[M.GATEWAY_STOOD] = sum(stood.values()) / 1e6
     if work_ns > INGEST_WORK * sum(stood.values()):
         return Charges({S.INGEST_BACKLOG: max(1.0, *stood.values(), work_ns)})
     return stood
@@ -101,14 +106,14 @@ def _gateway(found: Blame, window: Window, reference: Reference) -> Charges:
 
 def _ingest(found: Blame, gateway: Charges) -> None:
     spent_ns = found.stages_ns[Stage.INGEST]
-    found.facts["ingest"] = spent_ns / 1e6
+    found.facts[M.INGEST] = spent_ns / 1e6
     _share(found, shares_of(gateway) or {S.INGEST_BACKLOG: 1.0}, spent_ns)
 
 
 def _deliver(found: Blame, window: Window, gateway: Charges) -> None:
     """After the engine: a client that does not read, unless the gateway paused."""
     spent_ns = found.stages_ns[Stage.DELIVER]
-    found.facts["deliver"] = spent_ns / 1e6
+    found.facts[M.DELIVER] = spent_ns / 1e6
     late_ns = min(spent_ns, sum(gateway.values()) * max(1, window.counts.delivered))
     _share(found, shares_of(gateway), late_ns)
     found.harm_ns[S.SLOW_CLIENT] += spent_ns - late_ns
@@ -134,17 +139,27 @@ def _in_decode(found: Blame, window: Window) -> Charges:
 
 def _first(found: Blame, window: Window, reference: Reference) -> None:
     """Before the first token: in the queue, and in the steps that compute the prompt."""
-    waited = window.counts.waited_ns
-    waited_ns = float(sum(waited.values()))
+    waited_ns = float(sum(window.counts.waited_ns.values()))
     spent_ns = found.stages_ns[Stage.FIRST]
     running_ns = 0.0
     if found.engine is not None:
         running_ns = found.engine.prompting_total_ns
     share = waited_ns / (waited_ns + running_ns) if waited_ns + running_ns else 1.0
-    found.facts["waited"] = waited_ns / 1e6
+    _take_waits(found, window)
     _share(found, _waits(found, window, reference), share * spent_ns)
     if found.engine is not None:
         _charge(found, found.engine.prompting_ns, (1 - share) * spent_ns)
+
+
+def _take_waits(found: Blame, window: Window) -> None:
+    """Waits are seen in steps: without one they are not measured."""
+    if not len(window.steps):
+        return
+    waited_ns = window.counts.waited_ns
+    found.facts[M.WAITED] = sum(waited_ns.values()) / 1e6
+    found.facts |= {measured: waited_ns[reason] / 1e6 for reason, measured in _WAITS.items()}
+    if window.steps.prompt_tokens.any():
+        found.facts[M.RECOMPUTE_SHARE] = _recomputed_share(window)
 
 
 def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
@@ -155,7 +170,6 @@ def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
     )
     for reason, spent_ns in window.counts.waited_ns.items():
         cause = _OWN_REASONS.get(reason)
-        found.facts[f"wait_{reason.value}"] = spent_ns / 1e6
         if cause is not None:
             parts[cause] += spent_ns
         elif reason is WaitReason.PREEMPTED:
@@ -207,7 +221,6 @@ def _block_holders(found: Blame, window: Window, reference: Reference) -> Charge
     steps, waited = window.steps, window.counts.waited_ns
     rows = float(steps.rows.sum())
     zombies = float(steps.zombie_rows.sum()) / rows if rows else 0.0
-    found.facts["recompute_share"] = _recomputed_share(window)
     thrashes = waited[WaitReason.PREEMPTED] > waited[WaitReason.KV]
     cause = _lost_blocks(window) if thrashes else S.KV_EXHAUSTION
     parts = Charges({S.CANCELLATION_LEAK: zombies, cause: 1 - zombies})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diagnosis.detection.steps import Steps
+from diagnosis.evidence import Taken
 from diagnosis.symptoms import Symptom
 
 
@@ -42,7 +43,7 @@ class EngineTime:
     prompting_total_ns: float = 0.0
     busy_ns: float = 0.0
     slow: float = 1.0
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: Taken = field(default_factory=dict)
     tenant: str | None = None
     demand: Symptom = Symptom.QUEUE_OVERLOAD
     demand_share: float = 0.0

@@ -1,7 +1,7 @@
 """Demand beyond the baseline: more requests, longer ones, and tokens computed a second time.
 
 Chance is ruled out first: requests come in bursts, lengths vary, and a few in a row may miss the
-cache. Growth counts only beyond so many standard deviations (`diagnosis.thresholds`).
+cache. Growth counts only beyond so many standard deviations (`attribution.thresholds`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from functools import partial
 from math import comb
 
 from diagnosis.attribution.charges import Charges
-from diagnosis.detection.counts import Counts
-from diagnosis.detection.reference import Reference
-from diagnosis.detection.window import Window
-from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import (
+from diagnosis.attribution.thresholds import (
     DEMAND_SIGMAS,
     GROWN_CHOICES,
     GROWN_DEMAND,
@@ -36,8 +32,13 @@ from diagnosis.thresholds import (
     YOUNG_S,
     YOUNG_SIGMAS,
 )
+from diagnosis.detection.counts import Counts
+from diagnosis.detection.reference import Reference
+from diagnosis.detection.window import Window
+from diagnosis.evidence import Measurement, Taken
+from diagnosis.symptoms import Symptom
 
-S = Symptom
+S, M = Symptom, Measurement
 
 
 @dataclass(slots=True)
@@ -53,13 +54,13 @@ class DemandDelta:
     choices: float
     output_tokens: float
     prompt_tokens: Charges
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: Taken = field(default_factory=dict)
 
 
 def demand_delta(window: Window, reference: Reference) -> DemandDelta:
     """Compare the window's requests with those of the baseline."""
     counts, sigmas = window.counts, _sigmas(window, YOUNG_SIGMAS, SIGMAS)
-    facts: dict[str, float] = {}
+    facts: Taken = {}
     tenant = _one_tenant(window, reference, facts)
     lasting = tenant is None
     more = _surplus(window, reference, _requests, reference.requests_per_s, lasting=lasting)
@@ -75,11 +76,11 @@ def demand_delta(window: Window, reference: Reference) -> DemandDelta:
         longer = counts.requests * (counts.output_tokens - reference.output_tokens)
     demand = S.QUEUE_OVERLOAD if tenant is None else S.UNFAIRNESS
     facts |= {
-        "requests_per_s": counts.requests / window.seconds,
-        "usual_requests_per_s": reference.requests_per_s,
-        "output_tokens_each": counts.output_tokens,
-        "usual_output_tokens_each": reference.output_tokens,
-        "choices_each": counts.choices,
+        M.REQUESTS_PER_S: counts.requests / window.seconds,
+        M.USUAL_REQUESTS_PER_S: _usual(reference, reference.requests_per_s),
+        M.OUTPUT_TOKENS_EACH: counts.output_tokens if counts.output_lengths else None,
+        M.USUAL_OUTPUT_TOKENS_EACH: _usual(reference, reference.output_tokens),
+        M.CHOICES_EACH: counts.choices if requested else None,
     }
     return DemandDelta(
         demand=demand,
@@ -93,7 +94,7 @@ def demand_delta(window: Window, reference: Reference) -> DemandDelta:
 
 
 def _prompt_tokens(
-    window: Window, reference: Reference, demand: Symptom, more: float, facts: dict[str, float]
+    window: Window, reference: Reference, demand: Symptom, more: float, facts: Taken
 ) -> Charges:
     """Prompt tokens computed beyond the baseline, by cause. Longer prompts go to interference here;
     `engine_time` renames them to LONG_PROMPTS where their own requests lose more."""
@@ -108,15 +109,20 @@ def _prompt_tokens(
         demand: more * reference.prompt_tokens * fresh,
     }
     facts |= {
-        "recompute_tokens": parts[S.KV_THRASH],
-        "avoidable_tokens": parts[S.PREFIX_CACHE_COLD],
-        "ghost_tokens": float(counts.ghost_tokens),
-        "hit_share": counts.hit_share,
-        "usual_hit_share": reference.hit_share,
-        "prompt_tokens_each": counts.prompt_tokens,
-        "usual_prompt_tokens_each": reference.prompt_tokens,
+        M.RECOMPUTE_TOKENS: parts[S.KV_THRASH],
+        M.AVOIDABLE_TOKENS: _usual(reference, parts[S.PREFIX_CACHE_COLD]),
+        M.GHOST_TOKENS: float(counts.ghost_tokens),
+        M.HIT_SHARE: counts.hit_share if counts.known_tokens else None,
+        M.USUAL_HIT_SHARE: _usual(reference, reference.hit_share),
+        M.PROMPT_TOKENS_EACH: counts.prompt_tokens if counts.prompt_lengths else None,
+        M.USUAL_PROMPT_TOKENS_EACH: _usual(reference, reference.prompt_tokens),
     }
     return Charges({symptom: tokens for symptom, tokens in parts.items() if tokens > 0})
+
+
+def _usual(reference: Reference, value: float) -> float | None:
+    """Nothing is usual before a baseline is learnt."""
+    return value if reference.seconds else None
 
 
 def _sigmas(window: Window, young: float, old: float) -> float:
@@ -213,7 +219,7 @@ def _of_tenant(tenant: str, counts: Counts) -> int:
     return counts.tenant_requests[tenant]
 
 
-def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -> str | None:
+def _one_tenant(window: Window, reference: Reference, facts: Taken) -> str | None:
     """The tenant that made most of the growth, if it grew more than the others and they wait for
     it; None otherwise."""
     counts = window.counts
@@ -235,8 +241,8 @@ def _one_tenant(window: Window, reference: Reference, facts: dict[str, float]) -
         return None
     waited_ns = counts.first_ns.total()
     others_ns = waited_ns - counts.first_ns[worst]
-    facts["worst_tenant_growth_share"] = growth[worst] / total
-    facts["others_wait_share"] = others_ns / max(1, waited_ns)
+    facts[M.WORST_TENANT_GROWTH_SHARE] = growth[worst] / total
+    facts[M.OTHERS_WAIT_SHARE] = others_ns / max(1, waited_ns)
     others = counts.requests - counts.tenant_requests[worst]
     pays = others_ns >= OTHERS_SHARE * others / max(1, counts.requests) * waited_ns
     others_baseline = max(1.0, sum(baseline.values()) - baseline[worst])

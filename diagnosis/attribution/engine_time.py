@@ -21,10 +21,7 @@ from diagnosis.attribution.charges import (
 )
 from diagnosis.attribution.demand import DemandDelta, demand_delta
 from diagnosis.attribution.slow_steps import charge_slowness, residual_ns
-from diagnosis.detection.reference import Cost, Reference, own_prompts_ns
-from diagnosis.detection.window import Window
-from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import (
+from diagnosis.attribution.thresholds import (
     EXPENSIVE,
     FULL_STEP,
     GROWN_LENGTH,
@@ -35,9 +32,13 @@ from diagnosis.thresholds import (
     MOST,
     SMALL_BUDGET,
 )
+from diagnosis.detection.reference import Cost, Reference, own_prompts_ns
+from diagnosis.detection.window import Window
+from diagnosis.evidence import Measurement
+from diagnosis.symptoms import Symptom
 from telemetry.numbers.quantiles import median
 
-S = Symptom
+S, M = Symptom, Measurement
 
 
 def engine_time(window: Window, reference: Reference, cost: Cost) -> EngineTime:
@@ -72,7 +73,7 @@ def _masks_and_samples(found: EngineTime, window: Window, reference: Reference, 
     baseline_ns = reference.parts_ns.get("mask", 0.0) * tokens
     costly = float((mask * steps.decode_rows).sum()) > GROWN_MASK * baseline_ns
     costly = costly and float(mask.sum()) - baseline_ns / rows > LEAST_ENGINE_SHARE * found.busy_ns
-    found.facts |= {"mask": float(mask.sum()) / 1e6, "sample": max(0.0, float(sample.sum())) / 1e6}
+    found.facts |= {M.MASK: float(mask.sum()) / 1e6, M.SAMPLE: max(0.0, float(sample.sum())) / 1e6}
     if costly:
         charge_rows(found, S.GRAMMAR_COST, steps, mask)
     if float(sample.sum()) > LEAST_ENGINE_SHARE * found.busy_ns:
@@ -93,7 +94,7 @@ def _work(
     found.facts |= delta.facts
     shared_ns = prompt_ns * steps.decode_rows
     co_ns, own_ns = float(shared_ns.sum()), float(own_prompts_ns(steps, cost).sum())
-    found.facts |= {"co_prefill": co_ns / 1e6, "own_prefill": own_ns / 1e6}
+    found.facts |= {M.CO_PREFILL: co_ns / 1e6, M.OWN_PREFILL: own_ns / 1e6}
     co_more_ns = co_ns - reference.parts_ns.get("co_prefill", 0.0) * float(
         steps.decode_tokens.sum()
     )
@@ -136,7 +137,7 @@ def _decode_work(
     base_ns = cost.forward[0] * float((steps.decode_tokens > 0).sum())
     token_ns = (float(cost.decode_ns(steps).sum()) + base_ns) / tokens
     zombies = float((steps.zombie_rows * steps.turn_ns / np.maximum(1, steps.rows)).sum())
-    found.facts["zombie_rows"] = float(steps.zombie_rows.sum())
+    found.facts[M.ZOMBIE_ROWS] = float(steps.zombie_rows.sum())
     found.taken_ns[delta.demand] += delta.more_requests * each * token_ns
     found.taken_ns[S.QUEUE_OVERLOAD] += delta.output_tokens * token_ns
     found.taken_ns[S.HEAVY_SAMPLING] += delta.choices * each * token_ns
@@ -154,7 +155,7 @@ def _small_steps(found: EngineTime, window: Window, reference: Reference, cost: 
     chunks = float(steps.prompt_rows.sum()) - reference.chunks * window.counts.admitted
     full = steps.prompt_tokens + steps.decode_tokens >= FULL_STEP * steps.budget_tokens
     share = float(steps.turn_ns[full].sum()) / max(1.0, float(steps.turn_ns.sum()))
-    found.facts |= {"extra_chunks": chunks, "full_steps_share": share, "budget_tokens": budget}
+    found.facts |= {M.EXTRA_CHUNKS: chunks, M.FULL_STEPS_SHARE: share, M.BUDGET_TOKENS: budget}
     fixed = cost.forward[0] / max(1.0, float(steps.forward_ns.mean()))
     if not reference.seconds and (share < MOST or fixed < MOST):
         return
@@ -177,9 +178,9 @@ def _co_decode(
     co_ns = float((np.maximum(0, all_ns - own_ns) * steps.decode_rows).sum())
     excess_ns = co_ns - reference.parts_ns.get("co_decode", 0.0) * tokens
     found.facts |= {
-        "co_decode": co_ns / 1e6,
-        "rows_each": float(steps.rows.mean()),
-        "usual_rows_each": reference.running,
+        M.CO_DECODE: co_ns / 1e6,
+        M.ROWS_EACH: float(steps.rows.mean()),
+        M.USUAL_ROWS_EACH: reference.running if reference.seconds else None,
     }
     if excess_ns <= 0:
         return

@@ -9,11 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.attribution.charges import EngineTime, charge_rows
-from diagnosis.detection.reference import Cost, Reference, engine_lost
-from diagnosis.detection.steps import Steps
-from diagnosis.detection.window import Window
-from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import (
+from diagnosis.attribution.thresholds import (
     ALIKE,
     LASTING_S,
     LEAST_ENGINE_SHARE,
@@ -24,8 +20,13 @@ from diagnosis.thresholds import (
     STALLED,
     THROTTLED,
 )
+from diagnosis.detection.reference import Cost, Reference, engine_lost
+from diagnosis.detection.steps import Steps
+from diagnosis.detection.window import Window
+from diagnosis.evidence import Measurement
+from diagnosis.symptoms import Symptom
 
-S = Symptom
+S, M = Symptom, Measurement
 
 
 def residual_ns(found: EngineTime, steps: Steps, cost: Cost) -> np.ndarray:
@@ -37,7 +38,7 @@ def residual_ns(found: EngineTime, steps: Steps, cost: Cost) -> np.ndarray:
     if known.sum() < LEAST_STEPS or not predicted_ns:
         return residual
     found.slow = float(steps.forward_ns[known].sum()) / predicted_ns
-    found.facts["slow_factor"] = found.slow
+    found.facts[M.SLOW_FACTOR] = found.slow
     if found.slow < SLOW:
         return np.zeros(len(steps))
     unknown = steps.forward_ns * (1 - 1 / found.slow)
@@ -52,30 +53,32 @@ def charge_slowness(
     steps = window.steps
     around = steps.host_ns - cost.host_ns(steps)
     slow_ns, paused_ns = max(0.0, float(residual.sum())), max(0.0, float(around.sum()))
-    found.facts |= {"slow": slow_ns / 1e6, "host": paused_ns / 1e6}
+    found.facts |= {M.SLOW: slow_ns / 1e6, M.HOST: paused_ns / 1e6}
+    counts = window.counts
+    sampled = counts.engine_run_ns or counts.engine_wait_ns
     waited_ns, lost_ns = _off_cpu(window, reference)
     found.facts |= {
-        "run_delay": waited_ns / 1e6,
-        "not_running": lost_ns / 1e6,
-        "throttled": window.counts.throttled_ns / 1e6,
+        M.RUN_DELAY: waited_ns / 1e6 if sampled else None,
+        M.NOT_RUNNING: lost_ns / 1e6 if sampled else None,
+        M.THROTTLED: counts.throttled_ns / 1e6 if counts.quota_window_ns else None,
     }
     total_ns = slow_ns + paused_ns
     if waited_ns >= max(total_ns, LEAST_ENGINE_SHARE * found.busy_ns) and _mostly_out_of_range(
         steps, cost
     ):
-        by_quota = window.counts.throttled_ns >= THROTTLED * waited_ns
+        by_quota = counts.throttled_ns >= THROTTLED * waited_ns
         cause = S.THROTTLED if by_quota else S.CPU_STARVATION
         charge_rows(found, cause, steps, steps.turn_ns * waited_ns / found.busy_ns)
         return
     if total_ns < LEAST_ENGINE_SHARE * found.busy_ns:
         return
-    if window.counts.throttled_ns >= THROTTLED * total_ns:
+    if counts.throttled_ns >= THROTTLED * total_ns:
         charge_rows(found, S.THROTTLED, steps, residual + around)
         return
     if waited_ns >= MOST * total_ns:
         charge_rows(found, S.CPU_STARVATION, steps, residual + around)
         return
-    collected_ns = float(window.counts.pauses["engine", "gc"])
+    collected_ns = float(counts.pauses["engine", "gc"])
     if collected_ns >= MOST * total_ns:
         in_passes = min(1.0, max(0.0, collected_ns - paused_ns) / max(1.0, slow_ns))
         charge_rows(found, S.HOST_STALL, steps, in_passes * residual + around)
@@ -128,7 +131,7 @@ def _slow_cause(
     if window.seconds < LASTING_S or not _goes_on(window, cost):
         return None
     decode, prompt = _slow_by_kind(window.steps, cost)
-    found.facts |= {"slow_decodes": decode, "slow_prompts": prompt}
+    found.facts |= {M.SLOW_DECODES: decode, M.SLOW_PROMPTS: prompt}
     alike = prompt - 1 > ALIKE * (decode - 1)
     return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
 

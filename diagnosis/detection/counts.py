@@ -39,7 +39,8 @@ class Counts:
     `zombie_rows_by_sequence` are rows computed after the client had disconnected. `cut` counts
     constrained sequences that ended at their length limit. `aborted` are failed steps by failure
     and message, `aborted_sequences` the sequences that they ended, `deaths_by_failure` engines that
-    ended with it. `host_window_ns` and the engine times beside it are sums of host samples.
+    ended with it. `host_window_ns` and the engine times beside it are sums of host samples,
+    `quota_window_ns` of those that could measure `throttled_ns`.
     """
 
     accepted: int = 0
@@ -66,6 +67,7 @@ class Counts:
     engine_run_ns: int = 0
     engine_wait_ns: int = 0
     throttled_ns: int = 0
+    quota_window_ns: int = 0
     live_ns: Counter[Stage] = field(default_factory=Counter)
     first_ns: Counter[str] = field(default_factory=Counter)
     waited_ns: Counter[WaitReason] = field(default_factory=Counter)
@@ -105,6 +107,7 @@ class Counts:
         self.engine_run_ns += sample.engine_run_ns or 0
         self.engine_wait_ns += sample.engine_wait_ns or 0
         self.throttled_ns += sample.throttled_ns or 0
+        self.quota_window_ns += 0 if sample.throttled_ns is None else sample.window_ns
 
     @property
     def prompt_tokens(self) -> float:

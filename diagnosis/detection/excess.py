@@ -23,6 +23,7 @@ from diagnosis.detection.steps import Steps
 from diagnosis.thresholds import (
     CLEARED_LEVEL,
     DIRECT_CLIP,
+    DISPERSION_TICKS,
     DRIFT,
     EASED_TICKS,
     ELEVATED_LEVEL,
@@ -166,7 +167,8 @@ def dispersion_of(ticks: Iterable[StageStats]) -> float:
     """Index of dispersion of arrivals: variance over mean of their number in two seconds (four
     ticks), at least 1, which is that of independent arrivals."""
     came = [stats.done[Stage.INGEST] for stats in ticks]
-    counts = [sum(came[at : at + 4]) for at in range(0, len(came) - 3, 4)]
+    size = DISPERSION_TICKS
+    counts = [sum(came[at : at + size]) for at in range(0, len(came) - size + 1, size)]
     mean = sum(counts) / len(counts) if counts else 0.0
     return max(1.0, pvariance(counts) / mean) if mean else 1.0
 

@@ -18,7 +18,14 @@ import numpy as np
 
 from diagnosis.detection.counts import Counts, Stage
 from diagnosis.detection.steps import FEATURES, Steps
-from diagnosis.thresholds import COMMON_SHARE, COMMON_STEPS, RANGE_MARGIN
+from diagnosis.thresholds import (
+    COMMON_SHARE,
+    COMMON_STEPS,
+    LONGEST_QUANTILE,
+    RANGE_MARGIN,
+    SLO_SPREAD,
+    SLO_STAGES,
+)
 from telemetry.costs.cost_model import AROUND, BASELINE, Preset, fit
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.numbers.quantiles import quantile
@@ -146,9 +153,12 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
     """Before anything is measured: the targets of the default SLO class."""
     target = policy.of("")
-    stages = (target.ttft_ns / 4, target.ttft_ns, float(target.itl_ns), target.ttft_ns / 2)
+    ingest, first, decode, deliver = SLO_STAGES
+    ttft_ns = target.ttft_ns
+    stages = (ingest * ttft_ns, first * ttft_ns, decode * target.itl_ns, deliver * ttft_ns)
     return Reference(
-        seconds=0.0, cost=None, stage_ns=stages, live=(0.0, 1.0, 1.0, 0.0), spread=(0.25,) * 4,
+        seconds=0.0, cost=None, stage_ns=stages, live=(0.0, 1.0, 1.0, 0.0),
+        spread=(SLO_SPREAD,) * 4,
         first_commit_log=log(target.ttft_ns), first_commit_log_spread=1.0, requests_per_s=0.0,
         dispersion=1.0,
         tenants_per_s={}, choices=1.0, prompt_tokens=0.0, prompt_spread=0.0, output_tokens=0.0,
@@ -215,7 +225,7 @@ def fit_baseline(
         prompt_spread=_spread(counts.prompt_lengths),
         output_tokens=counts.output_tokens,
         output_spread=_spread(counts.output_lengths),
-        longest_prompt=quantile(counts.prompt_lengths, 0.99) or 0,
+        longest_prompt=quantile(counts.prompt_lengths, LONGEST_QUANTILE) or 0,
         chunks=float(steps.prompt_rows.sum()) / max(1, counts.admitted),
         hit_share=counts.hit_share,
         hit_requests_share=counts.hit_requests / max(1, counts.admitted),

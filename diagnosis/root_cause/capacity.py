@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from diagnosis.root_cause.outcomes import ClassOutcome, outcomes_of
+from diagnosis.root_cause.thresholds import RESERVE
 from lab.replay.closed_loop import Users, closed_loop
 from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
@@ -16,9 +17,6 @@ from telemetry.facts.engine_start import ModelShape
 from telemetry.host.roofline import step_bytes
 from telemetry.journal.journal_reader import Journal
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
-
-RESERVE = 0.1
-"""Share of the memory for activations and all else; chosen by hand, not fitted."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,10 +24,11 @@ from diagnosis.root_cause.interventions import Cause, Intervention, intervention
 from diagnosis.root_cause.question import Question, Span
 from diagnosis.root_cause.thresholds import (
     JOINT_CAUSES,
-    LEAST_REQUESTS,
+    LEAST_COMPARED,
     MOVED,
     MOVED_LEAST_MS,
     NOISE_BAND,
+    TAIL_QUANTILE,
 )
 from lab.replay.replay_modelled import replay_modelled
 from telemetry.facts.reasons import Outcome
@@ -196,7 +197,7 @@ class _Comparison:
         facts = replay_modelled(question.run, question.cost, intervention.change(question))
         was, now = finished_in_both(self._unchanged, timelines_of(facts))
         count = len(_in(was, question.window))
-        if count < LEAST_REQUESTS:
+        if count < LEAST_COMPARED:
             return None
         return symptoms(was, question.window), symptoms(now, question.window), count
 
@@ -220,13 +221,13 @@ def symptoms(timelines: Iterable[RequestTimeline], span: Span) -> Values:
     of TTFT, means of the worst gap between tokens, of TPOT and of E2E. Empty for too few."""
     mine = _in(timelines, span)
     ttft = [t.ttft_ns for t in mine if t.ttft_ns is not None]
-    if len(ttft) < LEAST_REQUESTS:
+    if len(ttft) < LEAST_COMPARED:
         return {}
     worst = [gap for t in mine if (gap := _worst_gap_ns(t)) is not None]
     tpot = [t.tpot_ns for t in mine if t.tpot_ns is not None]
     values = {
         "ttft_mean": fmean(ttft),
-        "ttft_p95": float(quantile(ttft, 0.95) or 0),
+        "ttft_p95": float(quantile(ttft, TAIL_QUANTILE) or 0),
         _WHOLE: fmean(t.e2e_ns for t in mine),
     }
     if worst and tpot:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
 
+from diagnosis.attribution.thresholds import DEMAND_SIGMAS, GROWN_DEMAND, GROWN_LENGTH, SIGMAS
 from diagnosis.root_cause.prefixes import restored_prefixes
 from diagnosis.root_cause.question import Question, Span, arrivals
 from diagnosis.root_cause.slowness import (
@@ -24,15 +25,8 @@ from diagnosis.root_cause.slowness import (
     without_samples,
     without_stalls,
 )
-from diagnosis.root_cause.thresholds import (
-    DEMAND_FLOOR,
-    GROWN_LENGTH,
-    LENGTH_FLOOR,
-    MORE_BLOCKS,
-    OUTLIVED_NS,
-    SIGMAS,
-    TENANT_FLOOR,
-)
+from diagnosis.root_cause.thresholds import MORE_BLOCKS, TENANT_RATE
+from diagnosis.thresholds import ABORT_NS, LONGEST_QUANTILE
 from lab.replay.noise import RecordedNoise
 from lab.replay.recorded import RecordedRun, RecordedSequence
 from lab.replay.replay_modelled import Change
@@ -147,7 +141,7 @@ def _demand(question: Question) -> Intervention | None:
         return None
     came = arrivals(question.run, question.window)
     expected = _expected(question, question.reference, None)
-    if not _is_more(len(came), expected, DEMAND_FLOOR):
+    if not _is_more(len(came), expected, GROWN_DEMAND):
         return None
     return Intervention(without=_surplus(came, expected))
 
@@ -164,7 +158,7 @@ def _tenant(question: Question) -> Intervention | None:
     baseline = {tenant: _expected(question, reference, tenant) for tenant in by_tenant}
     worst = max(by_tenant, key=lambda tenant: by_tenant[tenant] - baseline[tenant])
     expected = baseline[worst]
-    if not _is_more(by_tenant[worst], expected, TENANT_FLOOR):
+    if not _is_more(by_tenant[worst], expected, TENANT_RATE):
         return None
     return Intervention(without=_surplus([o for o in came if o.entry.tenant == worst], expected))
 
@@ -178,7 +172,8 @@ def _expected(question: Question, reference: Span, tenant: str | None) -> float:
 
 def _is_more(count: int, expected: float, floor: float) -> bool:
     """Growth by the ratio `floor`, and beyond the variation of independent arrivals (Poisson)."""
-    return count > floor * expected and count > expected + SIGMAS * math.sqrt(max(1.0, expected))
+    by_chance = DEMAND_SIGMAS * math.sqrt(max(1.0, expected))
+    return count > floor * expected and count > expected + by_chance
 
 
 def _surplus(came: Sequence[RecordedSequence], expected: float) -> frozenset[int]:
@@ -230,14 +225,14 @@ def _as_before(now: dict[int, int], before: list[int]) -> dict[int, int]:
 
 
 def _has_longer_tail(longest: int, baseline: Sequence[int]) -> bool:
-    return longest >= LENGTH_FLOOR * (quantile_sorted(baseline, 0.99) or 0)
+    return longest >= GROWN_LENGTH * (quantile_sorted(baseline, LONGEST_QUANTILE) or 0)
 
 
 def _are_longer(now: Collection[int], baseline: Collection[int]) -> bool:
     """Growth of the mean, by enough and by more than chance."""
     more = fmean(now) - fmean(baseline)
     error = pstdev(baseline) * math.sqrt(1 / len(now) + 1 / len(baseline))
-    return more > (DEMAND_FLOOR - 1) * fmean(baseline) and more > SIGMAS * error
+    return more > (GROWN_LENGTH - 1) * fmean(baseline) and more > SIGMAS * error
 
 
 def _chunks(question: Question) -> Intervention | None:
@@ -329,7 +324,7 @@ def _zombies(question: Question) -> Intervention | None:
 
 
 def _outlived(end: SequenceEnded | None, disconnected_ns: int) -> bool:
-    return end is None or end.at_ns - disconnected_ns > OUTLIVED_NS
+    return end is None or end.at_ns - disconnected_ns > ABORT_NS
 
 
 def _pauses(question: Question) -> Intervention | None:

@@ -12,8 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from diagnosis.attribution.thresholds import MISSED_SHARE, SIGMAS
 from diagnosis.root_cause.question import Question, arrivals
-from diagnosis.root_cause.thresholds import LEAST_MISSING, SIGMAS
 from lab.replay.recorded import RecordedSequence
 from telemetry.facts.engine_records import SequenceAdmitted
 
@@ -34,7 +34,7 @@ def restored_prefixes(question: Question) -> dict[int, Names]:
     expected = share * len(now)
     misses_beyond = expected - sum(hits[one.seq_id] > 0 for one in now)
     chance = SIGMAS * math.sqrt(max(1.0, expected * (1 - share)))
-    if misses_beyond < max(chance, LEAST_MISSING * len(now)):
+    if misses_beyond < max(chance, MISSED_SHARE * len(now)):
         return {}
     return _restored(question, hits, before, now, misses_beyond)
 

@@ -14,6 +14,11 @@ from diagnosis.detection.reference import Reference
 from diagnosis.root_cause.counterfactual import Explanation, explain
 from diagnosis.root_cause.interventions import Cause
 from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.thresholds import (
+    REPLAYED_REFERENCE_NS,
+    REPLAYED_S,
+    REPLAYED_SINCE_S,
+)
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from lab.replay.iteration_cost import fit_iterations
@@ -65,8 +70,6 @@ ACTIONS: dict[Symptom, tuple[Cause, ...]] = {
 """The interventions that predict the gain of a symptom's first action, in order. Symptoms that are
 not in it lie outside of what a scheduler decides, so no replay can predict their gain."""
 
-_REFERENCE_NS = 20_000_000_000
-
 
 class RelativeWindow(msgspec.Struct, frozen=True):
     """A window in seconds before the end of the journal."""
@@ -82,7 +85,8 @@ class RelativeWindow(msgspec.Struct, frozen=True):
         return RelativeWindow((end_ns - span.begin_ns) / 1e9, (end_ns - span.end_ns) / 1e9)
 
 
-WINDOW, REFERENCE = RelativeWindow(20, 0), RelativeWindow(60, 20)
+WINDOW = RelativeWindow(REPLAYED_S, 0)
+REFERENCE = RelativeWindow(REPLAYED_SINCE_S, REPLAYED_S)
 
 
 class RootCause(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +172,7 @@ def _spans(
         return diagnosis, (WINDOW.span(end_ns), None if baseline else REFERENCE.span(end_ns))
     if baseline is not None:
         return diagnosis, (Span(onset_ns, end_ns), None)
-    begin_ns = max(_known_ns(journal, run.started), onset_ns - _REFERENCE_NS)
+    begin_ns = max(_known_ns(journal, run.started), onset_ns - REPLAYED_REFERENCE_NS)
     return diagnosis, (Span(onset_ns, end_ns), Span(begin_ns, onset_ns))
 
 

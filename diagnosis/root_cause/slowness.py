@@ -10,14 +10,10 @@ from bisect import bisect_left
 from collections.abc import Callable
 from statistics import fmean
 
+from diagnosis.attribution.thresholds import LEAST_QUEUE_SHARE, SLOW
 from diagnosis.root_cause.question import Question
-from diagnosis.root_cause.thresholds import (
-    LEAST_RATIO,
-    RESIDUAL_FLOOR,
-    SAMPLE_MARGIN,
-    SPENT_FLOOR,
-    STALL_FLOOR_NS,
-)
+from diagnosis.root_cause.thresholds import LEAST_RATIO, SAMPLE_MARGIN, STALL_FLOOR_NS
+from diagnosis.thresholds import LONGEST_QUANTILE
 from lab.replay.noise import Disturbance
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.numbers.quantiles import quantile_sorted
@@ -32,7 +28,7 @@ def without_stalls(question: Question) -> NoiseFilter | None:
     if reference is None:
         return None
     baseline = sorted(o.gap_ns for o in question.cost.disturbances if reference.has(o.begin_ns))
-    top_ns = quantile_sorted(baseline, 0.99)
+    top_ns = quantile_sorted(baseline, LONGEST_QUANTILE)
     if top_ns is None:
         return None
     worst_ns = max(
@@ -60,7 +56,7 @@ def without_residual(question: Question) -> NoiseFilter | None:
     now = [o.ratio for o in question.cost.disturbances if window.has(o.begin_ns)]
     if not before or not now:
         return None
-    if fmean(now) < RESIDUAL_FLOOR * fmean(before):
+    if fmean(now) < SLOW * fmean(before):
         return None
     ranked, baseline = sorted(now), sorted(before)
 
@@ -111,7 +107,7 @@ def _without_spent(
     steps = [step for step in question.run.steps.values() if window.has(step.begin_ns)]
     spent = {step.begin_ns: spent_ns(step) for step in steps}
     total_ns = sum(step.committed_ns - step.begin_ns for step in steps)
-    if not total_ns or sum(spent.values()) < SPENT_FLOOR * total_ns:
+    if not total_ns or sum(spent.values()) < LEAST_QUEUE_SHARE * total_ns:
         return None
 
     def keep(known: Disturbances) -> Disturbances:

@@ -9,8 +9,10 @@ import msgspec
 
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
+from diagnosis.evidence import Counted
 from diagnosis.symptoms import Evidence, Finding, Symptom
 from diagnosis.thresholds import (
+    COUNTED_CONFIDENCE,
     INVALID_SHARE,
     LEAKED_ROWS,
     LEAST_FAILED,
@@ -20,6 +22,8 @@ from diagnosis.thresholds import (
 from diagnosis.verdicts.runbook import runbook_name
 from telemetry.facts.reasons import EndReason, HangKind, StackSource, StepFailure
 from telemetry.facts.records import EngineHung
+
+C = Counted
 
 _NAMED = 6
 _CAUSES = {
@@ -54,12 +58,12 @@ def invalid_output(counts: Counts, aggregator: Aggregator) -> Finding | None:
         Symptom.INVALID_OUTPUT,
         f"{useless} of {ended} constrained answers are no use: {counts.cut} were cut at their "
         f"length, {counts.invalid} do not obey their constraint",
-        useless / ended,
         (
-            Evidence("invalid", counts.invalid, "requests"),
-            Evidence("cut", counts.cut, "sequences"),
-            Evidence("constrained", ended, "requests"),
+            C.INVALID.of(counts.invalid),
+            C.CUT.of(counts.cut),
+            C.CONSTRAINED.of(ended),
         ),
+        confidence=useless / ended,
     )
 
 
@@ -72,8 +76,7 @@ def leaked(counts: Counts, aggregator: Aggregator) -> Finding | None:
     return _finding(
         Symptom.CANCELLATION_LEAK,
         f"{len(rows)} sequences had {sum(rows)} rows after their clients had disconnected",
-        0.95,
-        (Evidence("leaked", len(rows), "sequences"), Evidence("zombie_rows", sum(rows), "rows")),
+        (C.LEAKED.of(len(rows)), C.ZOMBIE_ROWS.of(sum(rows))),
     )
 
 
@@ -86,10 +89,9 @@ def out_of_memory(counts: Counts, aggregator: Aggregator) -> Finding | None:
     return _finding(
         Symptom.OUT_OF_MEMORY,
         _claim_of(counts, StepFailure.OUT_OF_MEMORY),
-        0.9,
         (
-            Evidence("failed_sequences", failed, "sequences"),
-            Evidence("deaths", dead, "engines"),
+            C.FAILED_SEQUENCES.of(failed),
+            C.DEATHS.of(dead),
         ),
     )
 
@@ -104,11 +106,10 @@ def engine_hung(counts: Counts, aggregator: Aggregator) -> Finding | None:
         Symptom.ENGINE_HUNG,
         f"{_HANGS[hang.kind]} (process {hang.engine_pid}, state {hang.process_state}); "
         f"{hang.sequences} sequences wait for it, and new requests are refused{since}",
-        0.95,
         (
-            Evidence("unanswered", round((hang.at_ns - hang.since_ns) / 1e6), "ms"),
-            Evidence("hung_sequences", hang.sequences, "sequences"),
-            Evidence("deaths", len(counts.deaths), "engines"),
+            C.UNANSWERED.of(round((hang.at_ns - hang.since_ns) / 1e6)),
+            C.HUNG_SEQUENCES.of(hang.sequences),
+            C.DEATHS.of(len(counts.deaths)),
         ),
     )
     return msgspec.structs.replace(found, stacks=_stacks(hang))
@@ -138,11 +139,10 @@ def step_failure(counts: Counts, aggregator: Aggregator) -> Finding | None:
     return _finding(
         Symptom.STEP_FAILURE,
         _claim_of(counts, worst) if harm[worst] else unclassified_words,
-        0.9,
         (
-            *(Evidence(kind.value, steps[kind], "steps") for kind in kinds if steps[kind]),
-            Evidence("failed_sequences", ended, "sequences"),
-            Evidence("deaths", sum(counts.deaths_by_failure[kind] for kind in kinds), "engines"),
+            *(C.named(kind.value).of(steps[kind]) for kind in kinds if steps[kind]),
+            C.FAILED_SEQUENCES.of(ended),
+            C.DEATHS.of(sum(counts.deaths_by_failure[kind] for kind in kinds)),
         ),
     )
 
@@ -165,8 +165,7 @@ def load_failure(counts: Counts, aggregator: Aggregator) -> Finding | None:
     return _finding(
         Symptom.LOAD_FAILURE,
         f"the engine did not become ready: {counts.deaths[-1]}",
-        0.95,
-        (Evidence("deaths", len(counts.deaths), "engines"),),
+        (C.DEATHS.of(len(counts.deaths)),),
     )
 
 
@@ -182,25 +181,25 @@ def telemetry_degraded(counts: Counts, aggregator: Aggregator) -> Finding | None
             f"{counts.steps_missing} steps are missing from the record: what is said of others "
             "rests on the rest"
         )
-        evidence.append(Evidence("steps_missing", counts.steps_missing, "steps"))
+        evidence.append(C.STEPS_MISSING.of(counts.steps_missing))
     if counts.facts_lost:
         claims.append(
             f"{counts.facts_lost} facts never came to telemetry, which was not fast enough: what "
             "is said of others rests on the rest"
         )
-        evidence.append(Evidence("facts_lost", counts.facts_lost, "facts"))
+        evidence.append(C.FACTS_LOST.of(counts.facts_lost))
     if aggregator.detached:
         claims.append(detached_claim(aggregator.detached))
-        evidence.append(Evidence("folds_detached", len(aggregator.detached), "parts"))
+        evidence.append(C.FOLDS_DETACHED.of(len(aggregator.detached)))
     if counts.exports_failed:
         claims.append(
             "spans do not reach their receiver, which fails or does not answer; serving is not "
             "delayed by it, and the record is complete"
         )
-        evidence.append(Evidence("exports_failed", counts.exports_failed, "attempts"))
+        evidence.append(C.EXPORTS_FAILED.of(counts.exports_failed))
     if not claims:
         return None
-    return _finding(Symptom.TELEMETRY_DEGRADED, claims[0], 0.95, tuple(evidence))
+    return _finding(Symptom.TELEMETRY_DEGRADED, claims[0], tuple(evidence))
 
 
 def detached_claim(detached: Mapping[str, str]) -> str:
@@ -218,8 +217,7 @@ def diagnosis_detached(error: str) -> Finding:
     return _finding(
         Symptom.TELEMETRY_DEGRADED,
         detached_claim({"diagnosis": error}),
-        0.95,
-        (Evidence("folds_detached", 1, "parts"),),
+        (C.FOLDS_DETACHED.of(1),),
     )
 
 
@@ -240,11 +238,15 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _finding(
-    symptom: Symptom, claim: str, confidence: float, evidence: tuple[Evidence, ...]
+    symptom: Symptom,
+    claim: str,
+    evidence: tuple[Evidence, ...],
+    confidence: float | None = None,
 ) -> Finding:
+    """With the confidence of a count, if no other is given."""
     return Finding(
         symptom=symptom,
-        confidence=round(confidence, 3),
+        confidence=COUNTED_CONFIDENCE if confidence is None else round(confidence, 3),
         claim=claim,
         harm_ms=0.0,
         evidence=evidence,

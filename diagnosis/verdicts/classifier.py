@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from diagnosis.attribution.blame import Blame, blame
+from diagnosis.attribution.thresholds import GROWN_LENGTH
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.excess import (
@@ -35,7 +36,6 @@ from diagnosis.thresholds import (
     EMPTY_TICKS,
     GIVEN_UP_TICKS,
     LATE_FACTS_NS,
-    LONG_PROMPT,
     PASSING_NS,
     REFERENCE_NS,
     UNEXPLAINED_NS,
@@ -215,7 +215,7 @@ class Diagnoser:
         longest = 0 if reference is None else reference.longest_prompt
         owners: dict[str, int] = {}
         for seq_id, tokens in counts.prefill_by_sequence.items():
-            if tokens > LONG_PROMPT * longest:
+            if tokens > GROWN_LENGTH * longest:
                 name = self._aggregator.requests.owner(seq_id)
                 owners[name] = owners.get(name, 0) + tokens
         return tuple(sorted(owners, key=lambda name: -owners[name]))[:_MOST_CULPRITS]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from diagnosis.attribution.blame import Blame
 from diagnosis.detection.requests import AffectedRequest
-from diagnosis.symptoms import Evidence, Exclusion, Finding, Symptom
+from diagnosis.evidence import Measurement
+from diagnosis.symptoms import Exclusion, Finding, Symptom
 from diagnosis.thresholds import (
     LEAST_CONFIDENCE,
     LEAST_DELAYED,
@@ -22,121 +23,117 @@ from diagnosis.thresholds import (
 from diagnosis.verdicts.confidence import confidence
 from diagnosis.verdicts.runbook import runbook_name
 
-S = Symptom
+S, M = Symptom, Measurement
 
 _MOST_VICTIMS, _MOST_EXEMPLARS = 10, 3
-
-_UNITS = {
-    "_share": "of 1", "_tokens": "tokens", "_each": "each", "_per_s": "1/s", "_rows": "rows",
-    "_factor": "times", "_chunks": "rows",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`evidence` and the values of `apart` are names of measurements in `Blame.facts`."""
+    """`evidence` and the values of `apart` are taken of each window by attribution
+    (`Blame.facts`)."""
 
     claim: str
-    evidence: tuple[str, ...]
-    apart: dict[Symptom, str]
+    evidence: tuple[Measurement, ...]
+    apart: dict[Symptom, Measurement]
 
 
 RULES: dict[Symptom, Rule] = {
     S.QUEUE_OVERLOAD: Rule(
         "requests wait because more work comes than the engine can do",
-        ("waited", "wait_seqs", "wait_budget", "requests_per_s", "usual_requests_per_s",
-         "output_tokens_each", "usual_output_tokens_each"),
-        {S.KV_EXHAUSTION: "wait_kv", S.THROTTLED: "slow", S.HOST_STALL: "host",
-         S.CANCELLATION_LEAK: "zombie_rows", S.UNFAIRNESS: "worst_tenant_growth_share"},
+        (M.WAITED, M.WAIT_SEQS, M.WAIT_BUDGET, M.REQUESTS_PER_S, M.USUAL_REQUESTS_PER_S,
+         M.OUTPUT_TOKENS_EACH, M.USUAL_OUTPUT_TOKENS_EACH),
+        {S.KV_EXHAUSTION: M.WAIT_KV, S.THROTTLED: M.SLOW, S.HOST_STALL: M.HOST,
+         S.CANCELLATION_LEAK: M.ZOMBIE_ROWS, S.UNFAIRNESS: M.WORST_TENANT_GROWTH_SHARE},
     ),
     S.PREFILL_INTERFERENCE: Rule(
         "tokens come late because long prompts of others are computed in the same steps",
-        ("co_prefill", "prompt_tokens_each", "usual_prompt_tokens_each"),
-        {S.MEMORY_BANDWIDTH: "slow", S.HOST_STALL: "host", S.OVERSIZED_BATCH: "co_decode",
-         S.GRAMMAR_COST: "mask"},
+        (M.CO_PREFILL, M.PROMPT_TOKENS_EACH, M.USUAL_PROMPT_TOKENS_EACH),
+        {S.MEMORY_BANDWIDTH: M.SLOW, S.HOST_STALL: M.HOST, S.OVERSIZED_BATCH: M.CO_DECODE,
+         S.GRAMMAR_COST: M.MASK},
     ),
     S.LONG_PROMPTS: Rule(
         "first tokens come late because prompts are longer than in the baseline",
-        ("own_prefill", "prompt_tokens_each", "usual_prompt_tokens_each"),
-        {S.PREFIX_CACHE_COLD: "avoidable_tokens", S.INGEST_BACKLOG: "ingest"},
+        (M.OWN_PREFILL, M.PROMPT_TOKENS_EACH, M.USUAL_PROMPT_TOKENS_EACH),
+        {S.PREFIX_CACHE_COLD: M.AVOIDABLE_TOKENS, S.INGEST_BACKLOG: M.INGEST},
     ),
     S.PREFIX_CACHE_COLD: Rule(
         "prompts are computed again that used to be cached",
-        ("avoidable_tokens", "hit_share", "usual_hit_share", "ghost_tokens"),
-        {S.LONG_PROMPTS: "prompt_tokens_each", S.QUEUE_OVERLOAD: "requests_per_s"},
+        (M.AVOIDABLE_TOKENS, M.HIT_SHARE, M.USUAL_HIT_SHARE, M.GHOST_TOKENS),
+        {S.LONG_PROMPTS: M.PROMPT_TOKENS_EACH, S.QUEUE_OVERLOAD: M.REQUESTS_PER_S},
     ),
     S.KV_EXHAUSTION: Rule(
         "requests wait for blocks of the KV cache although slots are free",
-        ("wait_kv", "recompute_tokens"),
-        {S.QUEUE_OVERLOAD: "wait_seqs", S.KV_THRASH: "recompute_share",
-         S.CANCELLATION_LEAK: "zombie_rows"},
+        (M.WAIT_KV, M.RECOMPUTE_TOKENS),
+        {S.QUEUE_OVERLOAD: M.WAIT_SEQS, S.KV_THRASH: M.RECOMPUTE_SHARE,
+         S.CANCELLATION_LEAK: M.ZOMBIE_ROWS},
     ),
     S.KV_THRASH: Rule(
         "running requests lose their blocks and are computed again",
-        ("wait_preempted", "recompute_tokens", "recompute_share"),
-        {S.KV_EXHAUSTION: "wait_kv"},
+        (M.WAIT_PREEMPTED, M.RECOMPUTE_TOKENS, M.RECOMPUTE_SHARE),
+        {S.KV_EXHAUSTION: M.WAIT_KV},
     ),
     S.OVERSIZED_BATCH: Rule(
         "so many requests decode together that each token is late",
-        ("co_decode", "rows_each", "usual_rows_each"),
-        {S.PREFILL_INTERFERENCE: "co_prefill", S.MEMORY_BANDWIDTH: "slow"},
+        (M.CO_DECODE, M.ROWS_EACH, M.USUAL_ROWS_EACH),
+        {S.PREFILL_INTERFERENCE: M.CO_PREFILL, S.MEMORY_BANDWIDTH: M.SLOW},
     ),
     S.MEMORY_BANDWIDTH: Rule(
         "steps that read memory are slower than the same steps were, on a CPU of their own",
-        ("slow", "slow_factor", "slow_decodes", "slow_prompts", "run_delay", "not_running"),
-        {S.THROTTLED: "slow_prompts", S.CPU_STARVATION: "run_delay",
-         S.QUEUE_OVERLOAD: "requests_per_s"},
+        (M.SLOW, M.SLOW_FACTOR, M.SLOW_DECODES, M.SLOW_PROMPTS, M.RUN_DELAY, M.NOT_RUNNING),
+        {S.THROTTLED: M.SLOW_PROMPTS, S.CPU_STARVATION: M.RUN_DELAY,
+         S.QUEUE_OVERLOAD: M.REQUESTS_PER_S},
     ),
     S.THROTTLED: Rule(
         "the processor runs less: all steps are slower, whatever they compute",
-        ("slow", "slow_factor", "not_running", "throttled", "slow_decodes", "slow_prompts"),
-        {S.MEMORY_BANDWIDTH: "slow_prompts", S.CPU_STARVATION: "run_delay"},
+        (M.SLOW, M.SLOW_FACTOR, M.NOT_RUNNING, M.THROTTLED, M.SLOW_DECODES, M.SLOW_PROMPTS),
+        {S.MEMORY_BANDWIDTH: M.SLOW_PROMPTS, S.CPU_STARVATION: M.RUN_DELAY},
     ),
     S.HOST_STALL: Rule(
         "the loop stands still between steps",
-        ("host", "slow", "run_delay"),
-        {S.CPU_STARVATION: "run_delay", S.PREFILL_INTERFERENCE: "co_prefill",
-         S.THROTTLED: "slow"},
+        (M.HOST, M.SLOW, M.RUN_DELAY),
+        {S.CPU_STARVATION: M.RUN_DELAY, S.PREFILL_INTERFERENCE: M.CO_PREFILL,
+         S.THROTTLED: M.SLOW},
     ),
     S.CPU_STARVATION: Rule(
         "something else has the CPU: the engine is ready to run and does not",
-        ("run_delay", "slow", "host"),
-        {S.HOST_STALL: "host", S.THROTTLED: "not_running"},
+        (M.RUN_DELAY, M.SLOW, M.HOST),
+        {S.HOST_STALL: M.HOST, S.THROTTLED: M.NOT_RUNNING},
     ),
     S.INGEST_BACKLOG: Rule(
         "requests are late before the engine hears of them",
-        ("ingest", "ingest_work", "gateway_stood"),
-        {S.LONG_PROMPTS: "own_prefill", S.QUEUE_OVERLOAD: "waited"},
+        (M.INGEST, M.INGEST_WORK, M.GATEWAY_STOOD),
+        {S.LONG_PROMPTS: M.OWN_PREFILL, S.QUEUE_OVERLOAD: M.WAITED},
     ),
     S.GRAMMAR_COST: Rule(
         "masks and grammars take the time, of everybody in the batch",
-        ("mask", "wait_grammar"),
-        {S.PREFILL_INTERFERENCE: "co_prefill", S.HEAVY_SAMPLING: "sample"},
+        (M.MASK, M.WAIT_GRAMMAR),
+        {S.PREFILL_INTERFERENCE: M.CO_PREFILL, S.HEAVY_SAMPLING: M.SAMPLE},
     ),
     S.SLOW_CLIENT: Rule(
         "clients read more slowly than the server sends; the server is not late",
-        ("deliver", "gateway_stood"),
-        {S.HOST_STALL: "host"},
+        (M.DELIVER, M.GATEWAY_STOOD),
+        {S.HOST_STALL: M.HOST},
     ),
     S.CANCELLATION_LEAK: Rule(
         "the engine goes on computing for clients that have disconnected",
-        ("zombie_rows",),
-        {S.QUEUE_OVERLOAD: "requests_per_s", S.KV_EXHAUSTION: "wait_kv"},
+        (M.ZOMBIE_ROWS,),
+        {S.QUEUE_OVERLOAD: M.REQUESTS_PER_S, S.KV_EXHAUSTION: M.WAIT_KV},
     ),
     S.UNFAIRNESS: Rule(
         "one tenant's work delays the others'",
-        ("worst_tenant_growth_share", "others_wait_share", "requests_per_s"),
-        {S.QUEUE_OVERLOAD: "worst_tenant_growth_share"},
+        (M.WORST_TENANT_GROWTH_SHARE, M.OTHERS_WAIT_SHARE, M.REQUESTS_PER_S),
+        {S.QUEUE_OVERLOAD: M.WORST_TENANT_GROWTH_SHARE},
     ),
     S.HEAVY_SAMPLING: Rule(
         "choosing tokens takes the time: many choices, log probabilities or penalties",
-        ("sample", "choices_each"),
-        {S.GRAMMAR_COST: "mask", S.OVERSIZED_BATCH: "co_decode"},
+        (M.SAMPLE, M.CHOICES_EACH),
+        {S.GRAMMAR_COST: M.MASK, S.OVERSIZED_BATCH: M.CO_DECODE},
     ),
     S.BUDGET_TOO_SMALL: Rule(
         "steps are so small that most of each is its fixed cost",
-        ("extra_chunks", "full_steps_share", "wait_budget"),
-        {S.LONG_PROMPTS: "prompt_tokens_each", S.QUEUE_OVERLOAD: "requests_per_s"},
+        (M.EXTRA_CHUNKS, M.FULL_STEPS_SHARE, M.WAIT_BUDGET),
+        {S.LONG_PROMPTS: M.PROMPT_TOKENS_EACH, S.QUEUE_OVERLOAD: M.REQUESTS_PER_S},
     ),
 }  # fmt: skip
 
@@ -181,21 +178,20 @@ def _finding(
     culprits: tuple[str, ...],
 ) -> Finding:
     rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
-    facts = charged.facts
     others = [one for one in affected if one.tenant != charged.tenant]
     return Finding(
         symptom=symptom,
         confidence=confidence(share, charged.seconds),
         claim=f"{rule.claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
         harm_ms=round(harm_ms, 1),
-        evidence=tuple(_evidence(n, facts[n]) for n in rule.evidence if n in facts),
+        evidence=tuple(measured.of(charged.facts[measured]) for measured in rule.evidence),
         culprits=_culprits(charged, symptom, culprits),
         victims=tuple(one.request_id for one in others[:_MOST_VICTIMS]),
         exemplars=tuple(one.trace_id for one in others[:_MOST_EXEMPLARS]),
         excluded=tuple(
-            Exclusion(other, _reason(charged, other, name))
-            for other, name in rule.apart.items()
-            if name in facts and charged.harm_ns[other] < charged.harm_ns[symptom]
+            Exclusion(other, _reason(charged, other, measured))
+            for other, measured in rule.apart.items()
+            if charged.harm_ns[other] < charged.harm_ns[symptom]
         ),
         share=round(share, 3),
         onset_ns=onset_ns,
@@ -210,14 +206,9 @@ def _culprits(charged: Blame, symptom: Symptom, culprits: tuple[str, ...]) -> tu
     return culprits if symptom in of_prompts else ()
 
 
-def _reason(charged: Blame, other: Symptom, name: str) -> str:
-    measured = _evidence(name, charged.facts[name])
-    harm_ms = charged.harm_ns[other] / 1e6
-    return f"{measured.name} is {measured.value:g} {measured.unit}, which explains {harm_ms:.0f} ms"
-
-
-def _evidence(name: str, value: float) -> Evidence:
-    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "ms")
-    if name in ("slow_decodes", "slow_prompts"):
-        unit = "times"
-    return Evidence(name, round(value, 3), unit)
+def _reason(charged: Blame, other: Symptom, measured: Measurement) -> str:
+    """What was measured, and how much that charges to the other symptom."""
+    evidence, harm_ms = measured.of(charged.facts[measured]), charged.harm_ns[other] / 1e6
+    if evidence.value is None:
+        return f"{evidence.name} is not measured; {harm_ms:.0f} ms are charged to it"
+    return f"{evidence.name} is {evidence.text}, which explains {harm_ms:.0f} ms"

@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,14 @@ from telemetry.costs.step_load import Load, load_of_step
 from telemetry.facts.engine_records import EngineIdled
 from telemetry.numbers.quantiles import median, quantile
 
-_MIN_ITERATIONS = REPLAY.least_steps
+LEAST_ITERATIONS: Annotated[
+    int, "iterations", "fewest for a cost of iterations, and for the factor of a batch size",
+    "those of the fit (telemetry.costs): more than it has terms",
+] = REPLAY.least_steps  # fmt: skip
+WAKE_QUANTILE: Annotated[
+    float, "quantile", "of the waits at an idle engine: the time that it needs to wake",
+    "by hand, near 0: longer waits include the iteration before",
+] = 0.1  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,8 @@ def fit_iterations(
     """Fit to all steps of the runs that did not fail and began at a time for which `within` is
     true. Raises NotReplayable for too few."""
     seen = [one for run in runs for one in _iterations_of(run) if within(one.begin_ns)]
-    if len(seen) < _MIN_ITERATIONS:
-        raise NotReplayable(f"{len(seen)} steps were recorded; a cost needs {_MIN_ITERATIONS}")
+    if len(seen) < LEAST_ITERATIONS:
+        raise NotReplayable(f"{len(seen)} steps were recorded; a cost needs {LEAST_ITERATIONS}")
     loads = [one.load for one in seen]
     spans_ns = np.array([one.span_ns for one in seen], dtype=np.float64)
     computed_ns = spans_ns - np.array([one.mask_ns for one in seen])
@@ -150,14 +157,14 @@ def _wake_ns(runs: Sequence[RecordedRun]) -> int:
         for sequence in run.sequences.values()
         if sequence.submitted_ns is not None
     )
-    return max(0, quantile(waits, 0.1) or 0)
+    return max(0, quantile(waits, WAKE_QUANTILE) or 0)
 
 
 def _factors(decoded: np.ndarray, spans_ns: np.ndarray, predicted: np.ndarray) -> dict[int, float]:
     """Measured over predicted time of steps that only decode, by their number of tokens, where
     enough were seen. `decoded` is 0 for a step with a prompt."""
     counts, groups = np.unique(decoded, return_inverse=True)
-    enough = np.bincount(groups) >= _MIN_ITERATIONS
+    enough = np.bincount(groups) >= LEAST_ITERATIONS
     took = np.bincount(groups, spans_ns) / np.bincount(groups, predicted)
     return {
         int(tokens): float(factor)

@@ -10,16 +10,24 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 
 from telemetry.numbers.quantiles import quantile_sorted
 
-_INTERVAL_ITERATIONS = 20
-_BINS = 12  # by count, and as many by time
-# times its cost; an iteration that takes longer has a stall in it
-STALL = 2.0
+INTERVAL_ITERATIONS: Annotated[
+    int, "iterations", "drawn from one place of the record",
+    "by hand: noise of a machine lasts for some tenths of a second",
+] = 20  # fmt: skip
+NOISE_BINS: Annotated[
+    int, "bins", "of cost, by count, and as many by time",
+    "by hand: each has enough iterations to draw from, in a journal of a minute",
+] = 12  # fmt: skip
+STALL: Annotated[
+    float, "of its cost", "an iteration that takes longer has a stall in it",
+    "by hand: above the longest that a slow processor makes a step, in development records",
+] = 2.0  # fmt: skip
 
 
 class Disturbance(NamedTuple):
@@ -104,7 +112,7 @@ class DrawnNoise:
 
     def _begin_interval(self) -> None:
         """Continue, in every bin, from one place of the record."""
-        self._left = _INTERVAL_ITERATIONS
+        self._left = INTERVAL_ITERATIONS
         since = self._random.randrange(len(self._disturbances))
         self._next = {n: bisect_left(alike, since) for n, alike in self._bins.items()}
 
@@ -114,9 +122,9 @@ def _tops_ns(disturbances: Sequence[Disturbance]) -> list[int]:
     decode, and most time goes to prompts."""
     ordered = sorted(one.cost_ns for one in disturbances) or [0]
     sums_ns = list(accumulate(ordered))
-    parts = range(1, _BINS)
-    by_count = {quantile_sorted(ordered, part / _BINS) or 0 for part in parts}
-    by_time = {ordered[bisect_left(sums_ns, sums_ns[-1] * part // _BINS)] for part in parts}
+    parts = range(1, NOISE_BINS)
+    by_count = {quantile_sorted(ordered, part / NOISE_BINS) or 0 for part in parts}
+    by_time = {ordered[bisect_left(sums_ns, sums_ns[-1] * part // NOISE_BINS)] for part in parts}
     return sorted(by_count | by_time)
 
 
@@ -132,7 +140,7 @@ def _scale_to_total(disturbances: list[Disturbance], alike: Sequence[int]) -> No
     slow = np.array([min(disturbances[place].ratio, STALL) for place in alike])
     costs_ns = np.array([disturbances[place].cost_ns for place in alike], dtype=np.float64)
     begins = np.diff(places, prepend=places[-1] - len(disturbances))  # after which it comes first
-    _, ranks = np.unique(places // _INTERVAL_ITERATIONS, return_counts=True)
+    _, ranks = np.unique(places // INTERVAL_ITERATIONS, return_counts=True)
     weight = np.zeros(len(alike))
     for rank in range(int(ranks.max())):
         weight += (ranks > rank).sum() * np.roll(begins, rank)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
@@ -22,9 +23,14 @@ from lab.replay.noise import STALL, Disturbance, DrawnNoise, Noise
 from lab.replay.recorded import RecordedRun
 from telemetry.facts.host_records import HostSampled
 
-_WINDOWS = 5
-# at most so many times longer while a whole CPU is stolen
-_MOST_SLOWED = 4.0
+STEAL_WINDOWS: Annotated[
+    int, "samples of the host", "over which stolen time is averaged",
+    "by hand: a sample of a second is counted in few ticks of the kernel",
+] = 5  # fmt: skip
+MOST_SLOWED: Annotated[
+    float, "ratio", "most that an iteration is slowed while a whole CPU is stolen",
+    "by hand: a fit to little stolen time must not say more",
+] = 4.0  # fmt: skip
 
 
 class StolenTime:
@@ -115,7 +121,7 @@ def _slowed_by(sampled: Sequence[tuple[Disturbance, float]]) -> tuple[float, flo
     columns = np.stack([weights, weights * roots], axis=1)
     ratios = np.array([one.ratio for one, _ in not_stalled])
     (level, slope), *_ = np.linalg.lstsq(columns, weights * ratios, rcond=None)
-    slowed = float(np.clip(slope / max(level, 1e-9), 0.0, _MOST_SLOWED))
+    slowed = float(np.clip(slope / max(level, 1e-9), 0.0, MOST_SLOWED))
     return slowed, float((roots * costs).sum() / costs.sum())
 
 
@@ -123,7 +129,7 @@ def _moving_mean(shares: np.ndarray) -> np.ndarray:
     """Moving mean over five windows around each."""
     sums = np.concatenate([[0.0], np.cumsum(shares)])
     places = np.arange(len(shares))
-    first = np.maximum(places - _WINDOWS // 2, 0)
-    last = np.minimum(places + _WINDOWS // 2 + 1, len(shares))
+    first = np.maximum(places - STEAL_WINDOWS // 2, 0)
+    last = np.minimum(places + STEAL_WINDOWS // 2 + 1, len(shares))
     found: np.ndarray = (sums[last] - sums[first]).clip(0.0) / (last - first)
     return found

@@ -112,7 +112,7 @@ def _print_finding(rank: int, finding: Finding) -> None:
     print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
     print(f"   {finding.claim}")
     for evidence in finding.evidence:
-        print(f"   {evidence.name:>24}: {evidence.value:g} {evidence.unit}")
+        print(f"   {evidence.name:>24}: {evidence.text}")
     for name, listed in (("culprits", finding.culprits), ("victims", finding.victims[:5])):
         if listed:
             print(f"   {name:>24}: {', '.join(listed)}")

@@ -24,19 +24,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from telemetry.costs.step_load import Load
 from telemetry.numbers.quantiles import median
 
-_RIDGE = 1e-4
-# a step that took this many times its prediction is an outlier and is left out of the fit
-_OUTLIER = 1.5
-# REPLAY: the bound is _FAR times the median distance from the fit, within these two
-_FAR = 6.0  # medians
-_LEAST_OUTLIER, _MOST_OUTLIER = 1.3, 2.0
+# numbers that decide what a fit says are annotated with unit, meaning and reason
+RIDGE: Annotated[
+    float, "of a relative error", "weight of a coefficient of 0 in the fit of a replay",
+    "by hand: far below what any step says, so it only counts where none does",
+] = 1e-4  # fmt: skip
+OUTLIER: Annotated[
+    float, "of its prediction", "a step that took more is left out of the fit",
+    "by hand: between the noise of a machine and a stall",
+] = 1.5  # fmt: skip
+FAR: Annotated[
+    float, "median distances from the fit", "the same in the fit of a replay",
+    "by hand: of normal errors one in 20,000 is as far",
+] = 6.0  # fmt: skip
+LEAST_OUTLIER: Annotated[
+    float, "of its prediction", "least bound by FAR", "by hand: on a quiet machine nothing is left"
+] = 1.3
+MOST_OUTLIER: Annotated[
+    float, "of its prediction", "largest bound by FAR", "by hand, as STALL of a replay"
+] = 2.0
+LEAST_FITTED: Annotated[
+    int, "steps", "fewest for a fit", "by hand: more than the largest fit has terms"
+] = 30
 
 
 class Term(StrEnum):
@@ -81,20 +97,20 @@ InlierFilter = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def _not_slow(spans_ns: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    return np.asarray(spans_ns <= _OUTLIER * predicted)
+    return np.asarray(spans_ns <= OUTLIER * predicted)
 
 
 def _near_fit(spans_ns: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    within = (spans_ns <= _OUTLIER * predicted) & (spans_ns * _OUTLIER >= predicted)
+    within = (spans_ns <= OUTLIER * predicted) & (spans_ns * OUTLIER >= predicted)
     return np.asarray(within)
 
 
 def _within_typical_error(spans_ns: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Steps within _FAR times the median distance from the fit. On a quiet machine the bound is
+    """Steps within FAR times the median distance from the fit. On a quiet machine the bound is
     tight, so that a slow period does not change the cost of the loads that only it had."""
     far = np.abs(np.log(spans_ns / predicted.clip(1)))
     middle = median(far.tolist()) or 0.0
-    limit = np.clip(_FAR * middle, np.log(_LEAST_OUTLIER), np.log(_MOST_OUTLIER))
+    limit = np.clip(FAR * middle, np.log(LEAST_OUTLIER), np.log(MOST_OUTLIER))
     return np.asarray(far < limit)
 
 
@@ -139,7 +155,7 @@ BUDGET = Preset(
         Term.HAS_PROMPTS,
     ),
     inliers=_near_fit,
-    least_steps=30,
+    least_steps=LEAST_FITTED,
 )
 LEDGER = Preset(
     terms=(
@@ -156,10 +172,12 @@ BASELINE = Preset(
     terms=(*LEDGER.terms, Term.SAMPLED_ROWS, Term.ROW_STEPS),
     knots=(1, 2, 4, 8, 16, 32, 64),
     inliers=_near_fit,
-    least_steps=30,
+    least_steps=LEAST_FITTED,
     unbiased=True,
 )
-AROUND = Preset(terms=(Term.SAMPLED_ROWS,), inliers=_near_fit, least_steps=30, unbiased=True)
+AROUND = Preset(
+    terms=(Term.SAMPLED_ROWS,), inliers=_near_fit, least_steps=LEAST_FITTED, unbiased=True
+)
 REPLAY = Preset(
     terms=(
         Term.PROMPT_TOKENS,
@@ -176,7 +194,7 @@ REPLAY = Preset(
     knots=(1, 2, 4, 8, 16, 32, 64, 128),
     signed=True,
     inliers=_within_typical_error,
-    least_steps=30,
+    least_steps=LEAST_FITTED,
 )
 
 
@@ -228,7 +246,7 @@ def _ridge(columns: np.ndarray, spans: np.ndarray) -> np.ndarray:
     scale = np.abs(weighted).max(axis=0)
     scale[scale == 0] = 1.0
     scaled = weighted / scale
-    ridge = _RIDGE * np.sqrt(len(spans)) * np.eye(columns.shape[1])
+    ridge = RIDGE * np.sqrt(len(spans)) * np.eye(columns.shape[1])
     target = np.concatenate([np.ones(len(spans)), np.zeros(columns.shape[1])])
     solution, *_ = np.linalg.lstsq(np.vstack([scaled, ridge]), target, rcond=None)
     found: np.ndarray = solution / scale

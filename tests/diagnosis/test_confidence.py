@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from benchmarks.diagnosis.calibrate import RESULTS, Sample, calibration_error, fit, told
 from diagnosis.symptoms import Finding
-from diagnosis.verdicts.confidence import FITTED, confidence
+from diagnosis.thresholds import FITTED
+from diagnosis.verdicts.confidence import confidence
 from lab.twins.registry import TWINS
 from tests.support.worlds.twin_cases import during, twin, verdicts
 
