@@ -1,6 +1,8 @@
 """Verdicts: from charged time to findings.
 
 classifier    the fold that gives the verdict, twice a second
+contributor   what the fold asks for findings
+mean_harm     requests delayed on the whole, charged to causes
 rules         claim, evidence and excluded neighbours of each symptom
 checks        symptoms that delay nobody, found by counting
 confidence    how often findings like this one were right (logistic regression)

@@ -15,6 +15,7 @@ from diagnosis.detection.window import Window
 from diagnosis.symptoms import LATENCY, Symptom
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.offline import diagnose_journal
 from diagnosis.verdicts.rules import RULES
 from lab.twins.registry import TWINS
@@ -58,7 +59,7 @@ def test_a_clear_fault_is_found_before_its_alarm_fires(monkeypatch: pytest.Monke
     twins = [twin(name, TWINS[name][0]) for name in names]
 
     with_pending = [detection_delay_ns(one) for one in twins]
-    monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.CLEAR_SHARE", 1.01)
     without = [detection_delay_ns(one) for one in twins]
 
     assert sum(with_pending) < sum(without)
@@ -70,17 +71,17 @@ def test_a_fault_that_is_clear_only_once_waits_for_the_alarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = twin("cpu_starvation", TWINS["cpu_starvation"][0])
-    charge, calls = Diagnoser._charge, count()
+    charge, calls = MeanHarm._charge, count()
 
-    def every_other(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
+    def every_other(self: MeanHarm, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
         charged, found = charge(self, begin_ns, end_ns, onset_ns)
         is_pending = self._detector.onset_ns is None
         return charged, [] if is_pending and next(calls) % 2 else found
 
     soon = detection_delay_ns(one)
-    monkeypatch.setattr(Diagnoser, "_charge", every_other)
+    monkeypatch.setattr(MeanHarm, "_charge", every_other)
     unsteady = detection_delay_ns(one)
-    monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.CLEAR_SHARE", 1.01)
 
     assert soon < unsteady == detection_delay_ns(one)
 
@@ -94,7 +95,7 @@ def test_a_window_records_whether_a_finding_is_active(monkeypatch: pytest.Monkey
         recorded.append(more["has_finding"])
         return Window(*args, **more)
 
-    monkeypatch.setattr("diagnosis.verdicts.classifier.Window", recording)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.Window", recording)
     detection_delay_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
 
     first = recorded.index(True)
