@@ -21,6 +21,7 @@ from diagnosis.root_cause.thresholds import (
 )
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from diagnosis.verdicts.offline import policy_for
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from telemetry.facts.engine_records import EngineStarted
@@ -164,7 +165,7 @@ def _spans(
     if window is not None or reference is not None:
         before = None if baseline is not None else (reference or REFERENCE).span(end_ns)
         return None, ((window or WINDOW).span(end_ns), before)
-    diagnoser = Diagnoser(baseline)
+    diagnoser = Diagnoser(baseline, policy_for(journal), journal.cut_requests)
     replay_folds(journal.facts(), [diagnoser])
     diagnosis = diagnoser.diagnosis()
     onset_ns = diagnosis.onset_ns

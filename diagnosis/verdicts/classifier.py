@@ -6,7 +6,7 @@ depends on the facts so far and on nothing else, so a journal gives the verdict 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -16,6 +16,9 @@ from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
+from diagnosis.detection.window import Window
+from diagnosis.promises.promises import Promises
+from diagnosis.promises.thresholds import SHORT_NS
 from diagnosis.symptoms import Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
@@ -23,6 +26,7 @@ from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.mean_harm import MeanHarm
 from telemetry.facts.engine_records import RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
+from telemetry.requests.slo_policy import SloPolicy
 
 # judged at once and not at the next tick: no other fact may follow for a long time
 _JUDGED_AT_ONCE = (EngineDied, EngineHung, EngineRecovered, RecordingSet)
@@ -51,9 +55,14 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 class Diagnoser:
     """Feed it facts; it keeps three minutes of them. With a `baseline` nothing is learnt of this
-    run."""
+    run. With a `policy` its promises are judged, but for those to the requests in `cut`."""
 
-    def __init__(self, baseline: Reference | None = None) -> None:
+    def __init__(
+        self,
+        baseline: Reference | None = None,
+        policy: SloPolicy | None = None,
+        cut: Collection[str] = (),
+    ) -> None:
         self._aggregator = Aggregator()
         self._learner = BaselineLearner(self._aggregator, baseline)
         self._mean_harm = MeanHarm(self._aggregator, self._learner)
@@ -62,12 +71,15 @@ class Diagnoser:
         self._tick: int | None = None
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
+        self._promises = None if policy is None else Promises(policy, cut)
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._aggregator.on_fact(fact)
             for one in self._contributors:
                 one.on_fact(fact)
+            if self._promises is not None:
+                self._promises.on_fact(fact)
             self._advance(fact_ns(fact) - LATE_FACTS_NS)
             if isinstance(fact, _JUDGED_AT_ONCE):
                 self._judge(fact.at_ns + 1)
@@ -79,7 +91,8 @@ class Diagnoser:
     @property
     def live(self) -> int:
         """Requests and sequences in the books; zero when all have ended."""
-        return self._aggregator.live
+        promised = 0 if self._promises is None else self._promises.live
+        return self._aggregator.live + promised
 
     def blame(self) -> Blame | None:
         """The charges behind the last findings."""
@@ -109,6 +122,8 @@ class Diagnoser:
         for one in self._contributors:
             one.on_tick(begin_ns)
         self._learner.learn(end_ns, is_elevated=any(one.is_elevated for one in self._contributors))
+        if self._promises is not None:
+            self._promises.tick(end_ns)
         self._judge(end_ns)
         self._aggregator.forget(end_ns)
 
@@ -118,8 +133,26 @@ class Diagnoser:
         found = counted if degraded else merged([*charged, counted])
         for annotate in _ANNOTATORS:
             found = annotate(found)
+        if not degraded:
+            found += self._missed_promises(end_ns)
         self._diagnosis = self._verdict(end_ns, found, degraded)
         self.log.update(end_ns, found)
+
+    def _missed_promises(self, end_ns: int) -> list[Finding]:
+        """After every cause: they say what it costs, and not why."""
+        if self._promises is None or not self._promises.is_missed:
+            return []
+        first_ns = (self._aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
+        begin_ns = max(first_ns, end_ns - SHORT_NS)
+        window = Window(
+            seconds=(end_ns - begin_ns) / 1e9,
+            counts=self._aggregator.counts(begin_ns, end_ns),
+            later_half=self._aggregator.counts((begin_ns + end_ns) // 2, end_ns),
+            steps=self._aggregator.steps(begin_ns, end_ns),
+            started=self._aggregator.started,
+        )
+        found = self._promises.finding(window, end_ns)
+        return [] if found is None else [found]
 
     def _checked(self, end_ns: int) -> tuple[list[Finding], bool]:
         """Findings by counting, and whether the record is too incomplete for any other."""

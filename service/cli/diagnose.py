@@ -50,6 +50,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="save what is usual for this server, for a later --baseline",
     )
+    parser.add_argument(
+        "--slo-file",
+        metavar="FILE",
+        help="judge promises by the SLO classes of this file, not by those of the server",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
 
@@ -61,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from diagnosis.detection.reference import BaselineError
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
+    from telemetry.requests.slo_policy import SloFileError
 
     try:
         if args.save_baseline is not None:
@@ -74,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 msgspec.json.encode(diagnosis),
                 partial(_print_diagnosis, diagnosis),
             )
-    except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
+    except (Unreachable, JournalError, NotReplayable, BaselineError, SloFileError) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     if args.json:
@@ -118,6 +124,11 @@ def _print_finding(rank: int, finding: Finding) -> None:
             print(f"   {name:>24}: {', '.join(listed)}")
     for line in finding.stacks:
         print(f"   {'stacks':>24}: {line}")
+    for promise in finding.promises:
+        parts = ", ".join(f"{name} {ms:.0f} ms" for name, ms in list(promise.parts.items())[:6])
+        print(f"   {'time of ' + promise.slo_class:>24}: {parts or 'not measured'}")
+    if finding.answer:
+        print(f"   {'would meet it':>24}: {finding.answer}")
     for other in finding.excluded:
         print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
     print(f"   {'runbook':>24}: {finding.runbook}")
@@ -178,17 +189,20 @@ def _root(args: argparse.Namespace) -> RootCause:
 
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
-    """Raises Unreachable, JournalError, BaselineError."""
+    """Raises Unreachable, JournalError, BaselineError, SloFileError."""
     from dashboards.monitor.client import Client
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
+    from telemetry.requests.slo_policy import read_policy
 
-    if args.baseline is None and not Path(args.source).exists():
+    is_as_served = args.baseline is None and args.slo_file is None
+    if is_as_served and not Path(args.source).exists():
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
+    policy = None if args.slo_file is None else read_policy(args.slo_file)
     with journal_of(args.source, args.debug_key) as journal:
-        return diagnose_journal(journal, baseline)
+        return diagnose_journal(journal, baseline, policy)
 
 
 def _save_baseline(args: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
-from telemetry.requests.slo_policy import policy_of
+from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
@@ -67,9 +67,9 @@ def build_telemetry(
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: client.lost_facts)
     machine = _build_machine(config, clock, client, is_busy, pump.isolation)
-    recorder = build_recorder(config.recorder, clock, pump)
+    recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))
-    diagnoser = _build_diagnoser(config.metrics.baseline)
+    diagnoser = _build_diagnoser(config.metrics.baseline, policy)
     limit_events = LimitEvents()
     is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, limit_events)
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
@@ -114,8 +114,8 @@ def build_telemetry(
     return telemetry
 
 
-def _build_diagnoser(baseline: str | None) -> Diagnoser:
-    return Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
+def _build_diagnoser(baseline: str | None, policy: SloPolicy) -> Diagnoser:
+    return Diagnoser(None if baseline is None else read_baseline(Path(baseline)), policy)
 
 
 def _span_events(diagnoser: Diagnoser, limit_events: LimitEvents) -> SpanEvents:
