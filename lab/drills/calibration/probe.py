@@ -32,7 +32,14 @@ from lab.drills.injection import InjectionTarget
 from lab.drills.mechanism import Mechanism, Need
 from lab.drills.outside import Hooks
 from lab.drills.registry import find
-from lab.drills.servers import Cores, DrillServer, Say, split_cores
+from lab.drills.servers import (
+    TERMINATED,
+    Cores,
+    DrillServer,
+    Say,
+    cancel_on_sigterm,
+    split_cores,
+)
 from lab.drills.spec import Capacity, EpisodeSpec, Phase, Phases
 from lab.drills.stage import Stage, TimedAction
 from lab.drills.traffic import Scene
@@ -60,13 +67,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def calibrate(spec: EpisodeSpec, levels: Sequence[Level], say: Say) -> list[Calibration]:
     """Find the intensities of these levels for the mechanism of `spec`, whose own intensity and
-    seed count for nothing. Raises ConfigError, DidNotStart."""
+    seed count for nothing. Raises ConfigError, DidNotStart, and on SIGTERM SystemExit, once every
+    process that it started has ended."""
     spec.validate()
     mechanism = find(spec.symptom, spec.mechanism)
     assert mechanism.tail is not None, f"{mechanism.name} has no tail"
     with tempfile.TemporaryDirectory(prefix="phasescope-") as folder:
         prober = _Prober(spec, mechanism, mechanism.tail, Path(folder), say)
-        return asyncio.run(prober.run(levels))
+        try:
+            return asyncio.run(prober.run(levels))
+        except asyncio.CancelledError:
+            raise SystemExit(TERMINATED) from None
 
 
 class _Prober:
@@ -85,6 +96,7 @@ class _Prober:
         self._tried: dict[float, Probe] = {}
 
     async def run(self, levels: Sequence[Level]) -> list[Calibration]:
+        cancel_on_sigterm()
         spec = self._spec
         if self._capacity is None:
             self._capacity = await capacity_of(

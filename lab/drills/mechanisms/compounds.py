@@ -14,16 +14,17 @@ from typing import Any
 from lab.drills.injection import CacheFlushing, HelperInjection, HookInjection, InjectionTarget
 from lab.drills.mechanism import CHAINS, TEST, Mechanism
 from lab.drills.mechanisms.demand import SHARED_PREFIX, with_warm_cache
-from lab.drills.mechanisms.tails.work import NOTED, long_chat
+from lab.drills.mechanisms.tails.work import NOTED, long_batch
 from lab.drills.mechanisms.work import HEAVY, constrained, open_regex
 from lab.drills.outside import Helper
-from lab.drills.traffic import CHAT, TENANTS, Mix, PlannedRequest, Reader, Scene
+from lab.drills.traffic import TENANTS, Mix, PlannedRequest, Reader, Scene
 
 SMALL_CACHE = ("--kv-memory", "16MiB", "--max-model-len", "256")
 _FEW_SLOTS = ("--max-num-seqs", "6")
 _STREAM = Mix(name="told", prompt=(16, 32), output=(100, 120), fields={"n": 4, "logprobs": 20})
 _STREAM_EVERY_S = 4.0
 _STOPS_READING = Reader(stop_after_tokens=12, stop_s=14.0)
+_BATCH_PROMPTS = 250
 _LEFT = Mix(name="left", output=(160, 200))
 _LEAVES_EARLY = Reader(leave_after_tokens=6)
 _ESSAY = Mix(name="essay", prompt=(8, 16), output=(100, 160))
@@ -61,13 +62,12 @@ def _leavers(scene: Scene) -> list[PlannedRequest]:
     )
 
 
-def _many_chats(scene: Scene) -> list[PlannedRequest]:
+def _many_batches(scene: Scene) -> list[PlannedRequest]:
     burst = round(scene.intensity)
-    times_s = scene.arrival_times("chats", burst / 2.0, *scene.fault_span_s, burst=burst)
-    body = long_chat(scene.rng("chat"))
+    times_s = scene.arrival_times("batches", burst / 4.0, *scene.fault_span_s, burst=burst)
+    body = long_batch(scene.rng("batch"), _BATCH_PROMPTS)
     return scene.baseline() + [
-        PlannedRequest(at_s=at_s, body=body, tenant="gray", path=CHAT, is_culprit=True)
-        for at_s in times_s
+        PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
     ]
 
 
@@ -124,13 +124,13 @@ COMPOUNDS: tuple[Mechanism, ...] = (
         "ingest_backlog",
         "queue_overload",
         level=3.0,
-        name="chats_then_wave",
-        about="long chats hold up what comes after them, which then comes all at once",
+        name="batches_then_wave",
+        about="batches of long prompts hold up what comes after them, which then comes all at once",
         unit="at once",
         flags=(*_FEW_SLOTS, "--ingest-workers", "1"),
         mix=NOTED,
         load=0.5,
-        traffic=_many_chats,
+        traffic=_many_batches,
         clean=Scene.baseline,
     ),
     _chain(

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from lab.drills.mechanism import Mechanism
-from lab.drills.mechanisms.tails.shared import LATE_FIRST, OTHERS_GAPS, OTHERS_LATE_FIRST, tail
-from lab.drills.traffic import CHAT, Mix, PlannedRequest, Scene, completion_body
+from lab.drills.mechanisms.tails.shared import GAPS, OTHERS_GAPS, OTHERS_LATE_FIRST, tail
+from lab.drills.traffic import Mix, PlannedRequest, Scene, completion_body
 from lab.load.workload.words import WORDS
 
 # bodies above 4 KiB go to the processes that read bodies, and so wait for the long ones
 NOTED = Mix(name="noted", fields={"metadata": {f"note-{n}": "n" * 500 for n in range(12)}})
-_MESSAGES, _MESSAGE_WORDS = 4000, 30
+_BATCH_EVERY_S, _PROMPT_WORDS, _TOO_MANY_WORDS = 4.0, 1700, 4000
 _ENOUGH_TOKENS = 200  # enough for a constrained text to end by itself
 # pieces that overlap, in any order: each mask must follow all ways in which the text can be read
 _GRAMMAR = """start: piece piece piece piece? "%s"
@@ -40,26 +40,25 @@ _PENALISED = Mix(
 )
 
 
-def _long_chats(scene: Scene) -> list[PlannedRequest]:
-    """Chats of thousands of messages, which are read, rendered and split, and then refused."""
-    body = long_chat(scene.rng("chat"))
-    times_s = scene.arrival_times("chats", scene.intensity / 60, *scene.fault_span_s, regular=True)
+def _long_batches(scene: Scene) -> list[PlannedRequest]:
+    """Batches of long prompts, all of which are split into tokens before the last one, which is too
+    long, refuses the batch."""
+    body = long_batch(scene.rng("batch"), round(scene.intensity))
+    times_s = scene.arrival_times("batches", 1 / _BATCH_EVERY_S, *scene.fault_span_s, regular=True)
     return scene.baseline() + [
-        PlannedRequest(at_s=at_s, body=body, tenant="gray", path=CHAT, is_culprit=True)
-        for at_s in times_s
+        PlannedRequest(at_s=at_s, body=body, tenant="gray", is_culprit=True) for at_s in times_s
     ]
 
 
-def long_chat(draw: np.random.Generator) -> bytes:
-    messages = [
-        {"role": "user" if number % 2 == 0 else "assistant", "content": _words(draw)}
-        for number in range(_MESSAGES + 1)
-    ]
-    return msgspec.json.encode({"messages": messages, "max_tokens": 16, "stream": True})
+def long_batch(draw: np.random.Generator, prompts: int) -> bytes:
+    """So many prompts, and one that is too long."""
+    texts = [_words(draw, _PROMPT_WORDS)] * prompts
+    texts.append(_words(draw, _TOO_MANY_WORDS))
+    return msgspec.json.encode({"prompt": texts, "max_tokens": 16, "stream": True})
 
 
-def _words(draw: np.random.Generator) -> str:
-    return " ".join(WORDS[int(place)] for place in draw.integers(len(WORDS), size=_MESSAGE_WORDS))
+def _words(draw: np.random.Generator, count: int) -> str:
+    return " ".join(WORDS[int(place)] for place in draw.integers(len(WORDS), size=count))
 
 
 def _some_grammars(scene: Scene) -> list[PlannedRequest]:
@@ -69,7 +68,7 @@ def _some_grammars(scene: Scene) -> list[PlannedRequest]:
     for number, request in enumerate(scene.baseline()):
         if begin_s <= request.at_s < end_s and draw.random() < scene.intensity:
             body = completion_body(
-                f"Write something with these words: {_words(draw)[:60]}.\n",
+                f"Write something with these words: {_words(draw, 10)}.\n",
                 _ENOUGH_TOKENS,
                 ignore_eos=None,  # a constrained text must be able to end
                 structured_outputs={"grammar": _GRAMMAR % f"z{scene.seed}q{number}"},
@@ -88,22 +87,22 @@ def _penalised(scene: Scene) -> list[PlannedRequest]:
 
 WORK_TAILS: tuple[Mechanism, ...] = (
     tail(
-        (3.0, 120.0),
+        (4.0, 250.0),
         OTHERS_LATE_FIRST,
         symptom="ingest_backlog",
-        name="long_chats",
-        about="now and then a chat of 4,000 messages comes, which is read, rendered, split into "
-        "tokens and then refused",
-        unit="a minute",
+        name="long_batches",
+        about="every four seconds a batch of long prompts comes, which are all split into tokens; "
+        "then the last one is too long",
+        unit="prompts",
         flags=("--ingest-workers", "1"),
         mix=NOTED,
         load=0.35,
-        traffic=_long_chats,
+        traffic=_long_batches,
         clean=Scene.baseline,
     ),
     tail(
         (0.06, 1.0),
-        LATE_FIRST,
+        GAPS,
         symptom="grammar_cost",
         name="some_grammars",
         about="some requests are constrained by a context-free grammar that can be read in many "
