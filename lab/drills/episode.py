@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +31,12 @@ from lab.drills.outside import Hooks
 from lab.drills.pace import Pacer
 from lab.drills.registry import find
 from lab.drills.servers import (
+    TERMINATED,
     Cores,
     DidNotStart,
     DrillServer,
     Say,
+    cancel_on_sigterm,
     split_cores,
 )
 from lab.drills.spec import Capacity, EpisodeSpec, Phase
@@ -48,7 +49,6 @@ from telemetry.facts.clock import Clock, MonotonicClock
 
 _JOURNAL_FLAGS = ("--journal-memory", "256MiB")
 _NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
-_TERMINATED = 128 + signal.SIGTERM
 
 
 def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
@@ -64,15 +64,7 @@ def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
         try:
             return asyncio.run(episode.run())
         except asyncio.CancelledError:
-            raise SystemExit(_TERMINATED) from None
-
-
-def _cancel_on_sigterm() -> None:
-    """Let SIGTERM cancel this task, as an interrupt does, so that no server is left running."""
-    task = asyncio.current_task()
-    assert task is not None
-    with suppress(RuntimeError, ValueError):  # not in the main thread, where signals come
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            raise SystemExit(TERMINATED) from None
 
 
 class _Episode:
@@ -96,7 +88,7 @@ class _Episode:
         self._flags = (*spec.base_flags(), *mechanism.flags)
 
     async def run(self) -> EpisodeResult:
-        _cancel_on_sigterm()
+        cancel_on_sigterm()
         self._out_folder.mkdir(parents=True, exist_ok=True)
         mechanism, spec = self._mechanism, self._spec
         if mechanism.broken_model is not None:
