@@ -13,12 +13,13 @@ import msgspec
 from diagnosis.detection.reference import Reference
 from diagnosis.root_cause.counterfactual import Explanation, explain
 from diagnosis.root_cause.interventions import Cause
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.thresholds import (
     REPLAYED_REFERENCE_NS,
     REPLAYED_S,
     REPLAYED_SINCE_S,
 )
+from diagnosis.spans import Span
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import policy_for
