@@ -9,7 +9,8 @@ each class by its own bound (`service.engine.targets`).
 
 Where the decodes alone come near the target or miss it, prompts still get a share of the step, or
 the queue would grow without end: a quarter of the step, and half of it once the decodes miss the
-target or a prompt has missed all its deadlines (`service.engine.slack`). A step is then at most twice as long as its decodes.
+target or a prompt is overdue (`service.engine.slack`). A step is then at most twice as long as its
+decodes.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class StepCost:
 
     def prompt_time(self, load: Load, bounds: Bounds, overdue: bool) -> PromptTime | None:
         """The time for prompts in a step with the decodes of `load`; None without a fit or a bound.
-        `overdue`: some of the prompts have missed all their deadlines."""
+        `overdue`: some of the prompts are."""
         fitted, target_ns = self.fitted, bounds.tightest_ns
         if fitted is None or target_ns is None:
             self.unbounded()

@@ -46,7 +46,7 @@ class PlanBuilder:
 
     def limit_time(self, bounds: Bounds, cost: StepCost, overdue: bool) -> None:
         """Leave prompts what the decodes of the step leave of its bounds, if costs are known.
-        `overdue`: some of them have missed all their deadlines."""
+        `overdue`: some of them are."""
         rows = len(self.decodes)
         decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
         self._time = cost.prompt_time(decodes, bounds, overdue)

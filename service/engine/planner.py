@@ -66,8 +66,6 @@ class Planner:
         for other in sorted((r for r in others if not r.blocked), key=key):
             if key(other) > own:
                 break
-            if self.limits.slo_order and self._waits_behind(other, now_ns):
-                continue
             rival = other.submit.tenant
             if rival != tenant and key(other)[:2] > (own[0], own[1] - charged[rival]):
                 continue  # its tenant has had its share by then
@@ -75,12 +73,6 @@ class Planner:
                 charged[rival] += counters.prefill_charge(rival, other.known_tokens)
             found.append(other)
         return found
-
-    def _waits_behind(self, other: Request, now_ns: int) -> bool:
-        """Whether a prompt lets those that can be in time pass: it is late, and not overdue."""
-        token_ns = self.cost.prompt_token_ns
-        late = other.late or is_late(other, now_ns, token_ns)
-        return late and not is_overdue(other, now_ns, token_ns)
 
     def plan(self, now_ns: int) -> Plan:
         """The next step. An empty plan is not to be launched, and leaves nothing behind that later
@@ -138,13 +130,27 @@ class Planner:
         if not self.limits.slo_order:
             return queue.sort_key(now_ns, batch)
         token_ns, ageing_ns = self.cost.prompt_token_ns, self.limits.ageing_ns
+        tighter_ns = self._tighter_targets()
         self._set_aside += queue.set_late_aside(lambda r: is_late(r, now_ns, token_ns))
         return queue.sort_key(
             now_ns,
             batch,
-            lambda request: start_by_ns(request, now_ns, token_ns, ageing_ns),
+            lambda request: start_by_ns(
+                request,
+                now_ns,
+                token_ns,
+                ageing_ns,
+                tighter_ns.get(request.submit.ttft_target_ns, 0),
+            ),
             self._started_service(),
         )
+
+    def _tighter_targets(self) -> dict[int | None, int]:
+        """For each first-token target of a prompt the next tighter one, 0 for the tightest."""
+        found = {r.submit.ttft_target_ns or 0 for r in self._table.running if r.in_prefill}
+        found.update(target_ns or 0 for target_ns in self._table.queue.ttft_targets)
+        ordered = sorted(found)
+        return dict(zip(ordered, [0, *ordered], strict=False))
 
     def _started_service(self) -> dict[str, float]:
         """By tenant, the service at which its first prompt that is being computed was admitted.

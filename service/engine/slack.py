@@ -1,11 +1,16 @@
 """When a request has to start to get its first token in time.
 
 The least slack goes first (Mok, 1983; SLOs-Serve, Chen et al., 2025, plans by the slack of each
-request too). A request whose target is missed would lose against every later one, so it gets its
-deadline again at twice and at four times the target after it was accepted: it waits behind requests
-that can still be served in time. When it has missed these too it is overdue, and due by its
-arrival: before all that can be in time. One without a target is due when it has aged. A preempted
-one is due at once: its reader waits in the middle of a text, or its prompt was begun.
+request too), in this order:
+
+    in time   can meet its first-token target: by the latest moment at which it can start
+    late      cannot: behind all that are in time, by its deadline at twice, then four times the
+              target after it was accepted
+    overdue   has missed these too: by arrival, before all but those in time with a tighter target
+
+So a late request makes no other one late, and none is passed for longer than four of its targets by
+requests of its own class. One without a target is due when it has aged. A preempted one is due at
+once: its reader waits in the middle of a text, or its prompt was begun.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from math import inf
 from service.engine.sequences.request import Request
 
 DEADLINES = (1, 2, 4)  # targets after it was accepted
+_BEHIND_NS = float(1 << 62)  # more than any moment
 
 
 def work_ns(request: Request, token_ns: float) -> float:
@@ -39,9 +45,12 @@ def is_overdue(request: Request, now_ns: int, token_ns: float) -> bool:
     return now_ns + work_ns(request, token_ns) > last_ns
 
 
-def start_by_ns(request: Request, now_ns: int, token_ns: float, ageing_ns: int) -> float:
-    """The latest moment at which its prompt may start, monotonic; of an overdue one when it was
-    accepted."""
+def start_by_ns(
+    request: Request, now_ns: int, token_ns: float, ageing_ns: int, tighter_ns: int = 0
+) -> float:
+    """The key by which prompts are ordered: of one in time the latest moment at which it may start,
+    monotonic. `tighter_ns` is the longest target below its own among those who wait, 0 without one:
+    in time with that target, nobody's key is above now + `tighter_ns`."""
     if request.preemptions:
         return -inf
     work = work_ns(request, token_ns)
@@ -53,8 +62,8 @@ def start_by_ns(request: Request, now_ns: int, token_ns: float, ageing_ns: int) 
     for times in DEADLINES:
         start_ns = accepted_ns + times * target_ns - work
         if start_ns >= now_ns:
-            return start_ns
-    return accepted_ns
+            return start_ns if times == 1 else start_ns + _BEHIND_NS
+    return now_ns + tighter_ns if tighter_ns else accepted_ns
 
 
 def _target_ns(request: Request) -> int:

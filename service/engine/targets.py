@@ -22,7 +22,7 @@ from service.engine.sequences.sequence_table import SequenceTable
 
 # a class that sent a request this long ago may send another
 EXPECTED_NS, EXPECTED_BESIDE_LOOSER_NS = 30_000_000_000, 300_000_000_000
-SHARE, SHARE_BESIDE_LOOSER = 1 / 2, 1 / 3
+SHARE, SHARE_BESIDE_LOOSER = 1 / 2, 2 / 5
 _KEPT = 16
 
 
