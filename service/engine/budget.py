@@ -29,6 +29,7 @@ TILE_TOKENS = 4  # rows that the kernels of our decoder compute together
 # of the decodes' time, where the target leaves less than that
 LEAST_SHARE = 1 / 3
 LATE_SHARE = 1.0
+FINISH_SHARE = 1 / 3  # of the margin that the spread keeps, for the last tokens of a prompt
 _RECENT_STEPS = 5  # their median: two long steps in a row are no slow machine
 _MOST_DRIFT = 4.0
 
@@ -114,6 +115,7 @@ class StepCost:
             decode_ns=decode_ns,
             least_ns=share * decode_ns,
             most_ns=most_ns,
+            finish_ns=FINISH_SHARE * (bounds.decodes_ns - most_ns) if bounds.decodes_ns else 0.0,
             spent_ns=self.drift * fitted.mixed_ns,
             token_ns=self.drift * fitted.prefill_token_ns,
             pair_ns=self.drift * fitted.pair_ns,
@@ -125,12 +127,14 @@ class PromptTime:
     """The time that prompts have in one step, while it is planned.
 
     The step may take `most_ns`, or a prompt's own bound where that is less; prompts have what is
-    left of it after `decode_ns`, at least `least_ns`. `spent_ns` of it are used.
+    left of it after `decode_ns`, at least `least_ns`. `spent_ns` of it are used. A prompt that
+    `finish_ns` more would finish may have them: else it waits a whole step for a few tokens.
     """
 
     decode_ns: float
     least_ns: float
     most_ns: float
+    finish_ns: float
     spent_ns: float
     token_ns: float
     pair_ns: float
@@ -140,8 +144,10 @@ class PromptTime:
         """How many of a prompt's `remaining` tokens after `context` to compute: what fits into the
         time, in whole tiles unless it is the rest; of the first prompt at least a tile."""
         wanted = min(remaining, most)
-        room_ns = max(self.least_ns, min(self.most_ns, bound_ns) - self.decode_ns)
-        fitting = self._fitting(room_ns - self.spent_ns, context)
+        room_ns = max(self.least_ns, min(self.most_ns, bound_ns) - self.decode_ns) - self.spent_ns
+        if wanted == remaining and self._fitting(room_ns + self.finish_ns, context) >= wanted:
+            return wanted
+        fitting = self._fitting(room_ns, context)
         if fitting >= wanted:
             return wanted
         whole = int(fitting) // TILE_TOKENS * TILE_TOKENS
