@@ -45,7 +45,7 @@ def score_of(classes: Mapping[str, ClassForecast], policy: SloPolicy) -> Score:
 
 
 class Climb:
-    """`limits` are those of the start and of now. It makes `most` replays at most."""
+    """`limits` are those of the start and of now."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class Climb:
         noise: Mapping[str, float],
         limits: tuple[Limits, Limits],
         progress: Callable[[str], None],
-        most: int,
     ) -> None:
         self._forecaster, self._noise = forecaster, noise
         self._start, self._now = limits
-        self._progress, self._most = progress, most
+        self._progress, self._most = progress, 0
         self._before = present.trial.classes
         self._known: dict[tuple[str, ...], Point | None] = {}
         self.origin = Point({}, present, score_of(self._before, forecaster.policy))
 
-    def up(self, lines: Sequence[Line], best: Point, only_runtime: bool) -> Point:
+    def up(self, lines: Sequence[Line], best: Point, *, only_runtime: bool, most: int) -> Point:
         """The best point on the lines, each tried from the best one before, until every objective
-        is met."""
+        is met, or `most` replays are made in all."""
+        self._most = most
         for line in lines:
             if best.replayed.trial.is_met:
                 break

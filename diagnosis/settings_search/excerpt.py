@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from diagnosis.settings_search.thresholds import LEAD_LEAST_NS, LEAD_MOST_NS
+from diagnosis.settings_search.thresholds import LEAD_LEAST, LEAD_MOST
 from diagnosis.spans import Span
 from lab.replay.recorded import Iteration, RecordedRun, RecordedSequence
 from service.engine.inbox import Command, Pause, SetLimits, SetStepCost
@@ -80,8 +80,9 @@ def quiet_ns(run: RecordedRun, window: Span) -> int:
     known_ns = max(run.started.at_ns, begins[0] if begins else 0)
     if _is_from_start(run):
         known_ns = run.started.at_ns
-    earliest = max(known_ns, window.begin_ns - LEAD_MOST_NS)
-    latest = max(earliest, window.begin_ns - LEAD_LEAST_NS)
+    length_ns = window.end_ns - window.begin_ns
+    earliest = max(known_ns, window.begin_ns - int(LEAD_MOST * length_ns))
+    latest = max(earliest, window.begin_ns - int(LEAD_LEAST * length_ns))
     came = sorted(arrival_ns(one) for one in run.sequences.values())
     went = sorted(one.end.at_ns for one in run.sequences.values() if one.end is not None)
     moments = [earliest, *(at_ns for at_ns in begins if earliest < at_ns <= latest)]

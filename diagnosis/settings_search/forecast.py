@@ -37,7 +37,7 @@ class Replayed:
 
 
 class Forecaster:
-    """Forecasts for one window; `replays` counts them."""
+    """Forecasts for one window; `replays` counts them, each of about `work` rows and steps."""
 
     def __init__(
         self, run: RecordedRun, cost: IterationCost, window: Span, policy: SloPolicy
@@ -46,6 +46,7 @@ class Forecaster:
         self.window = affordable(run, window)
         self.excerpt = excerpt_of(run, self.window)
         self.replays = 0
+        self.work = sum(1 + len(step.rows) for step in self.excerpt.steps.values())
         self._expected = expected_tokens(self.excerpt)
 
     def recorded(self) -> Judged:

@@ -25,9 +25,6 @@ from telemetry.facts.reasons import WaitReason
 
 Values = Mapping[str, LimitValue]
 
-SHEDDING = frozenset({"refuse_late", "queue_limit", "queue_limit_tokens", "tenant_queue_limit"})
-"""Settings that refuse requests: they help others, and recover nothing by themselves."""
-
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -57,18 +54,28 @@ def lines_of(
         _slots(now, pressure, late, slow),
         _drafts(now, pressure),
         _tenants(now, pressure),
-        _one("prefix_cache", not now.prefix_cache, True, 0.8),
+        _one("prefix_cache", not now.prefix_cache and pressure.knows_prefixes, True, 0.8),
         _one("order", not now.slo_order, "slo", 0.5 if len(present) > 1 else 0.2),
         _one("order", now.slo_order, "arrival", 0.1),
         _one("itl_target_ms", now.itl_target_ns is not None, None, 0.7),
         _one("refuse_late", not now.refuse_late, True, 0.05 if pressure.queues else 0.0),
-        _one(CHUNKED_PREFILL, not now.chunked_prefill, True, 0.5 + slow),
+        _chunks(start, now, slow),
         _one(FAIRNESS, now.policy is Policy.FCFS and pressure.dominant > 0, Policy.VTC.value, 0.4),
         _cache(now, pressure),
         _queue(now, pressure),
     ]
     lines = [line for line in found if line is not None and line.weight > 0]
     return sorted(lines, key=lambda line: -line.weight)
+
+
+def unknown_of(start: Limits, now: Limits, pressure: Pressure) -> dict[str, str]:
+    """Settings that no replay can forecast, and why."""
+    found: dict[str, str] = {}
+    if not now.prefix_cache and not pressure.knows_prefixes:
+        found["prefix_cache"] = "while it is off, the record does not say which prompts begin alike"
+    if start.draft_tokens and not now.draft_tokens:
+        found["speculative_tokens"] = "nobody knows which drafts would have been accepted"
+    return found
 
 
 def _misses(present: Mapping[str, ClassForecast]) -> tuple[float, float]:
@@ -91,11 +98,27 @@ def _budget(
         ]
     values: list[Values] = []
     if not now.auto_budget:
-        most = max(start.budget_tokens, start.budget_ceiling_tokens, 2 * now.max_seqs)
-        values.append({"max_batched_tokens": AUTO, "max_auto_tokens": most})
+        values.append(_auto(start, now))
     values += [{"max_batched_tokens": tokens} for tokens in ladder]
     weight = slow * (0.3 + pressure.mixed) + late * pressure.wait(WaitReason.BUDGET)
     return Line("max_batched_tokens", 0.1 + weight, tuple(values), scale=True)
+
+
+def _auto(start: Limits, now: Limits) -> Values:
+    """The automatic budget, with the largest cap that a running server may be given."""
+    most = max(start.budget_tokens, start.budget_ceiling_tokens, 2 * now.max_seqs)
+    return {"max_batched_tokens": AUTO, "max_auto_tokens": most}
+
+
+def _chunks(start: Limits, now: Limits, slow: float) -> Line | None:
+    """Chunks, and a budget for them: that of an engine without chunks has room for whole prompts,
+    and bounds nothing."""
+    if now.chunked_prefill:
+        return None
+    on: Values = {CHUNKED_PREFILL: True}
+    budgets = [_auto(start, now), *({"max_batched_tokens": tokens} for tokens in (256, 64))]
+    values = [on, *({**on, **budget} for budget in budgets)]
+    return Line(CHUNKED_PREFILL, 0.5 + slow, tuple(values))
 
 
 def _slots(now: Limits, pressure: Pressure, late: float, slow: float) -> Line:

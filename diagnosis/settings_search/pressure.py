@@ -17,7 +17,8 @@ class Pressure:
     """Shares of 0 to 1. `waits` are of the waits in steps by their binding reason, `preempting` of
     the steps that preempted, `mixed` of the steps that computed prompts beside decodes.
     `acceptance` is of draft tokens, None without any. `dominant` is of the tokens of the tenant
-    with the most of them, 0 with a single tenant; `refused` of the sequences."""
+    with the most of them, 0 with a single tenant; `refused` of the sequences. With
+    `knows_prefixes` the record has which prompts begin alike."""
 
     waits: dict[WaitReason, float]
     preempting: float
@@ -26,6 +27,7 @@ class Pressure:
     dominant: float
     refused: float
     queues: bool
+    knows_prefixes: bool
 
     def wait(self, *reasons: WaitReason) -> float:
         return sum(self.waits.get(reason, 0.0) for reason in reasons)
@@ -54,6 +56,7 @@ def pressure_of(run: RecordedRun, window: Span) -> Pressure:
         dominant=_dominant(run),
         refused=sum(isinstance(one.entry, SequenceRefused) for one in came) / max(1, len(came)),
         queues=any(step.waiting for step in steps),
+        knows_prefixes=any(one.is_cacheable for one in came),
     )
 
 

@@ -18,15 +18,18 @@ from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Tria
 from diagnosis.settings_search.climb import Climb, Point
 from diagnosis.settings_search.forecast import Forecaster, Replayed, forecast
 from diagnosis.settings_search.gain import is_gain
-from diagnosis.settings_search.lines import lines_of
+from diagnosis.settings_search.lines import lines_of, unknown_of
 from diagnosis.settings_search.pressure import pressure_of
 from diagnosis.settings_search.settings import NotPossible
 from diagnosis.settings_search.thresholds import (
     CAPACITY_TRIALS,
     LEAST_NOISE_REQUESTS,
+    LEAST_TRIALS,
     MOST_REPLICAS,
     MOST_TRIALS,
     NOISE_SEEDS,
+    RUNTIME_SHARE,
+    SEARCH_WORK,
 )
 from diagnosis.spans import Span
 from lab.replay.iteration_cost import IterationCost
@@ -64,6 +67,7 @@ def search(
         best_runtime=found.best_runtime,
         best=found.best,
         capacity=found.capacity,
+        unknown=found.unknown,
         impossible=found.impossible.reasons,
         impossible_missed={
             name: len(ids & found.present.missed) for name, ids in found.impossible.requests.items()
@@ -88,6 +92,7 @@ class _Search:
         self.best_runtime: Trial | None = None
         self.best: Trial | None = None
         self.capacity: Trial | None = None
+        self.unknown: dict[str, str] = {}
 
     def run(self) -> _Search:
         forecaster = self._forecaster
@@ -112,20 +117,24 @@ class _Search:
         forecaster = self._forecaster
         run, window = forecaster.run, forecaster.window
         start, now = run.limits, run.limits_in(window.end_ns - 1, window.end_ns)[-1]
-        lines = lines_of(start, now, pressure_of(run, window), self.present.trial.classes)
-        climb = Climb(
-            forecaster, self.present, self.noise, (start, now), self._progress, self._most()
-        )
-        point = climb.up(lines, climb.origin, only_runtime=True)
+        pressure = pressure_of(forecaster.excerpt, window)
+        lines = lines_of(start, now, pressure, self.present.trial.classes)
+        self.unknown = unknown_of(start, now, pressure)
+        climb = Climb(forecaster, self.present, self.noise, (start, now), self._progress)
+        most = self._most()
+        share = 1.0 if self._only_runtime else RUNTIME_SHARE
+        point = climb.up(lines, climb.origin, only_runtime=True, most=int(share * most))
         self.best_runtime = self.best = self._confirmed(climb.pruned(point))
         if self._only_runtime or point.replayed.trial.is_met:
             return
-        further = climb.up(lines, point, only_runtime=False)
+        further = climb.up(lines, point, only_runtime=False, most=most)
         if further is not point:
             self.best = self._confirmed(climb.pruned(further)) or self.best_runtime
 
     def _most(self) -> int:
-        return MOST_TRIALS - CAPACITY_TRIALS - 2  # the best two are confirmed
+        """Replays until the climb ends: the best two are confirmed, then come the replicas."""
+        affordable = SEARCH_WORK // max(1, self._forecaster.work)
+        return min(MOST_TRIALS, max(LEAST_TRIALS, affordable)) - CAPACITY_TRIALS - 2
 
     def _confirmed(self, point: Point) -> Trial | None:
         """Its trial, if it is a gain with the recorded noise and with drawn noise."""
