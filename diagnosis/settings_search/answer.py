@@ -8,6 +8,9 @@ import msgspec
 
 from telemetry.facts.limits import LimitValue
 
+SHEDDING = frozenset({"refuse_late", "queue_limit", "queue_limit_tokens", "tenant_queue_limit"})
+"""Settings that refuse requests: they help others, and do not serve those that they refuse."""
+
 
 class Form(StrEnum):
     """Why a promise is missed, by what would keep it."""
@@ -16,7 +19,7 @@ class Form(StrEnum):
     ONE_CLASS = "one_class"  # exactly one of several classes misses, all others meet theirs
     MISCONFIGURED = "misconfigured"  # other settings meet it on the same machine
     AT_ITS_LIMIT = "at_its_limit"  # only more replicas meet it
-    OUTSIDE = "outside"  # neither: what makes it late is not decided by settings or by demand
+    OUTSIDE = "outside"  # neither, or only what no replay has: the gateway, the network, clients
 
 
 class Remedy(StrEnum):
@@ -100,8 +103,11 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reason. `best_runtime` and `best` are gains for one class without a loss beyond noise for any,
     by limits that can change at once, and by all settings; None without a gain. `capacity` has the
     fewest replicas that meet every objective. `impossible` says, by class, why requests cannot meet
-    their target even alone, `impossible_missed` how many of its misses those are. `tried` replays
-    took `cpu_s`.
+    their target even alone, `impossible_missed` how many of its misses those are. `unknown` says,
+    by setting, why it cannot be forecast from this record. `tried` replays took `cpu_s`.
+
+    Where the replay begins with a `backlog` of requests that wait, `rested` is the present without
+    them, and so are all other trials: under other settings they might not have piled up.
     """
 
     window_s: float
@@ -115,16 +121,24 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tried: int
     cpu_s: float
     impossible_missed: dict[str, int] = {}
+    unknown: dict[str, str] = {}
+    backlog: int = 0
+    rested: Trial | None = None
+
+    @property
+    def compared(self) -> Trial:
+        """What the other trials are compared with: the present, without the backlog."""
+        return self.present if self.rested is None else self.rested
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The classes that do not meet their objective as it is."""
-        return tuple(name for name, one in self.present.classes.items() if not one.is_met)
+        return tuple(name for name, one in self.compared.classes.items() if not one.is_met)
 
     @property
     def remedy(self) -> Remedy | None:
         """None where nothing is missing, or nothing that was tried helps."""
-        if self.present.is_met:
+        if self.compared.is_met:
             return None
         if self._recovers(self.best_runtime):
             return Remedy.RUNTIME
@@ -135,11 +149,12 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def form(self) -> Form | None:
         """None where every objective is met. The first that holds, in the order of `Form`."""
-        if self.present.is_met:
-            return None
-        if 2 * sum(self.impossible_missed.values()) > self.present.missed:
+        if self.compared.is_met:
+            is_met = self.present.is_met and all(one.is_met for one in self.recorded.values())
+            return None if is_met else Form.OUTSIDE
+        if 2 * sum(self.impossible_missed.values()) > self.compared.missed:
             return Form.IMPOSSIBLE
-        counted = [one for one in self.present.classes.values() if one.requests]
+        counted = [one for one in self.compared.classes.values() if one.requests]
         if len(self.missing) == 1 and len(counted) > 1:
             return Form.ONE_CLASS
         match self.remedy:
@@ -151,11 +166,12 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
                 return Form.OUTSIDE
 
     def _recovers(self, trial: Trial | None) -> bool:
-        """Whether all is met, or more than half of the requests beyond the objectives are no longer
-        missed."""
+        """Whether all is met, or more than half of what is missing to the objectives is there, and
+        not because others are refused."""
         if trial is None:
             return False
-        return trial.is_met or 2 * _beyond(trial) < _beyond(self.present)
+        sheds = any(setting.name in SHEDDING for setting in trial.settings)
+        return trial.is_met or (not sheds and 2 * _beyond(trial) < _beyond(self.compared))
 
 
 def _beyond(trial: Trial) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from diagnosis.settings_search.answer import Setting
@@ -95,18 +95,23 @@ def settings_of(
     fields: dict[str, object] = {}
     for name, value in changed.items():
         fields |= fields_of(name, value)
-    runtime = _is_runtime(changed, fields, start, now)
+    at_once = _is_runtime(changed, fields, start, now)
     return tuple(
-        Setting(name=name, value=value, was=was.get(name), runtime=runtime)
+        Setting(
+            name=name,
+            value=value,
+            was=was.get(name),
+            runtime=at_once or _is_runtime({name}, fields_of(name, value), start, now),
+        )
         for name, value in changed.items()
     )
 
 
 def _is_runtime(
-    changed: Mapping[str, LimitValue], fields: dict[str, object], start: Limits, now: Limits
+    names: Collection[str], fields: dict[str, object], start: Limits, now: Limits
 ) -> bool:
     """Whether a running engine can be given all of them together."""
-    if any(name in (KV_BLOCKS, CHUNKED_PREFILL, FAIRNESS) for name in changed):
+    if any(name in (KV_BLOCKS, CHUNKED_PREFILL, FAIRNESS) for name in names):
         return False
     try:
         wanted = replace(now, **fields)  # type: ignore[arg-type]

@@ -6,18 +6,37 @@ from typing import Annotated
 
 # --- the excerpt that is replayed ----------------------------------------------------------------
 
-LEAD_LEAST_NS: Annotated[
+WINDOW_NS: Annotated[
     int,
     "ns",
+    "of a record's end are judged",
+    "by hand: long enough for requests of each class, short enough to replay 30 times",
+] = 30_000_000_000
+LEAD_LEAST: Annotated[
+    float,
+    "windows",
     "replayed before the window, at least",
     "by hand: the batch and the cache fill in a few seconds",
-] = 8_000_000_000
-LEAD_MOST_NS: Annotated[
-    int,
-    "ns",
+] = 0.25
+LEAD_MOST: Annotated[
+    float,
+    "windows",
     "replayed before the window, at most",
     "by hand: within so long there is a quiet moment, unless the server is overloaded",
-] = 20_000_000_000
+] = 0.67
+
+SEEN_STEPS: Annotated[
+    int, "steps", "with so many decode rows that the fit knows what these cost", "as the fit needs"
+] = 8
+BEFORE_NS: Annotated[
+    int, "ns", "limits are set so long before the first sequence of an excerpt comes"
+] = 1_000
+GAPS_PER_LATE_ONE: Annotated[
+    int,
+    "gaps",
+    "of which one may be late in a good request",
+    "as `telemetry.stats.slo` judges: the 99th percentile",
+] = 100
 
 # --- what counts as a gain -----------------------------------------------------------------------
 
@@ -39,9 +58,19 @@ DROPPED_LOSS: Annotated[
 
 # --- the search ----------------------------------------------------------------------------------
 
-MOST_TRIALS: Annotated[
-    int, "replays", "of one search", "by hand: about 5 s of CPU at 50 steps a second"
-] = 36
+MOST_TRIALS: Annotated[int, "replays", "of one search", "by hand: few searches need half"] = 36
+LEAST_TRIALS: Annotated[
+    int, "replays", "of one search of a busy server", "enough for noise, two lines and replicas"
+] = 18
+SEARCH_WORK: Annotated[
+    int,
+    "rows and steps",
+    "of all replays of a search, which bounds their number between the two above",
+    "measured: 20 us of CPU each, so about 5 s",
+] = 250_000
+RUNTIME_SHARE: Annotated[
+    float, "of the replays", "for limits that can change at once, before all others are tried"
+] = 0.6
 CAPACITY_TRIALS: Annotated[
     int, "replays", "of them kept for replicas", "to find one of 1 to 8: 2, 4, 8, then between"
 ] = 5
@@ -49,9 +78,9 @@ MOST_REPLICAS: Annotated[int, "replicas", "tried at most"] = 8
 MOST_WORK: Annotated[
     int,
     "rows and steps",
-    "of one replay; of a busier server a shorter window is replayed",
-    "by hand: 36 replays then stay within some seconds of CPU",
-] = 60_000
+    "in the window; of a busier server a shorter one is replayed",
+    "by hand: 18 replays and what comes before the window then stay below 10 s of CPU",
+] = 20_000
 LEAST_WINDOW_NS: Annotated[int, "ns", "the window is not made shorter"] = 5_000_000_000
 DOMINANT: Annotated[float, "of the tokens", "of a tenant that limits for tenants are tried for"] = (
     0.5

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-import msgspec
-
 from diagnosis.settings_search.answer import Setting
 from diagnosis.settings_search.settings import applied
 from diagnosis.spans import Span
@@ -24,16 +22,19 @@ from lab.simulation.sim_executor import LinearCost
 from lab.simulation.workload import Arrival
 from lab.simulation.world import World
 from service.engine.admission import Limits
+from service.engine.inbox import Command
+from telemetry.facts.engine_records import SequenceEnded
 from telemetry.facts.records import (
     Fact,
     RequestAccepted,
+    RequestEnded,
     RequestParsed,
     RequestTokenized,
     SequenceSubmitted,
     fact_ns,
 )
 from telemetry.requests.slo_policy import SloClass, SloPolicy
-from tests.support.worlds.ledger_world import gateway_facts
+from tests.support.worlds.facts import TRACE
 
 SECOND = 1_000_000_000
 MS = 1_000_000
@@ -93,6 +94,7 @@ class Promised:
     cost: LinearCost = COST
     seconds: float = 30.0
     faults: Faults = field(default_factory=Faults)
+    commands: tuple[tuple[int, Command], ...] = ()
 
     @property
     def window(self) -> Span:
@@ -110,11 +112,11 @@ class Promised:
             arrivals=tuple(arrival for _, arrival in came),
             cost=self.cost,
             faults=self.faults,
+            commands=self.commands,
             knows_cost=True,
         )
         engine = list(World(scenario).run().facts)
-        gateway = [_as_it_came(fact, came) for fact in gateway_facts(engine, Random(seed), 1_000)]
-        facts = sorted([*gateway, *engine], key=fact_ns)
+        facts = sorted([*_gateway_facts(engine, came), *engine], key=fact_ns)
         return [fact for fact in facts if fact_ns(fact) < self.window.end_ns]
 
     def recorded(self, seed: int) -> tuple[RecordedRun, IterationCost]:
@@ -128,15 +130,26 @@ class Promised:
         return replace(self, limits=replace(self.limits, **changes))
 
 
-def _as_it_came(fact: Fact, came: Sequence[tuple[str, Arrival]]) -> Fact:
-    """Requests are numbered in the order of arrival. The gateway takes no time here before the
-    engine; the engine's next iteration may."""
-    match fact:
-        case RequestAccepted() if fact.request_id[1:].isdigit():
-            slo_class, arrival = came[int(fact.request_id[1:])]
-            at_ns = arrival.at_ns
-            return msgspec.structs.replace(fact, slo_class=slo_class, at_ns=at_ns, read_ns=at_ns)
-        case RequestParsed() | RequestTokenized() | SequenceSubmitted():
-            return msgspec.structs.replace(fact, at_ns=came[int(fact.request_id[1:])][1].at_ns)
-        case _:
-            return fact
+def _gateway_facts(engine: Sequence[Fact], came: Sequence[tuple[str, Arrival]]) -> list[Fact]:
+    """A request around each sequence, in the order of arrival. The gateway takes no time."""
+    found: list[Fact] = []
+    for number, (slo_class, arrival) in enumerate(came):
+        name, at_ns = f"r{number}", arrival.at_ns
+        found += [
+            RequestAccepted(
+                name, at_ns, TRACE, None, None, None, "/v1/completions", "text_completion",
+                arrival.tenant, slo_class,
+            ),
+            RequestParsed(name, at_ns, "model", True, 1, arrival.max_tokens, 1.0, 1.0, 0, None),
+            RequestTokenized(name, at_ns, len(arrival.prompt)),
+            SequenceSubmitted(name, at_ns, number, 0),
+        ]  # fmt: skip
+    for fact in engine:
+        if isinstance(fact, SequenceEnded):
+            found.append(
+                RequestEnded(
+                    f"r{fact.seq_id}", fact.at_ns, fact.reason, 200, None, fact.output_tokens,
+                    None, fact.at_ns, 0, 0, None,
+                )
+            )  # fmt: skip
+    return found
