@@ -16,11 +16,10 @@ import sys
 from multiprocessing import Pool
 from pathlib import Path
 
-import msgspec
-
 from benchmarks.diagnosis.episodes import RESULTS, work_folder
 from benchmarks.diagnosis.sensitivity.changes import variants
-from benchmarks.diagnosis.sensitivity.summary import Sweep, plain_of, rows_of
+from benchmarks.diagnosis.sensitivity.result import Sweep, text
+from benchmarks.diagnosis.sensitivity.summary import plain_of, rows_of
 from benchmarks.diagnosis.sensitivity.sweep import Judged, cases, judged_in
 from benchmarks.machine import machine
 
@@ -65,7 +64,7 @@ def main() -> int:
         plain=plain_of(judged),
         rows=rows_of(judged, variants()),
     )
-    args.out.write_bytes(msgspec.json.encode(found) + b"\n")
+    args.out.write_text(text(found))
     for row in found.rows[:10]:
         print(row.name, [(one.factor, one.differ, one.net, one.alarms) for one in row.changed])
     return 0
