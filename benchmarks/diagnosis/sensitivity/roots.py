@@ -16,6 +16,7 @@ from diagnosis.root_cause import counterfactual
 from diagnosis.root_cause.counterfactual import explain
 from diagnosis.root_cause.interventions import Cause
 from diagnosis.root_cause.question import Question
+from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import RecordedNoise
 from lab.replay.recorded import NotReplayable, RecordedRun
 from lab.replay.replay_modelled import Change
@@ -24,6 +25,7 @@ from telemetry.facts.records import Fact
 from telemetry.requests.phases import RequestTimeline
 
 _FITTED = ("lab.replay.", "telemetry.costs.")  # what replays are made of
+_REPLAYED = ("STALL",)  # is in use while a replay runs, not only when its cost is fitted
 
 
 class _Replays:
@@ -61,11 +63,17 @@ def causes_of(twin: Twin, changes: Sequence[Changes]) -> list[Cause | None]:
     found = [_top(question, replays)]
     for change in changes:
         with change.applied():
-            if any(name.startswith(_FITTED) for name in change.modules):
-                found.append(_top(_question(twin), _Replays()))
-            else:
+            if not any(name.startswith(_FITTED) for name in change.modules):
                 found.append(_top(question, replays))
+                continue
+            other = _question(twin)
+            same = change.variant.row.name not in _REPLAYED and _cost(other) == _cost(question)
+            found.append(_top(other, replays if same else _Replays()))
     return found
+
+
+def _cost(question: Question | None) -> IterationCost | None:
+    return None if question is None else question.cost
 
 
 def _question(twin: Twin) -> Question | None:

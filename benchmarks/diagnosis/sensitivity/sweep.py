@@ -28,7 +28,7 @@ from telemetry.journal.journal_reader import open_journal
 
 TWIN, RECORD, ROOT = "twins", "records", "root causes"
 _OF_ROOTS = ("diagnosis.root_cause.", "lab.replay.", "telemetry.costs.")
-_OF_VERDICTS = ("diagnosis.detection.", "diagnosis.attribution.", "diagnosis.verdicts.")
+_SHARED = "diagnosis.thresholds"  # has numbers of both; who uses them decides
 
 
 class Case(NamedTuple):
@@ -64,8 +64,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(first: int, seeds: int, root_seeds: int) -> list[Case]:
-    """Every class of twins with its mechanisms in turn; the committed records; and for root causes
-    every mechanism of each symptom that a replay can undo."""
+    """Every class of twins with its mechanisms in turn; the committed records; and root causes of
+    each symptom that a replay can undo, with its mechanisms in turn."""
     found = [
         Case(TWIN, name, TWINS[name][seed % len(TWINS[name])], seed)
         for seed in range(first, first + seeds)
@@ -73,10 +73,9 @@ def cases(first: int, seeds: int, root_seeds: int) -> list[Case]:
     ]
     found += [Case(RECORD, kept.episode.name) for kept in read_kept(RESULTS)]
     found += [
-        Case(ROOT, symptom.value, mechanism, seed)
+        Case(ROOT, symptom.value, TWINS[symptom.value][seed % len(TWINS[symptom.value])], seed)
         for seed in range(first, first + root_seeds)
         for symptom in ACTIONS
-        for mechanism in TWINS[symptom.value]
     ]
     return found
 
@@ -88,8 +87,19 @@ def all_changes() -> tuple[Changes, ...]:
 
 def changes_for(kind: str) -> list[Changes]:
     """Those that are in use where such a case is decided."""
-    packages = _OF_ROOTS if kind == ROOT else _OF_VERDICTS
-    return [one for one in all_changes() if any(name.startswith(packages) for name in one.modules)]
+    decides = _decides_root if kind == ROOT else _decides_verdict
+    return [one for one in all_changes() if any(map(decides, one.modules))]
+
+
+def _decides_root(module: str) -> bool:
+    return module.startswith(_OF_ROOTS)
+
+
+def _decides_verdict(module: str) -> bool:
+    """Fits of costs, and all rooms of the diagnosis but those that work on replays."""
+    if module.startswith(("diagnosis.root_cause.", "diagnosis.settings_search.", "lab.")):
+        return False
+    return module != _SHARED
 
 
 def judged(case: Case) -> Judged:
