@@ -5,6 +5,7 @@
     slow_steps   slow steps and pauses, and their cause by what the host says
     demand       more requests, longer ones, and missed prefix hits, beyond chance
     charges      amounts by cause
+    thresholds   every number that decides a charge
 
 It judges nothing: what is large enough to be said is for `diagnosis.verdicts`.
 """
