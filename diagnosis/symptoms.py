@@ -77,7 +77,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all lost time,
     `confidence` 0 to 1. `culprits` and `victims` are request ids (or tenants where the cause is
     one), worst first; `exemplars` are trace ids of victims. `stacks` are those of the threads of a
-    hung process.
+    hung process. A fault that recurs has had `blows` so far, one in `period_s`, and is held between
+    them.
     """
 
     symptom: Symptom
@@ -93,3 +94,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     onset_ns: int | None = None
     runbook: str = ""
     stacks: tuple[str, ...] = ()
+    period_s: float | None = None
+    blows: int = 0
