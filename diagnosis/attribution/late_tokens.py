@@ -32,6 +32,7 @@ from diagnosis.detection.tail_thresholds import (
     LEAST_STALL_NS,
     PAUSED_SHARE,
     SLOW_RATIO,
+    SLOW_SEEN_NS,
     STALL_RATIO,
 )
 from diagnosis.symptoms import Symptom
@@ -39,7 +40,6 @@ from diagnosis.thresholds import ALIKE
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
 S = Symptom
-_SLOW_SEEN_NS = 5_000_000_000  # before a late token: enough steps to tell what is slow
 
 _OWN_WAITS = {
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
@@ -175,7 +175,7 @@ class LateCharger:
             parts[S.HOST_STALL] += stood_ns
             cost = self._reference.cost
             if slow_ns and cost is not None:
-                seen = self._aggregator.steps(end_ns - _SLOW_SEEN_NS, end_ns + 1)
+                seen = self._aggregator.steps(end_ns - SLOW_SEEN_NS, end_ns + 1)
                 parts[_slow_kind(seen, cost)] += slow_ns
 
     def _lost_ns(self, begin_ns: int, end_ns: int) -> dict[PauseCause, float]:

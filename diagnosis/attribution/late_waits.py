@@ -9,14 +9,18 @@ from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.late import Late
 from diagnosis.detection.reference import Reference
-from diagnosis.detection.tail_thresholds import BATCH_S, BATCH_SHARE, BATCH_SIGMAS
+from diagnosis.detection.tail_thresholds import (
+    BATCH_S,
+    BATCH_SHARE,
+    BATCH_SIGMAS,
+    PAUSES_SEEN_NS,
+)
 from diagnosis.symptoms import Symptom
 from diagnosis.thresholds import INGEST_WORK
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
 S = Symptom
-_SEEN_NS = 5_000_000_000  # pauses are recorded when they end, nearly in the order of time
 
 _PAUSES = {
     PauseCause.GC: S.HOST_STALL,
@@ -38,7 +42,7 @@ def overlapping(
     """Recorded pauses of a process that overlap [begin, end)."""
     found: list[HostPaused] = []
     for pause in reversed(aggregator.pauses):
-        if pause.end_ns < begin_ns - _SEEN_NS:
+        if pause.end_ns < begin_ns - PAUSES_SEEN_NS:
             break
         if pause.process is process and pause.begin_ns < end_ns and pause.end_ns > begin_ns:
             found.append(pause)

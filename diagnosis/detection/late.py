@@ -21,6 +21,7 @@ from diagnosis.detection.tail_thresholds import (
     FIRST_QUANTILE,
     GAP_QUANTILE,
     LATE_GAP_RATIO,
+    LATE_ORDER_NS,
     LATE_RATIO,
     LEAST_LATE_DELIVERY_NS,
     LEAST_LATE_FIRST_NS,
@@ -135,7 +136,7 @@ class LateLog:
         """Those that ended within [begin, end), the last one first."""
         found: list[Late] = []
         for one in reversed(self.late):
-            if one.end_ns < begin_ns - _OUT_OF_ORDER_NS:
+            if one.end_ns < begin_ns - LATE_ORDER_NS:
                 break
             if begin_ns <= one.end_ns < end_ns:
                 found.append(one)
@@ -161,9 +162,6 @@ class LateLog:
             ingest_ns=sum(one.ingest_ns for one in firsts) / each,
             first_ns=sum(one.spent_ns for one in firsts) / each,
         )
-
-
-_OUT_OF_ORDER_NS = 2_000_000_000  # ends of requests and steps come from two writers
 
 
 def _high(groups: Mapping[str, Iterable[int]]) -> dict[str, int]:

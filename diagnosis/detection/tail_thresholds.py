@@ -52,6 +52,12 @@ STALL_RATIO: Annotated[
     "by hand: contended memory makes steps two or three times as long, not four",
 ] = 3.0
 LEAST_STALL_NS: Annotated[int, "ns", "a shorter excess of one step is no stall"] = 20_000_000
+RARE_STALLS: Annotated[
+    float,
+    "of the steps",
+    "as few that stood still are stalls; more are a processor that runs less",
+    "by hand: stalls that come every second, in steps of 30 ms",
+] = 0.06
 SLOW_RATIO: Annotated[
     float, "of its predicted length", "a step that takes so much more is slow"
 ] = 0.3
@@ -72,6 +78,24 @@ BATCH_SIGMAS: Annotated[
     float, "sd of a count", "so many arrivals of one tenant are a batch", "as YOUNG_DEMAND_SIGMAS"
 ] = 5.0
 BATCH_SHARE: Annotated[float, "of the growth", "one tenant has at least as much"] = 0.6
+COMES_AND_GOES: Annotated[
+    float, "of the ticks", "a slowness in fewer of them comes and goes", "by hand"
+] = 0.75
+SLOW_SEEN_NS: Annotated[
+    int, "ns", "before a late token: the steps that tell which parts are slow"
+] = 5_000_000_000
+PAUSES_SEEN_NS: Annotated[
+    int,
+    "ns",
+    "how much earlier than a late token a pause may end that is looked at",
+    "pauses are recorded when they end, nearly in the order of time",
+] = 5_000_000_000
+LATE_ORDER_NS: Annotated[
+    int,
+    "ns",
+    "how far late tokens may be out of order",
+    "ends of requests and steps come from two writers",
+] = 2_000_000_000
 MOST_CHARGED: Annotated[
     int,
     "late tokens a tick",
@@ -108,6 +132,7 @@ BLOWS_THRESHOLD: Annotated[
 LEAST_BLOWS: Annotated[
     int, "blows", "fewer never fire", "by hand: of two a period cannot be told from chance"
 ] = 3
+LEAST_CONFIRMED: Annotated[int, "blows", "the same, of a cause that the mean harm has named"] = 2
 LEAST_LATE: Annotated[int, "late tokens", "fewer never fire"] = 3
 HELD_PERIODS: Annotated[
     float,
@@ -118,8 +143,14 @@ HELD_PERIODS: Annotated[
 LEAST_HELD_NS: Annotated[
     int, "ns", "held at least as long after a blow", "by hand: as long as a mean alarm needs"
 ] = 4_000_000_000
-MOST_HELD_NS: Annotated[int, "ns", "held at most as long after a blow"] = 15_000_000_000
+MOST_HELD_NS: Annotated[int, "ns", "held at most as long after a blow"] = 12_000_000_000
 KEPT_BLOWS: Annotated[int, "blows", "of which the period is the median interval"] = 12
+ON_TIME: Annotated[
+    int,
+    "first tokens",
+    "as many in a row on time end the alarm of a tenant",
+    "by hand: of a tenant with few requests the sum would take a minute to fall",
+] = 3
 INCIDENT_NS: Annotated[
     int,
     "ns",

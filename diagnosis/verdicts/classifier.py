@@ -59,7 +59,7 @@ class Diagnoser:
         self._learner = BaselineLearner(self._aggregator, baseline)
         self._mean_harm = MeanHarm(self._aggregator, self._learner)
         # what an earlier one names, a later one does not name again
-        self._tail_harm = TailHarm(self._aggregator, self._learner)
+        self._tail_harm = TailHarm(self._aggregator, self._learner, self._mean_harm)
         self._contributors: tuple[Contributor, ...] = (self._mean_harm, self._tail_harm)
         self._tick: int | None = None
         self._diagnosis = Diagnosis((), 0, 0, True)

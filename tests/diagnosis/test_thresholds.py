@@ -9,6 +9,7 @@ import pytest
 
 import diagnosis
 from diagnosis import thresholds
+from diagnosis.detection import tail_thresholds as of_tails
 from diagnosis.root_cause import thresholds as of_root_cause
 from diagnosis.thresholds import BY_HAND, Threshold, table, thresholds_of
 
@@ -19,6 +20,7 @@ PAGES = sorted(
 # sizes of memory, units, and what is fitted (confidence) or asked of a user (capacity, root)
 NO_THRESHOLD = {
     "BUCKET_NS", "KEPT_NS", "_KEPT", "_KEPT_OPEN", "_KEPT_SEQUENCES", "_MOST_TENANTS",
+    "_KEPT_PAUSES", "_KEPT_SAMPLES",
     "_MOST_CULPRITS", "_MOST_VICTIMS", "_MOST_EXEMPLARS", "_NAMED", "_REFERENCE_NS", "RESERVE",
     "QUANTILES", "FITTED", "_LEAST_SHARE", "_LEAST_SECONDS", "_MOST",
 }  # fmt: skip
@@ -38,7 +40,11 @@ def numbers(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("row", [*table(), *thresholds_of(of_root_cause)], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [*table(), *thresholds_of(of_tails), *thresholds_of(of_root_cause)],
+    ids=lambda row: row.name,
+)
 def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
     assert row.unit
     assert row.meaning
@@ -47,7 +53,7 @@ def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
 
 def test_every_number_of_the_tables_is_annotated() -> None:
     """One that is not would be missing from `table()`."""
-    for module in (thresholds, of_root_cause):
+    for module in (thresholds, of_tails, of_root_cause):
         named = {name for name in vars(module) if name.isupper()} - {"BY_HAND"}
         assert named == {row.name for row in thresholds_of(module)}
     assert any(row.reason == BY_HAND for row in table())

@@ -94,8 +94,9 @@ def _whole_prompts(setting: Setting, draw: Random) -> None:
 
 
 def _small_chunks(setting: Setting, draw: Random) -> None:
-    setting.load = draw.uniform(0.35, 0.5)
-    setting.limits = replace(setting.limits, budget_tokens=48)
+    """Short answers, so that hardly anybody decodes beside a prompt."""
+    setting.load, setting.outputs = draw.uniform(0.3, 0.4), (2, 8)
+    setting.limits = replace(setting.limits, budget_tokens=64)
     _ten_tenants(setting, draw)
 
 
@@ -222,6 +223,7 @@ def _salted_tenant(run: SimulatedRun, span: Span, draw: Random) -> None:
 def _shared_by_ten(setting: Setting, draw: Random) -> None:
     _ten_tenants(setting, draw)
     _long_system_prompts(setting, draw)
+    setting.systems, setting.load = 1, draw.uniform(0.45, 0.55)
 
 
 COLD_CACHE: Mechanisms = {
