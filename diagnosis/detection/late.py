@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -31,7 +32,7 @@ from telemetry.numbers.quantiles import quantile
 
 _KEPT = 4_096  # late tokens
 _KEPT_SAMPLES = 8_192
-NEVER_NS = 1 << 62
+NEVER_NS = 1 << 62  # later than anything
 
 
 class LateKind(StrEnum):
@@ -144,7 +145,8 @@ class LateLog:
 
     def firsts_in(self, begin_ns: int, end_ns: int) -> int:
         """Requests with a first token within [begin, end)."""
-        return sum(begin_ns <= one.at_ns < end_ns for one in self._firsts)
+        recent = takewhile(lambda one: one.at_ns >= begin_ns, reversed(self._firsts))
+        return sum(one.at_ns < end_ns for one in recent)
 
     def fit(self, begin_ns: int, end_ns: int, steps: Steps) -> Tails:
         """The tails of a stretch with these steps."""

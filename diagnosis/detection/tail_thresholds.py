@@ -143,7 +143,7 @@ HELD_PERIODS: Annotated[
 LEAST_HELD_NS: Annotated[
     int, "ns", "held at least as long after a blow", "by hand: as long as a mean alarm needs"
 ] = 4_000_000_000
-MOST_HELD_NS: Annotated[int, "ns", "held at most as long after a blow"] = 12_000_000_000
+MOST_HELD_NS: Annotated[int, "ns", "held at most as long after a blow"] = 10_000_000_000
 KEPT_BLOWS: Annotated[int, "blows", "of which the period is the median interval"] = 12
 ON_TIME: Annotated[
     int,
@@ -155,5 +155,5 @@ INCIDENT_NS: Annotated[
     int,
     "ns",
     "a symptom that comes back within it is the same incident",
-    "twice MOST_HELD_NS",
+    "three times MOST_HELD_NS",
 ] = 30_000_000_000

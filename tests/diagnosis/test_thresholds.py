@@ -20,7 +20,7 @@ PAGES = sorted(
 # sizes of memory, units, and what is fitted (confidence) or asked of a user (capacity, root)
 NO_THRESHOLD = {
     "BUCKET_NS", "KEPT_NS", "_KEPT", "_KEPT_OPEN", "_KEPT_SEQUENCES", "_MOST_TENANTS",
-    "_KEPT_PAUSES", "_KEPT_SAMPLES",
+    "_KEPT_PAUSES", "_KEPT_SAMPLES", "NEVER_NS",
     "_MOST_CULPRITS", "_MOST_VICTIMS", "_MOST_EXEMPLARS", "_NAMED", "_REFERENCE_NS", "RESERVE",
     "QUANTILES", "FITTED", "_LEAST_SHARE", "_LEAST_SECONDS", "_MOST",
 }  # fmt: skip
