@@ -4,6 +4,7 @@
     engine_time  the engine's time: masks, sampling, prompts, decodes
     slow_steps   slow steps and pauses, and their cause by what the host says
     demand       more requests, longer ones, and missed prefix hits, beyond chance
+    late_tokens, late_waits   the cause of one late token
     charges      amounts by cause
     thresholds   every number that decides a charge
 

@@ -3,6 +3,7 @@
 classifier    the fold that gives the verdict, twice a second
 contributor   what the fold asks for findings
 mean_harm     requests delayed on the whole, charged to causes
+tail_harm, tail_findings   late tokens of a few, and causes that come back
 rules         claim, evidence and excluded neighbours of each symptom
 checks        symptoms that delay nobody, found by counting
 confidence    how often findings like this one were right (logistic regression)

@@ -66,6 +66,11 @@ class MeanHarm:
     def is_elevated(self) -> bool:
         return self._detector.is_elevated
 
+    @property
+    def named(self) -> frozenset[Symptom]:
+        """The causes that stand."""
+        return frozenset(finding.symptom for finding in self._standing)
+
     def on_fact(self, fact: Fact) -> None:
         """All that it needs is counted."""
 

@@ -26,7 +26,7 @@ from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
 from tests.support.worlds.twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
 
-HEALTHY = ("healthy_light", "healthy_busy")
+HEALTHY = tuple(name for name in TWINS if name.startswith("healthy"))
 FAULTY = [name for name in TWINS if name not in HEALTHY]
 
 
