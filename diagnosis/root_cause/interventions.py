@@ -16,7 +16,7 @@ from enum import StrEnum
 from statistics import fmean, pstdev
 
 from diagnosis.root_cause.prefixes import restored_prefixes
-from diagnosis.root_cause.question import Question, Span, arrivals
+from diagnosis.root_cause.question import Question, arrivals
 from diagnosis.root_cause.slowness import (
     NoiseFilter,
     without_masks,
@@ -33,6 +33,7 @@ from diagnosis.root_cause.thresholds import (
     SIGMAS,
     TENANT_FLOOR,
 )
+from diagnosis.spans import Span
 from lab.replay.noise import RecordedNoise
 from lab.replay.recorded import RecordedRun, RecordedSequence
 from lab.replay.replay_modelled import Change

@@ -13,7 +13,8 @@ import msgspec
 from diagnosis.detection.reference import Reference
 from diagnosis.root_cause.counterfactual import Explanation, explain
 from diagnosis.root_cause.interventions import Cause
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
+from diagnosis.spans import Span
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import policy_for
