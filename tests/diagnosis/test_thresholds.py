@@ -9,10 +9,11 @@ import pytest
 
 import diagnosis
 from diagnosis import thresholds
+from diagnosis.promises import thresholds as of_promises
 from diagnosis.root_cause import thresholds as of_root_cause
 from diagnosis.thresholds import BY_HAND, Threshold, table, thresholds_of
 
-ROOMS = ("detection", "attribution", "verdicts", "root_cause")
+ROOMS = ("detection", "attribution", "promises", "verdicts", "root_cause")
 PAGES = sorted(
     page for room in ROOMS for page in (Path(diagnosis.__file__).parent / room).glob("*.py")
 )
@@ -20,7 +21,7 @@ PAGES = sorted(
 NO_THRESHOLD = {
     "BUCKET_NS", "KEPT_NS", "_KEPT", "_KEPT_OPEN", "_KEPT_SEQUENCES", "_MOST_TENANTS",
     "_MOST_CULPRITS", "_MOST_VICTIMS", "_MOST_EXEMPLARS", "_NAMED", "_REFERENCE_NS", "RESERVE",
-    "QUANTILES", "FITTED", "_LEAST_SHARE", "_LEAST_SECONDS", "_MOST",
+    "QUANTILES", "FITTED", "_LEAST_SHARE", "_LEAST_SECONDS", "_MOST", "_KEPT_LIVE", "_PARTS_TOLD",
 }  # fmt: skip
 
 
@@ -38,7 +39,11 @@ def numbers(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("row", [*table(), *thresholds_of(of_root_cause)], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [*table(), *thresholds_of(of_root_cause), *thresholds_of(of_promises)],
+    ids=lambda row: row.name,
+)
 def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
     assert row.unit
     assert row.meaning
@@ -47,7 +52,7 @@ def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
 
 def test_every_number_of_the_tables_is_annotated() -> None:
     """One that is not would be missing from `table()`."""
-    for module in (thresholds, of_root_cause):
+    for module in (thresholds, of_root_cause, of_promises):
         named = {name for name in vars(module) if name.isupper()} - {"BY_HAND"}
         assert named == {row.name for row in thresholds_of(module)}
     assert any(row.reason == BY_HAND for row in table())
