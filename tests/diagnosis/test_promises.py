@@ -15,8 +15,8 @@ from diagnosis.promises.promises import Promises
 from diagnosis.symptoms import Finding, MissForm, Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import diagnose_journal
+from lab.twins.faults.promise_faults import PLAIN_POLICY
 from lab.twins.registry import TWINS, build_clean
-from lab.twins.traffic import policy_of_world
 from lab.twins.twin import Twin
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.reasons import FactSource
@@ -33,7 +33,6 @@ from tests.support.worlds.twin_cases import SECOND, SEED, top_of, twin, verdicts
 
 MISSED = Symptom.SLO_MISSED
 FORMS = TWINS[MISSED.value]
-PLAIN = policy_of_world(1_000, 300)
 
 
 def promise_of(said: Diagnosis) -> Finding | None:
@@ -75,7 +74,7 @@ def test_each_form_is_named_since_the_first_requests(form: str) -> None:
 def test_the_same_server_keeps_its_promise_without_what_is_wrong(form: str) -> None:
     one = replace(twin(MISSED.value, form), facts=build_clean(MISSED.value, SEED, form))
 
-    assert {top_of(said) for _, said in verdicts(replace(one, policy=PLAIN))} == {"healthy"}
+    assert {top_of(said) for _, said in verdicts(replace(one, policy=PLAIN_POLICY))} == {"healthy"}
 
 
 def test_a_bad_setting_is_named_with_the_wait_that_it_makes() -> None:
@@ -191,7 +190,7 @@ def test_lost_facts_are_no_missed_promise() -> None:
 def test_a_cause_stands_before_the_promise_that_it_breaks() -> None:
     """The promise is listed, and last."""
     one = twin("kv_exhaustion", TWINS["kv_exhaustion"][0])
-    tight = replace(one, policy=PLAIN)
+    tight = replace(one, policy=PLAIN_POLICY)
     both = [
         [finding.symptom for finding in said.findings]
         for _, said in verdicts(tight)
