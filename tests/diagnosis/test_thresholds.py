@@ -11,9 +11,10 @@ import diagnosis
 from diagnosis import thresholds
 from diagnosis.promises import thresholds as of_promises
 from diagnosis.root_cause import thresholds as of_root_cause
+from diagnosis.settings_search import thresholds as of_settings_search
 from diagnosis.thresholds import BY_HAND, Threshold, table, thresholds_of
 
-ROOMS = ("detection", "attribution", "promises", "verdicts", "root_cause")
+ROOMS = ("detection", "attribution", "promises", "verdicts", "root_cause", "settings_search")
 PAGES = sorted(
     page for room in ROOMS for page in (Path(diagnosis.__file__).parent / room).glob("*.py")
 )
@@ -39,11 +40,11 @@ def numbers(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "row",
-    [*table(), *thresholds_of(of_root_cause), *thresholds_of(of_promises)],
-    ids=lambda row: row.name,
-)
+MODULES = (thresholds, of_root_cause, of_settings_search, of_promises)
+ROWS = [row for module in MODULES for row in thresholds_of(module)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
     assert row.unit
     assert row.meaning
@@ -52,7 +53,7 @@ def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
 
 def test_every_number_of_the_tables_is_annotated() -> None:
     """One that is not would be missing from `table()`."""
-    for module in (thresholds, of_root_cause, of_promises):
+    for module in MODULES:
         named = {name for name in vars(module) if name.isupper()} - {"BY_HAND"}
         assert named == {row.name for row in thresholds_of(module)}
     assert any(row.reason == BY_HAND for row in table())
