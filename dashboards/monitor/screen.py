@@ -33,6 +33,8 @@ def screen(
     else:
         middle = [panels.load(snapshot, width), panels.latencies(snapshot, width)]
     changed = [panels.limits(snapshot)] if snapshot.limits_changed else []
+    if diagnosis is not None and any(finding.promises for finding in diagnosis.findings):
+        changed.insert(0, panels.promises(diagnosis))
     lines = _FIXED_LINES + len(changed)
     return Group(
         panels.header(snapshot, url, note),

@@ -22,7 +22,7 @@ from telemetry.facts.records import Fact
 from telemetry.requests.slo_policy import SloPolicy
 
 _MOST_VICTIMS, _MOST_EXEMPLARS, _PARTS_TOLD = 10, 3, 3
-_MOST_CONFIDENCE = 0.99
+_MOST = 0.99
 _FORMS = {
     MissForm.IMPOSSIBLE: "even alone on this machine they would be late",
     MissForm.ONE_CLASS: "the other classes are served as promised",
@@ -122,7 +122,7 @@ def _confidence(book: ClassBook) -> float:
     """One less the chance of so many misses at the objective."""
     long = book.attainment.long()
     nats = evidence(long.missed, long.requests, book.attainment.allowed, long.together)
-    return round(min(_MOST_CONFIDENCE, 1 - exp(-nats)), 3)
+    return round(min(_MOST, 1 - exp(-nats)), 3)
 
 
 def _claim(one: MissedPromise) -> str:
