@@ -20,6 +20,7 @@ from diagnosis.attribution.late_waits import (
     wait_shares,
 )
 from diagnosis.attribution.slow_steps import slow_by_kind
+from diagnosis.attribution.thresholds import ALIKE
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.late import Late, LateKind
@@ -36,7 +37,6 @@ from diagnosis.detection.tail_thresholds import (
     STALL_RATIO,
 )
 from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import ALIKE
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
 S = Symptom

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 from diagnosis.attribution.charges import Charges, shares_of
+from diagnosis.attribution.thresholds import INGEST_WORK, TENANT_SHARE
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.late import Late
 from diagnosis.detection.reference import Reference
 from diagnosis.detection.tail_thresholds import (
     BATCH_S,
-    BATCH_SHARE,
     BATCH_SIGMAS,
     PAUSES_SEEN_NS,
 )
 from diagnosis.symptoms import Symptom
-from diagnosis.thresholds import INGEST_WORK
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
@@ -114,4 +113,4 @@ def batch_of_one_tenant(aggregator: Aggregator, reference: Reference, late: Late
     tenant, more = grown.most_common(1)[0] if grown else ("", 0)
     is_other = len(reference.tenants_per_s) > 1 and tenant != late.request.tenant
     all_more = counts.requests - reference.requests_per_s * seconds
-    return tenant if more > 0 and is_other and more >= BATCH_SHARE * all_more else None
+    return tenant if more > 0 and is_other and more >= TENANT_SHARE * all_more else None

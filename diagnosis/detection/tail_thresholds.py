@@ -34,8 +34,14 @@ LEAST_SAMPLES: Annotated[
     "fewer of a class have no percentile of their own",
     "by hand: of twenty, one is above the 95th percentile",
 ] = 20
-GAP_QUANTILE: Annotated[float, "of 1", "which percentile of the gaps is the baseline's"] = 0.99
-FIRST_QUANTILE: Annotated[float, "of 1", "which percentile of first tokens and deliveries"] = 0.95
+GAP_QUANTILE: Annotated[
+    float, "quantile", "which percentile of the gaps is the baseline's",
+    "that of the SLO: one gap in a hundred may be late",
+] = 0.99  # fmt: skip
+FIRST_QUANTILE: Annotated[
+    float, "quantile", "which percentile of first tokens and deliveries",
+    "a baseline has too few requests for a higher one",
+] = 0.95  # fmt: skip
 
 # --- what made it late -------------------------------------------------------------------------
 
@@ -51,7 +57,9 @@ STALL_RATIO: Annotated[
     "a step that takes so much more stood still",
     "by hand: contended memory makes steps two or three times as long, not four",
 ] = 3.0
-LEAST_STALL_NS: Annotated[int, "ns", "a shorter excess of one step is no stall"] = 20_000_000
+LEAST_STALL_NS: Annotated[
+    int, "ns", "a shorter excess of one step is no stall", "by hand, as STALL_FLOOR_NS of a replay"
+] = 20_000_000
 RARE_STALLS: Annotated[
     float,
     "of the steps",
@@ -59,30 +67,47 @@ RARE_STALLS: Annotated[
     "by hand: stalls that come every second, in steps of 30 ms",
 ] = 0.06
 SLOW_RATIO: Annotated[
-    float, "of its predicted length", "a step that takes so much more is slow"
+    float,
+    "of its predicted length",
+    "a step that takes so much more is slow",
+    "by hand: single steps vary by a tenth without a fault",
 ] = 0.3
 PAUSED_SHARE: Annotated[
-    float, "of the stalled time", "a recorded pause that explains as much is the cause"
+    float,
+    "of the stalled time",
+    "a recorded pause that explains as much is the cause",
+    "a majority",
 ] = 0.5
 LONG_RATIO: Annotated[
     float,
     "of the baseline's longest prompt",
     "a longer prompt is a long one",
-    "as LONG_PROMPT of diagnosis.thresholds",
+    "by hand, above GROWN_LENGTH: it is the only evidence here, not beside a grown mean",
 ] = 1.5
 COLD_RATIO: Annotated[
-    float, "of the baseline's computed tokens", "a prompt with more computed is cold"
+    float,
+    "of the baseline's computed tokens",
+    "a prompt with more computed is cold",
+    "by hand, as a prompt that has grown",
 ] = 1.5
-BATCH_S: Annotated[float, "s", "before a late first token: arrivals that it waits behind"] = 3.0
+BATCH_S: Annotated[
+    float, "s", "before a late first token: arrivals that it waits behind",
+    "by hand: a queue of a faint fault drains in as long",
+] = 3.0  # fmt: skip
 BATCH_SIGMAS: Annotated[
     float, "sd of a count", "so many arrivals of one tenant are a batch", "as YOUNG_DEMAND_SIGMAS"
 ] = 5.0
-BATCH_SHARE: Annotated[float, "of the growth", "one tenant has at least as much"] = 0.6
 COMES_AND_GOES: Annotated[
-    float, "of the ticks", "a slowness in fewer of them comes and goes", "by hand"
+    float,
+    "of the ticks",
+    "a slowness in fewer of them comes and goes",
+    "by hand: one that lasts is in nearly all",
 ] = 0.75
 SLOW_SEEN_NS: Annotated[
-    int, "ns", "before a late token: the steps that tell which parts are slow"
+    int,
+    "ns",
+    "before a late token: the steps that tell which parts are slow",
+    "by hand, as LASTING_S: as many steps as a mean needs",
 ] = 5_000_000_000
 PAUSES_SEEN_NS: Annotated[
     int,
@@ -112,7 +137,10 @@ BLOWS_PER_S: Annotated[
     float, "1/s", "rate of blows of a fault that is to be found", "one in four seconds"
 ] = 0.25
 BLOWS_RATIO: Annotated[
-    float, "of the baseline's rate", "the same, where the baseline has some already"
+    float,
+    "of the baseline's rate",
+    "the same, where the baseline has some already",
+    "by hand: a rate that has only doubled is often chance",
 ] = 4.0
 PRIOR_BLOWS: Annotated[
     float, "blows", "added to those of the baseline", "half a count, as for any rare rate"
@@ -132,8 +160,13 @@ BLOWS_THRESHOLD: Annotated[
 LEAST_BLOWS: Annotated[
     int, "blows", "fewer never fire", "by hand: of two a period cannot be told from chance"
 ] = 3
-LEAST_CONFIRMED: Annotated[int, "blows", "the same, of a cause that the mean harm has named"] = 2
-LEAST_LATE: Annotated[int, "late tokens", "fewer never fire"] = 3
+LEAST_CONFIRMED: Annotated[
+    int,
+    "blows",
+    "the same, of a cause that the mean harm has named",
+    "the mean is the third witness",
+] = 2
+LEAST_LATE: Annotated[int, "late tokens", "fewer never fire", "one a blow, as LEAST_BLOWS"] = 3
 HELD_PERIODS: Annotated[
     float,
     "periods",
@@ -143,8 +176,14 @@ HELD_PERIODS: Annotated[
 LEAST_HELD_NS: Annotated[
     int, "ns", "held at least as long after a blow", "by hand: as long as a mean alarm needs"
 ] = 4_000_000_000
-MOST_HELD_NS: Annotated[int, "ns", "held at most as long after a blow"] = 10_000_000_000
-KEPT_BLOWS: Annotated[int, "blows", "of which the period is the median interval"] = 12
+MOST_HELD_NS: Annotated[
+    int, "ns", "held at most as long after a blow",
+    "by hand: an operator must not read of a fault that is long over",
+] = 10_000_000_000  # fmt: skip
+KEPT_BLOWS: Annotated[
+    int, "blows", "of which the period is the median interval",
+    "by hand: more would hide that the period has changed",
+] = 12  # fmt: skip
 ON_TIME: Annotated[
     int,
     "first tokens",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from diagnosis.promises.chance import clump, evidence
 from diagnosis.promises.thresholds import (
-    LEAST_MISSED,
+    LEAST_MISSES,
     LEAST_REQUESTS,
     LONG_NS,
     MOST_MISS,
@@ -109,7 +109,7 @@ class Attainment:
 
     def _is_sure(self, end_ns: int) -> bool:
         long, short = self.long(), self.short(end_ns)
-        if long.requests < LEAST_REQUESTS or short.missed < LEAST_MISSED:
+        if long.requests < LEAST_REQUESTS or short.missed < LEAST_MISSES:
             return False
         span_ns = max(1, min(LONG_NS, end_ns - self._begin_ns))
         budget = self.allowed * long.requests * LONG_NS / span_ns

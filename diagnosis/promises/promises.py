@@ -11,18 +11,18 @@ from collections.abc import Collection
 from math import exp
 
 from diagnosis.detection.window import Window
+from diagnosis.evidence import Promised
 from diagnosis.promises.book_keeper import BookKeeper
 from diagnosis.promises.chance import evidence
 from diagnosis.promises.class_book import ClassBook
 from diagnosis.promises.form import Situation
 from diagnosis.promises.requests import Missed
-from diagnosis.promises.thresholds import SHORT_NS
 from diagnosis.symptoms import Evidence, Finding, MissedPromise, MissForm, Symptom
+from diagnosis.thresholds import MOST_CONFIDENCE
 from telemetry.facts.records import Fact
 from telemetry.requests.slo_policy import SloPolicy
 
 _MOST_VICTIMS, _MOST_EXEMPLARS, _PARTS_TOLD = 10, 3, 3
-_MOST = 0.99
 _FORMS = {
     MissForm.IMPOSSIBLE: "even alone on this machine they would be late",
     MissForm.ONE_CLASS: "the other classes are served as promised",
@@ -122,7 +122,7 @@ def _confidence(book: ClassBook) -> float:
     """One less the chance of so many misses at the objective."""
     long = book.attainment.long()
     nats = evidence(long.missed, long.requests, book.attainment.allowed, long.together)
-    return round(min(_MOST, 1 - exp(-nats)), 3)
+    return round(min(MOST_CONFIDENCE, 1 - exp(-nats)), 3)
 
 
 def _claim(one: MissedPromise) -> str:
@@ -150,20 +150,14 @@ def _beyond(name: str, value_ms: float | None, target_ms: float) -> str:
 
 def _evidence(worst: MissedPromise) -> tuple[Evidence, ...]:
     """Of the class that burns fastest."""
-    found = [
-        Evidence("missed_share", round(worst.missed / max(1, worst.requests), 3), "of 1"),
-        Evidence("objective", worst.objective, "of 1"),
-        Evidence(f"burn_{SHORT_NS // 1_000_000_000}s", worst.burn, "times"),
-        Evidence("burn_5min", worst.burn_5min, "times"),
-    ]
-    for name, value in (
-        ("ttft_p95", worst.ttft_p95_ms),
-        ("ttft_target", worst.ttft_target_ms),
-        ("worst_gap_p95", worst.worst_gap_p95_ms),
-        ("itl_target", worst.itl_target_ms),
-    ):
-        if value is not None:
-            found.append(Evidence(name, value, "ms"))
-    if worst.utilisation is not None:
-        found.append(Evidence("utilisation", worst.utilisation, "times"))
-    return tuple(found)
+    return (
+        Promised.MISSED_SHARE.of(worst.missed / max(1, worst.requests)),
+        Promised.OBJECTIVE.of(worst.objective),
+        Promised.BURN_30S.of(worst.burn),
+        Promised.BURN_5MIN.of(worst.burn_5min),
+        Promised.TTFT_P95.of(worst.ttft_p95_ms),
+        Promised.TTFT_TARGET.of(worst.ttft_target_ms),
+        Promised.WORST_GAP_P95.of(worst.worst_gap_p95_ms),
+        Promised.ITL_TARGET.of(worst.itl_target_ms),
+        Promised.UTILISATION.of(worst.utilisation),
+    )

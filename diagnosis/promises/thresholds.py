@@ -35,7 +35,7 @@ STILL_NATS: Annotated[
 LEAST_REQUESTS: Annotated[
     int, "requests", "of fewer nothing is said", "below BURN_LEAST_REQUESTS of the SLO report"
 ] = 8
-LEAST_MISSED: Annotated[
+LEAST_MISSES: Annotated[
     int,
     "requests",
     "fewer misses are not said",

@@ -31,6 +31,8 @@ from telemetry.requests.slo_policy import SloClass, SloPolicy
 from telemetry.stats.slo import judge
 from telemetry.stats.slo_report import Verdict
 
+_TTFT_QUANTILE, _ITL_QUANTILE = 0.95, 0.99
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -154,8 +156,8 @@ class _Tally:
         return ClassForecast(
             requests=self.counted,
             good_share=self.good / self.counted if self.counted else 1.0,
-            ttft_p95_ms=_ms(quantile(self.ttft_ns, 0.95)),
-            itl_p99_ms=_ms(quantile(self.gaps_ns, 0.99)),
+            ttft_p95_ms=_ms(quantile(self.ttft_ns, _TTFT_QUANTILE)),
+            itl_p99_ms=_ms(quantile(self.gaps_ns, _ITL_QUANTILE)),
             output_tokens_per_s=self.tokens / seconds,
             late_first_tokens=self.late_first_tokens,
             slow_tokens=sum(gap > self.target.itl_ns for gap in self.gaps_ns),

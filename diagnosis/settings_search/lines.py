@@ -17,6 +17,7 @@ from diagnosis.settings_search.thresholds import (
     LEAST_BUDGET,
     MOST_BUDGET,
     POOR_DRAFTS,
+    PREEMPTING,
 )
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
@@ -129,7 +130,7 @@ def _slots(now: Limits, pressure: Pressure, late: float, slow: float) -> Line:
     ordered = [*more, *fewer] if late * wants_more > slow else [*fewer, *more]
     return Line(
         "max_num_seqs",
-        0.1 + late * wants_more + 0.5 * slow + 0.5 * min(1.0, 5 * pressure.preempting),
+        0.1 + late * wants_more + 0.5 * slow + 0.5 * min(1.0, PREEMPTING * pressure.preempting),
         tuple({"max_num_seqs": count} for count in ordered if count >= 1),
         scale=True,
     )
@@ -151,7 +152,8 @@ def _tenants(now: Limits, pressure: Pressure) -> Line | None:
     if pressure.dominant < DOMINANT:
         return None
     most = now.max_seqs if now.tenant_max_seqs is None else now.tenant_max_seqs
-    counts = sorted({max(1, most * part // 4) for part in (1, 2, 3)} - {most})
+    quarters = [most * part // 4 for part in (1, 2, 3)]
+    counts = sorted({max(1, count) for count in quarters} - {most})
     return Line(
         "tenant_max_seqs",
         0.9,
@@ -163,7 +165,7 @@ def _tenants(now: Limits, pressure: Pressure) -> Line | None:
 def _cache(now: Limits, pressure: Pressure) -> Line:
     waits = pressure.wait(WaitReason.KV, WaitReason.PREEMPTED)
     values = tuple({KV_BLOCKS: now.blocks_total * times} for times in (2, 4, 8))
-    return Line(KV_BLOCKS, waits + min(1.0, 5 * pressure.preempting), values)
+    return Line(KV_BLOCKS, waits + min(1.0, PREEMPTING * pressure.preempting), values)
 
 
 def _queue(now: Limits, pressure: Pressure) -> Line | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from diagnosis.settings_search.answer import SettingsAnswer
 from diagnosis.settings_search.search import search
-from diagnosis.settings_search.thresholds import WINDOW_NS
+from diagnosis.settings_search.thresholds import REPLAYED_WINDOW_NS
 from diagnosis.spans import Span
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
@@ -50,5 +50,5 @@ def last_window(run: RecordedRun) -> Span:
     """The last seconds of a record, or all of it."""
     stamps = [fact_ns(fact) for fact in [*run.facts, *run.others]]
     end_ns = max(stamps, default=run.started.at_ns) + 1
-    begin_ns = max(run.started.at_ns, end_ns - WINDOW_NS)
+    begin_ns = max(run.started.at_ns, end_ns - REPLAYED_WINDOW_NS)
     return Span(begin_ns, end_ns)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 # --- the excerpt that is replayed ----------------------------------------------------------------
 
-WINDOW_NS: Annotated[
+REPLAYED_WINDOW_NS: Annotated[
     int,
     "ns",
     "of a record's end are judged",
@@ -29,7 +29,10 @@ SEEN_STEPS: Annotated[
     int, "steps", "with so many decode rows that the fit knows what these cost", "as the fit needs"
 ] = 8
 BEFORE_NS: Annotated[
-    int, "ns", "limits are set so long before the first sequence of an excerpt comes"
+    int,
+    "ns",
+    "limits are set so long before the first sequence of an excerpt comes",
+    "any time before it: the engine is idle then",
 ] = 1_000
 GAPS_PER_LATE_ONE: Annotated[
     int,
@@ -69,27 +72,35 @@ SEARCH_WORK: Annotated[
     "measured: 20 us of CPU each, so about 5 s",
 ] = 250_000
 RUNTIME_SHARE: Annotated[
-    float, "of the replays", "for limits that can change at once, before all others are tried"
+    float,
+    "of the replays",
+    "for limits that can change at once, before all others are tried",
+    "by hand: what can be done now is asked for most",
 ] = 0.6
 CAPACITY_TRIALS: Annotated[
     int, "replays", "of them kept for replicas", "to find one of 1 to 8: 2, 4, 8, then between"
 ] = 5
-MOST_REPLICAS: Annotated[int, "replicas", "tried at most"] = 8
+MOST_REPLICAS: Annotated[
+    int, "replicas", "tried at most", "by hand: beyond it, one server says little of a fleet"
+] = 8
 MOST_WORK: Annotated[
     int,
     "rows and steps",
     "in the window; of a busier server a shorter one is replayed",
     "by hand: 18 replays and what comes before the window then stay below 10 s of CPU",
 ] = 20_000
-LEAST_WINDOW_NS: Annotated[int, "ns", "the window is not made shorter"] = 5_000_000_000
-DOMINANT: Annotated[float, "of the tokens", "of a tenant that limits for tenants are tried for"] = (
-    0.5
-)
+LEAST_WINDOW_NS: Annotated[
+    int, "ns", "the window is not made shorter", "by hand: a long answer takes as long"
+] = 5_000_000_000
+DOMINANT: Annotated[
+    float, "of the tokens", "of a tenant that limits for tenants are tried for", "a majority"
+] = 0.5
 BALANCED: Annotated[
     float,
     "ratio",
     "the largest group of tenants on a replica over an equal share, at most; else single requests "
     "are divided",
+    "by hand: a replica with a quarter more would be judged for the division",
 ] = 1.25
 POOR_DRAFTS: Annotated[
     float,
@@ -97,5 +108,13 @@ POOR_DRAFTS: Annotated[
     "acceptance below which drafts are suspected first",
     "by hand: a draft token costs a row of computing",
 ] = 0.5
-LEAST_BUDGET: Annotated[int, "tokens", "of a step, tried"] = 16
-MOST_BUDGET: Annotated[int, "tokens", "of a step, tried"] = 2048
+PREEMPTING: Annotated[
+    float,
+    "times",
+    "weight of the share of preempted sequences",
+    "by hand: one in five is as much as all of the time",
+] = 5.0
+LEAST_BUDGET: Annotated[
+    int, "tokens", "of a step, tried", "a block: smaller pieces only pay the fixed cost of a step"
+] = 16
+MOST_BUDGET: Annotated[int, "tokens", "of a step, tried", "the default of a GPU"] = 2048

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.sensitivity.result import Changed, Row, Sweep
-from diagnosis.evidence import Counted, Measurement
+from diagnosis.evidence import Counted, Late, Measurement, Promised
 from diagnosis.threshold_table import Threshold
 from diagnosis.threshold_table import table as all_thresholds
 from diagnosis.verdicts.rules import RULES
@@ -90,7 +90,7 @@ def evidence() -> str:
         [code(one.value), one.unit.value, one.meaning, ", ".join(shown_by.get(one, []))]
         for one in Measurement
     ]
-    counts = [[code(one.value), one.unit.value, one.meaning] for one in Counted]
+    counts = _rows(Counted)
     return "\n".join(
         [
             _EVIDENCE,
@@ -102,5 +102,17 @@ def evidence() -> str:
             "",
             *table(head, counts),
             "",
+            "## Counted of late tokens and answers, while a fault comes back",
+            "",
+            *table(head, _rows(Late)),
+            "",
+            "## Of the SLO class that burns its error budget fastest, for `slo_missed`",
+            "",
+            *table(head, _rows(Promised)),
+            "",
         ]
     )
+
+
+def _rows(quantities: type[Counted] | type[Late] | type[Promised]) -> list[list[str]]:
+    return [[code(one.value), one.unit.value, one.meaning] for one in quantities]
