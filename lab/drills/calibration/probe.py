@@ -22,6 +22,7 @@ from lab.drills.calibration.steps import (
     Band,
     Probe,
     intensity_at,
+    is_calm,
     nearest,
     next_place,
 )
@@ -53,7 +54,8 @@ _IDLE_WITHIN_S, _LOOK_EVERY_S = 20.0, 0.25
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The intensity for one level of a mechanism's tail. `value` is the harm that a probe had with
-    it, `tried` every probe, and `reference` the measure without the fault, in its own unit."""
+    it, `tried` every probe, and `reference` the measure without the fault, in its own unit. It is
+    met if a probe lay in the band and the reference was calm."""
 
     symptom: str
     mechanism: str
@@ -135,14 +137,16 @@ class _Prober:
         tried = tuple(sorted(self._tried.values(), key=lambda one: one.place))
         best = nearest(tried, band)
         place = 0.0 if best is None else best.place
+        reference = self._harm.value(self._reference, 0)
+        calm = is_calm(self._harm.measure, reference)
         return Calibration(
             symptom=self._mechanism.symptom,
             mechanism=self._mechanism.name,
             level=level,
             intensity=intensity_at(place, self._mechanism.ends),
             value=None if best is None else best.value,
-            is_met=best is not None and band.has(best.value),
-            reference=self._harm.value(self._reference, 0),
+            is_met=calm and best is not None and band.has(best.value),
+            reference=None if reference is None else round(reference, 4),
             tried=tried,
         )
 

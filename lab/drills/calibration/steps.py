@@ -43,6 +43,18 @@ BANDS = {
 }
 
 
+GAPS_IN_REFERENCE = 0.15
+"""The largest share of requests with a gap that a healthy reference may have; with more, a share in
+the fault says nothing about the fault."""
+
+
+def is_calm(measure: HarmMeasure, reference: float | None) -> bool:
+    """Whether a reference can be compared with."""
+    if reference is None:
+        return False
+    return measure is not HarmMeasure.GAP_SHARE or reference <= GAPS_IN_REFERENCE
+
+
 class Probe(msgspec.Struct, frozen=True):
     """One try: the place on the scale, and the harm there (None: too few requests were served)."""
 
