@@ -31,7 +31,7 @@ class Band(msgspec.Struct, frozen=True):
 
     @property
     def wide(self) -> Band:
-        return Band(0.75 * self.low, self.aim, 1.5 * self.high)
+        return Band(0.875 * self.low, self.aim, 1.4 * self.high)
 
 
 # lower: TTFT p95 doubles, or every third request has a gap. Upper: nobody would call it healthy
