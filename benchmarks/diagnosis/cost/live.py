@@ -77,8 +77,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of a core: `folds` by fold, `fold` all of them in the stretch `steady`. `switch_error` is
-    the standard error of `switch`."""
+    """Shares of a core: `folds` by fold and `fold` all of them, in the stretch `steady`.
+    `switch_error` is the standard error of `switch`."""
 
     streams: int
     tokens_per_s: float
@@ -151,10 +151,9 @@ def measure(load: Load, pairs: int, block_s: float, warm_s: float, folder: Path,
         before, tokens = _sums(folder), _tokens(server)
         steady = _block(server, folder, True, STEADY_BLOCKS * block_s)
         after, rate = _sums(folder), (_tokens(server) - tokens) / steady.seconds
-        folds = {
-            name: (after[name]["cpu_ns"] - before[name]["cpu_ns"]) / 1e9 / steady.seconds
-            for name in before
-        }
+        spent = {name: after[name]["cpu_ns"] - before[name]["cpu_ns"] for name in before}
+        share = steady.fold_cpu_s / steady.seconds / max(1, sum(spent.values()))
+        folds = {name: share * cpu_ns for name, cpu_ns in spent.items()}
         for is_on in order(pairs):
             blocks.append(_block(server, folder, is_on, block_s))
             print(f"  {load.name}: {len(blocks)} of {2 * pairs} blocks", flush=True)
