@@ -34,6 +34,7 @@ from lab.drills.mechanism import Mechanism, Need
 from lab.drills.outside import Hooks
 from lab.drills.registry import find
 from lab.drills.servers import (
+    JOURNAL_FLAGS,
     TERMINATED,
     Cores,
     DrillServer,
@@ -91,7 +92,7 @@ class _Prober:
         self._clock: Clock = MonotonicClock()
         self._cores: Cores = split_cores()
         self._hooks = Hooks(folder, self._clock)
-        self._flags = (*spec.base_flags(), *mechanism.flags)
+        self._flags = (*spec.base_flags(), *mechanism.flags, *JOURNAL_FLAGS)
         self._capacity: Capacity | None = spec.capacity
         self._reference: list[Sent] = []
         self._need = Need(blocks_total=1)
