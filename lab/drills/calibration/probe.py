@@ -127,6 +127,9 @@ class _Prober:
         begin_ns = stage.at_ns(_REFERENCE.reference_at_s)
         self._reference = [one for one in stage.log if one.due_ns >= begin_ns]
         self._need = Need(blocks_total=int((await server.snapshot())["blocks_total"]))
+        usual = self._harm.value(self._reference, self._clock.now_ns())
+        if not is_calm(self._harm.measure, usual):
+            self._say(f"no calm reference: {self._harm.measure} {usual}; is the machine quiet?")
 
     async def _level(self, level: Level, server: DrillServer | None) -> Calibration:
         band = BANDS[self._harm.measure, level]
