@@ -321,7 +321,7 @@ def test_the_cost_is_what_the_folds_took_while_they_were_on() -> None:
 
     off = [block(False, 0, 2.0), block(False, 0, 2.2)]
     blocks = [block(True, 0.2, 2.3), *off, block(True, 0.1, 2.3)]
-    found = summed(LOADS[0], 100.0, {"diagnosis": 0.015}, block(True, 0.15, 2.3), blocks)
+    found = summed(LOADS[0], {"diagnosis": 0.015}, block(True, 0.15, 2.3), blocks)
 
     assert found.fold == 0.015
     assert found.switch == pytest.approx(0.02)

@@ -81,7 +81,6 @@ class LiveCost(msgspec.Struct, frozen=True, kw_only=True):
     `switch_error` is the standard error of `switch`."""
 
     streams: int
-    tokens_per_s: float
     folds: dict[str, float]
     fold: float
     switch: float
@@ -97,16 +96,13 @@ def order(pairs: int) -> list[bool]:
     ]
 
 
-def summed(
-    load: Load, tokens_per_s: float, folds: dict[str, float], steady: Block, blocks: list[Block]
-) -> LiveCost:
+def summed(load: Load, folds: dict[str, float], steady: Block, blocks: list[Block]) -> LiveCost:
     pairs = [
         _usage(a if a.is_on else b) - _usage(b if a.is_on else a)
         for a, b in zip(blocks[::2], blocks[1::2], strict=True)
     ]
     return LiveCost(
         streams=load.streams,
-        tokens_per_s=round(tokens_per_s, 1),
         folds={name: round(share, 5) for name, share in folds.items()},
         fold=round(steady.fold_cpu_s / steady.seconds, 5),
         switch=round(fmean(pairs), 5),
@@ -148,9 +144,9 @@ def measure(load: Load, pairs: int, block_s: float, warm_s: float, folder: Path,
         clients(server.port, load, total_s),
     ):
         time.sleep(warm_s)
-        before, tokens = _sums(folder), _tokens(server)
+        before = _sums(folder)
         steady = _block(server, folder, True, STEADY_BLOCKS * block_s)
-        after, rate = _sums(folder), (_tokens(server) - tokens) / steady.seconds
+        after = _sums(folder)
         spent = {name: after[name]["cpu_ns"] - before[name]["cpu_ns"] for name in before}
         share = steady.fold_cpu_s / steady.seconds / max(1, sum(spent.values()))
         folds = {name: share * cpu_ns for name, cpu_ns in spent.items()}
@@ -161,7 +157,7 @@ def measure(load: Load, pairs: int, block_s: float, warm_s: float, folder: Path,
         time.sleep(block_s)
         with urllib.request.urlopen(f"{server.url}/debug/journal", timeout=60) as answer:
             journal.write_bytes(answer.read())
-    return summed(load, rate, folds, steady, blocks)
+    return summed(load, folds, steady, blocks)
 
 
 def _block(server: Started, folder: Path, is_on: bool, seconds: float) -> Block:
@@ -206,10 +202,3 @@ def _cpu_s(pid: int) -> float:
         with contextlib.suppress(OSError):
             found += int((task / "schedstat").read_text().split()[0])
     return found / 1e9
-
-
-def _tokens(server: Started) -> int:
-    """Output tokens since the start."""
-    with urllib.request.urlopen(f"{server.url}/debug/snapshot", timeout=30) as answer:
-        found: int = json.load(answer)["output_tokens_total"]
-    return found
