@@ -191,7 +191,7 @@ def test_an_episode_counts_only_if_the_links_of_its_chain_came_about() -> None:
     episode = kept([said(0, None)]).episode
 
     assert came_about("queue_overload", episode, gauges(waiting=4.0))
-    assert not came_about("queue_overload", episode, gauges(waiting=1.0))
+    assert not came_about("queue_overload", episode, gauges(waiting=0.5))
     assert came_about("kv_exhaustion", episode, gauges(waiting=1.0, kv_used=0.95))
     assert not came_about("kv_exhaustion", episode, gauges(kv_used=0.95))
     assert came_about("kv_thrash", episode, gauges(preemptions=1.0))
