@@ -31,6 +31,7 @@ from lab.drills.outside import Hooks
 from lab.drills.pace import Pacer
 from lab.drills.registry import find
 from lab.drills.servers import (
+    JOURNAL_FLAGS,
     TERMINATED,
     Cores,
     DidNotStart,
@@ -47,7 +48,6 @@ from service.config.settings import ConfigError, ModelKind
 from service.model_files.model_store import resolve_model
 from telemetry.facts.clock import Clock, MonotonicClock
 
-_JOURNAL_FLAGS = ("--journal-memory", "256MiB")
 _NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
 
 
@@ -245,7 +245,7 @@ class _Episode:
     # Shared by all
 
     async def _capacity(self) -> Capacity:
-        flags = (*self._flags, *_JOURNAL_FLAGS)
+        flags = (*self._flags, *JOURNAL_FLAGS)
         return await capacity_of(
             flags,
             self._mechanism.mix,
@@ -258,7 +258,7 @@ class _Episode:
 
     def _server(self, flags: tuple[str, ...]) -> DrillServer:
         return DrillServer(
-            (*flags, *_JOURNAL_FLAGS),
+            (*flags, *JOURNAL_FLAGS),
             self._server_folder,
             self._clock,
             self._say,
