@@ -43,4 +43,10 @@ JOINT_CAUSES: Annotated[
     "leading causes with Shapley values",
     "by hand: every subset of them is one replay",
 ] = 3
+LEAST_REFERENCE_S: Annotated[
+    float,
+    "s",
+    "a reference that is shorter is none: a server that missed its SLO from the start has no time "
+    "before",
+] = 1.0
 LEAST_REQUESTS: Annotated[int, "requests", "fewer are not compared"] = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from diagnosis.settings_search.answer import ClassForecast
 from diagnosis.settings_search.forecast import Forecaster, Replayed
 from diagnosis.settings_search.gain import compare
-from diagnosis.settings_search.lines import Line, Values
+from diagnosis.settings_search.lines import Line, Values, lines_of
 from diagnosis.settings_search.settings import NotPossible, settings_of
 from diagnosis.settings_search.thresholds import DROPPED_LOSS
 from service.engine.admission import Limits
@@ -62,15 +62,23 @@ class Climb:
         self._known: dict[tuple[str, ...], Point | None] = {}
         self.origin = Point({}, present, score_of(self._before, forecaster.policy))
 
-    def up(self, lines: Sequence[Line], best: Point, *, only_runtime: bool, most: int) -> Point:
+    def up(self, *, only_runtime: bool, most: int) -> Point:
         """The best point on the lines, each tried from the best one before, until every objective
-        is met, or `most` replays are made in all."""
+        is met, or `most` replays are made in all. What requests wait for at the best point decides
+        which line is next."""
         self._most = most
-        for line in lines:
-            if best.replayed.trial.is_met:
+        best, done = self.origin, set[str]()
+        while not best.replayed.trial.is_met:
+            lines = self._lines(best.replayed)
+            line = next((one for one in lines if one.name not in done), None)
+            if line is None:
                 break
+            done.add(line.name)
             best = self._along(line, best, only_runtime)
         return best
+
+    def _lines(self, replayed: Replayed) -> list[Line]:
+        return lines_of(self._start, self._now, replayed.pressure, replayed.trial.classes)
 
     def _along(self, line: Line, best: Point, only_runtime: bool) -> Point:
         found = self._best_of(line, line.values, best, only_runtime)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from diagnosis.settings_search.answer import Setting, Trial
 from diagnosis.settings_search.excerpt import excerpt_of
 from diagnosis.settings_search.judged import Judged, expected_tokens, judge_recorded, judged
+from diagnosis.settings_search.pressure import Pressure, pressure_of
 from diagnosis.settings_search.replicas import elsewhere
 from diagnosis.settings_search.settings import NotPossible, applied, changed_fields
 from diagnosis.settings_search.thresholds import LEAST_WINDOW_NS, MOST_WORK
@@ -30,10 +31,11 @@ MakeNoise = Callable[[], Noise]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A trial, and the ids of the requests that missed their SLO in it."""
+    """A trial, the ids of the requests that missed their SLO in it, and where requests waited."""
 
     trial: Trial
     missed: frozenset[str]
+    pressure: Pressure
 
 
 class Forecaster:
@@ -76,7 +78,7 @@ class Forecaster:
             raise NotPossible(f"{' '.join(str(one) for one in settings)}: {error}") from error
         found = judged(facts, self.window, self.policy, self._expected)
         trial = Trial(settings=tuple(settings), replicas=replicas, classes=found.classes)
-        return Replayed(trial, found.missed)
+        return Replayed(trial, found.missed, pressure_of(run, facts, self.window))
 
 
 def forecast(

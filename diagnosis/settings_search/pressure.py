@@ -1,15 +1,17 @@
-"""What the record shows of where requests wait: it decides which settings are tried first."""
+"""Where requests wait in a replay: it decides which settings are tried next."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diagnosis.settings_search.replicas import tokens_of
 from diagnosis.spans import Span
 from lab.replay.recorded import RecordedRun
-from telemetry.facts.engine_records import SequenceRefused
+from telemetry.facts.engine_records import SequenceRefused, StepRecorded
 from telemetry.facts.reasons import WaitReason
+from telemetry.facts.records import Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,11 @@ class Pressure:
         return sum(self.waits.get(reason, 0.0) for reason in reasons)
 
 
-def pressure_of(run: RecordedRun, window: Span) -> Pressure:
+def pressure_of(run: RecordedRun, facts: Iterable[Fact], window: Span) -> Pressure:
+    """Of the steps among `facts` that began in the window, and the sequences of the run."""
     waits: Counter[WaitReason] = Counter()
     preempting = mixed = drafted = accepted = 0
-    steps = [step for step in run.steps.values() if window.has(step.begin_ns)]
+    steps = [f for f in facts if isinstance(f, StepRecorded) and window.has(f.begin_ns)]
     for step in steps:
         waits.update(skip.reason for skip in step.skips)
         preempting += bool(step.preempted)

@@ -2,7 +2,7 @@
 
     1. the window as it is, and again with drawn noise: how far do two replays differ for no reason?
     2. requests that cannot meet their target even alone
-    3. line by line (`lines`), most promising first: limits that can change at once, then all others
+    3. line by line (`lines`), most promising first: limits that can change at once, then all
     4. settings that add nothing are left out, and the rest must be a gain under other noise, too
     5. if an objective is still missed: how many replicas would meet it?
 
@@ -18,8 +18,7 @@ from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Tria
 from diagnosis.settings_search.climb import Climb, Point
 from diagnosis.settings_search.forecast import Forecaster, Replayed, forecast
 from diagnosis.settings_search.gain import is_gain
-from diagnosis.settings_search.lines import lines_of, unknown_of
-from diagnosis.settings_search.pressure import pressure_of
+from diagnosis.settings_search.lines import unknown_of
 from diagnosis.settings_search.settings import NotPossible
 from diagnosis.settings_search.thresholds import (
     CAPACITY_TRIALS,
@@ -117,18 +116,16 @@ class _Search:
         forecaster = self._forecaster
         run, window = forecaster.run, forecaster.window
         start, now = run.limits, run.limits_in(window.end_ns - 1, window.end_ns)[-1]
-        pressure = pressure_of(forecaster.excerpt, window)
-        lines = lines_of(start, now, pressure, self.present.trial.classes)
-        self.unknown = unknown_of(start, now, pressure)
+        self.unknown = unknown_of(start, now, self.present.pressure)
         climb = Climb(forecaster, self.present, self.noise, (start, now), self._progress)
         most = self._most()
         share = 1.0 if self._only_runtime else RUNTIME_SHARE
-        point = climb.up(lines, climb.origin, only_runtime=True, most=int(share * most))
+        point = climb.up(only_runtime=True, most=int(share * most))
         self.best_runtime = self.best = self._confirmed(climb.pruned(point))
         if self._only_runtime or point.replayed.trial.is_met:
             return
-        further = climb.up(lines, point, only_runtime=False, most=most)
-        if further is not point:
+        further = climb.up(only_runtime=False, most=most)
+        if further.score > point.score:
             self.best = self._confirmed(climb.pruned(further)) or self.best_runtime
 
     def _most(self) -> int:

@@ -6,6 +6,12 @@ from typing import Annotated
 
 # --- the excerpt that is replayed ----------------------------------------------------------------
 
+WINDOW_NS: Annotated[
+    int,
+    "ns",
+    "of a record's end are judged",
+    "by hand: long enough for requests of each class, short enough to replay 30 times",
+] = 30_000_000_000
 LEAD_LEAST: Annotated[
     float,
     "windows",

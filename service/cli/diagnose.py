@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.cli.diagnose_settings import (
+    Progress,
+    encoded_settings,
+    policy_from,
+    print_settings,
+    search_settings,
+)
 from service.cli.source import add_source
+from telemetry.facts.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from diagnosis.root_cause.root import RelativeWindow, RootCause
@@ -25,6 +33,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="replay the scheduler without each change from the reference, one at a time, and say "
         "which of them made requests slow",
     )
+    parser.add_argument(
+        "--settings",
+        action="store_true",
+        help="replay the last seconds under other settings, and say which of them would have met "
+        "the objectives of all SLO classes; with --root as a part of its answer",
+    )
+    parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
     parser.add_argument(
         "--window",
         type=_relative_window,
@@ -68,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
         if args.root:
             root = _root(args)
             encoded, print_text = msgspec.json.encode(root), partial(_print_root_cause, root)
+        elif args.settings:
+            answer = search_settings(args)
+            encoded, print_text = encoded_settings(answer), partial(print_settings, answer)
         else:
             diagnosis = _diagnosis(args)
             encoded, print_text = (
@@ -124,6 +142,13 @@ def _print_finding(rank: int, finding: Finding) -> None:
 
 
 def _print_root_cause(root: RootCause) -> None:
+    _print_explanation(root)
+    if root.settings is not None:
+        print()
+        print_settings(root.settings)
+
+
+def _print_explanation(root: RootCause) -> None:
     found = root.explanation
     window, reference = root.window, root.reference
     if root.diagnosis is not None:
@@ -161,7 +186,7 @@ def _print_root_cause(root: RootCause) -> None:
 
 
 def _root(args: argparse.Namespace) -> RootCause:
-    """Raises Unreachable, JournalError, NotReplayable, BaselineError."""
+    """Raises Unreachable, JournalError, NotReplayable, BaselineError, ConfigError."""
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.root_cause.root import root_cause
@@ -173,7 +198,8 @@ def _root(args: argparse.Namespace) -> RootCause:
             args.window,
             args.reference,
             baseline,
-            lambda what: print(f"  {what} ...", file=sys.stderr),
+            Progress(MonotonicClock()),
+            policy_from(args) if args.settings else None,
         )
 
 

@@ -1,9 +1,10 @@
-"""Explains a fault while it lasts: runs `phasescope diagnose --root` on a dump, in a child process.
+"""Explains a fault while it lasts: runs `phasescope diagnose --root --settings` on a dump, in a
+child process.
 
-Finding the root cause replays the recorded seconds several times, which takes seconds of a CPU. So
-a child with the lowest priority does it, and the worker then waits so long that the children use no
-more than `CPU_SHARE` of one core. An attempt that fails, for a full disk or for any other reason,
-is recorded and repeated later; no error ends the worker's thread.
+Finding the root cause and the best settings replays the recorded seconds many times, which takes
+seconds of a CPU. So a child with the lowest priority does it, and the worker then waits so long
+that the children use no more than `CPU_SHARE` of one core. An attempt that fails, for a full disk
+or for any other reason, is recorded and repeated later; no error ends the worker's thread.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class RootWorker:
         baseline: str | None,
         child: tuple[str, ...] = (sys.executable, "-m", "service.cli.main"),
         limit_s: float = _CHILD_TIMEOUT_S,
+        slo_file: str | None = None,
     ) -> None:
         self.cpu_s = 0.0
         self.failures = RootFailures()
@@ -62,7 +64,7 @@ class RootWorker:
         self._clock = clock
         self._diagnosis = diagnosis
         self._frames = frames
-        self._baseline = baseline
+        self._baseline, self._slo_file = baseline, slo_file
         self._command = child
         self._limit_s = limit_s
         self._not_before_ns = 0
@@ -120,9 +122,10 @@ class RootWorker:
         if now_ns < self._not_before_ns:
             return False
         diagnosis = self._diagnosis()
-        if diagnosis.onset_ns is None or diagnosis.verdict != "fault":
+        onset_ns = _onset_ns(diagnosis)
+        if onset_ns is None or diagnosis.verdict != "fault":
             return False
-        return now_ns - diagnosis.onset_ns >= _LEAST_FAULT_NS
+        return now_ns - onset_ns >= _LEAST_FAULT_NS
 
     def _explain(self) -> None:
         """Raises _Failure, or the error of a dump that cannot be taken or written."""
@@ -139,8 +142,9 @@ class RootWorker:
 
     def _run_child(self, path: Path) -> bytes:
         """The explanation that the child writes to its standard output. Raises _Failure."""
-        command = [*self._command, "diagnose", str(path), "--root", "--json"]
+        command = [*self._command, "diagnose", str(path), "--root", "--settings", "--json"]
         command += ["--baseline", self._baseline] if self._baseline else []
+        command += ["--slo-file", self._slo_file] if self._slo_file else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
             self._child = subprocess.Popen(
@@ -166,6 +170,13 @@ class RootWorker:
             lines = errors.decode(errors="replace").strip().splitlines()
             raise _Failure(RootFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
         return output.strip()
+
+
+def _onset_ns(diagnosis: Diagnosis) -> int | None:
+    """Since when it lasts: a broken promise has an onset of its own, since nothing had changed."""
+    if diagnosis.onset_ns is not None:
+        return diagnosis.onset_ns
+    return min((f.onset_ns for f in diagnosis.findings if f.onset_ns is not None), default=None)
 
 
 def _children_s() -> float:
