@@ -5,6 +5,8 @@
     detection    counts per half second, the baseline, change detection
     attribution  excess time, charged to causes
     verdicts     findings, checks by counting, confidence, the verdict
+    spans        a stretch of time of a record
+    settings_search  what other settings would have given every SLO class
     root_cause   differential replay, what-if replay, capacity
 
 It reads facts and replays the scheduler. It never touches a running engine, and knows nothing of

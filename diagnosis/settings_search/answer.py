@@ -105,6 +105,9 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     fewest replicas that meet every objective. `impossible` says, by class, why requests cannot meet
     their target even alone, `impossible_missed` how many of its misses those are. `unknown` says,
     by setting, why it cannot be forecast from this record. `tried` replays took `cpu_s`.
+
+    Where the replay begins with a `backlog` of requests that wait, `rested` is the present without
+    them, and so are all other trials: under other settings they might not have piled up.
     """
 
     window_s: float
@@ -119,16 +122,23 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     impossible_missed: dict[str, int] = {}
     unknown: dict[str, str] = {}
+    backlog: int = 0
+    rested: Trial | None = None
+
+    @property
+    def compared(self) -> Trial:
+        """What the other trials are compared with: the present, without the backlog."""
+        return self.present if self.rested is None else self.rested
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The classes that do not meet their objective as it is."""
-        return tuple(name for name, one in self.present.classes.items() if not one.is_met)
+        return tuple(name for name, one in self.compared.classes.items() if not one.is_met)
 
     @property
     def remedy(self) -> Remedy | None:
         """None where nothing is missing, or nothing that was tried helps."""
-        if self.present.is_met:
+        if self.compared.is_met:
             return None
         if self._recovers(self.best_runtime):
             return Remedy.RUNTIME
@@ -139,11 +149,12 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def form(self) -> Form | None:
         """None where every objective is met. The first that holds, in the order of `Form`."""
-        if self.present.is_met:
-            return None if all(one.is_met for one in self.recorded.values()) else Form.OUTSIDE
-        if 2 * sum(self.impossible_missed.values()) > self.present.missed:
+        if self.compared.is_met:
+            is_met = self.present.is_met and all(one.is_met for one in self.recorded.values())
+            return None if is_met else Form.OUTSIDE
+        if 2 * sum(self.impossible_missed.values()) > self.compared.missed:
             return Form.IMPOSSIBLE
-        counted = [one for one in self.present.classes.values() if one.requests]
+        counted = [one for one in self.compared.classes.values() if one.requests]
         if len(self.missing) == 1 and len(counted) > 1:
             return Form.ONE_CLASS
         match self.remedy:
@@ -160,7 +171,7 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
         if trial is None:
             return False
         sheds = any(setting.name in SHEDDING for setting in trial.settings)
-        return trial.is_met or (not sheds and 2 * _beyond(trial) < _beyond(self.present))
+        return trial.is_met or (not sheds and 2 * _beyond(trial) < _beyond(self.compared))
 
 
 def _beyond(trial: Trial) -> float:

@@ -134,7 +134,7 @@ class Climb:
         self._progress(", ".join(str(one) for one in settings))
         point: Point | None = None
         try:
-            replayed = self._forecaster.replay(settings)
+            replayed = self._forecaster.replay(settings, with_backlog=False)
         except NotPossible:
             replayed = None
         if replayed is not None:

@@ -1,6 +1,9 @@
 """The part of a recorded run around a window, as a run of its own that is cheap to replay.
 
-It begins at the quietest moment shortly before the window, where the replay has the least to guess:
+It begins at the quietest moment shortly before the window, where the replay has the least to guess.
+If requests wait even then, it begins at the last moment before at which none did, if that is not
+too far to be replayed: a queue that other settings would not have had must not be held against
+them. What is live at the begin is carried over:
 
     sequences that wait then      arrive then
     sequences that run then       arrive then with the tokens that they have as their prompt,
@@ -13,13 +16,13 @@ that of another one.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from diagnosis.settings_search.thresholds import LEAD_LEAST, LEAD_MOST
+from diagnosis.settings_search.thresholds import BEFORE_NS, LEAD_LEAST, LEAD_MOST, MOST_WORK
 from diagnosis.spans import Span
 from lab.replay.recorded import Iteration, RecordedRun, RecordedSequence
 from service.engine.inbox import Command, Pause, SetLimits, SetStepCost
@@ -28,10 +31,12 @@ from telemetry.costs.step_cost import fit, measured
 from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     GrammarCompiled,
+    SequenceAdmitted,
     SequencePaused,
     SequenceQueued,
     SequenceResumed,
     StepCostSet,
+    StepRecorded,
 )
 from telemetry.facts.limits import changed_names
 from telemetry.facts.reasons import EndReason, Outcome
@@ -46,26 +51,26 @@ from telemetry.facts.records import (
 )
 
 _GATEWAY = (RequestAccepted, RequestParsed, RequestTokenized, SequenceSubmitted, RequestEnded)
-_BEFORE_NS = 1_000  # the limits are set before the first sequence comes
 
 
-def excerpt_of(run: RecordedRun, window: Span) -> RecordedRun:
-    """It ends with the window, and has the gateway's facts of requests accepted within it, or
-    between its begin and that of the window."""
-    begin_ns = quiet_ns(run, window)
+def excerpt_of(run: RecordedRun, window: Span, begin_ns: int | None = None) -> RecordedRun:
+    """From `begin_ns`, or else from the quietest moment, to the end of the window, with the
+    gateway's facts of the requests accepted in that time."""
+    if begin_ns is None:
+        begin_ns = quiet_ns(run, window)
     state = _state_at(run, begin_ns)
     sequences = _sequences(run, begin_ns, window.end_ns, state)
     iterations = [one for one in run.iterations if begin_ns <= one.at_ns < window.end_ns]
     paused: list[Command] = [Pause(one) for one in sequences if one in state.paused]
     return RecordedRun(
-        started=msgspec.structs.replace(run.started, at_ns=begin_ns - _BEFORE_NS),
+        started=msgspec.structs.replace(run.started, at_ns=begin_ns - BEFORE_NS),
         limits=run.limits,
         facts=[fact for fact in run.facts if fact_ns(fact) > begin_ns],
         others=_gateway_facts(run, begin_ns, window.end_ns, sequences),
         sequences=sequences,
         steps={n: step for n, step in run.steps.items() if step.committed_ns > begin_ns},
         iterations=[
-            Iteration(begin_ns - _BEFORE_NS, _setup(run, begin_ns)),
+            Iteration(begin_ns - BEFORE_NS, _setup(run, begin_ns)),
             Iteration(begin_ns, paused),
             *iterations,
         ],
@@ -75,9 +80,10 @@ def excerpt_of(run: RecordedRun, window: Span) -> RecordedRun:
 
 
 def quiet_ns(run: RecordedRun, window: Span) -> int:
-    """When the fewest sequences were live, in the time before the window; the first such moment."""
-    begins = sorted(step.begin_ns for step in run.steps.values())
-    known_ns = max(run.started.at_ns, begins[0] if begins else 0)
+    """When the fewest sequences were live, in the time before the window; the first such moment. If
+    sequences waited then, the last moment before it at which none did."""
+    steps = sorted(run.steps.values(), key=lambda step: step.begin_ns)
+    known_ns = max(run.started.at_ns, steps[0].begin_ns if steps else 0)
     if _is_from_start(run):
         known_ns = run.started.at_ns
     length_ns = window.end_ns - window.begin_ns
@@ -85,8 +91,44 @@ def quiet_ns(run: RecordedRun, window: Span) -> int:
     latest = max(earliest, window.begin_ns - int(LEAD_LEAST * length_ns))
     came = sorted(arrival_ns(one) for one in run.sequences.values())
     went = sorted(one.end.at_ns for one in run.sequences.values() if one.end is not None)
-    moments = [earliest, *(at_ns for at_ns in begins if earliest < at_ns <= latest)]
-    return min(moments, key=lambda at_ns: bisect_left(came, at_ns) - bisect_left(went, at_ns))
+    moments = [earliest, *(s.begin_ns for s in steps if earliest < s.begin_ns <= latest)]
+    found = min(moments, key=lambda at_ns: bisect_left(came, at_ns) - bisect_left(went, at_ns))
+    return _without_queue_ns(steps, known_ns, found, window.end_ns)
+
+
+def _without_queue_ns(
+    steps: Sequence[StepRecorded], known_ns: int, before_ns: int, end_ns: int
+) -> int:
+    """The last moment up to `before_ns` at which nobody waited; `before_ns` if the record has none
+    so near to `end_ns` that it can be replayed."""
+    place = bisect_right(steps, before_ns, key=lambda step: step.begin_ns)
+    work = sum(1 + len(step.rows) for step in steps[place:] if step.begin_ns < end_ns)
+    for number in range(place - 1, -1, -1):
+        step = steps[number]
+        if not step.waiting:
+            return before_ns if number == place - 1 else step.begin_ns
+        work += 1 + len(step.rows)
+        if work > MOST_WORK:
+            return before_ns
+    return known_ns
+
+
+def backlog_of(run: RecordedRun, begin_ns: int) -> frozenset[int]:
+    """The sequences that wait at the begin of an excerpt, and are not admitted by the step that
+    begins then."""
+    planned_ns = max(
+        (s.planned_ns for s in run.steps.values() if s.begin_ns == begin_ns), default=0
+    )
+    admitted = {
+        fact.seq_id
+        for fact in run.facts
+        if isinstance(fact, SequenceAdmitted) and fact.at_ns <= planned_ns
+    }
+    return frozenset(
+        seq_id
+        for seq_id, one in run.sequences.items()
+        if arrival_ns(one) < begin_ns and _lives_at(one, begin_ns) and seq_id not in admitted
+    )
 
 
 def arrival_ns(sequence: RecordedSequence) -> int:

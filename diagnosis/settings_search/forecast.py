@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from diagnosis.settings_search.answer import Setting, Trial
-from diagnosis.settings_search.excerpt import excerpt_of
+from diagnosis.settings_search.excerpt import backlog_of, excerpt_of, quiet_ns
 from diagnosis.settings_search.judged import Judged, expected_tokens, judge_recorded, judged
 from diagnosis.settings_search.pressure import Pressure, pressure_of
 from diagnosis.settings_search.replicas import elsewhere
 from diagnosis.settings_search.settings import NotPossible, applied, changed_fields
 from diagnosis.settings_search.thresholds import LEAST_WINDOW_NS, MOST_WORK
+from diagnosis.settings_search.wider import wider
 from diagnosis.spans import Span
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.noise import Noise, RecordedNoise
@@ -44,9 +45,11 @@ class Forecaster:
     def __init__(
         self, run: RecordedRun, cost: IterationCost, window: Span, policy: SloPolicy
     ) -> None:
-        self.run, self.cost, self.policy = run, cost, policy
+        self.run, self.cost, self.policy = run, wider(run, cost), policy
         self.window = affordable(run, window)
-        self.excerpt = excerpt_of(run, self.window)
+        begin_ns = quiet_ns(run, self.window)
+        self.excerpt = excerpt_of(run, self.window, begin_ns)
+        self.backlog = backlog_of(run, begin_ns) & self.excerpt.sequences.keys()
         self.replays = 0
         self.work = sum(1 + len(step.rows) for step in self.excerpt.steps.values())
         self._expected = expected_tokens(self.excerpt)
@@ -60,15 +63,21 @@ class Forecaster:
         return lambda: StolenNoise(self.cost.disturbances, stolen, stolen, seed)
 
     def replay(
-        self, settings: Sequence[Setting] = (), replicas: int = 1, noise: MakeNoise | None = None
+        self,
+        settings: Sequence[Setting] = (),
+        replicas: int = 1,
+        noise: MakeNoise | None = None,
+        *,
+        with_backlog: bool = True,
     ) -> Replayed:
-        """With the recorded noise, if no other is given. Raises NotPossible."""
+        """With the recorded noise, if no other is given. `with_backlog` false leaves out what
+        waited before the excerpt begins. Raises NotPossible."""
         run = self.excerpt
         make = noise or (lambda: RecordedNoise(self.cost.disturbances))
         change = Change(
             limits=applied(run.limits, settings),
             pinned=frozenset(changed_fields(settings)),
-            without=elsewhere(run, replicas),
+            without=elsewhere(run, replicas) | (frozenset() if with_backlog else self.backlog),
             noise=make(),
         )
         self.replays += 1
@@ -91,7 +100,8 @@ def forecast(
     replicas: int = 1,
     noise: MakeNoise | None = None,
 ) -> Trial:
-    """All classes in `window` under `settings`, with the demand divided by `replicas`.
+    """All classes in `window` under `settings`, with the demand divided by `replicas`. Requests
+    that waited already when the replay begins are there, whatever the settings.
 
     Raises NotPossible where an engine cannot have these settings.
     """

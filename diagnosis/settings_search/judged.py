@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from diagnosis.settings_search.answer import ClassForecast
+from diagnosis.settings_search.thresholds import GAPS_PER_LATE_ONE
 from diagnosis.spans import Span
 from lab.replay.recorded import RecordedRun
 from telemetry.facts.reasons import EndReason
@@ -29,8 +30,6 @@ from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloClass, SloPolicy
 from telemetry.stats.slo import judge
 from telemetry.stats.slo_report import Verdict
-
-_GAPS_PER_LATE_ONE = 100  # as `telemetry.stats.slo` judges: one gap in a hundred may be late
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def _judge_unfinished(
     if waited_ns > target.ttft_ns:
         return Verdict.LATE_FIRST_TOKEN
     late = sum(gap > target.itl_ns for gap in _gaps_ns(timeline))
-    if late > max(expected, timeline.token_count) // _GAPS_PER_LATE_ONE:
+    if late > max(expected, timeline.token_count) // GAPS_PER_LATE_ONE:
         return Verdict.SLOW_TOKENS
     return Verdict.UNMEASURED
 

@@ -1,6 +1,8 @@
 """The search for the best settings of a window, coarse to fine.
 
-    1. the window as it is, and again with drawn noise: how far do two replays differ for no reason?
+    1. the window as it is; from then on without requests that had waited before the replay begins
+       (other settings would not have let them pile up); with drawn noise: how far do two replays
+       differ for no reason?
     2. requests that cannot meet their target even alone
     3. line by line (`lines`), most promising first: limits that can change at once, then all
     4. settings that add nothing are left out, and the rest must be a gain under other noise, too
@@ -61,6 +63,8 @@ def search(
     return SettingsAnswer(
         window_s=forecaster.window.seconds,
         present=found.present.trial,
+        backlog=len(forecaster.backlog),
+        rested=found.rested.trial if forecaster.backlog else None,
         recorded=found.recorded,
         noise=found.noise,
         best_runtime=found.best_runtime,
@@ -69,7 +73,7 @@ def search(
         unknown=found.unknown,
         impossible=found.impossible.reasons,
         impossible_missed={
-            name: len(ids & found.present.missed) for name, ids in found.impossible.requests.items()
+            name: len(ids & found.rested.missed) for name, ids in found.impossible.requests.items()
         },
         tried=forecaster.replays,
         cpu_s=(thread_cpu_ns() - begun_ns) / 1e9,
@@ -84,7 +88,10 @@ class _Search:
         self._only_runtime = only_runtime
         self.recorded = forecaster.recorded().classes
         progress("as it is")
-        self.present = forecaster.replay()
+        self.present = self.rested = forecaster.replay()
+        if forecaster.backlog:
+            progress("as it is, without the backlog")
+            self.rested = forecaster.replay(with_backlog=False)
         self._drawn: list[Replayed] = []
         self.noise: dict[str, float] = {}
         self.impossible = Impossible({}, {})
@@ -97,15 +104,16 @@ class _Search:
         forecaster = self._forecaster
         for seed in range(NOISE_SEEDS):
             self._progress("as it is, with other noise")
-            self._drawn.append(forecaster.replay(noise=forecaster.drawn(seed)))
-        replays = [self.present, *self._drawn]
+            noise = forecaster.drawn(seed)
+            self._drawn.append(forecaster.replay(noise=noise, with_backlog=False))
+        replays = [self.rested, *self._drawn]
         self.noise = noise_of([one.trial.classes for one in replays])
-        if self.present.trial.is_met:
+        if self.rested.trial.is_met:
             return self
         self.impossible = impossible_of(
-            forecaster.excerpt, forecaster.cost, forecaster.policy, self.present.missed
+            forecaster.excerpt, forecaster.cost, forecaster.policy, self.rested.missed
         )
-        if self.present.missed <= self.impossible.ids:
+        if self.rested.missed <= self.impossible.ids:
             return self
         self._climb()
         if self._needs_capacity():
@@ -116,8 +124,8 @@ class _Search:
         forecaster = self._forecaster
         run, window = forecaster.run, forecaster.window
         start, now = run.limits, run.limits_in(window.end_ns - 1, window.end_ns)[-1]
-        self.unknown = unknown_of(start, now, self.present.pressure)
-        climb = Climb(forecaster, self.present, self.noise, (start, now), self._progress)
+        self.unknown = unknown_of(start, now, self.rested.pressure)
+        climb = Climb(forecaster, self.rested, self.noise, (start, now), self._progress)
         most = self._most()
         share = 1.0 if self._only_runtime else RUNTIME_SHARE
         point = climb.up(only_runtime=True, most=int(share * most))
@@ -136,11 +144,11 @@ class _Search:
     def _confirmed(self, point: Point) -> Trial | None:
         """Its trial, if it is a gain with the recorded noise and with drawn noise."""
         trial, noise = point.replayed.trial, self.noise
-        if not is_gain(self.present.trial.classes, trial.classes, noise):
+        if not is_gain(self.rested.trial.classes, trial.classes, noise):
             return None
         make = self._forecaster.drawn(0)
         self._progress("the best again, with other noise")
-        again = self._forecaster.replay(trial.settings, noise=make).trial
+        again = self._forecaster.replay(trial.settings, noise=make, with_backlog=False).trial
         was = self._drawn[0].trial
         return trial if is_gain(was.classes, again.classes, noise) else None
 
@@ -148,7 +156,7 @@ class _Search:
         """Not where most misses are of requests that no replica could serve in time."""
         if self._only_runtime or (self.best is not None and self.best.is_met):
             return False
-        missed = self.present.missed
+        missed = self.rested.missed
         return 2 * len(missed & self.impossible.ids) <= len(missed)
 
     def _replicas(self) -> None:
@@ -173,7 +181,7 @@ class _Search:
         self._progress(f"{replicas} replicas")
         settings = () if self.best is None else self.best.settings
         try:
-            found = self._forecaster.replay(settings, replicas)
+            found = self._forecaster.replay(settings, replicas, with_backlog=False)
         except NotPossible:
             return None
         hopeless = self.impossible.requests

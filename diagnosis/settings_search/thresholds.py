@@ -25,6 +25,19 @@ LEAD_MOST: Annotated[
     "by hand: within so long there is a quiet moment, unless the server is overloaded",
 ] = 0.67
 
+SEEN_STEPS: Annotated[
+    int, "steps", "with so many decode rows that the fit knows what these cost", "as the fit needs"
+] = 8
+BEFORE_NS: Annotated[
+    int, "ns", "limits are set so long before the first sequence of an excerpt comes"
+] = 1_000
+GAPS_PER_LATE_ONE: Annotated[
+    int,
+    "gaps",
+    "of which one may be late in a good request",
+    "as `telemetry.stats.slo` judges: the 99th percentile",
+] = 100
+
 # --- what counts as a gain -----------------------------------------------------------------------
 
 NOISE_SEEDS: Annotated[

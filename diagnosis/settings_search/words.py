@@ -43,6 +43,12 @@ def sentences(answer: SettingsAnswer) -> tuple[str, ...]:
 
 
 def _form(form: Form, answer: SettingsAnswer) -> str:
+    if form is Form.OUTSIDE and answer.compared.is_met and not answer.present.is_met:
+        return (
+            f"outside: {answer.backlog} requests had waited since before the replay begins; "
+            "without them every objective is met, so it was an earlier burst, or limits that have "
+            "changed"
+        )
     if form is Form.OUTSIDE and answer.present.is_met:
         return (
             "outside: what was measured misses an objective that the replayed engine meets, so the "
@@ -63,7 +69,7 @@ def _outcome(trial: Trial, answer: SettingsAnswer) -> str:
     """By class that changes: the good share, now and then."""
     parts = [
         f"{name} {100 * was.good_share:.1f} -> {100 * now.good_share:.1f} % good"
-        for name, was in answer.present.classes.items()
+        for name, was in answer.compared.classes.items()
         if (now := trial.classes.get(name)) is not None
         and abs(now.good_share - was.good_share) > answer.noise.get(name, 0.0)
     ]

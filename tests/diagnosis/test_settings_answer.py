@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from diagnosis.settings_search.answer import (
@@ -122,6 +123,20 @@ def test_the_form_of_a_miss(
     found: SettingsAnswer, form: Form | None, remedy: Remedy | None
 ) -> None:
     assert (found.form, found.remedy) == (form, remedy)
+
+
+def test_a_backlog_from_before_is_told_and_left_out() -> None:
+    """Trials are compared with the present without it."""
+    missed = answer(MISSED)
+    drained = msgspec.structs.replace(missed, backlog=40, rested=trial(chat=1.0))
+    still = msgspec.structs.replace(
+        answer(MISSED, now=trial(BUDGET, chat=0.97)), backlog=40, rested=trial(chat=0.8)
+    )
+
+    assert (drained.form, drained.remedy) == (Form.OUTSIDE, None)
+    assert sentences(drained)[0].startswith("outside: 40 requests had waited")
+    assert still.form is Form.MISCONFIGURED
+    assert "chat 80.0 -> 97.0 % good" in sentences(still)[1]
 
 
 def test_refusing_requests_recovers_nothing_unless_all_is_met() -> None:

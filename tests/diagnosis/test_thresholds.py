@@ -10,9 +10,10 @@ import pytest
 import diagnosis
 from diagnosis import thresholds
 from diagnosis.root_cause import thresholds as of_root_cause
+from diagnosis.settings_search import thresholds as of_settings_search
 from diagnosis.thresholds import BY_HAND, Threshold, table, thresholds_of
 
-ROOMS = ("detection", "attribution", "verdicts", "root_cause")
+ROOMS = ("detection", "attribution", "verdicts", "root_cause", "settings_search")
 PAGES = sorted(
     page for room in ROOMS for page in (Path(diagnosis.__file__).parent / room).glob("*.py")
 )
@@ -38,7 +39,10 @@ def numbers(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("row", [*table(), *thresholds_of(of_root_cause)], ids=lambda row: row.name)
+ROWS = [*table(), *thresholds_of(of_root_cause), *thresholds_of(of_settings_search)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
     assert row.unit
     assert row.meaning
@@ -47,7 +51,7 @@ def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
 
 def test_every_number_of_the_tables_is_annotated() -> None:
     """One that is not would be missing from `table()`."""
-    for module in (thresholds, of_root_cause):
+    for module in (thresholds, of_root_cause, of_settings_search):
         named = {name for name in vars(module) if name.isupper()} - {"BY_HAND"}
         assert named == {row.name for row in thresholds_of(module)}
     assert any(row.reason == BY_HAND for row in table())

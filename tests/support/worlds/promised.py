@@ -22,6 +22,7 @@ from lab.simulation.sim_executor import LinearCost
 from lab.simulation.workload import Arrival
 from lab.simulation.world import World
 from service.engine.admission import Limits
+from service.engine.inbox import Command
 from telemetry.facts.engine_records import SequenceEnded
 from telemetry.facts.records import (
     Fact,
@@ -93,6 +94,7 @@ class Promised:
     cost: LinearCost = COST
     seconds: float = 30.0
     faults: Faults = field(default_factory=Faults)
+    commands: tuple[tuple[int, Command], ...] = ()
 
     @property
     def window(self) -> Span:
@@ -110,6 +112,7 @@ class Promised:
             arrivals=tuple(arrival for _, arrival in came),
             cost=self.cost,
             faults=self.faults,
+            commands=self.commands,
             knows_cost=True,
         )
         engine = list(World(scenario).run().facts)
