@@ -33,6 +33,8 @@ def screen(
     else:
         middle = [panels.load(snapshot, width), panels.latencies(snapshot, width)]
     changed = [panels.limits(snapshot)] if snapshot.limits_changed else []
+    if snapshot.autopilot is not None and snapshot.autopilot.at_ns is not None:
+        changed.append(panels.autopilot(snapshot))
     lines = _FIXED_LINES + len(changed)
     return Group(
         panels.header(snapshot, url, note),

@@ -86,7 +86,10 @@ class Attempt:
             self._memory.changed(running.proposal.values, now_ns)
             self._tell(now_ns, Decision.APPLIED, Reason.GAIN)
             self._go(State.MEASURING, now_ns)
-        elif self.is_refused or now_ns - self.since_ns > CONFIRM_WITHIN_NS:
+        elif self.is_refused:
+            self._memory.did_not_help(running.proposal.values, running.load)
+            self._go_back(now_ns, Reason.NOT_CONFIRMED)
+        elif now_ns - self.since_ns > CONFIRM_WITHIN_NS:
             self._go_back(now_ns, Reason.NOT_CONFIRMED)  # it may yet be put in force
 
     def _measure(self, now_ns: int) -> None:

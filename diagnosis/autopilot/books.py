@@ -34,6 +34,7 @@ BY = "autopilot"
 _RESTART = "restart"  # the owner of the limits, when it puts them in force in a new engine
 _KEPT_NS = 5 * WINDOW_NS
 _MOST_KEPT = 20_000
+_COUNT_NS = 1_000_000_000
 
 
 class Cause(StrEnum):
@@ -105,6 +106,8 @@ class Books:
         self._owners: dict[int, str] = {}
         self._judged: deque[_Judged] = deque(maxlen=_MOST_KEPT)
         self._arrived: deque[tuple[int, int]] = deque(maxlen=_MOST_KEPT)
+        self._window: dict[str, Tally] = {}
+        self._window_ns = 0
 
     def on_fact(self, fact: Fact) -> None:
         match fact:
@@ -190,7 +193,7 @@ class Books:
     def missed_classes(self, now_ns: int) -> list[str]:
         """Those that miss their objective beyond chance in the last window."""
         found = []
-        for name, one in self.tallies(now_ns - WINDOW_NS, now_ns).items():
+        for name, one in self._last_window(now_ns).items():
             objective = self._policy.of(name).objective
             is_known = one.requests >= LEAST_REQUESTS and one.good < one.requests - 1
             if is_known and upper_share(one.good, one.requests, MISSED_SD) < objective:
@@ -199,8 +202,14 @@ class Books:
 
     def is_known(self, now_ns: int) -> bool:
         """Whether enough requests of a class were judged in the last window."""
-        found = self.tallies(now_ns - WINDOW_NS, now_ns).values()
-        return any(one.requests >= LEAST_REQUESTS for one in found)
+        return any(one.requests >= LEAST_REQUESTS for one in self._last_window(now_ns).values())
+
+    def _last_window(self, now_ns: int) -> dict[str, Tally]:
+        """Counted at most once a second."""
+        if now_ns - self._window_ns >= _COUNT_NS or not self._window:
+            self._window_ns = now_ns
+            self._window = self.tallies(now_ns - WINDOW_NS, now_ns)
+        return self._window
 
     def overdue(self, now_ns: int) -> int:
         """Requests that wait, and have waited for more than half of their TTFT target."""

@@ -1,8 +1,9 @@
 """Sequential tests of shares of good requests (Wald, 1945).
 
-After each request the evidence for one share against another grows or shrinks, in nats; it is
-decided when it passes a bound. So little is waited for where promise and before are far apart, and
-long where they are near.
+After each request the evidence for one difference from before against another grows or shrinks, in
+nats; it is decided when it passes a bound. So little is waited for where promise and before are far
+apart, and long where they are near. What was before is itself known from some requests only: for
+either difference the share is taken that fits the requests before and after best.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from diagnosis.autopilot.thresholds import ERROR, EXTREME
 
 BOUND = log((1 - ERROR) / ERROR)
 """Evidence that decides, in nats."""
+_STEPS = 0.02
 
 
 def bounded(share: float) -> float:
@@ -20,10 +22,25 @@ def bounded(share: float) -> float:
     return min(1 - EXTREME, max(EXTREME, share))
 
 
-def evidence(good: int, requests: int, share: float, other: float) -> float:
-    """Nats for `share` against `other`, when `good` of so many requests were good."""
-    this, that = bounded(share), bounded(other)
-    return good * log(this / that) + (requests - good) * log((1 - this) / (1 - that))
+Counted = tuple[int, int]
+"""Good requests, and requests."""
+
+
+def evidence(before: Counted, after: Counted, gain: float, other: float) -> float:
+    """Nats for the claim that the share of good requests has risen by `gain`, against a rise by
+    `other`; negative numbers are falls."""
+    return _fit(before, after, gain) - _fit(before, after, other)
+
+
+def _fit(before: Counted, after: Counted, gain: float) -> float:
+    """The log likelihood of both, with the share before that makes it largest."""
+    steps = (_STEPS * step for step in range(1, round(1 / _STEPS)))
+    return max(_likelihood(before, one) + _likelihood(after, one + gain) for one in steps)
+
+
+def _likelihood(counted: Counted, share: float) -> float:
+    good, requests = counted
+    return good * log(bounded(share)) + (requests - good) * log(1 - bounded(share))
 
 
 def needed(share: float, other: float) -> int | None:

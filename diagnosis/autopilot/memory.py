@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from diagnosis.autopilot.books import Load
 from diagnosis.autopilot.proposal import Values
-from diagnosis.autopilot.thresholds import COOL_MOST_NS, COOL_NS, SAME_LOAD
+from diagnosis.autopilot.thresholds import COOL_MOST_NS, COOL_NS, FORGOTTEN_NS, SAME_LOAD
 from telemetry.facts.limits import LimitValue
 
 _TRIED_KEPT = 64
@@ -40,7 +40,7 @@ class Memory:
         """The autopilot has changed these limits, forth or back."""
         for name in names:
             one = self._changed.setdefault(name, _Changed())
-            if now_ns - one.last_ns > COOL_MOST_NS:
+            if now_ns - one.last_ns > FORGOTTEN_NS:
                 one.times = 0
             one.times += 1
             one.last_ns = now_ns

@@ -23,8 +23,9 @@ WINDOW_NS: Annotated[
     "as the search, which replays about as much",
 ] = 60_000_000_000  # fmt: skip
 MISSED_SD: Annotated[
-    float, "sd", "a class misses its objective beyond this", "by hand: 2 in 100 by chance"
-] = 2.0
+    float, "sd", "a class misses its objective beyond this",
+    "by hand: one window in a thousand by chance, and all that follows is a search",
+] = 3.0  # fmt: skip
 ANSWER_WITHIN_NS: Annotated[
     int, "ns", "a search without an answer for so long has failed",
     "the time after which the child process is ended, and ten seconds",
@@ -84,7 +85,7 @@ LEAST_MEASURED_NS: Annotated[
 MOST_MEASURED_NS: Annotated[
     int, "ns", "after so long the nearer of promise and before is taken",
     "by hand: loads change within minutes",
-] = 120_000_000_000  # fmt: skip
+] = 180_000_000_000  # fmt: skip
 SETTLE_STEP_NS: Annotated[
     int, "ns", "a queue that does not shrink within it will not empty by itself",
     "by hand: a request at the usual speed takes less",
@@ -131,5 +132,9 @@ COOL_NS: Annotated[
     "by hand: a window of the search without the change before",
 ] = 30_000_000_000  # fmt: skip
 COOL_MOST_NS: Annotated[
-    int, "ns", "longest cool-down, and the time after which all is forgotten", "by hand: an hour"
+    int, "ns", "longest cool-down", "by hand: an hour"
 ] = 3_600_000_000_000
+FORGOTTEN_NS: Annotated[
+    int, "ns", "a limit that was left alone for so long begins with the first cool-down again",
+    "by hand: several times the longest, or a daily rhythm would begin anew each hour",
+] = 6 * COOL_MOST_NS  # fmt: skip

@@ -110,15 +110,16 @@ class Running:
         before = self.proposal.before.get(name)
         if before is None or tally.requests < LEAST_MEASURED:
             return False
-        well, badly = before.share - TOLERATED, before.share - CLEARLY_WORSE
-        return badly > 0 and evidence(*tally, badly, well) >= BOUND
+        if before.share <= CLEARLY_WORSE:
+            return False  # it can hardly be worse
+        return evidence(before, tally, -CLEARLY_WORSE, -TOLERATED) >= BOUND
 
     def _promise(self, found: dict[str, Tally], measured_ns: int) -> Result | None:
         nats, requests = 0.0, 0
         for name in self.proposal.gaining:
             tally = found.get(name, Tally())
             before, promised = self.proposal.before[name], self.proposal.promised[name]
-            nats += evidence(*tally, promised, before.share)
+            nats += evidence(before, tally, promised - before.share, 0.0)
             requests += tally.requests
         is_late = measured_ns >= MOST_MEASURED_NS
         if requests < LEAST_MEASURED:
