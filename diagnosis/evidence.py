@@ -170,7 +170,7 @@ class Promised(_Quantity):
     UTILISATION = (
         "utilisation",
         Unit.TIMES,
-        "demand over what the engine can do with the best batch",
+        "demand over what the engine can do",
     )
 
 

@@ -180,6 +180,21 @@ def limits(snapshot: Snapshot) -> Text:
     return line
 
 
+def autopilot(snapshot: Snapshot) -> Text:
+    """What the autopilot does, and what it decided last."""
+    line = Text(" autopilot", style="dim", no_wrap=True, overflow="ellipsis")
+    found = snapshot.autopilot
+    if found is None or found.at_ns is None:
+        return line
+    line.append(f"  {found.mode}, {found.state.replace('_', ' ')}")
+    named = ", ".join(f"{name} {limit_text(value)}" for name, value in found.limits.items())
+    ago_s = max(0, snapshot.at_ns - found.at_ns) / 1e9
+    style = "yellow" if found.decision in ("proposed", "applied", "upheld") else ""
+    line.append(f"  {(found.decision or '').replace('_', ' ')} {named}", style=style)
+    line.append(f" {ago_s:.0f} s ago: {found.why}", style="dim")
+    return line
+
+
 def limit_text(value: LimitValue) -> str:
     """A limit as it is given on the command line."""
     if isinstance(value, bool):

@@ -31,6 +31,8 @@ _FORMS = {
     MissForm.OUTSIDE: "neither a setting nor the demand explains it",
 }
 
+_LEAST_TOLD_NS = 50_000  # what is 0.1 ms in print
+
 
 class Promises:
     """`cut` are requests whose first facts are missing: they are not judged."""
@@ -107,7 +109,9 @@ class Promises:
             ttft_p95_ms=_ms(book.ttft_p95_ns(end_ns)),
             itl_target_ms=target.itl_ns / 1e6,
             worst_gap_p95_ms=_ms(book.worst_gap_p95_ns()),
-            parts={name: round(ns / 1e6, 1) for name, ns in parts.most_common() if ns >= 50_000},
+            parts={
+                name: round(ns / 1e6, 1) for name, ns in parts.most_common() if ns >= _LEAST_TOLD_NS
+            },
             setting=setting,
             utilisation=None if share is None else round(share, 2),
             since_ns=book.attainment.onset_ns,

@@ -39,6 +39,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="replay the last seconds under other settings, and say which of them would have met "
         "the objectives of all SLO classes; with --root as a part of its answer",
     )
+    parser.add_argument(
+        "--only-runtime",
+        action="store_true",
+        help="with --settings: try just the limits that a running server can be given",
+    )
     parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
     parser.add_argument(
         "--window",

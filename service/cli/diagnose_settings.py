@@ -46,7 +46,7 @@ def search_settings(args: argparse.Namespace) -> SettingsAnswer:
 
     policy, progress = policy_from(args), Progress(MonotonicClock())
     with journal_of(args.source, args.debug_key) as journal:
-        return search_journal(journal, policy, progress=progress)
+        return search_journal(journal, policy, only_runtime=args.only_runtime, progress=progress)
 
 
 def encoded_settings(answer: SettingsAnswer) -> bytes:

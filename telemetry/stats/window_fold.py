@@ -26,7 +26,7 @@ from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.step_targets import StepTargets
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import PERCENTILE_WINDOW_S, Cell, GridRow, Snapshot
+from telemetry.stats.window import PERCENTILE_WINDOW_S, AutopilotLine, Cell, GridRow, Snapshot
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000
@@ -48,6 +48,7 @@ class Suppliers:
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
     recorder: Callable[[], RecorderStats | None] = lambda: None
     slo: Callable[[int], SloReport | None] = lambda now_ns: None
+    autopilot: Callable[[], AutopilotLine | None] = lambda: None
     metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
 
 
@@ -172,6 +173,7 @@ class WindowFold:
             step_budget_tokens=last.budget_tokens if last else None,
             step_target_ns=last.target_ns if last else None,
             steps_target_unreachable_total=self._targets.unreachable,
+            autopilot=self._suppliers.autopilot(),
         )
 
     def _take(self, fact: Fact) -> None:
