@@ -13,6 +13,7 @@ from diagnosis.autopilot.thresholds import COOL_MOST_NS, COOL_NS, FORGOTTEN_NS, 
 from telemetry.facts.limits import LimitValue
 
 _TRIED_KEPT = 64
+_MOST_DOUBLINGS = 30  # the longest cool-down is reached long before
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class _Changed:
     @property
     def cool_ns(self) -> int:
         """So long after the last change; it doubles with each."""
-        return min(COOL_MOST_NS, COOL_NS << min(30, max(0, self.times - 1)))
+        return min(COOL_MOST_NS, COOL_NS << min(_MOST_DOUBLINGS, max(0, self.times - 1)))
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Memory:
 
     def rolled_back(self, now_ns: int) -> None:
         self.rollbacks += 1
-        self.cool_until_ns = now_ns + min(COOL_MOST_NS, COOL_NS << min(30, self.rollbacks))
+        self.cool_until_ns = now_ns + min(COOL_MOST_NS, COOL_NS << min(_MOST_DOUBLINGS, self.rollbacks))
 
     def did_not_help(self, values: Values, load: Load) -> None:
         """It is not tried again under this load."""
