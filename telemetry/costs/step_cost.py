@@ -32,7 +32,7 @@ _RECENT_STEPS = 1000
 _AROUND_STEPS = 5  # as many as `service.engine.budget` corrects a prediction by
 _FIRST_SPREAD = 1.2  # until so many steps with decodes and prompts have been seen:
 _LEAST_MIXED_STEPS = 20
-_DEVIATIONS = 3.0
+_DEVIATIONS = 3.5
 _OUTLIER, _MOST_SPREAD = 2.0, 2.0
 
 

@@ -113,7 +113,7 @@ def test_the_spread_is_that_of_single_steps_and_not_of_a_machine_that_became_slo
 
     assert after([100] * 75) == 1.0
     assert after([100] * 40 + [180] * 260) == pytest.approx(1.0, abs=0.15)
-    assert 1.2 <= after([100, 100, 100, 100, 120] * 15) <= 1.3
+    assert 1.2 <= after([100, 100, 100, 100, 120] * 15) <= 1.4
 
 
 def test_the_spread_is_that_of_steps_with_prompts() -> None:
