@@ -6,6 +6,6 @@
     replicas, wider, alone        less demand, wider batches than recorded, requests on their own
     settings, pressure            settings by name; where requests wait
 
-It reads a recorded run, changes nothing on a server, and decides nothing: that is the operator's, or
-the autopilot's.
+It reads a recorded run, changes nothing on a server, and decides nothing: that is for the operator,
+or the autopilot.
 """
