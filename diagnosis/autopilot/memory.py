@@ -52,7 +52,8 @@ class Memory:
 
     def rolled_back(self, now_ns: int) -> None:
         self.rollbacks += 1
-        self.cool_until_ns = now_ns + min(COOL_MOST_NS, COOL_NS << min(_MOST_DOUBLINGS, self.rollbacks))
+        doublings = min(_MOST_DOUBLINGS, self.rollbacks)
+        self.cool_until_ns = now_ns + min(COOL_MOST_NS, COOL_NS << doublings)
 
     def did_not_help(self, values: Values, load: Load) -> None:
         """It is not tried again under this load."""
