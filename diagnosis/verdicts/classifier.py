@@ -27,8 +27,8 @@ from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.detection.window import Window
+from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
-from diagnosis.promises.thresholds import SHORT_NS
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.thresholds import (
     CHECKED_NS,
@@ -212,14 +212,7 @@ class Diagnoser:
         return self._standing
 
     def _charge(self, begin_ns: int, end_ns: int, onset_ns: int) -> tuple[Blame, list[Finding]]:
-        window = self._window(begin_ns, end_ns)
-        charged = blame(window, self._learner.reference or _slo_baseline_like(window))
-        affected = self._aggregator.requests.active(begin_ns, end_ns)
-        found = findings_of(charged, onset_ns, affected, self._culprits(window.counts))
-        return charged, found
-
-    def _window(self, begin_ns: int, end_ns: int) -> Window:
-        return Window(
+        window = Window(
             seconds=(end_ns - begin_ns) / 1e9,
             counts=self._aggregator.counts(begin_ns, end_ns),
             later_half=self._aggregator.counts((begin_ns + end_ns) // 2, end_ns),
@@ -227,14 +220,24 @@ class Diagnoser:
             started=self._aggregator.started,
             has_finding=bool(self._standing),
         )
+        charged = blame(window, self._learner.reference or _slo_baseline_like(window))
+        affected = self._aggregator.requests.active(begin_ns, end_ns)
+        found = findings_of(charged, onset_ns, affected, self._culprits(window.counts))
+        return charged, found
 
     def _missed_promises(self, end_ns: int) -> list[Finding]:
         """After every cause: they say what it costs, and not why."""
-        if self._promises is None or not self._promises.is_missed:
+        if self._promises is None:
             return []
-        first_ns = (self._aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
-        window = self._window(max(first_ns, end_ns - SHORT_NS), end_ns)
-        found = self._promises.finding(window, end_ns)
+        aggregator = self._aggregator
+
+        def recent_since(begin_ns: int) -> Recent:
+            first_ns = (aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
+            begin_ns = max(first_ns, begin_ns)
+            counts = aggregator.counts(begin_ns, end_ns)
+            return Recent((end_ns - begin_ns) / 1e9, counts, aggregator.started)
+
+        found = self._promises.finding(recent_since, end_ns)
         return [] if found is None else [found]
 
     def _culprits(self, counts: Counts) -> tuple[str, ...]:
