@@ -7,16 +7,16 @@ say what is missed now. It depends on the facts so far and on nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import exp
 
-from diagnosis.detection.window import Window
 from diagnosis.evidence import Promised
 from diagnosis.promises.book_keeper import BookKeeper
 from diagnosis.promises.chance import evidence
 from diagnosis.promises.class_book import ClassBook
-from diagnosis.promises.form import Situation
+from diagnosis.promises.form import Recent, Situation
 from diagnosis.promises.requests import Missed
+from diagnosis.promises.thresholds import REFRESH_NS, SHORT_NS
 from diagnosis.symptoms import Evidence, Finding, MissedPromise, MissForm, Symptom
 from diagnosis.thresholds import MOST_CONFIDENCE
 from telemetry.facts.records import Fact
@@ -39,6 +39,8 @@ class Promises:
 
     def __init__(self, policy: SloPolicy, cut: Collection[str] = ()) -> None:
         self._keeper = BookKeeper(policy, cut)
+        self._told: Finding | None = None
+        self._told_ns = 0
 
     @property
     def live(self) -> int:
@@ -57,19 +59,30 @@ class Promises:
         """The tick that ends at `end_ns` is over: judge every class."""
         self._keeper.tick(end_ns)
 
-    def missed(self, window: Window, end_ns: int) -> list[MissedPromise]:
-        """The classes that miss their objective now, the fastest burning first. `window` has what
-        the engine did in the short window."""
+    def missed(self, recent: Recent, end_ns: int) -> list[MissedPromise]:
+        """The classes that miss their objective now, the fastest burning first."""
         books = self._keeper.books
-        situation = Situation(window, self._keeper.clock.cost, books, end_ns)
+        situation = Situation(recent, self._keeper.clock.cost, books, end_ns)
         found = [self._missed(situation, books[name], end_ns) for name in situation.missed]
         return sorted(found, key=lambda one: -one.burn)
 
-    def finding(self, window: Window, end_ns: int) -> Finding | None:
-        """All missed classes as one finding; None where every objective is met."""
+    def finding(self, recent_since: Callable[[int], Recent], end_ns: int) -> Finding | None:
+        """All missed classes as one finding; None where every objective is met. It is made anew
+        every REFRESH_NS, and when a class is missed or met. `recent_since` gives what the engine
+        did from a stamp until `end_ns`."""
         if not self.is_missed:
+            self._told = None
             return None
-        missed = self.missed(window, end_ns)
+        books = self._keeper.books.items()
+        names = {name for name, book in books if book.attainment.onset_ns is not None}
+        told = self._told
+        is_same = told is not None and {one.slo_class for one in told.promises} == names
+        if not is_same or end_ns - self._told_ns >= REFRESH_NS:
+            recent = recent_since(end_ns - SHORT_NS)
+            self._told, self._told_ns = self._finding(self.missed(recent, end_ns)), end_ns
+        return self._told
+
+    def _finding(self, missed: list[MissedPromise]) -> Finding:
         worst = missed[0]
         books = [self._keeper.books[one.slo_class] for one in missed]
         late = [one for book in books for one in reversed(book.misses)]

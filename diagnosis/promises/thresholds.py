@@ -79,10 +79,10 @@ LARGEST_BATCH: Annotated[
 ] = 256
 UTILISATION_KEPT: Annotated[
     float,
-    "of 1, a tick",
+    "of 1, a look",
     "by so much the utilisation of a missed class falls at most",
     "by hand: half of it after a minute, twice the short window",
-] = 0.994
+] = 0.977
 MOST_SHARE: Annotated[
     float,
     "of the requests",
@@ -95,3 +95,9 @@ ONSET_RATIO: Annotated[
     "the onset is the moment from which so many misses fit better than those allowed",
     "by hand: a small one sees slow misses, and is noisy where half of the requests miss",
 ] = 3.0
+REFRESH_NS: Annotated[
+    int,
+    "ns",
+    "between two looks at the form and the numbers of a missed class",
+    "by hand: they change slowly, and a look takes some milliseconds",
+] = 2_000_000_000

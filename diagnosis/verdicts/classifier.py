@@ -16,9 +16,8 @@ from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
-from diagnosis.detection.window import Window
+from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
-from diagnosis.promises.thresholds import SHORT_NS
 from diagnosis.symptoms import Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
@@ -142,18 +141,17 @@ class Diagnoser:
 
     def _missed_promises(self, end_ns: int) -> list[Finding]:
         """After every cause: they say what it costs, and not why."""
-        if self._promises is None or not self._promises.is_missed:
+        if self._promises is None:
             return []
-        first_ns = (self._aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
-        begin_ns = max(first_ns, end_ns - SHORT_NS)
-        window = Window(
-            seconds=(end_ns - begin_ns) / 1e9,
-            counts=self._aggregator.counts(begin_ns, end_ns),
-            later_half=self._aggregator.counts((begin_ns + end_ns) // 2, end_ns),
-            steps=self._aggregator.steps(begin_ns, end_ns),
-            started=self._aggregator.started,
-        )
-        found = self._promises.finding(window, end_ns)
+        aggregator = self._aggregator
+
+        def recent_since(begin_ns: int) -> Recent:
+            first_ns = (aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
+            begin_ns = max(first_ns, begin_ns)
+            counts = aggregator.counts(begin_ns, end_ns)
+            return Recent((end_ns - begin_ns) / 1e9, counts, aggregator.started)
+
+        found = self._promises.finding(recent_since, end_ns)
         return [] if found is None else [found]
 
     def _checked(self, end_ns: int) -> tuple[list[Finding], bool]:

@@ -44,7 +44,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="with --settings: try just the limits that a running server can be given",
     )
-    parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
     parser.add_argument(
         "--window",
         type=_relative_window,
@@ -86,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
     from diagnosis.detection.reference import BaselineError
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
-    from telemetry.requests.slo_policy import SloFileError
 
     try:
         if args.save_baseline is not None:
@@ -103,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
                 msgspec.json.encode(diagnosis),
                 partial(_print_diagnosis, diagnosis),
             )
-    except (Unreachable, JournalError, NotReplayable, BaselineError, SloFileError) as error:
+    except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     if args.json:
@@ -206,6 +204,7 @@ def _root(args: argparse.Namespace) -> RootCause:
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.root_cause.root import root_cause
+    from diagnosis.verdicts.offline import policy_for
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     with journal_of(args.source, args.debug_key) as journal:
@@ -215,23 +214,22 @@ def _root(args: argparse.Namespace) -> RootCause:
             args.reference,
             baseline,
             Progress(MonotonicClock()),
-            policy_from(args) if args.settings else None,
+            policy_for(journal, policy_from(args)) if args.settings else None,
         )
 
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
-    """Raises Unreachable, JournalError, BaselineError, SloFileError."""
+    """Raises Unreachable, JournalError, BaselineError, ConfigError."""
     from dashboards.monitor.client import Client
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
-    from telemetry.requests.slo_policy import read_policy
 
     is_as_served = args.baseline is None and args.slo_file is None
     if is_as_served and not Path(args.source).exists():
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
-    policy = None if args.slo_file is None else read_policy(args.slo_file)
+    policy = policy_from(args)
     with journal_of(args.source, args.debug_key) as journal:
         return diagnose_journal(journal, baseline, policy)
 

@@ -48,7 +48,7 @@ from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.slo import BurnWatch, SloFold
+from telemetry.stats.slo import BurnWatch, SloFold, judged_by
 from telemetry.stats.window_fold import Suppliers, WindowFold
 from telemetry.traces.autopilot_events import AutopilotEvents
 from telemetry.traces.limit_events import LimitEvents
@@ -94,7 +94,9 @@ def build_telemetry(
         ),
     )
     pusher = build_pusher(config, clock, all_metrics)
-    timelines = TimelineStore(capacity_bytes=config.recorder.timeline_bytes)
+    timelines = TimelineStore(
+        capacity_bytes=config.recorder.timeline_bytes, judged=judged_by(policy)
+    )
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [] if pilot is None else [pilot.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)

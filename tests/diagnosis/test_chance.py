@@ -10,6 +10,7 @@ import pytest
 
 from diagnosis.promises.attainment import Attainment
 from diagnosis.promises.chance import clump, divergence, evidence
+from diagnosis.promises.thresholds import SURE_NATS
 
 TICK_NS = 500_000_000
 HOUR = 7200  # ticks
@@ -75,6 +76,20 @@ def test_what_is_missed_since_the_start_is_known_soon_and_held(
 def test_a_blip_that_the_budget_allows_is_not_missed() -> None:
     """Two seconds in which everything misses, a minute after the start and every five minutes."""
     assert missed_ticks(0.99, 4.0, 4 * 600, lambda tick: float(tick % 600 in range(120, 124))) == []
+
+
+def test_what_the_budget_of_five_minutes_allows_is_not_missed_though_it_is_no_chance() -> None:
+    """For ten seconds one request of ten misses, ten seconds after the start: 20 of 6000."""
+    one = Attainment(0.99, 0)
+    for tick in range(1, 600):
+        for number in range(10):
+            if number == 0 and 20 <= tick < 40:
+                one.miss()
+            else:
+                one.good()
+        one.tick(tick * TICK_NS)
+        assert one.onset_ns is None
+    assert evidence(20, 400, 0.01) > SURE_NATS
 
 
 def test_a_longer_outage_is_missed_and_is_over_soon_after_it() -> None:

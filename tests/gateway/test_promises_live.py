@@ -8,8 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from diagnosis.promises.thresholds import LEAST_REQUESTS
 from diagnosis.verdicts.offline import diagnose_journal
+from service.cli.main import main
 from telemetry.journal.journal_reader import open_journal
 from tests.support.servers.server import Server, eventually
 
@@ -26,7 +29,9 @@ def promise_of(server: Server) -> dict[str, Any] | None:
     return None
 
 
-def test_steady_misses_since_the_start_are_named_within_twenty_seconds(tmp_path: Path) -> None:
+def test_steady_misses_since_the_start_are_named_within_twenty_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One sequence runs at a time, eight clients want answers within half a second. The class that
     has time enough is met. No baseline exists, and none could: the server was never better."""
     path = tmp_path / "slo.json"
@@ -58,6 +63,9 @@ def test_steady_misses_since_the_start_are_named_within_twenty_seconds(tmp_path:
         journal.write_bytes(server.client.get("/debug/journal").content)
         assert finding is not None
         found.append(finding)
+        victim = server.facts_of(finding["victims"][-1])
+        assert main(["explain", victim["request_id"], server.url]) == 0
+        explained = capsys.readouterr().out
         for one in asking:
             one.result()
 
@@ -70,6 +78,9 @@ def test_steady_misses_since_the_start_are_named_within_twenty_seconds(tmp_path:
     assert promise["setting"] == "max_num_seqs"
     assert finding["runbook"] == "runbooks/slo_missed.md"
     assert 'phasescope_finding{symptom="slo_missed"} 1' in metrics
+    assert victim["slo"]["verdict"] == "late_first_token"
+    told = " ".join(explained.split())
+    assert "SLO of class chat (TTFT 40.000 ms, ITL 5,000.000 ms): late_first_token" in told
     offline = diagnose_journal(open_journal(journal))
     assert [one.slo_class for f in offline.findings for one in f.promises] == ["chat"]
 
