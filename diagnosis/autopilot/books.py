@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from diagnosis.autopilot.chance import upper_share
-from diagnosis.autopilot.thresholds import LEAST_REQUESTS, MISSED_SD, WINDOW_NS
+from diagnosis.autopilot.thresholds import BEFORE_WINDOW_NS, LEAST_KNOWN, MISSED_SD
 from telemetry.facts.engine_records import EngineStarted, LimitsSet, SequenceAdmitted
 from telemetry.facts.limits import LimitValue, limits_at_start, named
 from telemetry.facts.records import (
@@ -32,7 +32,7 @@ from telemetry.stats.slo_report import Verdict
 
 BY = "autopilot"
 _RESTART = "restart"  # the owner of the limits, when it puts them in force in a new engine
-_KEPT_NS = 5 * WINDOW_NS
+_KEPT_NS = 5 * BEFORE_WINDOW_NS
 _MOST_KEPT = 20_000
 _COUNT_NS = 1_000_000_000
 
@@ -195,20 +195,20 @@ class Books:
         found = []
         for name, one in self._last_window(now_ns).items():
             objective = self._policy.of(name).objective
-            is_known = one.requests >= LEAST_REQUESTS and one.good < one.requests - 1
+            is_known = one.requests >= LEAST_KNOWN and one.good < one.requests - 1
             if is_known and upper_share(one.good, one.requests, MISSED_SD) < objective:
                 found.append(name)
         return sorted(found)
 
     def is_known(self, now_ns: int) -> bool:
         """Whether enough requests of a class were judged in the last window."""
-        return any(one.requests >= LEAST_REQUESTS for one in self._last_window(now_ns).values())
+        return any(one.requests >= LEAST_KNOWN for one in self._last_window(now_ns).values())
 
     def _last_window(self, now_ns: int) -> dict[str, Tally]:
         """Counted at most once a second."""
         if now_ns - self._window_ns >= _COUNT_NS or not self._window:
             self._window_ns = now_ns
-            self._window = self.tallies(now_ns - WINDOW_NS, now_ns)
+            self._window = self.tallies(now_ns - BEFORE_WINDOW_NS, now_ns)
         return self._window
 
     def overdue(self, now_ns: int) -> int:

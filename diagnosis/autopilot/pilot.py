@@ -23,10 +23,10 @@ from diagnosis.autopilot.thresholds import (
     ANSWER_WITHIN_NS,
     ASK_AGAIN_MOST_NS,
     ASK_AGAIN_NS,
+    BEFORE_WINDOW_NS,
     CPU_SHARE,
     LEAST_TROUBLE_NS,
     QUIET_NS,
-    WINDOW_NS,
 )
 from diagnosis.autopilot.trial import Running
 from diagnosis.settings_search.answer import SettingsAnswer
@@ -35,6 +35,8 @@ from telemetry.facts.reasons import AutopilotReason as Reason
 from telemetry.facts.records import Fact
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloPolicy
+
+_MOST_DOUBLINGS = 20  # the longest time is reached long before
 
 
 class Pilot:
@@ -141,7 +143,7 @@ class Pilot:
     def _rest(self, now_ns: int) -> None:
         """Nothing came of a search: the next one is later each time."""
         self._fruitless += 1
-        rest_ns = min(ASK_AGAIN_MOST_NS, ASK_AGAIN_NS << min(20, self._fruitless))
+        rest_ns = min(ASK_AGAIN_MOST_NS, ASK_AGAIN_NS << min(_MOST_DOUBLINGS, self._fruitless))
         self._not_before_ns = max(self._not_before_ns, now_ns + rest_ns)
         self._watch(now_ns)
 
@@ -155,7 +157,7 @@ class Pilot:
         if self._trouble_ns is None:  # it is over, or nothing is known any more
             self._watch(now_ns)
             return
-        before = self.books.tallies(now_ns - WINDOW_NS, now_ns)
+        before = self.books.tallies(now_ns - BEFORE_WINDOW_NS, now_ns)
         found = consider(answer, self._bounds, self.books.in_force, before)
         if isinstance(found, Proposal):
             found = self._allowed(found, now_ns)
@@ -171,7 +173,7 @@ class Pilot:
 
     def _allowed(self, found: Proposal, now_ns: int) -> Proposal | Refusal:
         """By what was before."""
-        memory, load = self.memory, self.books.load(now_ns - WINDOW_NS, now_ns)
+        memory, load = self.memory, self.books.load(now_ns - BEFORE_WINDOW_NS, now_ns)
         if memory.stopped & found.values.keys():
             reason = Reason.OPERATOR
         elif memory.was_tried(found.values, load):
@@ -206,7 +208,7 @@ class Pilot:
         self._desk.say(now_ns, self._number, proposal, Decision.PROPOSED)
         if self._acts:
             back = way_back(proposal.values, self.books.in_force)
-            load = self.books.load(now_ns - WINDOW_NS, now_ns)
+            load = self.books.load(now_ns - BEFORE_WINDOW_NS, now_ns)
             running = Running(self._number, proposal, back, load)
             self.attempt = Attempt(running, self.books, self.memory, self._desk, now_ns)
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diagnosis.autopilot.books import Tally
 from diagnosis.autopilot.bounds import Bounds
-from diagnosis.autopilot.thresholds import FORECAST_OFF, LEAST_GAIN, LEAST_NOISE, LEAST_REQUESTS
+from diagnosis.autopilot.thresholds import FORECAST_OFF, LEAST_GAIN, LEAST_KNOWN, LEAST_NOISE
 from diagnosis.settings_search.answer import SettingsAnswer, Trial
 from telemetry.facts.limits import AUTO, LimitValue
 from telemetry.facts.reasons import AutopilotReason as Reason
@@ -114,12 +114,12 @@ def _judged(
             Reason.FORECAST_OFF,
             f"the replay without a change is too far from what was measured of {', '.join(off)}",
         )
-    enough = [name for name in gaining if _of(before, name).requests >= LEAST_REQUESTS]
+    enough = [name for name in gaining if _of(before, name).requests >= LEAST_KNOWN]
     if not enough:
         return refuse_with(
             Reason.TOO_FEW_REQUESTS, f"too few requests of {', '.join(gaining)} to measure it by"
         )
-    known = {name: one for name, one in before.items() if one.requests >= LEAST_REQUESTS}
+    known = {name: one for name, one in before.items() if one.requests >= LEAST_KNOWN}
     promised = {
         name: round(min(1.0, max(0.0, one.share + max(0.0, gains.get(name, 0.0)))), 4)
         for name, one in known.items()

@@ -14,11 +14,11 @@ QUIET_NS: Annotated[
     int, "ns", "without trouble for so long, all is well",
     "by hand: a recurring fault comes back within it",
 ] = 60_000_000_000  # fmt: skip
-LEAST_REQUESTS: Annotated[
+LEAST_KNOWN: Annotated[
     int, "requests", "fewer in the window before, and nothing is known",
     "by hand: with fewer, one request is more than 10 %",
 ] = 10  # fmt: skip
-WINDOW_NS: Annotated[
+BEFORE_WINDOW_NS: Annotated[
     int, "ns", "requests that count as before: those accepted in it",
     "as the search, which replays about as much",
 ] = 60_000_000_000  # fmt: skip
@@ -91,10 +91,16 @@ SETTLE_STEP_NS: Annotated[
     "by hand: a request at the usual speed takes less",
 ] = 10_000_000_000  # fmt: skip
 SETTLE_SHRINKS: Annotated[
-    float, "ratio", "a queue shrinks when it is at most so large as one step before", "by hand"
+    float,
+    "ratio",
+    "a queue shrinks when it is at most so large as one step before",
+    "by hand: beyond the variation of arrivals in ten seconds",
 ] = 0.85
 SETTLE_MOST_NS: Annotated[
-    int, "ns", "the queue from before the change is waited for so long at most", "by hand"
+    int,
+    "ns",
+    "the queue from before the change is waited for so long at most",
+    "by hand: as long as the window before",
 ] = 60_000_000_000
 CONFIRM_WITHIN_NS: Annotated[
     int, "ns", "a change that is not in force after so long is taken back",
@@ -108,7 +114,10 @@ LOAD_RATIO: Annotated[
     "by hand: bursts of a steady load stay below it over ten seconds",
 ] = 2.0  # fmt: skip
 LOAD_SD: Annotated[
-    float, "sd", "and the number of requests differs by so much more than chance", "by hand"
+    float,
+    "sd",
+    "and the number of requests differs by so much more than chance",
+    "by hand: it is asked at every request of a trial",
 ] = 4.0
 LOAD_LEAST_NS: Annotated[
     int, "ns", "a load is not judged over less", "by hand: shorter ones are single bursts"

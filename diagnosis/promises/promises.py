@@ -109,13 +109,17 @@ class Promises:
             ttft_p95_ms=_ms(book.ttft_p95_ns(end_ns)),
             itl_target_ms=target.itl_ns / 1e6,
             worst_gap_p95_ms=_ms(book.worst_gap_p95_ns()),
-            parts={
-                name: round(ns / 1e6, 1) for name, ns in parts.most_common() if ns >= _LEAST_TOLD_NS
-            },
+            parts=_told(parts),
             setting=setting,
             utilisation=None if share is None else round(share, 2),
             since_ns=book.attainment.onset_ns,
         )
+
+
+def _told(parts_ns: Counter[str]) -> dict[str, float]:
+    """Parts in ms, the largest first."""
+    told = [(name, ns) for name, ns in parts_ns.most_common() if ns >= _LEAST_TOLD_NS]
+    return {name: round(ns / 1e6, 1) for name, ns in told}
 
 
 def _ms(ns: float | None) -> float | None:
