@@ -5,6 +5,7 @@
     reference, learning                  the baseline, and when it is learnt
     excess                               requests in flight beyond the baseline; CUSUM alarms
     late, blows, tail_thresholds         late tokens, and causes that come back
+    passing                              whether the one blow of an alarm is over
     window, history                      the stretch that is judged; findings as span events
 
 It names no cause: that is `diagnosis.attribution`.

@@ -234,6 +234,12 @@ class ChangeDetector:
         return any(one.value for one in self._firsts.values())
 
     @property
+    def levels(self) -> tuple[float, ...]:
+        """Of each sum, and of the highest of the tenants' first tokens."""
+        firsts = max((one.level for one in self._firsts.values()), default=0.0)
+        return (*(one.level for one in self._sums), firsts)
+
+    @property
     def is_elevated(self) -> bool:
         """A fault may have begun: this time must not become a reference."""
         return self._level > ELEVATED_LEVEL or self.onset_ns is not None

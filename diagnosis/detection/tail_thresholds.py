@@ -189,7 +189,19 @@ ON_TIME: Annotated[
     "first tokens",
     "as many in a row on time end the alarm of a tenant",
     "by hand: of a tenant with few requests the sum would take a minute to fall",
-] = 3
+] = 8
+FALL_TICKS: Annotated[
+    int,
+    "ticks",
+    "sums that have been falling for as long: the one blow of an alarm has passed",
+    "by hand: with the tick or two of a burst, a false alarm stays below five seconds",
+] = 6
+FALL_LEVEL: Annotated[
+    float, "thresholds", "by as much together", "by hand: the drift of one sum in FALL_TICKS"
+] = 0.3
+RISE_LEVEL: Annotated[
+    float, "thresholds", "a sum that rose by as much: it came back", "as FALL_LEVEL"
+] = 0.3
 INCIDENT_NS: Annotated[
     int,
     "ns",

@@ -22,6 +22,7 @@ from diagnosis.detection.excess import (
     stopped_excess,
 )
 from diagnosis.detection.learning import BaselineLearner
+from diagnosis.detection.passing import OneBlow
 from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Finding, Symptom
@@ -50,6 +51,7 @@ class MeanHarm:
         self._aggregator = aggregator
         self._learner = learner
         self._detector = ChangeDetector()
+        self._one_blow = OneBlow()
         self._empty_ticks = 0
         self._standing: list[Finding] = []
         self._pending_symptom: Symptom | None = None
@@ -90,6 +92,10 @@ class MeanHarm:
             stopped=stopped_excess(stats, reference),
         )
         self._detector.add(begin_ns, excess, direct, counts.first_commit_logs, reference)
+        if self._detector.onset_ns is None:
+            self._one_blow = OneBlow()
+        else:
+            self._one_blow.add(self._detector.levels)
         is_over = previous_onset_ns is not None and self._detector.onset_ns is None
         if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
             self._learner.exclude_until(end_ns)
@@ -105,7 +111,8 @@ class MeanHarm:
             return []
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
         self.blame, charged = self._charge(self.window_begin_ns, end_ns, onset_ns)
-        return self._settled(charged)
+        standing = self._settled(charged)
+        return [] if self._one_blow.has_passed else standing
 
     def is_unexplained(self, end_ns: int) -> bool:
         """Requests are delayed, and have been for long: a burst that drains is no fault."""
