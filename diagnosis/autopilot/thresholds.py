@@ -131,9 +131,7 @@ COOL_NS: Annotated[
     int, "ns", "first cool-down; it doubles with each further change of the same limit",
     "by hand: a window of the search without the change before",
 ] = 30_000_000_000  # fmt: skip
-COOL_MOST_NS: Annotated[
-    int, "ns", "longest cool-down", "by hand: an hour"
-] = 3_600_000_000_000
+COOL_MOST_NS: Annotated[int, "ns", "longest cool-down", "by hand: an hour"] = 3_600_000_000_000
 FORGOTTEN_NS: Annotated[
     int, "ns", "a limit that was left alone for so long begins with the first cool-down again",
     "by hand: several times the longest, or a daily rhythm would begin anew each hour",

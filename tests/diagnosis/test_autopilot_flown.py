@@ -11,6 +11,7 @@ import dataclasses
 
 import pytest
 
+from telemetry.facts.limits import LimitValue
 from telemetry.facts.reasons import AutopilotDecision as Decision
 from tests.support.worlds.flown import Flown
 from tests.support.worlds.promised import GOOD, Kind, Promised
@@ -29,19 +30,18 @@ WRONG = {
         limits=dataclasses.replace(GOOD, budget_tokens=2048),
         seconds=SECONDS,
     ),
-    "max_num_seqs": Promised(
-        kinds=(CHAT,), limits=dataclasses.replace(GOOD, max_seqs=2), seconds=SECONDS
-    ),
+    "max_num_seqs": Promised(kinds=(CHAT,), seconds=SECONDS),
     "tenant_max_seqs": Promised(
         kinds=(CALM, FLOOD), limits=dataclasses.replace(GOOD, max_seqs=8), seconds=SECONDS
     ),
 }
+SET: dict[str, dict[str, LimitValue]] = {"max_num_seqs": {"max_num_seqs": 2}}
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_limit_is_found_set_measured_and_kept(name: str) -> None:
     promised = WRONG[name]
-    flown = Flown(promised, seed=1)
+    flown = Flown(promised, seed=1, wrong=SET.get(name))
     flown.run()
     kept = flown.told(Decision.KEPT)
 
@@ -54,7 +54,8 @@ def test_a_wrong_limit_is_found_set_measured_and_kept(name: str) -> None:
 
 
 def test_with_advice_only_nothing_is_set() -> None:
-    flown = Flown(WRONG["max_num_seqs"], seed=1, acts=False)
+    wrong = SET["max_num_seqs"]
+    flown = Flown(WRONG["max_num_seqs"], seed=1, wrong=wrong, acts=False)
     flown.run()
 
     assert flown.told(Decision.PROPOSED)

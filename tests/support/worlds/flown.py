@@ -10,7 +10,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from diagnosis.autopilot.books import BY
+from diagnosis.autopilot.books import BY, CONFIG
 from diagnosis.autopilot.bounds import DEFAULT_BOUNDS
 from diagnosis.autopilot.desk import Ask, Put
 from diagnosis.autopilot.pilot import Pilot
@@ -20,6 +20,7 @@ from lab.simulation.scenarios import Scenario
 from lab.simulation.workload import Arrival
 from lab.simulation.world import World
 from service.engine.inbox import SetLimits
+from service.engine.limits_record import runtime_of
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import EngineStarted, LimitsSet, SequenceEnded
 from telemetry.facts.engine_start import RuntimeLimits
@@ -47,9 +48,17 @@ _FIELDS = {
 
 
 class Flown(World):
-    """`promised` is the server and its traffic."""
+    """`promised` is the server and its traffic; `wrong` is set by a tool at once, since a running
+    engine cannot be given more than it started with."""
 
-    def __init__(self, promised: Promised, seed: int, *, acts: bool = True) -> None:
+    def __init__(
+        self,
+        promised: Promised,
+        seed: int,
+        *,
+        wrong: dict[str, LimitValue] | None = None,
+        acts: bool = True,
+    ) -> None:
         draw = Random(seed)
         came = [one for kind in promised.kinds for one in kind.arrivals(draw, promised.seconds)]
         came.sort(key=lambda one: one[1].at_ns)
@@ -74,6 +83,12 @@ class Flown(World):
                 knows_cost=True,
             )
         )
+        if wrong:
+            limits = runtime_of(promised.limits)
+            for name, value in wrong.items():
+                limits = _with(limits, name, value)
+            changed = tuple(sorted(wrong))
+            self.inbox.put(SetLimits(limits=limits, changed=changed, by=CONFIG, why="rolled out"))
 
     def told(self, *decisions: Decision) -> list[AutopilotDecided]:
         return [one for one in self.decisions if one.decision in decisions]
@@ -96,7 +111,9 @@ class Flown(World):
                     name, now_ns, TRACE, None, None, None, "/v1/completions",
                     "text_completion", arrival.tenant, slo_class,
                 ),
-                RequestParsed(name, now_ns, "model", True, 1, arrival.max_tokens, 1.0, 1.0, 0, None),
+                RequestParsed(
+                    name, now_ns, "model", True, 1, arrival.max_tokens, 1.0, 1.0, 0, None
+                ),
                 RequestTokenized(name, now_ns, len(arrival.prompt)),
                 SequenceSubmitted(name, now_ns, seq_id, 0),
             ]
