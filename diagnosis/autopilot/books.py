@@ -31,6 +31,7 @@ from telemetry.stats.slo import judge
 from telemetry.stats.slo_report import Verdict
 
 BY = "autopilot"
+CONFIG = "config"
 _RESTART = "restart"  # the owner of the limits, when it puts them in force in a new engine
 _KEPT_NS = 5 * BEFORE_WINDOW_NS
 _MOST_KEPT = 20_000
@@ -42,6 +43,7 @@ class Cause(StrEnum):
 
     RESTART = "restart"
     OPERATOR = "operator"
+    CONFIG = "config"  # a tool that brings out a configuration: no hand that wants to be obeyed
 
 
 class Change(NamedTuple):
@@ -236,4 +238,5 @@ class Books:
                 if fact.by == BY:
                     self.set_by_us_ns = fact.at_ns
                 elif fact.by != _RESTART:
-                    self.changes.append(Change(fact.at_ns, Cause.OPERATOR, fact.changed))
+                    cause = Cause.CONFIG if fact.by == CONFIG else Cause.OPERATOR
+                    self.changes.append(Change(fact.at_ns, cause, fact.changed))

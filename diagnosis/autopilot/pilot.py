@@ -240,6 +240,9 @@ class Pilot:
             match change.cause:
                 case Cause.OPERATOR:
                     self._operated(now_ns, change.names)
+                case Cause.CONFIG:
+                    if self.attempt is not None:
+                        self.attempt.operated(now_ns, change.names)
                 case Cause.RESTART:
                     if self.attempt is not None:
                         self.attempt.restarted(now_ns)
