@@ -279,7 +279,7 @@ def _gateway_facts(
         for fact in run.others
         if isinstance(fact, RequestAccepted) and begin_ns <= fact.at_ns < end_ns
     }
-    found = [
+    found: list[Fact] = [
         fact for fact in run.others if isinstance(fact, _GATEWAY) and fact.request_id in accepted
     ]
     ended = {fact.request_id for fact in found if isinstance(fact, RequestEnded)}
