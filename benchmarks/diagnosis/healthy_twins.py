@@ -40,7 +40,8 @@ def _poisson(setting: Setting) -> None:
 
 
 def _surges(setting: Setting) -> None:
-    setting.surges = Surges()
+    """They stay below what the engine can do: more is an overload."""
+    setting.surges = Surges(high=min(1.8, 0.95 / setting.load))
 
 
 def _swing(setting: Setting) -> None:

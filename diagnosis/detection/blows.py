@@ -65,8 +65,9 @@ class BlowDetector:
 
     @property
     def is_elevated(self) -> bool:
-        """Above zero: this time must not become a reference."""
-        return self.onset_ns is not None or self._sum > BLOWS_THRESHOLD / 2
+        """Above zero: this time must not become a reference, or a fault that comes back would be
+        learnt between its blows."""
+        return self.onset_ns is not None or self._sum > 0
 
     @property
     def period_s(self) -> float | None:

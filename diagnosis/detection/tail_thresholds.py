@@ -51,6 +51,12 @@ CHARGED_SHARE: Annotated[
     "a cause with as much of a late token is its cause",
     "a majority; the rest is the variation of the queue, which is no fault",
 ] = 0.5
+DECISIVE_SHARE: Annotated[
+    float,
+    "of the time beyond the usual",
+    "the same, of a cause without which the token would not have been late",
+    "by hand: with less, anything explains what is late by a millisecond",
+] = 0.3
 STALL_RATIO: Annotated[
     float,
     "of its predicted length",

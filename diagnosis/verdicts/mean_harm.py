@@ -40,6 +40,15 @@ from diagnosis.verdicts.rules import findings_of
 from telemetry.facts.records import Fact
 
 _MOST_CULPRITS = 5
+# causes that a burst of healthy traffic may look like: said no longer than the burst
+_OF_TRAFFIC = (
+    Symptom.QUEUE_OVERLOAD,
+    Symptom.PREFILL_INTERFERENCE,
+    Symptom.LONG_PROMPTS,
+    Symptom.PREFIX_CACHE_COLD,
+    Symptom.UNFAIRNESS,
+    Symptom.HEAVY_SAMPLING,
+)
 
 
 class MeanHarm:
@@ -94,7 +103,7 @@ class MeanHarm:
         self._detector.add(begin_ns, excess, direct, counts.first_commit_logs, reference)
         if self._detector.onset_ns is None:
             self._one_blow = OneBlow()
-        else:
+        elif counts.first_tokens or counts.later_tokens:  # an idle server shows no recovery
             self._one_blow.add(self._detector.levels)
         is_over = previous_onset_ns is not None and self._detector.onset_ns is None
         if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
@@ -112,7 +121,8 @@ class MeanHarm:
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
         self.blame, charged = self._charge(self.window_begin_ns, end_ns, onset_ns)
         standing = self._settled(charged)
-        return [] if self._one_blow.has_passed else standing
+        is_of_traffic = bool(standing) and standing[0].symptom in _OF_TRAFFIC
+        return [] if is_of_traffic and self._one_blow.has_passed else standing
 
     def is_unexplained(self, end_ns: int) -> bool:
         """Requests are delayed, and have been for long: a burst that drains is no fault."""

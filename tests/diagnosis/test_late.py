@@ -31,7 +31,7 @@ def learnt(spent_ms: list[int], slo_class: str = "") -> LateLog:
     for number, spent in enumerate(spent_ms):
         begun_ns = number * SECOND
         log.first(request(number, begun_ns, slo_class), begun_ns + spent * MS)
-    log.tails = log.fit(0, (len(spent_ms) + 1) * SECOND, NO_STEPS)
+    log.tails = log.fit(0, (len(spent_ms) + 9) * SECOND, NO_STEPS)
     return log
 
 

@@ -85,7 +85,11 @@ def _short_scans(run: SimulatedRun, span: Span, draw: Random) -> None:
         )
 
 
-SCANS: Mechanisms = {"now_and_then": Fault(inject=_short_scans)}
+def _busy(setting: Setting, draw: Random) -> None:
+    setting.load = draw.uniform(0.55, 0.7)
+
+
+SCANS: Mechanisms = {"now_and_then": Fault(prepare=_busy, inject=_short_scans)}
 
 
 def _whole_prompts(setting: Setting, draw: Random) -> None:
@@ -249,8 +253,14 @@ def _new_schema_now_and_then(run: SimulatedRun, span: Span, draw: Random) -> Non
         spec.max_tokens = max(spec.max_tokens, spec.outputs + 8)
 
 
+def _moderate(setting: Setting, draw: Random) -> None:
+    setting.load = draw.uniform(0.35, 0.5)
+
+
 GRAMMAR: Mechanisms = {
-    "one_new_schema": Fault(inject=_new_schema_now_and_then, victims=shared_a_step)
+    "one_new_schema": Fault(
+        prepare=_moderate, inject=_new_schema_now_and_then, victims=shared_a_step
+    )
 }
 
 
