@@ -166,8 +166,10 @@ def _drills(bench: Bench, only: list[str], seconds: float) -> tuple[list[DrillRe
     for drill in DRILLS:
         if not only or drill.name in only:
             one = bench.kept(
-                drill.name, DrillResult, lambda drill=drill: asyncio.run(bench.drill(drill, seconds))
-            )  # fmt: skip
+                drill.name,
+                DrillResult,
+                lambda drill=drill: asyncio.run(bench.drill(drill, seconds)),
+            )
             print(one.line(), flush=True)
             found.append(one)
     return found, all(one.holds for one in found)
