@@ -1,4 +1,4 @@
-"""The autopilot's worker: searches in a child, sets limits through their owner, records decisions."""
+"""The autopilot's worker: a search in a child, limits set by their owner, decisions."""
 
 from __future__ import annotations
 

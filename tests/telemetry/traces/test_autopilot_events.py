@@ -1,4 +1,4 @@
-"""A decision of the autopilot is a fact like any other: in the journal, on spans, in the timeline."""
+"""A decision of the autopilot is a fact: in the journal, on spans, in the timeline."""
 
 from __future__ import annotations
 
