@@ -1,5 +1,5 @@
-"""The autopilot of a real server whose limit was set wrong: it searches the last minutes in a process
-of its own, and sets the limit through its owner."""
+"""The autopilot of a real server whose limit was set wrong: it searches the last minutes in a
+process of its own, and sets the limit through its owner."""
 
 from __future__ import annotations
 
