@@ -4,6 +4,7 @@
     thresholds   every number that decides a verdict, with unit and origin
     detection    counts per half second, the baseline, change detection
     attribution  excess time, charged to causes
+    promises     SLO classes that are missed, and in which form
     verdicts     findings, checks by counting, confidence, the verdict
     spans        a stretch of time of a record
     settings_search  what other settings would have given every SLO class

@@ -60,7 +60,7 @@ def alarms_of(task: tuple[float, int]) -> list[Alarm]:
     setting.load = load
     run = SimulatedRun.baseline(setting, key, Span.of_seconds(0, LIFE_S))
     run.renumber()
-    diagnoser, named = Diagnoser(), list[tuple[float, str]]()
+    diagnoser, named = Diagnoser(policy=setting.policy), list[tuple[float, str]]()
     for fact in simulate(run):
         diagnoser.on_facts([fact])
         findings = diagnoser.diagnosis().findings

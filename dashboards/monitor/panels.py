@@ -159,6 +159,18 @@ def goodput(snapshot: Snapshot) -> Text:
     return line
 
 
+def promises(diagnosis: Diagnosis) -> Text:
+    """The classes that miss their SLO, what they miss, and in which form."""
+    line = Text(" promises", style="dim", no_wrap=True, overflow="ellipsis")
+    for finding in diagnosis.findings:
+        for one in finding.promises:
+            line.append(f"  {one.slo_class} {one.form.value}", style="bold red")
+            line.append(f" {one.missed} of {one.requests} missed", style="red")
+            if one.setting:
+                line.append(f", {one.setting} binds", style="yellow")
+    return line
+
+
 def limits(snapshot: Snapshot) -> Text:
     """The limits that are not what they were at the start."""
     line = Text(" limits", style="dim", no_wrap=True, overflow="ellipsis")

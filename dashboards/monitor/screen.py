@@ -35,6 +35,8 @@ def screen(
     changed = [panels.limits(snapshot)] if snapshot.limits_changed else []
     if snapshot.autopilot is not None and snapshot.autopilot.at_ns is not None:
         changed.append(panels.autopilot(snapshot))
+    if diagnosis is not None and any(finding.promises for finding in diagnosis.findings):
+        changed.insert(0, panels.promises(diagnosis))
     lines = _FIXED_LINES + len(changed)
     return Group(
         panels.header(snapshot, url, note),

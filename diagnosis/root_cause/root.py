@@ -16,11 +16,13 @@ from diagnosis.root_cause.interventions import Cause
 from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.thresholds import LEAST_REFERENCE_S
 from diagnosis.settings_search.answer import SettingsAnswer
+from diagnosis.settings_search.answered import answered
 from diagnosis.settings_search.offline import last_window
 from diagnosis.settings_search.search import search
 from diagnosis.spans import Span
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from diagnosis.verdicts.offline import policy_for
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from telemetry.facts.engine_records import EngineStarted
@@ -125,7 +127,7 @@ def root_cause(
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     end_ns = _end_ns(run)
-    diagnosis, spans = _spans(journal, run, window, reference, baseline, end_ns)
+    diagnosis, spans = _spans(journal, run, window, reference, baseline, end_ns, policy)
     started = None if baseline is None else baseline.started
     now, before = spans
     may_go_without = policy is not None and window is None and reference is None
@@ -139,6 +141,7 @@ def root_cause(
     settings = None
     if policy is not None:
         settings = search(run, cost, last_window(run), policy, progress=progress)
+        diagnosis = None if diagnosis is None else answered(diagnosis, settings)
     return RootCause(
         window=RelativeWindow.of(now, end_ns),
         reference=None if before is None else RelativeWindow.of(before, end_ns),
@@ -173,12 +176,13 @@ def _spans(
     reference: RelativeWindow | None,
     baseline: Reference | None,
     end_ns: int,
+    policy: SloPolicy | None,
 ) -> tuple[Diagnosis | None, tuple[Span, Span | None]]:
     """The diagnosis, where one was needed, and the window to explain with its reference."""
     if window is not None or reference is not None:
         before = None if baseline is not None else (reference or REFERENCE).span(end_ns)
         return None, ((window or WINDOW).span(end_ns), before)
-    diagnoser = Diagnoser(baseline)
+    diagnoser = Diagnoser(baseline, policy_for(journal, policy), journal.cut_requests)
     replay_folds(journal.facts(), [diagnoser])
     diagnosis = diagnoser.diagnosis()
     onset_ns = diagnosis.onset_ns

@@ -7,7 +7,7 @@ far and on nothing else, so a journal gives the verdict that was given live.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -27,6 +27,8 @@ from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.detection.window import Window
+from diagnosis.promises.form import Recent
+from diagnosis.promises.promises import Promises
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.thresholds import (
     CHECKED_NS,
@@ -46,6 +48,7 @@ from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.rules import findings_of
 from telemetry.facts.engine_records import RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
+from telemetry.requests.slo_policy import SloPolicy
 
 _MOST_CULPRITS = 5
 # judged at once and not at the next tick: no other fact may follow for a long time
@@ -74,9 +77,14 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 class Diagnoser:
     """Feed it facts; it keeps three minutes of them. With a `baseline` nothing is learnt of this
-    run."""
+    run. With a `policy` its promises are judged, but for those to the requests in `cut`."""
 
-    def __init__(self, baseline: Reference | None = None) -> None:
+    def __init__(
+        self,
+        baseline: Reference | None = None,
+        policy: SloPolicy | None = None,
+        cut: Collection[str] = (),
+    ) -> None:
         self._aggregator = Aggregator()
         self._detector = ChangeDetector()
         self._learner = BaselineLearner(self._aggregator, baseline)
@@ -88,10 +96,13 @@ class Diagnoser:
         self._excess = self._peak = 0.0
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
+        self._promises = None if policy is None else Promises(policy, cut)
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._aggregator.on_fact(fact)
+            if self._promises is not None:
+                self._promises.on_fact(fact)
             self._advance(fact_ns(fact) - LATE_FACTS_NS)
             if isinstance(fact, _JUDGED_AT_ONCE):
                 self._judge(fact.at_ns + 1)
@@ -103,7 +114,8 @@ class Diagnoser:
     @property
     def live(self) -> int:
         """Requests and sequences in the books; zero when all have ended."""
-        return self._aggregator.live
+        promised = 0 if self._promises is None else self._promises.live
+        return self._aggregator.live + promised
 
     def blame(self) -> Blame | None:
         """The charges behind the last findings."""
@@ -148,6 +160,8 @@ class Diagnoser:
         if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
             self._learner.exclude_until(end_ns)
         self._learner.learn(end_ns, is_elevated=self._detector.is_elevated)
+        if self._promises is not None:
+            self._promises.tick(end_ns)
         self._judge(end_ns)
         self._aggregator.forget(end_ns)
 
@@ -164,6 +178,8 @@ class Diagnoser:
             begin_ns = max(onset_ns, begin_ns)
             self._blame, charged = self._charge(begin_ns, end_ns, onset_ns)
             found = _ranked(self._settled(charged), found)
+        if not degraded:
+            found += self._missed_promises(end_ns)
         self._diagnosis = self._verdict(begin_ns, end_ns, found, degraded)
         self.log.update(end_ns, found)
 
@@ -208,6 +224,21 @@ class Diagnoser:
         affected = self._aggregator.requests.active(begin_ns, end_ns)
         found = findings_of(charged, onset_ns, affected, self._culprits(window.counts))
         return charged, found
+
+    def _missed_promises(self, end_ns: int) -> list[Finding]:
+        """After every cause: they say what it costs, and not why."""
+        if self._promises is None:
+            return []
+        aggregator = self._aggregator
+
+        def recent_since(begin_ns: int) -> Recent:
+            first_ns = (aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
+            begin_ns = max(first_ns, begin_ns)
+            counts = aggregator.counts(begin_ns, end_ns)
+            return Recent((end_ns - begin_ns) / 1e9, counts, aggregator.started)
+
+        found = self._promises.finding(recent_since, end_ns)
+        return [] if found is None else [found]
 
     def _culprits(self, counts: Counts) -> tuple[str, ...]:
         """Requests with more prompt tokens than any in the baseline, the longest first."""

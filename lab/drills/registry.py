@@ -9,11 +9,14 @@ from lab.drills.mechanisms.demand import DEMAND
 from lab.drills.mechanisms.failures import FAILURES
 from lab.drills.mechanisms.limits import LIMITS
 from lab.drills.mechanisms.machine import MACHINE
+from lab.drills.mechanisms.promises import PROMISES
 from lab.drills.mechanisms.readers import READERS
 from lab.drills.mechanisms.work import WORK
 from service.config.settings import ConfigError
 
-MECHANISMS: tuple[Mechanism, ...] = (*DEMAND, *LIMITS, *MACHINE, *WORK, *READERS, *FAILURES)
+MECHANISMS: tuple[Mechanism, ...] = (
+    *DEMAND, *LIMITS, *MACHINE, *WORK, *READERS, *FAILURES, *PROMISES,
+)  # fmt: skip
 
 
 def symptoms() -> list[str]:

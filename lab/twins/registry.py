@@ -20,6 +20,7 @@ from lab.twins.faults.load_faults import (
     UNFAIRNESS,
 )
 from lab.twins.faults.output_faults import GRAMMAR, INVALID, SAMPLING
+from lab.twins.faults.promise_faults import PROMISES
 from lab.twins.faults.slow_faults import BANDWIDTH, STALLED, STARVED, THROTTLED
 from lab.twins.healthy import BUSY, LIGHT
 from lab.twins.twin import Twin, simulate_twin, simulate_without_faults
@@ -52,6 +53,7 @@ FAULTS: dict[str, Mechanisms] = {
     "load_failure": LOAD_FAILURE,
     "budget_too_small": SMALL_BUDGET,
     "telemetry_degraded": DEGRADED,
+    "slo_missed": PROMISES,
 }
 TWINS: dict[str, tuple[str, ...]] = {name: tuple(known) for name, known in FAULTS.items()}
 """Mechanisms by name: the first is for development, the others are held out for the test."""

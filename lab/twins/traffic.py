@@ -8,6 +8,7 @@ from random import Random
 
 from lab.twins.physics import MS, SECOND, Physics
 from service.engine.admission import Limits
+from telemetry.requests.slo_policy import SloClass, SloPolicy
 
 _EVEN_NS = 2 * SECOND
 
@@ -36,6 +37,31 @@ class Constraint:
     cached: bool = True
     mask_ns: int = 150_000
     valid: bool = True
+
+
+def policy_of_world(ttft_ms: int, itl_ms: int, name: str = "chat", **more: int) -> SloPolicy:
+    """One class with these targets; `more` are other classes with the same gap and their TTFT."""
+    targets = {name: ttft_ms, **more}
+    return SloPolicy(
+        {
+            one: SloClass(name=one, ttft_ns=ms * MS, itl_ns=itl_ms * MS)
+            for one, ms in targets.items()
+        },
+        name,
+    )
+
+
+WORLD_POLICY = policy_of_world(2_500, 450)
+"""What every healthy twin keeps: a chunk of a simulated engine takes 120 ms, and a small cache or a
+burst makes requests wait for a second now and then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassMix:
+    """Requests of one SLO class: their share, and the lengths of their prompts."""
+
+    share: float
+    prompt: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +101,7 @@ class RequestSpec:
     disconnect_ns: int | None = None
     leaked_sequences: int = 0
     body_tokens: int | None = None
+    slo_class: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -94,7 +121,8 @@ class Setting:
     demand is the same in any two seconds. Some clients disconnect early (`disconnects`); they may
     want long answers (`disconnect_outputs`). `two_choices` is the share with n = 2. With
     `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
-    `sends_step_cost` the gateway sends the fitted cost of a step to the engine.
+    `sends_step_cost` the gateway sends the fitted cost of a step to the engine. `policy` is what it
+    promises, `classes` the shares of its SLO classes (empty: all are of the default class).
     """
 
     load: float
@@ -116,6 +144,8 @@ class Setting:
     stream_buffer_tokens: int = 256
     one_tokenizer: bool = False
     sends_step_cost: bool = False
+    policy: SloPolicy = WORLD_POLICY
+    classes: dict[str, ClassMix] = field(default_factory=dict)
 
     @classmethod
     def drawn(cls, draw: Random) -> Setting:
@@ -165,19 +195,25 @@ class Setting:
         if disconnect_ns is None and draw.random() < self.constrained:
             constraint = Constraint(cached=draw.random() < 0.9)
         ends = constraint is not None or draw.random() < 0.6
+        prompt, slo_class = self.prompt, ""
+        if self.classes:
+            shares_by = {name: mix.share for name, mix in self.classes.items()}
+            slo_class = draw.choices(list(shares_by), list(shares_by.values()))[0]
+            prompt = self.classes[slo_class].prompt
         return RequestSpec(
             number=number,
             at_ns=at_ns,
             tenant=draw.choices(list(self.tenants), list(self.tenants.values()))[0],
             system=draw.randrange(self.systems),
             system_tokens=self.system_tokens if shares else 0,
-            own_tokens=draw.randint(*self.prompt),
+            own_tokens=draw.randint(*prompt),
             outputs=outputs,
             max_tokens=max(outputs + 8, 64) if ends else outputs,
             stream=disconnect_ns is not None or draw.random() < 0.85,
             choices=2 if draw.random() < self.two_choices else 1,
             constraint=constraint,
             disconnect_ns=disconnect_ns,
+            slo_class=slo_class,
         )
 
 

@@ -44,7 +44,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="with --settings: try just the limits that a running server can be given",
     )
-    parser.add_argument("--slo-file", metavar="FILE", help="the SLO classes that the server had")
     parser.add_argument(
         "--window",
         type=_relative_window,
@@ -69,6 +68,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=Path,
         metavar="FILE",
         help="save what is usual for this server, for a later --baseline",
+    )
+    parser.add_argument(
+        "--slo-file",
+        metavar="FILE",
+        help="judge promises by the SLO classes of this file, not by those of the server",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
@@ -141,6 +145,11 @@ def _print_finding(rank: int, finding: Finding) -> None:
             print(f"   {name:>24}: {', '.join(listed)}")
     for line in finding.stacks:
         print(f"   {'stacks':>24}: {line}")
+    for promise in finding.promises:
+        parts = ", ".join(f"{name} {ms:.0f} ms" for name, ms in list(promise.parts.items())[:6])
+        print(f"   {'time of ' + promise.slo_class:>24}: {parts or 'not measured'}")
+    if finding.answer:
+        print(f"   {'would meet it':>24}: {finding.answer}")
     for other in finding.excluded:
         print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
     print(f"   {'runbook':>24}: {finding.runbook}")
@@ -195,6 +204,7 @@ def _root(args: argparse.Namespace) -> RootCause:
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.root_cause.root import root_cause
+    from diagnosis.verdicts.offline import policy_for
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     with journal_of(args.source, args.debug_key) as journal:
@@ -204,22 +214,24 @@ def _root(args: argparse.Namespace) -> RootCause:
             args.reference,
             baseline,
             Progress(MonotonicClock()),
-            policy_from(args) if args.settings else None,
+            policy_for(journal, policy_from(args)) if args.settings else None,
         )
 
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
-    """Raises Unreachable, JournalError, BaselineError."""
+    """Raises Unreachable, JournalError, BaselineError, ConfigError."""
     from dashboards.monitor.client import Client
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
 
-    if args.baseline is None and not Path(args.source).exists():
+    is_as_served = args.baseline is None and args.slo_file is None
+    if is_as_served and not Path(args.source).exists():
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
+    policy = policy_from(args)
     with journal_of(args.source, args.debug_key) as journal:
-        return diagnose_journal(journal, baseline)
+        return diagnose_journal(journal, baseline, policy)
 
 
 def _save_baseline(args: argparse.Namespace) -> int:

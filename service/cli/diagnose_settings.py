@@ -29,12 +29,12 @@ class Progress:
             print(f"  {what} ...", file=sys.stderr)
 
 
-def policy_from(args: argparse.Namespace) -> SloPolicy:
-    """Raises ConfigError."""
-    from telemetry.requests.slo_policy import SloFileError, policy_of
+def policy_from(args: argparse.Namespace) -> SloPolicy | None:
+    """The policy of `--slo-file`, None without it. Raises ConfigError."""
+    from telemetry.requests.slo_policy import SloFileError, read_policy
 
     try:
-        return policy_of(args.slo_file)
+        return None if args.slo_file is None else read_policy(args.slo_file)
     except SloFileError as error:
         raise ConfigError(f"--slo-file {error}") from error
 
@@ -43,10 +43,16 @@ def search_settings(args: argparse.Namespace) -> SettingsAnswer:
     """Raises Unreachable, JournalError, NotReplayable, ConfigError."""
     from dashboards.source import journal_of
     from diagnosis.settings_search.offline import search_journal
+    from diagnosis.verdicts.offline import policy_for
 
     policy, progress = policy_from(args), Progress(MonotonicClock())
     with journal_of(args.source, args.debug_key) as journal:
-        return search_journal(journal, policy, only_runtime=args.only_runtime, progress=progress)
+        return search_journal(
+            journal,
+            policy_for(journal, policy),
+            only_runtime=args.only_runtime,
+            progress=progress,
+        )
 
 
 def encoded_settings(answer: SettingsAnswer) -> bytes:

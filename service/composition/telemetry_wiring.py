@@ -45,11 +45,11 @@ from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
-from telemetry.requests.slo_policy import policy_of
+from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.slo import BurnWatch, SloFold
+from telemetry.stats.slo import BurnWatch, SloFold, judged_by
 from telemetry.stats.window_fold import Suppliers, WindowFold
 from telemetry.traces.autopilot_events import AutopilotEvents
 from telemetry.traces.limit_events import LimitEvents
@@ -71,9 +71,9 @@ def build_telemetry(
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: client.lost_facts)
     machine = _build_machine(config, clock, client, is_busy, pump.isolation)
-    recorder = build_recorder(config.recorder, clock, pump)
+    recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))
-    diagnoser = _build_diagnoser(config.metrics.baseline)
+    diagnoser = _build_diagnoser(config.metrics.baseline, policy)
     pilot = build_autopilot(config, clock, pump, diagnoser, recorder, client, policy)
     events = (LimitEvents(), AutopilotEvents())
     is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, *events)
@@ -88,7 +88,9 @@ def build_telemetry(
     kept = _kept(exporter)
     all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
-    timelines = TimelineStore(capacity_bytes=config.recorder.timeline_bytes)
+    timelines = TimelineStore(
+        capacity_bytes=config.recorder.timeline_bytes, judged=judged_by(policy)
+    )
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [] if pilot is None else [pilot.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
@@ -120,8 +122,8 @@ def _kept(exporter: SpanExporterThread | None) -> Kept:
     return lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept
 
 
-def _build_diagnoser(baseline: str | None) -> Diagnoser:
-    return Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
+def _build_diagnoser(baseline: str | None, policy: SloPolicy) -> Diagnoser:
+    return Diagnoser(None if baseline is None else read_baseline(Path(baseline)), policy)
 
 
 def _span_events(

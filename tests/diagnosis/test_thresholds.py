@@ -9,11 +9,12 @@ import pytest
 
 import diagnosis
 from diagnosis import thresholds
+from diagnosis.promises import thresholds as of_promises
 from diagnosis.root_cause import thresholds as of_root_cause
 from diagnosis.settings_search import thresholds as of_settings_search
 from diagnosis.thresholds import BY_HAND, Threshold, table, thresholds_of
 
-ROOMS = ("detection", "attribution", "verdicts", "root_cause", "settings_search")
+ROOMS = ("detection", "attribution", "promises", "verdicts", "root_cause", "settings_search")
 PAGES = sorted(
     page for room in ROOMS for page in (Path(diagnosis.__file__).parent / room).glob("*.py")
 )
@@ -21,7 +22,7 @@ PAGES = sorted(
 NO_THRESHOLD = {
     "BUCKET_NS", "KEPT_NS", "_KEPT", "_KEPT_OPEN", "_KEPT_SEQUENCES", "_MOST_TENANTS",
     "_MOST_CULPRITS", "_MOST_VICTIMS", "_MOST_EXEMPLARS", "_NAMED", "_REFERENCE_NS", "RESERVE",
-    "QUANTILES", "FITTED", "_LEAST_SHARE", "_LEAST_SECONDS", "_MOST",
+    "QUANTILES", "FITTED", "_LEAST_SHARE", "_LEAST_SECONDS", "_MOST", "_KEPT_LIVE", "_PARTS_TOLD",
 }  # fmt: skip
 
 
@@ -39,7 +40,8 @@ def numbers(page: Path) -> set[str]:
     return found
 
 
-ROWS = [*table(), *thresholds_of(of_root_cause), *thresholds_of(of_settings_search)]
+MODULES = (thresholds, of_root_cause, of_settings_search, of_promises)
+ROWS = [row for module in MODULES for row in thresholds_of(module)]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -51,7 +53,7 @@ def test_a_threshold_has_a_unit_a_meaning_and_an_origin(row: Threshold) -> None:
 
 def test_every_number_of_the_tables_is_annotated() -> None:
     """One that is not would be missing from `table()`."""
-    for module in (thresholds, of_root_cause, of_settings_search):
+    for module in MODULES:
         named = {name for name in vars(module) if name.isupper()} - {"BY_HAND"}
         assert named == {row.name for row in thresholds_of(module)}
     assert any(row.reason == BY_HAND for row in table())
