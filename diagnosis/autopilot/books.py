@@ -35,6 +35,17 @@ CONFIG = "config"
 _RESTART = "restart"  # the owner of the limits, when it puts them in force in a new engine
 _KEPT_NS = 5 * BEFORE_WINDOW_NS
 _MOST_KEPT = 20_000
+_READ = (
+    RequestAccepted,
+    RequestTokenized,
+    SequenceSubmitted,
+    SequenceAdmitted,
+    RequestEnded,
+    RequestsListed,
+    EngineStarted,
+    EngineDied,
+    LimitsSet,
+)
 _COUNT_NS = 1_000_000_000
 
 
@@ -112,6 +123,11 @@ class Books:
         self._window_ns = 0
 
     def on_fact(self, fact: Fact) -> None:
+        """Most facts are steps, which say nothing here."""
+        if isinstance(fact, _READ):
+            self._take(fact)
+
+    def _take(self, fact: Fact) -> None:
         match fact:
             case RequestAccepted():
                 self._begun_ns = fact.at_ns if self._begun_ns is None else self._begun_ns

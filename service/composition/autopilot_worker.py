@@ -128,11 +128,12 @@ class AutopilotWorker:
     def _run(self) -> None:
         while not self._stopped.wait(_POLL_S):
             try:
-                self._tick()
+                self.tick()
             except Exception:
                 log.exception("the autopilot continues after an error")
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """One look; the thread takes two a second."""
         with self._pump.lock:
             found = self._pilot.tick(self._clock.now_ns(), self._verdict())
             for one in found:

@@ -36,6 +36,7 @@ from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.connections import ConnectionCounts, connection_families
+from telemetry.metrics.exemplars import Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
 from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
@@ -81,18 +82,11 @@ def build_telemetry(
     suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
     root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
-    all_metrics = build_metrics(
-        config,
-        clock,
-        pump,
-        window,
-        histograms,
-        slo,
-        kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
-        more=_more_families(
-            client, pump, machine, ledgers, diagnoser, (root_worker, pilot), connections, ingest
-        ),
+    more = _more_families(
+        client, pump, machine, ledgers, diagnoser, (root_worker, pilot), connections, ingest
     )
+    kept = _kept(exporter)
+    all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
     timelines = TimelineStore(
         capacity_bytes=config.recorder.timeline_bytes, judged=judged_by(policy)
@@ -121,6 +115,11 @@ def build_telemetry(
     )
     _connect(telemetry, client, lanes, events)
     return telemetry
+
+
+def _kept(exporter: SpanExporterThread | None) -> Kept:
+    """Whether the trace of an ended request was kept."""
+    return lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept
 
 
 def _build_diagnoser(baseline: str | None, policy: SloPolicy) -> Diagnoser:

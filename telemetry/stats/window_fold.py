@@ -32,6 +32,7 @@ from telemetry.traces.tracing_view import TracingView
 RATE_WINDOW_NS = 10_000_000_000
 GRID_STEPS = 64
 GRID_ROWS = 32
+_OUTCOMES = ("finished", "rejected", "cancelled", "failed", "lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +146,7 @@ class WindowFold:
             prompt_tokens_total=self._prompt_tokens_total,
             output_tokens_total=self._output_tokens_total,
             preemptions_total=self._preemptions_total,
-            requests_total={
-                name: self._outcomes[name]
-                for name in ("finished", "rejected", "cancelled", "failed", "lost")
-            },
+            requests_total={name: self._outcomes[name] for name in _OUTCOMES},
             percentiles=self._histograms.window_percentiles(now_ns, PERCENTILE_WINDOW_S),
             grid_step_ids=(self._step_ids[0], self._step_ids[-1]) if self._step_ids else None,
             grid=self._grid(),

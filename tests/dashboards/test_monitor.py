@@ -13,7 +13,7 @@ from dashboards.monitor.screen import screen
 from diagnosis.symptoms import Evidence, Finding, MissedPromise, MissForm, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import GridRow, Percentiles, Snapshot
+from telemetry.stats.window import AutopilotLine, GridRow, Percentiles, Snapshot
 from tests.support.servers.server import Server, free_port
 from tests.support.worlds.metrics_world import MetricsWorld, one_request
 
@@ -190,3 +190,17 @@ def test_the_goodput_line_names_the_classes_that_had_requests() -> None:
     assert "voice 0.0 % good, burn 100.0" in shown
     assert "chat" not in shown.replace("chat-7", "")
     assert "no request in the last minute" in text_of(EMPTY, HEALTHY, 120, 40)
+
+
+def test_the_line_of_the_autopilot_says_what_it_decided_last() -> None:
+    line = AutopilotLine(
+        mode="act", state="measuring", decision="applied", limits={"max_num_seqs": 16},
+        why="promised: chat 41 % -> 97 % good", at_ns=EMPTY.at_ns - 4_000_000_000,
+    )  # fmt: skip
+    shown = text_of(msgspec.structs.replace(EMPTY, autopilot=line), HEALTHY, 140, 45)
+
+    assert "autopilot  act, measuring  applied max_num_seqs 16 4 s ago: promised" in shown
+    silent = msgspec.structs.replace(line, at_ns=None, decision=None)
+    assert "autopilot" not in text_of(
+        msgspec.structs.replace(EMPTY, autopilot=silent), HEALTHY, 140, 45
+    )
