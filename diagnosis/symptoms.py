@@ -128,7 +128,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `confidence` 0 to 1. `culprits` and `victims` are request ids (or tenants where the cause is
     one), worst first; `exemplars` are trace ids of victims. `stacks` are those of the threads of a
     hung process. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
-    `answer` is what a replay of the last minutes says would meet them, where it has been asked.
+    `answer` is what a replay of the last minutes says would meet them, where it has been asked. A
+    fault that recurs has had `blows` so far, one in `period_s`, and is held between them.
     """
 
     symptom: Symptom
@@ -146,3 +147,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[str, ...] = ()
     promises: tuple[MissedPromise, ...] = ()
     answer: str = ""
+    period_s: float | None = None
+    blows: int = 0

@@ -130,7 +130,7 @@ def _slow_cause(
         return S.THROTTLED
     if window.seconds < LASTING_S or not _goes_on(window, cost):
         return None
-    decode, prompt = _slow_by_kind(window.steps, cost)
+    decode, prompt = slow_by_kind(window.steps, cost)
     found.facts |= {M.SLOW_DECODES: decode, M.SLOW_PROMPTS: prompt}
     alike = prompt - 1 > ALIKE * (decode - 1)
     return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
@@ -147,7 +147,7 @@ def _goes_on(window: Window, cost: Cost) -> bool:
     return float(steps.forward_ns[later].sum()) >= SLOW * predicted
 
 
-def _slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
+def slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
     """How many times longer than predicted: steps that only decode, and what prompts add; 1 where
     too few tell."""
     known, predicted = cost.in_range(steps), cost.forward_ns(steps)

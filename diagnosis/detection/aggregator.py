@@ -17,6 +17,7 @@ from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
+    GrammarCompiled,
     LimitsSet,
     RecordingSet,
     SequenceAdmitted,
@@ -50,6 +51,7 @@ from telemetry.facts.records import (
 )
 
 _KEPT = 64
+_KEPT_PAUSES = 2_048
 KEPT_NS = 180_000_000_000  # the longest stretch that is ever judged or learnt is shorter
 
 
@@ -59,7 +61,8 @@ class Aggregator:
     `started` is the engine that runs or ran last (None before the first), with the limits in
     force, `ready` whether it runs, `hung` how it hangs (None while it does not), `recording`
     whether steps are recorded. `detached` are folds of telemetry that raised, with the type of the
-    error.
+    error. `pauses` are the last ones of the two processes. Prompts of more than
+    `long_prompt_tokens` are counted apart (0: none is).
     """
 
     def __init__(self) -> None:
@@ -80,6 +83,8 @@ class Aggregator:
         self._constrained: set[int] = set()
         self._commit_ns: int | None = None
         self._last_step_id: int | None = None
+        self.pauses: deque[HostPaused] = deque(maxlen=_KEPT_PAUSES)
+        self.long_prompt_tokens = 0
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -156,6 +161,7 @@ class Aggregator:
                 self._heads.add(fact.seq_id)
                 if fact.constrained:
                     self._constrained.add(fact.seq_id)
+                self.requests.queued(fact)
                 self._at(fact.at_ns).arrived(fact.prompt_tokens)
             case SequenceRefused():
                 counts = self._at(fact.at_ns)
@@ -163,6 +169,7 @@ class Aggregator:
                 counts.refused += 1
             case SequenceAdmitted():
                 counts = self._at(fact.at_ns)
+                self.requests.admitted(fact)
                 counts.admitted += 1
                 counts.known_tokens += fact.known_tokens
                 counts.hit_tokens += fact.hit_tokens
@@ -170,10 +177,13 @@ class Aggregator:
                 counts.ghost_tokens += fact.ghost_tokens
             case SequenceEnded():
                 self._sequence_ended(fact)
+            case GrammarCompiled():
+                self.requests.compiled(fact)
             case SequencesListed():
                 self._listed(fact)
             case SequencePaused():
                 self._paused.add(fact.seq_id)
+                self.requests.skipped(fact.seq_id, WaitReason.CLIENT_PAUSE, fact.at_ns)
             case SequenceResumed():
                 self._paused.discard(fact.seq_id)
             case EngineIdled():
@@ -272,7 +282,7 @@ class Aggregator:
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
         load = load_of_step(step)
-        zombies = recompute = 0
+        zombies = recompute = long_tokens = 0
         for row in step.rows:
             if self.requests.is_disconnected(row.seq_id, step.begin_ns):
                 zombies += 1
@@ -280,6 +290,8 @@ class Aggregator:
             if row.is_prefill:
                 recompute += row.recompute_tokens
                 counts.prefill_by_sequence[row.seq_id] += row.tokens
+                if self.requests.has_prompt_above(self.long_prompt_tokens, row.seq_id):
+                    long_tokens += row.tokens
                 self._heads.discard(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
@@ -308,22 +320,27 @@ class Aggregator:
             recompute_tokens=recompute,
             budget_tokens=step.budget_tokens,
             timed=step.target_ns is not None,
+            long_tokens=long_tokens,
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
         """Queued sequences wait for what blocks the head of the queue; running ones without a row
         wait for their own reason."""
         self._heads.update(step.preempted)
+        for seq_id in step.preempted:
+            self.requests.skipped(seq_id, WaitReason.PREEMPTED, step.committed_ns)
         head: WaitReason | None = None
         for skip in step.skips:
             if skip.seq_id in self._heads:
                 head = head or skip.reason
             else:
                 counts.skipped_ns[skip.reason] += turn_ns
+                self.requests.skipped(skip.seq_id, skip.reason, step.committed_ns)
         if step.waiting:
             counts.waited_ns[head or WaitReason.HEAD_OF_LINE] += step.waiting * turn_ns
 
     def _host_paused(self, fact: HostPaused) -> None:
         length_ns = fact.end_ns - fact.begin_ns
         lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
+        self.pauses.append(fact)
         self._at(fact.at_ns).pauses[fact.process.value, fact.cause.value] += lost_ns

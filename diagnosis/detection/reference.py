@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.late import Tails
 from diagnosis.detection.steps import FEATURES, Steps
 from diagnosis.thresholds import (
     COMMON_SHARE,
@@ -113,6 +114,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     rows per admission, `parts_ns` decoding requests' time by part of a step, per token, `running`
     the mean number of rows. `engine_wait_share` and `engine_lost_share` are of the time in which
     the loop had work: ready without a CPU, and neither running nor ready.
+
+    Tails. `tails` are percentiles of what a mean does not show.
     """
 
     seconds: float
@@ -148,6 +151,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     several_share: float = 0.0
     stopped: float = 0.0
     stopped_spread: float = 0.0
+    tails: Tails = Tails()
 
 
 def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:

@@ -19,7 +19,8 @@ class StepRow(NamedTuple):
     to its commit: the sum of forward, sample, mask and host. `pairs` are (prompt token, token that
     it attends to); `interaction` is the interaction term, prompt tokens times decode tokens.
     `zombie_rows` are rows whose client has disconnected. `timed`: a latency target bounded the
-    step's prompts, so that `budget_tokens` is what its time allowed."""
+    step's prompts, so that `budget_tokens` is what its time allowed. `long_tokens` are tokens of
+    prompts much longer than those of the baseline."""
 
     end_ns: int
     turn_ns: int
@@ -41,6 +42,7 @@ class StepRow(NamedTuple):
     recompute_tokens: int
     budget_tokens: int
     timed: bool
+    long_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

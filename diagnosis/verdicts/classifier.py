@@ -24,6 +24,7 @@ from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.mean_harm import MeanHarm
+from diagnosis.verdicts.tail_harm import TailHarm
 from telemetry.facts.engine_records import RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
 from telemetry.requests.slo_policy import SloPolicy
@@ -67,7 +68,8 @@ class Diagnoser:
         self._learner = BaselineLearner(self._aggregator, baseline)
         self._mean_harm = MeanHarm(self._aggregator, self._learner)
         # what an earlier one names, a later one does not name again
-        self._contributors: tuple[Contributor, ...] = (self._mean_harm,)
+        self._tail_harm = TailHarm(self._aggregator, self._learner)
+        self._contributors: tuple[Contributor, ...] = (self._mean_harm, self._tail_harm)
         self._tick: int | None = None
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
