@@ -73,6 +73,7 @@ class Measurement(_Quantity):
     WAIT_PREEMPTED = "wait_preempted", Unit.MS, "of it by requests that lost their blocks"
     # the gateway
     INGEST_WORK = "ingest_work", Unit.MS, "parsing and tokenizing, beyond the baseline"
+    WAVE = "wave", Unit.MS, "in the queue, of requests that the gateway had held up"
     GATEWAY_STOOD = "gateway_stood", Unit.MS, "pauses of the gateway's process"
     # the engine's time
     SLOW = "slow", Unit.MS, "forward passes beyond their predicted length"
@@ -112,6 +113,9 @@ class Measurement(_Quantity):
     AVOIDABLE_TOKENS = "avoidable_tokens", Unit.TOKENS, "computed though usually cached"
     GHOST_TOKENS = "ghost_tokens", Unit.TOKENS, "that a larger cache would have held"
     RECOMPUTE_TOKENS = "recompute_tokens", Unit.TOKENS, "computed again after a preemption"
+    SLOW_BLOCKS_SHARE = "slow_blocks_share", Unit.SHARE, "of the blocks, held for slow clients"
+    ZOMBIE_BLOCKS_SHARE = "zombie_blocks_share", Unit.SHARE, "of the blocks, for clients that left"
+    SLOW_RECOMPUTE_SHARE = "slow_recompute_share", Unit.SHARE, "of recomputed, for slow clients"
     RECOMPUTE_SHARE = "recompute_share", Unit.SHARE, "of the computed prompt tokens"
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
 from diagnosis.detection.steps import StepLog, StepRow, Steps
 from diagnosis.thresholds import HANG_TICKS
@@ -80,6 +81,7 @@ class Aggregator:
         self.detached: dict[str, str] = {}
         self._heads: set[int] = set()
         self._paused: set[int] = set()
+        self._holders = Holders(self.requests)
         self._constrained: set[int] = set()
         self._commit_ns: int | None = None
         self._last_step_id: int | None = None
@@ -183,6 +185,7 @@ class Aggregator:
                 self._listed(fact)
             case SequencePaused():
                 self._paused.add(fact.seq_id)
+                self._holders.paused(fact.seq_id)
                 self.requests.skipped(fact.seq_id, WaitReason.CLIENT_PAUSE, fact.at_ns)
             case SequenceResumed():
                 self._paused.discard(fact.seq_id)
@@ -214,6 +217,7 @@ class Aggregator:
         self._heads.clear()
         self._constrained.clear()
         self._paused.clear()
+        self._holders.clear()
         if isinstance(fact, EngineStarted):
             self.ready = True
             self._begin_with(fact, fact.at_ns)
@@ -239,6 +243,7 @@ class Aggregator:
     def _listed(self, fact: SequencesListed) -> None:
         """Drop sequences that are not listed: their end fact was lost."""
         self.requests.sequences_listed(fact)
+        self._holders.listed(fact)
         for kept in (self._heads, self._paused, self._constrained):
             kept.difference_update(fact.over(kept))
 
@@ -257,6 +262,7 @@ class Aggregator:
         counts = self._at(fact.at_ns)
         self._heads.discard(fact.seq_id)
         self._paused.discard(fact.seq_id)
+        self._holders.ended(fact.seq_id)
         counts.sequence_reasons[fact.reason] += 1
         counts.output_lengths.append(fact.output_tokens)
         if fact.seq_id in self._constrained:
@@ -299,6 +305,7 @@ class Aggregator:
         sample_ns = max(0, step.collected_ns - step.sample_ns)
         mask_ns = min(step.mask_ns, sample_ns)
         forward_ns = min(forward_ns, turn_ns)
+        held = self._holders.step(step, 16 if self.started is None else self.started.block_tokens)
         return StepRow(
             end_ns=step.committed_ns,
             turn_ns=turn_ns,
@@ -321,6 +328,8 @@ class Aggregator:
             budget_tokens=step.budget_tokens,
             timed=step.target_ns is not None,
             long_tokens=long_tokens,
+            blocks_total=step.blocks_total,
+            **held._asdict(),
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
@@ -337,7 +346,9 @@ class Aggregator:
                 counts.skipped_ns[skip.reason] += turn_ns
                 self.requests.skipped(skip.seq_id, skip.reason, step.committed_ns)
         if step.waiting:
-            counts.waited_ns[head or WaitReason.HEAD_OF_LINE] += step.waiting * turn_ns
+            reason = head or WaitReason.HEAD_OF_LINE
+            counts.waited_ns[reason] += step.waiting * turn_ns
+            counts.behind_ns[reason] += (step.waiting - 1) * turn_ns
 
     def _host_paused(self, fact: HostPaused) -> None:
         length_ns = fact.end_ns - fact.begin_ns

@@ -16,11 +16,12 @@ from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
-from diagnosis.detection.window import Window
+from diagnosis.detection.window import window_of
 from diagnosis.promises.promises import Promises
 from diagnosis.promises.thresholds import SHORT_NS
 from diagnosis.symptoms import Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
+from diagnosis.verdicts.chains import FirstLinks
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.mean_harm import MeanHarm
@@ -31,7 +32,6 @@ from telemetry.requests.slo_policy import SloPolicy
 
 # judged at once and not at the next tick: no other fact may follow for a long time
 _JUDGED_AT_ONCE = (EngineDied, EngineHung, EngineRecovered, RecordingSet)
-_ANNOTATORS: tuple[Annotator, ...] = ()
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -70,6 +70,7 @@ class Diagnoser:
         # what an earlier one names, a later one does not name again
         self._tail_harm = TailHarm(self._aggregator, self._learner)
         self._contributors: tuple[Contributor, ...] = (self._mean_harm, self._tail_harm)
+        self._annotators: tuple[Annotator, ...] = (FirstLinks(self._aggregator, self._learner),)
         self._tick: int | None = None
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
@@ -133,8 +134,8 @@ class Diagnoser:
         counted, degraded = self._checked(end_ns)
         charged = [one.findings(end_ns, is_whole=not degraded) for one in self._contributors]
         found = counted if degraded else merged([*charged, counted])
-        for annotate in _ANNOTATORS:
-            found = annotate(found)
+        for annotate in self._annotators:
+            found = annotate(found, end_ns)
         if not degraded:
             found += self._missed_promises(end_ns)
         self._diagnosis = self._verdict(end_ns, found, degraded)
@@ -146,14 +147,7 @@ class Diagnoser:
             return []
         first_ns = (self._aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
         begin_ns = max(first_ns, end_ns - SHORT_NS)
-        window = Window(
-            seconds=(end_ns - begin_ns) / 1e9,
-            counts=self._aggregator.counts(begin_ns, end_ns),
-            later_half=self._aggregator.counts((begin_ns + end_ns) // 2, end_ns),
-            steps=self._aggregator.steps(begin_ns, end_ns),
-            started=self._aggregator.started,
-        )
-        found = self._promises.finding(window, end_ns)
+        found = self._promises.finding(window_of(self._aggregator, begin_ns, end_ns), end_ns)
         return [] if found is None else [found]
 
     def _checked(self, end_ns: int) -> tuple[list[Finding], bool]:

@@ -20,6 +20,7 @@ from diagnosis.thresholds import (
     LEAST_LARGEST,
     LEAST_SHARE,
 )
+from diagnosis.verdicts.chains import chain_of, claim_of
 from diagnosis.verdicts.confidence import confidence
 from diagnosis.verdicts.runbook import runbook_name
 
@@ -178,13 +179,16 @@ def _finding(
     culprits: tuple[str, ...],
 ) -> Finding:
     rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
+    chain = chain_of(charged, symptom)
+    claim = rule.claim if not chain else claim_of(chain) or rule.claim
+    shown = tuple(measured.of(charged.facts[measured]) for measured in rule.evidence)
     others = [one for one in affected if one.tenant != charged.tenant]
     return Finding(
         symptom=symptom,
         confidence=confidence(share, charged.seconds),
-        claim=f"{rule.claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
+        claim=f"{claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
         harm_ms=round(harm_ms, 1),
-        evidence=tuple(measured.of(charged.facts[measured]) for measured in rule.evidence),
+        evidence=shown,
         culprits=_culprits(charged, symptom, culprits),
         victims=tuple(one.request_id for one in others[:_MOST_VICTIMS]),
         exemplars=tuple(one.trace_id for one in others[:_MOST_EXEMPLARS]),
@@ -196,6 +200,7 @@ def _finding(
         share=round(share, 3),
         onset_ns=onset_ns,
         runbook=runbook_name(symptom),
+        chain=chain,
     )
 
 
