@@ -26,8 +26,8 @@ LEAST_HELD_BEFORE_NS: Annotated[
 ] = 100_000_000  # fmt: skip
 WAVE_SHARE: Annotated[
     float, "of the time in the queue", "requests that were held up before it have as much: a wave",
-    "a majority",
-] = 0.5  # fmt: skip
+    "by hand, below a half: those that come after the wave wait for it as well",
+] = 0.25  # fmt: skip
 ON_THE_LOOP: Annotated[
     float, "of the ingest work", "as much as the event loop stood: the work was on it", "a majority"
 ] = 0.5  # fmt: skip
@@ -39,6 +39,10 @@ WHOLE_LINKED: Annotated[
     float, "requests", "delayed by way of an effect, in the mean; more are said at any share",
     "one request less to wait for, at all times",
 ] = 1.0  # fmt: skip
+STAYS: Annotated[
+    float, "of what a link needs", "a link that was said stays with as much",
+    "by hand: what was said is not withdrawn for a moment (hysteresis)",
+] = 0.5  # fmt: skip
 LEAST_LINKED: Annotated[
     float, "requests", "delayed by way of an effect, in the mean; fewer are not said",
     "by hand, twice LEAST_DELAYED of a stage",

@@ -12,6 +12,8 @@ way of what its harm came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from diagnosis.attribution.chain_thresholds import (
     HELD_BEFORE,
     HELD_SHARE,
@@ -80,7 +82,7 @@ def _blocks(found: Blame, window: Window, reference: Reference) -> None:
     if before is not None and now is not None and now.blocks_total < before.blocks_total:
         return  # there are fewer, whoever holds them
     holders = block_holders({one: found.facts[one] for one in held_facts(window)})
-    holders = holders or _larger_sequences(found, window)
+    holders = holders or _more_demand(found, window)
     for effect in (S.KV_EXHAUSTION, S.KV_THRASH) if holders else ():
         moved_ns = found.harm_ns.pop(effect, 0.0)
         for symptom, share in holders.items():
@@ -94,13 +96,13 @@ def _blocks(found: Blame, window: Window, reference: Reference) -> None:
         _add(found, S.LONG_PROMPTS, S.PREFILL_INTERFERENCE, beside_ns)
 
 
-def _larger_sequences(found: Blame, window: Window) -> Charges:
-    """Longer prompts, or longer answers, which fill the blocks that were enough."""
+def _more_demand(found: Blame, window: Window) -> Charges:
+    """More requests, longer prompts or longer answers, which fill the blocks that were enough."""
     engine, counts = found.engine, window.counts
     if engine is None:
         return Charges()
     asked = sum(counts.prompt_lengths) + counts.requests * counts.output_tokens
-    named = Charges()
+    named = Charges({engine.demand: engine.demand_share * asked})
     for symptom, tokens in engine.longer.items():
         named[S.QUEUE_OVERLOAD if symptom is S.QUEUE_OVERLOAD else S.LONG_PROMPTS] += tokens
     return shares_of({one: more for one, more in named.items() if more >= HELD_SHARE * asked})
@@ -129,17 +131,32 @@ def _wave(
 ) -> None:
     """Requests that the gateway held up come to the engine at once, and wait for each other."""
     came = window.counts.admissions
-    usual_ns = reference.stage_ns[Stage.INGEST]
-    limit_ns = max(LEAST_HELD_BEFORE_NS, HELD_BEFORE * usual_ns)
-    queued_ns = sum(queued for _, queued in came)
-    wave_ns = sum(queued for before, queued in came if before > limit_ns)
-    found.facts[M.WAVE] = wave_ns / 1e6 if came else None
+    limit_ns = max(LEAST_HELD_BEFORE_NS, HELD_BEFORE * reference.stage_ns[Stage.INGEST])
+    queued_ns = sum(max(0, admitted - submitted) for _, submitted, admitted in came)
+    own_ns, all_ns = wave_ns(came, limit_ns)
+    found.facts[M.WAVE] = own_ns / 1e6 if came else None
     causes = shares_of(gateway) or Charges({S.INGEST_BACKLOG: 1.0})
-    if not queued_ns or wave_ns < WAVE_SHARE * queued_ns:
+    if not queued_ns or own_ns < WAVE_SHARE * queued_ns:
         return
     for symptom, share in causes.items():
-        found.harm_ns[symptom] += share * unnamed_ns
-        _add(found, symptom, S.QUEUE_OVERLOAD, share * unnamed_ns)
+        moved_ns = share * unnamed_ns * all_ns / queued_ns
+        found.harm_ns[symptom] += moved_ns
+        _add(found, symptom, S.QUEUE_OVERLOAD, moved_ns)
+
+
+def wave_ns(came: Sequence[tuple[int, int, int]], limit_ns: float) -> tuple[int, int]:
+    """Time in the queue of requests that were held up for longer before it, and of these with all
+    that came while one of them waited."""
+    own_ns = all_ns = until_ns = 0
+    for begun_ns, submitted_ns, admitted_ns in sorted(came, key=lambda one: one[1]):
+        queued_ns = max(0, admitted_ns - submitted_ns)
+        is_held = submitted_ns - begun_ns > limit_ns
+        if is_held:
+            own_ns += queued_ns
+        if is_held or submitted_ns < until_ns:
+            all_ns += queued_ns
+            until_ns = max(until_ns, admitted_ns)
+    return own_ns, all_ns
 
 
 def _add(found: Blame, cause: Symptom, effect: Symptom, ns: float) -> None:

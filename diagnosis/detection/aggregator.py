@@ -345,10 +345,14 @@ class Aggregator:
             else:
                 counts.skipped_ns[skip.reason] += turn_ns
                 self.requests.skipped(skip.seq_id, skip.reason, step.committed_ns)
-        if step.waiting:
+        stopped = min(step.waiting, len(self._heads & self._paused))  # preempted, not read
+        waiting = step.waiting - stopped
+        if stopped:
+            counts.skipped_ns[WaitReason.CLIENT_PAUSE] += stopped * turn_ns
+        if waiting:
             reason = head or WaitReason.HEAD_OF_LINE
-            counts.waited_ns[reason] += step.waiting * turn_ns
-            counts.behind_ns[reason] += (step.waiting - 1) * turn_ns
+            counts.waited_ns[reason] += waiting * turn_ns
+            counts.behind_ns[reason] += (waiting - 1) * turn_ns
 
     def _host_paused(self, fact: HostPaused) -> None:
         length_ns = fact.end_ns - fact.begin_ns

@@ -36,8 +36,8 @@ class Counts:
 
     `waited_ns` is the time of queued sequences, by the reason that blocks the head of the queue;
     `behind_ns` the part of it behind the head, `skipped_ns` that of running sequences without a
-    row, by their own reason. `admissions` are (ns before the submission, ns in the queue) of each
-    request that was admitted for the first time.
+    row, by their own reason. `admissions` are the stamps of each request's begin, submission and
+    first admission.
     `zombie_rows_by_sequence` are rows computed after the client had disconnected. `cut` counts
     constrained sequences that ended at their length limit. `aborted` are failed steps by failure
     and message, `aborted_sequences` the sequences that they ended, `deaths_by_failure` engines that
@@ -82,7 +82,7 @@ class Counts:
     ended: Counter[EndReason] = field(default_factory=Counter)
     sequence_reasons: Counter[EndReason] = field(default_factory=Counter)
     first_commit_logs: list[tuple[str, float]] = field(default_factory=list)
-    admissions: list[tuple[int, int]] = field(default_factory=list)
+    admissions: list[tuple[int, int, int]] = field(default_factory=list)
     choices_requested: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)

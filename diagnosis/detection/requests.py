@@ -127,9 +127,9 @@ class Requests:
         if request is not None and request.admitted_ns is None:
             request.admitted_ns, request.hit_tokens = fact.at_ns, fact.hit_tokens
             if request.submitted_ns is not None:
-                before_ns = request.submitted_ns - request.begun_ns
-                queued_ns = max(0, fact.at_ns - request.submitted_ns)
-                self._at(fact.at_ns).admissions.append((before_ns, queued_ns))
+                self._at(fact.at_ns).admissions.append(
+                    (request.begun_ns, request.submitted_ns, fact.at_ns)
+                )
 
     def compiled(self, fact: GrammarCompiled) -> None:
         """Until now the sequence waited for its grammar."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from diagnosis.attribution.chain_thresholds import LEAST_LINKED, LINK_SHARE, WHOLE_LINKED
+from diagnosis.attribution.chain_thresholds import LEAST_LINKED, LINK_SHARE, STAYS, WHOLE_LINKED
 from diagnosis.attribution.charges import Blame, Charges
 from diagnosis.attribution.first_links import block_holders, held_facts, is_on_the_loop
 from diagnosis.detection.aggregator import Aggregator
@@ -121,12 +121,15 @@ def possible_link(cause: Symptom, effect: Symptom) -> PossibleLink | None:
     return _BY_ENDS.get((cause, effect))
 
 
-def chain_of(charged: Blame, cause: Symptom) -> tuple[Link, ...]:
+def chain_of(charged: Blame, cause: Symptom, *, was_said: bool = False) -> tuple[Link, ...]:
     """The chain that begins with a cause: at each link, the effect by way of which most of the harm
-    came. Empty where the harm came directly."""
+    came. Empty where the harm came directly. One that `was_said` needs less to stay."""
     harm_ns = charged.harm_ns[cause]
     second_ns = 1e9 * charged.seconds  # one request, all the time
-    least_ns = max(LEAST_LINKED * second_ns, min(LINK_SHARE * harm_ns, WHOLE_LINKED * second_ns))
+    least_ns = LEAST_LINKED * second_ns
+    if cause is not S.SLOW_CLIENT:  # most of its harm is the slow clients' own time
+        least_ns = max(least_ns, min(LINK_SHARE * harm_ns, WHOLE_LINKED * second_ns))
+    least_ns *= STAYS if was_said else 1.0
     through = Charges({effect: ns for (one, effect), ns in charged.through.items() if one is cause})
     chain = _path(cause, through, least_ns)
     return (Link(cause, _ms(harm_ns)), *_links(chain, through, charged.facts)) if chain else ()

@@ -140,7 +140,9 @@ class MeanHarm:
         window = window_of(self._aggregator, begin_ns, end_ns, has_finding=bool(self._standing))
         charged = blame(window, self._learner.reference or _slo_baseline_like(window))
         affected = self._aggregator.requests.active(begin_ns, end_ns)
-        found = findings_of(charged, onset_ns, affected, self._culprits(window.counts))
+        found = findings_of(
+            charged, onset_ns, affected, self._culprits(window.counts), self._standing
+        )
         return charged, found
 
     def _culprits(self, counts: Counts) -> tuple[str, ...]:

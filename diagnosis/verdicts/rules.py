@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from diagnosis.attribution.blame import Blame
 from diagnosis.detection.requests import AffectedRequest
 from diagnosis.evidence import Measurement
-from diagnosis.symptoms import Exclusion, Finding, Symptom
+from diagnosis.symptoms import Exclusion, Finding, Link, Symptom
 from diagnosis.thresholds import (
     LEAST_CONFIDENCE,
     LEAST_DELAYED,
@@ -144,8 +144,11 @@ def findings_of(
     onset_ns: int,
     affected: Sequence[AffectedRequest],
     culprits: tuple[str, ...],
+    before: Sequence[Finding] = (),
 ) -> list[Finding]:
-    """Causes with a part in the harm, the largest first; none where hardly anything is delayed."""
+    """Causes with a part in the harm, the largest first; none where hardly anything is delayed.
+    `before` are those that stood until now."""
+    chained = {one.symptom for one in before if one.chain}
     total_ns = charged.excess_ns
     if not total_ns or not _hurts(charged):
         return []
@@ -158,7 +161,8 @@ def findings_of(
         share = harm_ns / total_ns
         if share < LEAST_SHARE:
             break
-        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits))
+        chain = chain_of(charged, symptom, was_said=symptom in chained)
+        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
     return found
 
 
@@ -177,9 +181,9 @@ def _finding(
     onset_ns: int,
     affected: Sequence[AffectedRequest],
     culprits: tuple[str, ...],
+    chain: tuple[Link, ...],
 ) -> Finding:
     rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
-    chain = chain_of(charged, symptom)
     claim = rule.claim if not chain else claim_of(chain) or rule.claim
     shown = tuple(measured.of(charged.facts[measured]) for measured in rule.evidence)
     others = [one for one in affected if one.tenant != charged.tenant]

@@ -46,7 +46,7 @@ def _small_cache(setting: Setting, draw: Random) -> None:
     setting.system_share, setting.two_choices = 0.0, 0.0
     setting.stream_buffer_tokens = 16
     setting.load = draw.uniform(0.4, 0.5)
-    setting.limits = replace(setting.limits, max_model_tokens=256, blocks_total=80, max_seqs=32)
+    setting.limits = replace(setting.limits, max_model_tokens=256, blocks_total=52, max_seqs=32)
 
 
 def _few_slots(setting: Setting, draw: Random) -> None:
@@ -65,13 +65,13 @@ def _after(
     return prepare
 
 
-def _stop_reading(run: SimulatedRun, span: Span, draw: Random) -> None:
-    """A quarter of the clients read two to three tokens a second."""
-    share = draw.uniform(0.2, 0.3)
+def _read_slowly(run: SimulatedRun, span: Span, draw: Random) -> None:
+    """Some clients read six to eight tokens a second."""
+    share = draw.uniform(0.5, 0.6)
     for spec in run.arriving_in(span):
         is_plain = spec.stream and spec.choices == 1 and spec.disconnect_ns is None
         if is_plain and draw.random() < share:
-            spec.reader = Reader(interval_ns=int(draw.uniform(330, 500) * MS))
+            spec.reader = Reader(interval_ns=int(draw.uniform(120, 170) * MS))
             run.culprits.add(spec.number)
 
 
@@ -82,13 +82,9 @@ def _on(fault: Fault, *more: Callable[[Setting, Random], None]) -> Fault:
 
 def _with_leavers(setting: Setting, draw: Random) -> None:
     _small_cache(setting, draw)
-    setting.disconnects = draw.uniform(0.2, 0.28)
-    setting.disconnect_outputs = (110, 140)
-
-
-def _slots_with_leavers(setting: Setting, draw: Random) -> None:
-    _few_slots(setting, draw)
-    setting.load = draw.uniform(0.4, 0.5)
+    setting.load = draw.uniform(0.6, 0.7)
+    setting.disconnects = draw.uniform(0.3, 0.4)
+    setting.disconnect_outputs = (120, 140)
 
 
 def _tokenizer_of_few_slots(setting: Setting, draw: Random) -> None:
@@ -134,7 +130,7 @@ def _longer_prompts(run: SimulatedRun, span: Span, draw: Random) -> None:
 CHAINS: dict[str, ChainMechanism] = {
     "readers_then_thrash": ChainMechanism(
         links=("slow_client", "kv_exhaustion", "kv_thrash"),
-        fault=Fault(prepare=_small_cache, inject=_stop_reading),
+        fault=Fault(prepare=_small_cache, inject=_read_slowly),
     ),
     "leak_then_cache": ChainMechanism(
         links=("cancellation_leak", "kv_exhaustion"),
@@ -142,7 +138,7 @@ CHAINS: dict[str, ChainMechanism] = {
     ),
     "leak_then_queue": ChainMechanism(
         links=("cancellation_leak", "queue_overload"),
-        fault=_on(LEAK["no_abort"], _slots_with_leavers),
+        fault=_on(LEAK["no_abort"], _few_slots),
     ),
     "long_prompts_then_cache": ChainMechanism(
         links=("long_prompts", "kv_exhaustion"),
