@@ -42,7 +42,8 @@ class EngineTime:
     `prompting_total_ns` all of requests' time in steps with their prompts, `busy_ns`
     the engine's in all steps. `slow` is how many times longer than predicted the forward passes in
     range took. `demand_share` of the requests came beyond the baseline, charged to `demand`;
-    `longer` are tokens of prompts and answers beyond their usual length, by cause."""
+    `longer` are tokens of prompts and answers beyond their usual length, by cause. `claims` say
+    what a device measured, `culprits` which GPU or rank it is; a GPU is sampled if it `has_gpu`."""
 
     taken_ns: Charges = field(default_factory=Charges)
     decoding_ns: Charges = field(default_factory=Charges)
@@ -56,6 +57,9 @@ class EngineTime:
     demand: Symptom = Symptom.QUEUE_OVERLOAD
     demand_share: float = 0.0
     longer: Charges = field(default_factory=Charges)
+    has_gpu: bool = False
+    claims: dict[Symptom, str] = field(default_factory=dict)
+    culprits: dict[Symptom, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
+from diagnosis.detection.step_rows import row_of
 from diagnosis.detection.steps import StepLog, StepRow, Steps
 from diagnosis.thresholds import HANG_TICKS
-from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -31,7 +31,7 @@ from telemetry.facts.engine_records import (
     StepAborted,
     StepRecorded,
 )
-from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.limits import with_limits
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import (
@@ -118,6 +118,10 @@ class Aggregator:
                 self._at(at_ns).host(fact)
             case HostPaused():
                 self._host_paused(fact)
+            case GpuSampled():
+                self._at(at_ns).gpus.append(fact)
+            case GpuXid():
+                self._at(at_ns).xids.append(fact)
             case _:
                 self._of_engine(fact)
 
@@ -287,7 +291,6 @@ class Aggregator:
         self._waits(step, turn_ns, counts)
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
-        load = load_of_step(step)
         zombies = recompute = long_tokens = 0
         for row in step.rows:
             if self.requests.is_disconnected(row.seq_id, step.begin_ns):
@@ -301,35 +304,15 @@ class Aggregator:
                 self._heads.discard(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
-        forward_ns = max(0, step.sample_ns - step.forward_ns)
-        sample_ns = max(0, step.collected_ns - step.sample_ns)
-        mask_ns = min(step.mask_ns, sample_ns)
-        forward_ns = min(forward_ns, turn_ns)
         held = self._holders.step(step, 16 if self.started is None else self.started.block_tokens)
-        return StepRow(
-            end_ns=step.committed_ns,
-            turn_ns=turn_ns,
-            forward_ns=forward_ns,
-            sample_ns=sample_ns - mask_ns,
-            mask_ns=mask_ns,
-            host_ns=max(0, turn_ns - forward_ns - sample_ns),
-            prompt_tokens=load.prompt_tokens,
-            pairs=load.pairs,
-            decode_tokens=load.decode_tokens,
-            context_tokens=load.context_tokens,
-            interaction=load.interaction,
-            sampled_rows=load.sampled_rows,
-            prompt_rows=len(step.rows) - load.decode_rows,
-            decode_rows=load.decode_rows,
-            running=step.running,
+        return row_of(
+            step,
+            turn_ns,
+            held,
             paused=len(self._paused),
             zombie_rows=zombies,
             recompute_tokens=recompute,
-            budget_tokens=step.budget_tokens,
-            timed=step.target_ns is not None,
             long_tokens=long_tokens,
-            blocks_total=step.blocks_total,
-            **held._asdict(),
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:

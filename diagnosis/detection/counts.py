@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
-from telemetry.facts.host_records import HostSampled
+from telemetry.facts.host_records import GpuSampled, GpuXid, HostSampled
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 from telemetry.facts.records import EngineHung
 
@@ -91,6 +91,8 @@ class Counts:
     deaths_by_failure: Counter[StepFailure] = field(default_factory=Counter)
     deaths: list[str] = field(default_factory=list)
     hangs: list[EngineHung] = field(default_factory=list)
+    gpus: list[GpuSampled] = field(default_factory=list)
+    xids: list[GpuXid] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         for entry in fields(self):

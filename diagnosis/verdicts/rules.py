@@ -139,6 +139,16 @@ RULES: dict[Symptom, Rule] = {
 }  # fmt: skip
 
 
+OF_DEVICES: dict[Symptom, tuple[Measurement, ...]] = {
+    S.THROTTLED: (M.GPU_CLOCK, M.USUAL_GPU_CLOCK, M.GPU_SLOWED_SHARE, M.GPU_TEMPERATURE,
+                  M.GPU_POWER, M.RANK_SKEW),
+    S.MEMORY_BANDWIDTH: (M.GPU_MEMORY_MORE, M.GPU_DRAM, M.USUAL_GPU_DRAM, M.GPU_CLOCK),
+    S.HOST_STALL: (M.DEVICE_BUBBLE, M.GPU_CLOCK),
+    S.CPU_STARVATION: (M.DEVICE_BUBBLE, M.RANK_SKEW),
+}  # fmt: skip
+"""Further evidence where there is a GPU."""
+
+
 def findings_of(
     charged: Blame,
     onset_ns: int,
@@ -184,8 +194,11 @@ def _finding(
     chain: tuple[Link, ...],
 ) -> Finding:
     rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
-    claim = rule.claim if not chain else claim_of(chain) or rule.claim
-    shown = tuple(measured.of(charged.facts[measured]) for measured in rule.evidence)
+    engine = charged.engine
+    claim = rule.claim if engine is None else engine.claims.get(symptom, rule.claim)
+    claim = claim if not chain else claim_of(chain) or claim
+    more = OF_DEVICES.get(symptom, ()) if engine is not None and engine.has_gpu else ()
+    shown = tuple(measured.of(charged.facts[measured]) for measured in (*rule.evidence, *more))
     others = [one for one in affected if one.tenant != charged.tenant]
     return Finding(
         symptom=symptom,
@@ -211,6 +224,8 @@ def _finding(
 def _culprits(charged: Blame, symptom: Symptom, culprits: tuple[str, ...]) -> tuple[str, ...]:
     if symptom is S.UNFAIRNESS and charged.tenant is not None:
         return (charged.tenant,)
+    if charged.engine is not None and symptom in charged.engine.culprits:
+        return charged.engine.culprits[symptom]
     of_prompts = (S.PREFILL_INTERFERENCE, S.LONG_PROMPTS, S.INGEST_BACKLOG)
     return culprits if symptom in of_prompts else ()
 
