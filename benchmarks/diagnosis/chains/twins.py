@@ -5,7 +5,7 @@ in the second half of the fault; a finding without one answers with its own name
 it begins with the injected fault and has the links that this led to, in their order. A twin counts
 only if these links came about.
 
-    .venv/bin/python -m benchmarks.diagnosis.twin_chains [--seeds 20] [--first 1000]
+    .venv/bin/python -m benchmarks.diagnosis.chains.twins [--seeds 20] [--first 1000]
         [--mechanisms A,B] [--out FILE]
 """
 
@@ -26,7 +26,7 @@ from benchmarks.machine import machine
 from diagnosis.verdicts.classifier import Diagnosis
 from lab.twins.chains import CHAINS, build_chain, has_come_about
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis" / "twin_chains.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "diagnosis" / "twin_chains.json"
 
 
 @dataclass(frozen=True, slots=True)
