@@ -21,6 +21,7 @@ from telemetry.facts.engine_records import (
     GrammarCompiled,
     LimitsSet,
     RecordingSet,
+    Row,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
@@ -81,7 +82,7 @@ class Aggregator:
         self.detached: dict[str, str] = {}
         self._heads: set[int] = set()
         self._paused: set[int] = set()
-        self._holders = Holders(self.requests)
+        self._holders = Holders()
         self._constrained: set[int] = set()
         self._commit_ns: int | None = None
         self._last_step_id: int | None = None
@@ -291,10 +292,11 @@ class Aggregator:
         self._waits(step, turn_ns, counts)
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
-        zombies = recompute = long_tokens = 0
+        recompute = long_tokens = 0
+        zombies: list[Row] = []
         for row in step.rows:
             if self.requests.is_disconnected(row.seq_id, step.begin_ns):
-                zombies += 1
+                zombies.append(row)
                 counts.zombie_rows_by_sequence[row.seq_id] += 1
             if row.is_prefill:
                 recompute += row.recompute_tokens
@@ -304,13 +306,14 @@ class Aggregator:
                 self._heads.discard(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
-        held = self._holders.step(step, 16 if self.started is None else self.started.block_tokens)
+        block_tokens = 16 if self.started is None else self.started.block_tokens
+        held = self._holders.step(step, zombies, block_tokens)
         return row_of(
             step,
             turn_ns,
             held,
             paused=len(self._paused),
-            zombie_rows=zombies,
+            zombie_rows=len(zombies),
             recompute_tokens=recompute,
             long_tokens=long_tokens,
         )

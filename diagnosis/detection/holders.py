@@ -6,10 +6,10 @@ preempted. A block that two sequences share counts for each, so a share is an up
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from diagnosis.detection.requests import Requests
-from telemetry.facts.engine_records import SequencesListed, StepRecorded
+from telemetry.facts.engine_records import Row, SequencesListed, StepRecorded
 from telemetry.facts.reasons import WaitReason
 
 _SHORT = (WaitReason.KV, WaitReason.PREEMPTED)
@@ -27,10 +27,9 @@ class Held(NamedTuple):
 
 
 class Holders:
-    """Follows each sequence that was paused since it was paused, and each zombie while it runs."""
+    """Follows each sequence that was paused, from then on."""
 
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
+    def __init__(self) -> None:
         self._slow: dict[int, int] = {}  # tokens by sequence
 
     def paused(self, seq_id: int) -> None:
@@ -52,19 +51,18 @@ class Holders:
     def live(self) -> int:
         return len(self._slow)
 
-    def step(self, step: StepRecorded, block_tokens: int) -> Held:
-        """What is held in a step; its preempted sequences hold nothing afterwards."""
-        slow, zombie_blocks, recompute = self._slow, 0, 0
-        for row in step.rows:
-            tokens = row.context_tokens + row.tokens
+    def step(self, step: StepRecorded, zombies: Iterable[Row], block_tokens: int) -> Held:
+        """What is held in a step, whose `zombies` are rows of clients that have gone. Its preempted
+        sequences hold nothing afterwards."""
+        slow, recompute = self._slow, 0
+        for row in step.rows if slow else ():
             if row.seq_id in slow:
-                slow[row.seq_id] = tokens
+                slow[row.seq_id] = row.context_tokens + row.tokens
                 recompute += row.recompute_tokens
-            elif self._requests.is_disconnected(row.seq_id, step.begin_ns):
-                zombie_blocks += -(-tokens // block_tokens)
+        left = (row.context_tokens + row.tokens for row in zombies if row.seq_id not in slow)
         held = Held(
             slow_blocks=sum(-(-tokens // block_tokens) for tokens in slow.values()),
-            zombie_blocks=zombie_blocks,
+            zombie_blocks=sum(-(-tokens // block_tokens) for tokens in left),
             short=bool(step.preempted) or any(skip.reason in _SHORT for skip in step.skips),
             slow_recompute_tokens=recompute,
         )
