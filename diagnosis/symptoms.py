@@ -89,6 +89,15 @@ class Exclusion(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Link(msgspec.Struct, frozen=True):
+    """One link of a chain of causes. `harm_ms` is requests' time lost to it and to what it led to;
+    `evidence` shows that the link before led to it."""
+
+    symptom: Symptom
+    harm_ms: float
+    evidence: tuple[Evidence, ...] = ()
+
+
 class MissedPromise(msgspec.Struct, frozen=True, kw_only=True):
     """One SLO class that misses its objective, over the last 30 seconds.
 
@@ -127,9 +136,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all lost time,
     `confidence` 0 to 1. `culprits` and `victims` are request ids (or tenants where the cause is
     one), worst first; `exemplars` are trace ids of victims. `stacks` are those of the threads of a
-    hung process. A fault that recurs has had `blows` so far, one in `period_s`, and is held between
-    them. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
-    `answer` is what a replay of the last minutes says would meet them, where it has been asked.
+    hung process. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
+    `answer` is what a replay of the last minutes says would meet them, where it has been asked. A
+    fault that recurs has had `blows` so far, one in `period_s`, and is held between them. Where
+    the harm came by way of other symptoms, `chain` has these, this cause first.
     """
 
     symptom: Symptom
@@ -149,3 +159,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     answer: str = ""
     period_s: float | None = None
     blows: int = 0
+    chain: tuple[Link, ...] = ()
+
+    @property
+    def chain_text(self) -> str:
+        """The chain in one line; empty without one."""
+        return " -> ".join(f"{one.symptom.value} {one.harm_ms:,.0f} ms" for one in self.chain)

@@ -216,6 +216,8 @@ def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
     for finding in diagnosis.findings if diagnosis else ():
         text.append(f"{finding.symptom.value} ", style="bold red")
         text.append(f"({finding.confidence:.2f}) {finding.claim}; see {finding.runbook}\n")
+        if finding.chain:
+            text.append(f"  {finding.chain_text}\n")
     text.rstrip()
     return Panel(text, title="diagnosis", title_align="left", width=width)
 

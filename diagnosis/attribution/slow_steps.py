@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.attribution.charges import EngineTime, charge_rows
+from diagnosis.attribution.device_evidence import device_cause
 from diagnosis.attribution.thresholds import (
     ALIKE,
     LASTING_S,
@@ -84,6 +85,10 @@ def charge_slowness(
         return
     if waited_ns >= MOST * total_ns:
         charge_rows(found, S.CPU_STARVATION, steps, residual + around)
+        return
+    by_device = device_cause(found, window, reference, total_ns)
+    if by_device is not None:
+        charge_rows(found, by_device, steps, residual + around)
         return
     collected_ns = float(counts.pauses["engine", "gc"])
     if collected_ns >= MOST * total_ns:

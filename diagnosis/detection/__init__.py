@@ -2,6 +2,7 @@
 
     aggregator, counts, steps            a fold over facts: sums per half second, steps as columns
     requests, request_state              each request through its stages
+    holders, gpus                        who holds blocks; what GPUs say of themselves
     reference, learning                  the baseline, and when it is learnt
     excess                               requests in flight beyond the baseline; CUSUM alarms
     late, blows, tail_thresholds         late tokens, and causes that come back

@@ -10,16 +10,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
+from diagnosis.detection.step_rows import row_of
 from diagnosis.detection.steps import StepLog, StepRow, Steps
 from diagnosis.thresholds import HANG_TICKS
-from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
     GrammarCompiled,
     LimitsSet,
     RecordingSet,
+    Row,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
@@ -30,7 +32,7 @@ from telemetry.facts.engine_records import (
     StepAborted,
     StepRecorded,
 )
-from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.limits import with_limits
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import (
@@ -80,6 +82,7 @@ class Aggregator:
         self.detached: dict[str, str] = {}
         self._heads: set[int] = set()
         self._paused: set[int] = set()
+        self._holders = Holders()
         self._constrained: set[int] = set()
         self._commit_ns: int | None = None
         self._last_step_id: int | None = None
@@ -116,6 +119,10 @@ class Aggregator:
                 self._at(at_ns).host(fact)
             case HostPaused():
                 self._host_paused(fact)
+            case GpuSampled():
+                self._at(at_ns).gpus.append(fact)
+            case GpuXid():
+                self._at(at_ns).xids.append(fact)
             case _:
                 self._of_engine(fact)
 
@@ -183,6 +190,7 @@ class Aggregator:
                 self._listed(fact)
             case SequencePaused():
                 self._paused.add(fact.seq_id)
+                self._holders.paused(fact.seq_id)
                 self.requests.skipped(fact.seq_id, WaitReason.CLIENT_PAUSE, fact.at_ns)
             case SequenceResumed():
                 self._paused.discard(fact.seq_id)
@@ -214,6 +222,7 @@ class Aggregator:
         self._heads.clear()
         self._constrained.clear()
         self._paused.clear()
+        self._holders.clear()
         if isinstance(fact, EngineStarted):
             self.ready = True
             self._begin_with(fact, fact.at_ns)
@@ -239,6 +248,7 @@ class Aggregator:
     def _listed(self, fact: SequencesListed) -> None:
         """Drop sequences that are not listed: their end fact was lost."""
         self.requests.sequences_listed(fact)
+        self._holders.listed(fact)
         for kept in (self._heads, self._paused, self._constrained):
             kept.difference_update(fact.over(kept))
 
@@ -257,6 +267,7 @@ class Aggregator:
         counts = self._at(fact.at_ns)
         self._heads.discard(fact.seq_id)
         self._paused.discard(fact.seq_id)
+        self._holders.ended(fact.seq_id)
         counts.sequence_reasons[fact.reason] += 1
         counts.output_lengths.append(fact.output_tokens)
         if fact.seq_id in self._constrained:
@@ -281,11 +292,11 @@ class Aggregator:
         self._waits(step, turn_ns, counts)
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
-        load = load_of_step(step)
-        zombies = recompute = long_tokens = 0
+        recompute = long_tokens = 0
+        zombies: list[Row] = []
         for row in step.rows:
             if self.requests.is_disconnected(row.seq_id, step.begin_ns):
-                zombies += 1
+                zombies.append(row)
                 counts.zombie_rows_by_sequence[row.seq_id] += 1
             if row.is_prefill:
                 recompute += row.recompute_tokens
@@ -295,31 +306,15 @@ class Aggregator:
                 self._heads.discard(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
-        forward_ns = max(0, step.sample_ns - step.forward_ns)
-        sample_ns = max(0, step.collected_ns - step.sample_ns)
-        mask_ns = min(step.mask_ns, sample_ns)
-        forward_ns = min(forward_ns, turn_ns)
-        return StepRow(
-            end_ns=step.committed_ns,
-            turn_ns=turn_ns,
-            forward_ns=forward_ns,
-            sample_ns=sample_ns - mask_ns,
-            mask_ns=mask_ns,
-            host_ns=max(0, turn_ns - forward_ns - sample_ns),
-            prompt_tokens=load.prompt_tokens,
-            pairs=load.pairs,
-            decode_tokens=load.decode_tokens,
-            context_tokens=load.context_tokens,
-            interaction=load.interaction,
-            sampled_rows=load.sampled_rows,
-            prompt_rows=len(step.rows) - load.decode_rows,
-            decode_rows=load.decode_rows,
-            running=step.running,
+        block_tokens = 16 if self.started is None else self.started.block_tokens
+        held = self._holders.step(step, zombies, block_tokens)
+        return row_of(
+            step,
+            turn_ns,
+            held,
             paused=len(self._paused),
-            zombie_rows=zombies,
+            zombie_rows=len(zombies),
             recompute_tokens=recompute,
-            budget_tokens=step.budget_tokens,
-            timed=step.target_ns is not None,
             long_tokens=long_tokens,
         )
 
@@ -336,8 +331,14 @@ class Aggregator:
             else:
                 counts.skipped_ns[skip.reason] += turn_ns
                 self.requests.skipped(skip.seq_id, skip.reason, step.committed_ns)
-        if step.waiting:
-            counts.waited_ns[head or WaitReason.HEAD_OF_LINE] += step.waiting * turn_ns
+        stopped = min(step.waiting, len(self._heads & self._paused))  # preempted, not read
+        waiting = step.waiting - stopped
+        if stopped:
+            counts.skipped_ns[WaitReason.CLIENT_PAUSE] += stopped * turn_ns
+        if waiting:
+            reason = head or WaitReason.HEAD_OF_LINE
+            counts.waited_ns[reason] += waiting * turn_ns
+            counts.behind_ns[reason] += (waiting - 1) * turn_ns
 
     def _host_paused(self, fact: HostPaused) -> None:
         length_ns = fact.end_ns - fact.begin_ns

@@ -74,7 +74,8 @@ class FindingLog:
 
 def _attributes(interval: _Interval) -> dict[str, str | float]:
     finding = interval.finding
-    return {
+    chain = {"phasescope.finding.chain": finding.chain_text} if finding.chain else {}
+    return chain | {
         "phasescope.finding.symptom": finding.symptom.value,
         "phasescope.finding.confidence": finding.confidence,
         "phasescope.finding.harm_ms": finding.harm_ms,

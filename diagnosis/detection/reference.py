@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.gpus import DeviceUsual, GpuUsual, device_usual, gpus_of
 from diagnosis.detection.late import Tails
 from diagnosis.detection.steps import FEATURES, Steps
 from diagnosis.thresholds import (
@@ -115,6 +116,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     the mean number of rows. `engine_wait_share` and `engine_lost_share` are of the time in which
     the loop had work: ready without a CPU, and neither running nor ready.
 
+    Devices. `gpus` and `device` are None or empty where nothing is measured.
+
     Tails. `tails` are percentiles of what a mean does not show.
     """
 
@@ -152,6 +155,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     stopped: float = 0.0
     stopped_spread: float = 0.0
     tails: Tails = Tails()
+    gpus: dict[str, GpuUsual] = {}
+    device: DeviceUsual = DeviceUsual()
 
 
 def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -239,6 +244,8 @@ def fit_baseline(
         engine_lost_share=lost_ns / max(1.0, busy_ns),
         started=started,
         own_prompt_ns=float(own_prompts_ns(steps, cost).sum()) / max(1, counts.first_tokens),
+        gpus=gpus_of(counts),
+        device=device_usual(steps),
     )
 
 

@@ -20,6 +20,7 @@ from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
 from diagnosis.symptoms import Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
+from diagnosis.verdicts.chains import FirstLinks
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.mean_harm import MeanHarm
@@ -30,7 +31,6 @@ from telemetry.requests.slo_policy import SloPolicy
 
 # judged at once and not at the next tick: no other fact may follow for a long time
 _JUDGED_AT_ONCE = (EngineDied, EngineHung, EngineRecovered, RecordingSet)
-_ANNOTATORS: tuple[Annotator, ...] = ()
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -69,6 +69,7 @@ class Diagnoser:
         # what an earlier one names, a later one does not name again
         self._tail_harm = TailHarm(self._aggregator, self._learner, self._mean_harm)
         self._contributors: tuple[Contributor, ...] = (self._mean_harm, self._tail_harm)
+        self._annotators: tuple[Annotator, ...] = (FirstLinks(self._aggregator, self._learner),)
         self._tick: int | None = None
         self._diagnosis = Diagnosis((), 0, 0, True)
         self.log = FindingLog()
@@ -132,8 +133,8 @@ class Diagnoser:
         counted, degraded = self._checked(end_ns)
         charged = [one.findings(end_ns, is_whole=not degraded) for one in self._contributors]
         found = counted if degraded else merged([*charged, counted])
-        for annotate in _ANNOTATORS:
-            found = annotate(found)
+        for annotate in self._annotators:
+            found = annotate(found, end_ns)
         if not degraded:
             found += self._missed_promises(end_ns)
         self._diagnosis = self._verdict(end_ns, found, degraded)

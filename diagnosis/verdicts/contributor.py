@@ -37,8 +37,8 @@ class Contributor(Protocol):
         ...
 
 
-Annotator = Callable[[Sequence[Finding]], list[Finding]]
-"""Changes the list of all findings: its order, or what one says of another."""
+Annotator = Callable[[Sequence[Finding], int], list[Finding]]
+"""Changes the list of all findings that hold at a time: its order, or what one says of another."""
 
 
 def merged(found: Sequence[Sequence[Finding]]) -> list[Finding]:

@@ -24,7 +24,7 @@ from diagnosis.detection.excess import (
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.passing import OneBlow
 from diagnosis.detection.reference import Reference, slo_baseline
-from diagnosis.detection.window import Window
+from diagnosis.detection.window import Window, window_of
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.thresholds import (
     CLEAR_SHARE,
@@ -159,17 +159,12 @@ class MeanHarm:
         return self._standing
 
     def _charge(self, begin_ns: int, end_ns: int, onset_ns: int) -> tuple[Blame, list[Finding]]:
-        window = Window(
-            seconds=(end_ns - begin_ns) / 1e9,
-            counts=self._aggregator.counts(begin_ns, end_ns),
-            later_half=self._aggregator.counts((begin_ns + end_ns) // 2, end_ns),
-            steps=self._aggregator.steps(begin_ns, end_ns),
-            started=self._aggregator.started,
-            has_finding=bool(self._standing),
-        )
+        window = window_of(self._aggregator, begin_ns, end_ns, has_finding=bool(self._standing))
         charged = blame(window, self._learner.reference or _slo_baseline_like(window))
         affected = self._aggregator.requests.active(begin_ns, end_ns)
-        found = findings_of(charged, onset_ns, affected, self._culprits(window.counts))
+        found = findings_of(
+            charged, onset_ns, affected, self._culprits(window.counts), self._standing
+        )
         return charged, found
 
     def _culprits(self, counts: Counts) -> tuple[str, ...]:

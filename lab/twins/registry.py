@@ -11,6 +11,7 @@ from lab.twins.faults.failure_faults import (
     OUT_OF_MEMORY,
     STEP_FAILURE,
 )
+from lab.twins.faults.gpu_faults import GPU_FAULTS
 from lab.twins.faults.limit_faults import EXHAUSTION, OVERSIZED, SMALL_BUDGET, THRASH
 from lab.twins.faults.load_faults import (
     COLD_CACHE,
@@ -59,6 +60,12 @@ FAULTS: dict[str, Mechanisms] = {
 }
 TWINS: dict[str, tuple[str, ...]] = {name: tuple(known) for name, known in FAULTS.items()}
 """Mechanisms by name: the first is for development, the others are held out for the test."""
+
+
+def build_gpu_twin(name: str, seed: int) -> Twin:
+    """A twin with GPUs. Raises KeyError."""
+    known = GPU_FAULTS[name]
+    return simulate_twin(known.symptom, f"gpu/{name}", seed, [known.fault])
 
 
 def build_twin(name: str, seed: int, mechanism: str | None = None) -> Twin:

@@ -160,7 +160,9 @@ class Setting:
     with n = 2. With
     `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
     `sends_step_cost` the gateway sends the fitted cost of a step to the engine. `policy` is what it
-    promises, `classes` the shares of its SLO classes (empty: all are of the default class).
+    promises, `classes` the shares of its SLO classes (empty: all are of the default class). It
+    computes on so many `gpus`, whose driver does not measure the fields of `GpuSampled` in
+    `unmeasured`.
     """
 
     load: float
@@ -186,6 +188,8 @@ class Setting:
     sends_step_cost: bool = False
     policy: SloPolicy = WORLD_POLICY
     classes: dict[str, ClassMix] = field(default_factory=dict)
+    gpus: int = 0
+    unmeasured: frozenset[str] = frozenset()
 
     @classmethod
     def drawn(cls, draw: Random) -> Setting:

@@ -138,7 +138,9 @@ def _print_finding(rank: int, finding: Finding) -> None:
     share = f", {100 * finding.share:.0f} % of the harm" if finding.share else ""
     print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
     print(f"   {finding.claim}")
-    for evidence in finding.evidence:
+    if finding.chain:
+        print(f"   {'chain':>24}: {finding.chain_text}")
+    for evidence in (*finding.evidence, *(one for link in finding.chain for one in link.evidence)):
         print(f"   {evidence.name:>24}: {evidence.text}")
     for name, listed in (("culprits", finding.culprits), ("victims", finding.victims[:5])):
         if listed:

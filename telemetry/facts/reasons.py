@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 
 
 class Outcome(StrEnum):
@@ -153,6 +153,17 @@ class PauseCause(StrEnum):
     THROTTLED = "cgroup_throttled"  # the control group had used up its CPU quota
     OFF_CPU = "off_cpu"  # runnable, but another task had the CPU
     LOOP_BLOCKED = "loop_blocked"  # its loop was blocked, and none of the above explains it
+
+
+class ClockEvent(IntFlag):
+    """Bits of NVML's mask of the reasons for lowered clocks; the others are settings."""
+
+    GPU_IDLE = 0x1
+    SW_POWER_CAP = 0x4  # the power limit is reached
+    HW_SLOWDOWN = 0x8  # hardware: temperature or power, clocks halved
+    SW_THERMAL_SLOWDOWN = 0x20  # the driver: temperature
+    HW_THERMAL_SLOWDOWN = 0x40
+    HW_POWER_BRAKE_SLOWDOWN = 0x80  # the power supply asks for it
 
 
 class HangKind(StrEnum):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dashboards.monitor.client import Client, Unreachable
 from dashboards.monitor.screen import screen
-from diagnosis.symptoms import Evidence, Finding, MissedPromise, MissForm, Symptom
+from diagnosis.symptoms import Evidence, Finding, Link, MissedPromise, MissForm, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.stats.totals import Totals
 from telemetry.stats.window import AutopilotLine, GridRow, Percentiles, Snapshot
@@ -75,6 +75,16 @@ def text_of(snapshot: Snapshot, diagnosis: Diagnosis, width: int, height: int, *
     with console.capture() as capture:
         console.print(screen(snapshot, diagnosis, "http://host:8000", width, height, **k))
     return capture.get()
+
+
+def test_a_chain_of_causes_is_one_line() -> None:
+    chain = (Link(Symptom.SLOW_CLIENT, 1200.0), Link(Symptom.KV_EXHAUSTION, 900.4))
+    (finding,) = SICK.findings
+    sick = msgspec.structs.replace(SICK, findings=(msgspec.structs.replace(finding, chain=chain),))
+
+    shown = text_of(EMPTY, sick, 140, 45)
+
+    assert "slow_client 1,200 ms -> kv_exhaustion 900 ms" in shown
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 45), (60, 40), (220, 60)])

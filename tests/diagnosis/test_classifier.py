@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.diagnosis.twins import judge_pair
 from diagnosis.detection.reference import BaselineError, read_baseline, save_baseline
-from diagnosis.detection.window import Window
+from diagnosis.detection.window import Window, window_of
 from diagnosis.symptoms import LATENCY, Symptom
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
@@ -93,9 +93,9 @@ def test_a_window_records_whether_a_finding_is_active(monkeypatch: pytest.Monkey
 
     def recording(*args: Any, **more: Any) -> Window:
         recorded.append(more["has_finding"])
-        return Window(*args, **more)
+        return window_of(*args, **more)
 
-    monkeypatch.setattr("diagnosis.verdicts.mean_harm.Window", recording)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.window_of", recording)
     detection_delay_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
 
     first = recorded.index(True)

@@ -29,7 +29,7 @@ NO_THRESHOLD = {
     "_KEPT_PAUSES", "_KEPT_SAMPLES", "NEVER_NS", "_KEPT_LIVE", "_PARTS_TOLD",
     "_PUT_TRIES", "_COUNT_NS", "_MOST_KEPT", "_MOST_BYTES", "_STEPS",
     "_TRIED_KEPT", "MOST_CHARACTERS", "_MOST_DOUBLINGS", "_LEAST_TOLD_NS",
-    "_SHOWN_QUANTILE", "_TTFT_QUANTILE", "_ITL_QUANTILE",
+    "_SHOWN_QUANTILE", "_GIB", "_TTFT_QUANTILE", "_ITL_QUANTILE",
 }  # fmt: skip
 # nothing, one, a half and a pair; units; a microsecond, so that no length is divided by 0
 PLAIN = {0, 1, 2, 0.5, 1e3, 1e6, 1e9, 1e-9}
