@@ -321,6 +321,20 @@ def test_a_tenant_cannot_take_anothers_share_by_a_tighter_target() -> None:
     assert order(found).index(calm) <= 2
 
 
+def test_what_a_tenant_started_while_it_was_alone_holds_up_no_other() -> None:
+    """Its prompts were admitted with little service; what counts is what it has had by now."""
+    found = world(policy=Policy.VTC, max_seqs=4, max_model_tokens=256, budget_tokens=16)
+    submit(found, BATCH, prompt=40, tenant="calm")
+    found.run()
+    for _ in range(2):
+        submit(found, BATCH, prompt=200, tenant="flood")
+    found.step()
+    calm = submit(found, BATCH, prompt=16, tenant="calm")
+    found.step()
+
+    assert [row.seq_id for row in found.steps[-1].rows] == [calm]
+
+
 @pytest.mark.parametrize("slo_order", [False, True])
 def test_service_of_two_busy_tenants_stays_equal(slo_order: bool) -> None:
     """Whatever their classes: invariant 8 holds the bound at every step, and the work of each is
