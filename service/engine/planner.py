@@ -142,7 +142,6 @@ class Planner:
                 ageing_ns,
                 tighter_ns.get(request.submit.ttft_target_ns, 0),
             ),
-            self._started_service(),
         )
 
     def _tighter_targets(self) -> dict[int | None, int]:
@@ -151,29 +150,6 @@ class Planner:
         found.update(target_ns or 0 for target_ns in self._table.queue.ttft_targets)
         ordered = sorted(found)
         return dict(zip(ordered, [0, *ordered], strict=False))
-
-    def _started_service(self) -> dict[str, float]:
-        """By tenant, the service at which its first prompt that is being computed was admitted.
-
-        Its other requests may go before that prompt. Where other tenants want service too, only
-        while it has had no more than `max_model_tokens` since, beside the prompts that are being
-        computed: its share stays bounded.
-        """
-        first: dict[str, float] = {}
-        charged: Counter[str] = Counter()
-        for request in self._table.running:
-            if request.in_prefill and not request.paused:
-                tenant, service = request.submit.tenant, request.admitted_service
-                first[tenant] = min(service, first.get(tenant, service))
-                charged[tenant] += request.prefill_tokens
-        if len(self._table.queue.tenants | first.keys()) < 2:
-            return first
-        most, counters = self.limits.max_model_tokens, self._table.counters
-        return {
-            tenant: service
-            for tenant, service in first.items()
-            if counters.service_of(tenant) - service - charged[tenant] <= most
-        }
 
     def _grow(
         self, request: Request, order: list[Request], builder: PlanBuilder, now_ns: int

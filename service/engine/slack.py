@@ -6,7 +6,8 @@ request too), in this order:
     in time   can meet its first-token target: by the latest moment at which it can start
     late      cannot: behind all that are in time, by its deadline at twice, then four times the
               target after it was accepted
-    overdue   has missed these too: by arrival, before all but those in time with a tighter target
+    overdue   has missed these too: first, by arrival; but while one with a tighter target waits,
+              behind all that are in time, and behind late ones with a tighter target
 
 So a late request makes no other one late, and none is passed for longer than four of its targets by
 requests of its own class. One without a target is due when it has aged. A preempted one is due at
@@ -50,7 +51,7 @@ def start_by_ns(
 ) -> float:
     """The key by which prompts are ordered: of one in time the latest moment at which it may start,
     monotonic. `tighter_ns` is the longest target below its own among those who wait, 0 without one:
-    in time with that target, nobody's key is above now + `tighter_ns`."""
+    late with that target, nobody's last deadline is further away than the last of `DEADLINES`."""
     if request.preemptions:
         return -inf
     work = work_ns(request, token_ns)
@@ -63,7 +64,9 @@ def start_by_ns(
         start_ns = accepted_ns + times * target_ns - work
         if start_ns >= now_ns:
             return start_ns if times == 1 else start_ns + _BEHIND_NS
-    return now_ns + tighter_ns if tighter_ns else accepted_ns
+    if not tighter_ns:
+        return accepted_ns
+    return _BEHIND_NS + now_ns + DEADLINES[-1] * tighter_ns
 
 
 def _target_ns(request: Request) -> int:

@@ -254,11 +254,10 @@ def _change_slack(scheduler: Scheduler, change: Callable[[float, int], float]) -
         now_ns: int,
         batch: Mapping[str, int],
         start_by_ns: Callable[[Request], float] | None = None,
-        started: Mapping[str, float] | None = None,
     ) -> Callable[[Request], SortKey]:
         if start_by_ns is None:
             return real(now_ns, batch)
-        return real(now_ns, batch, lambda one: change(start_by_ns(one), now_ns), started)
+        return real(now_ns, batch, lambda one: change(start_by_ns(one), now_ns))
 
     queue.sort_key = sort_key  # type: ignore[method-assign]
 
