@@ -24,7 +24,7 @@ the baseline.
 
 *When changed* is measured: how many answers differ when the number is a fifth smaller or a quarter
 larger, all else as it is; in brackets the change in right answers and in false alarms, where there
-is one. {cases}. How, and what follows from it: [Sensitivity](../results/sensitivity.md).
+is one. {cases}. `python -m benchmarks.diagnosis.sensitivity` measures it.
 """
 _EVIDENCE = """# Evidence
 
@@ -36,10 +36,13 @@ thing than 0. *Usual* is of the baseline, and not measured before there is one.
 
 def thresholds() -> str:
     """The page of the table."""
-    sweep = msgspec.json.decode(_SWEEP.read_bytes(), type=Sweep)
-    swept = {row.name: row for row in sweep.rows}
-    cases = " and ".join(f"{count} {kind}" for kind, (_, count, _) in sweep.plain.items())
-    lines = [_THRESHOLDS.format(cases=f"Of {cases}")]
+    sweep = msgspec.json.decode(_SWEEP.read_bytes(), type=Sweep) if _SWEEP.exists() else None
+    swept = {} if sweep is None else {row.name: row for row in sweep.rows}
+    cases = "Not measured yet"
+    if sweep is not None:
+        counts = (f"{count} {kind}" for kind, (_, count, _) in sweep.plain.items())
+        cases = f"Of {' and '.join(counts)}"
+    lines = [_THRESHOLDS.format(cases=cases)]
     for module, rows in groupby(all_thresholds(), key=lambda row: row.module):
         shown = [
             [

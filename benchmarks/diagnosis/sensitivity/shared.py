@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 from benchmarks.diagnosis.sensitivity.changes import Changes
@@ -124,8 +125,7 @@ class _Memory:
 
 def _key(one: Any) -> Any:
     if isinstance(one, Window):
-        parts = (one.seconds, one.counts, one.later_half, one.steps, one.has_finding)
-        return tuple(map(_key, parts))
+        return tuple(_key(getattr(one, part.name)) for part in fields(one))
     return one if isinstance(one, int | float) else id(one)
 
 
