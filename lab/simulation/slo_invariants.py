@@ -6,8 +6,8 @@
 18  slack             in the order of the SLO no request passes an earlier one of its class, tenant,
                       target and lateness, nor, within class and tenant, the first of another queue
                       that can be in time and has to start earlier; a late one passes none that can
-                      be in time; one that has missed four targets is passed only where a tighter
-                      target waits, and passes none that can be in time for a tighter one
+                      be in time. In every second step one that has missed four targets is passed
+                      only where a tighter target waits, and passes none in time for a tighter one
 19  refusal           `ttft_unreachable` only where late requests are refused; never of an engine
                       without work, nor of a request that would be in time at the slowest pace
                       behind every prompt that may be computed before its own
@@ -131,6 +131,7 @@ class SloInvariants:
         late = {r.seq_id for r in [*waiting, *order] if moment.misses(r, 1)}
         self._ever_late |= late
         tightest = min(self._targets_of_prompts(plan), default=0)
+        overdue_first = plan.step_id % 2 == 0
         for place, request in enumerate(order):
             if not self._keeps_its_place(request):
                 continue
@@ -141,8 +142,9 @@ class SloInvariants:
             self._passes_none(request, rivals, late)
             if any(moment.has_aged(one) for one in [request, *rivals]):
                 continue  # who has aged goes first
-            self._has_least_slack(request, rivals, late, moment)
-            self._passes_no_overdue(request, rivals, late, moment, tightest)
+            self._has_least_slack(request, rivals, late, moment, overdue_first)
+            if overdue_first:
+                self._passes_no_overdue(request, rivals, late, moment, tightest)
 
     def _targets_of_prompts(self, plan: Plan) -> set[int]:
         """First-token targets of the prompts that waited or were computed when the step was
@@ -165,10 +167,16 @@ class SloInvariants:
             require(18, not alike, f"{request.seq_id} passed {other.seq_id}")
 
     def _has_least_slack(
-        self, request: Request, rivals: list[Request], late: set[int], moment: _Moment
+        self,
+        request: Request,
+        rivals: list[Request],
+        late: set[int],
+        moment: _Moment,
+        overdue_first: bool,
     ) -> None:
         """The first that can be in time of each other queue has to start later."""
-        own_ns, is_overdue = moment.start_by(request), moment.misses(request, _LAST_DEADLINE)
+        own_ns = moment.start_by(request)
+        is_first = overdue_first and moment.misses(request, _LAST_DEADLINE)
         heads: dict[int, Request] = {}
         for other in sorted(rivals, key=lambda one: one.arrival):
             same_queue = _target(other) == _target(request) and request.seq_id not in late
@@ -176,7 +184,7 @@ class SloInvariants:
                 heads.setdefault(_target(other), other)
         for other in heads.values():
             before = moment.start_by(other) < own_ns
-            if is_overdue:
+            if is_first:
                 before = 0 < _target(other) < _target(request)
             held_up = other.seq_id not in self._ever_late and before
             require(18, not held_up, f"{request.seq_id} goes before {other.seq_id}, due earlier")

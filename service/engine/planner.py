@@ -58,7 +58,7 @@ class Planner:
     def _before(self, request: Request, now_ns: int) -> list[Request]:
         """Whose prompts are computed before that of a new request, if nobody else comes."""
         request.queued_ns, request.arrival = now_ns, self._table.next_arrival
-        key = self._sort_key(now_ns)
+        key = self._sort_key(now_ns, overdue_first=True)
         own, tenant = key(request), request.submit.tenant
         others = [r for r in self._table.running if r.in_prefill] + list(self._table.queue)
         found, counters = list[Request](), self._table.counters
@@ -124,27 +124,27 @@ class Planner:
 
         return sorted(running, key=key)
 
-    def _sort_key(self, now_ns: int) -> Callable[[Request], SortKey]:
+    def _sort_key(
+        self, now_ns: int, overdue_first: bool | None = None
+    ) -> Callable[[Request], SortKey]:
+        """The order of the next step; `overdue_first`: whether overdue prompts go first in it."""
         running, queue = self._table.running, self._table.queue
         batch = Counter(request.submit.tenant for request in running)
         if not self.limits.slo_order:
             return queue.sort_key(now_ns, batch)
         token_ns, ageing_ns = self.cost.prompt_token_ns, self.limits.ageing_ns
         tighter_ns = self._tighter_targets()
+        if overdue_first is None:
+            overdue_first = self._log.next_step_id % 2 == 0
         self._set_aside += queue.set_late_aside(lambda r: is_late(r, now_ns, token_ns))
-        return queue.sort_key(
-            now_ns,
-            batch,
-            lambda request: start_by_ns(
-                request,
-                now_ns,
-                token_ns,
-                ageing_ns,
-                tighter_ns.get(request.submit.ttft_target_ns, 0),
-            ),
-        )
 
-    def _tighter_targets(self) -> dict[int | None, int]:
+        def start_by(request: Request) -> float:
+            tighter = tighter_ns.get(request.submit.ttft_target_ns or 0, 0)
+            return start_by_ns(request, now_ns, token_ns, ageing_ns, tighter, overdue_first)
+
+        return queue.sort_key(now_ns, batch, start_by)
+
+    def _tighter_targets(self) -> dict[int, int]:
         """For each first-token target of a prompt the next tighter one, 0 for the tightest."""
         found = {r.submit.ttft_target_ns or 0 for r in self._table.running if r.in_prefill}
         found.update(target_ns or 0 for target_ns in self._table.queue.ttft_targets)

@@ -6,12 +6,13 @@ request too), in this order:
     in time   can meet its first-token target: by the latest moment at which it can start
     late      cannot: behind all that are in time, by its deadline at twice, then four times the
               target after it was accepted
-    overdue   has missed these too: first, by arrival; but while one with a tighter target waits,
-              behind all that are in time, and behind late ones with a tighter target
+    overdue   has missed these too: first in every second step, by arrival, and behind all that are
+              in time in the others; while one with a tighter target waits, behind late ones of that
 
-So a late request makes no other one late, and none is passed for longer than four of its targets by
-requests of its own class. One without a target is due when it has aged. A preempted one is due at
-once: its reader waits in the middle of a text, or its prompt was begun.
+So a late request makes no other one late, and one that has waited for four of its targets has half
+of the steps. Not all: where more comes than can be served, every request would be overdue in the
+end, and none in time. One without a target is due when it has aged. A preempted one is due at once:
+its reader waits in the middle of a text, or its prompt was begun.
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ def is_overdue(request: Request, now_ns: int, token_ns: float) -> bool:
 
 
 def start_by_ns(
-    request: Request, now_ns: int, token_ns: float, ageing_ns: int, tighter_ns: int = 0
+    request: Request,
+    now_ns: int,
+    token_ns: float,
+    ageing_ns: int,
+    tighter_ns: int = 0,
+    overdue_first: bool = True,
 ) -> float:
     """The key by which prompts are ordered: of one in time the latest moment at which it may start,
     monotonic. `tighter_ns` is the longest target below its own among those who wait, 0 without one:
-    late with that target, nobody's last deadline is further away than the last of `DEADLINES`."""
+    late with that target, nobody's last deadline is further away than the last of `DEADLINES`.
+    `overdue_first`: in this step they are."""
     if request.preemptions:
         return -inf
     work = work_ns(request, token_ns)
@@ -64,9 +71,9 @@ def start_by_ns(
         start_ns = accepted_ns + times * target_ns - work
         if start_ns >= now_ns:
             return start_ns if times == 1 else start_ns + _BEHIND_NS
-    if not tighter_ns:
-        return accepted_ns
-    return _BEHIND_NS + now_ns + DEADLINES[-1] * tighter_ns
+    if tighter_ns:
+        return _BEHIND_NS + now_ns + DEADLINES[-1] * tighter_ns
+    return accepted_ns if overdue_first else _BEHIND_NS + accepted_ns
 
 
 def _target_ns(request: Request) -> int:

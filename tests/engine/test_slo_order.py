@@ -89,20 +89,27 @@ def test_a_prompt_has_to_start_its_own_length_before_its_deadline() -> None:
 @given(
     prompt=st.integers(1, 1000), target_ns=st.integers(1, 10**10), now_ns=st.integers(0, 10**12),
     token_ns=st.floats(0, 10**7), tighter_ns=st.sampled_from([0, 10**6]),
+    overdue_first=st.booleans(),
 )  # fmt: skip
 def test_a_missed_deadline_comes_again_twice_behind_all_in_time_and_then_it_is_overdue(
-    prompt: int, target_ns: int, now_ns: int, token_ns: float, tighter_ns: int
+    prompt: int,
+    target_ns: int,
+    now_ns: int,
+    token_ns: float,
+    tighter_ns: int,
+    overdue_first: bool,
 ) -> None:
     one = request(prompt, by_ns=target_ns, target_ns=target_ns)
-    key = start_by_ns(one, now_ns, token_ns, 10**12, tighter_ns)
+    key = start_by_ns(one, now_ns, token_ns, 10**12, tighter_ns, overdue_first)
     work = work_ns(one, token_ns)
     in_time = [times for times in DEADLINES if times * target_ns - work >= now_ns]
 
     assert is_late(one, now_ns, token_ns) == (1 not in in_time)
     assert is_overdue(one, now_ns, token_ns) == (not in_time)
     if not in_time:
-        behind_ns = (1 << 62) + now_ns + 4 * tighter_ns
-        assert key == (pytest.approx(behind_ns, abs=2048) if tighter_ns else 0)
+        behind_ns = (1 << 62) + (now_ns + 4 * tighter_ns if tighter_ns else 0)
+        is_first = overdue_first and not tighter_ns
+        assert key == (0 if is_first else pytest.approx(behind_ns, abs=2048))
     elif in_time[0] == 1:
         assert key == target_ns - work
     else:
@@ -195,6 +202,26 @@ def test_a_late_request_lets_others_pass_for_four_targets_and_goes_first_then() 
     assert by_ns - 60 * MS < passed(found, waiting) < by_ns + 60 * MS
     assert found.scheduler.waiting > 0
     found.run()
+
+
+def test_overdue_requests_leave_half_of_the_steps_to_those_in_time() -> None:
+    """Where more comes than can be served, serving all by arrival would make every one late."""
+    found = world(max_seqs=32, budget_tokens=32, queue_limit_requests=1000, blocks_total=2000)
+    for _ in range(90):
+        submit(found, VOICE, prompt=50, max_tokens=1)
+    found.step()
+    run_until(found, 1000 * MS)
+    came = submit(found, VOICE, prompt=8, max_tokens=1)
+    by_ns, before = found.clock.now_ns() + VOICE, len(found.steps)
+    while not found.outputs[came]:
+        found.step()
+
+    assert found.clock.now_ns() < by_ns
+    assert found.scheduler.waiting > 10
+    for _ in range(2):
+        found.step()
+    firsts = [step.rows[0].seq_id for step in found.steps[before : before + 2]]
+    assert sorted(one == came for one in firsts) == [False, True]
 
 
 def test_an_overdue_request_lets_those_in_time_for_a_tighter_target_pass() -> None:

@@ -237,6 +237,19 @@ class KeepsOverdueWaiting(Scheduler):
         _change_slack(self, lambda key, now_ns: math.inf if 0 <= key < now_ns else key)
 
 
+class ServesAllOverdueFirst(Scheduler):
+    """INV-18: requests that have missed all their deadlines have every step."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        real = self._planner._sort_key
+
+        def sort_key(now_ns: int, overdue_first: bool | None = None) -> Callable[..., SortKey]:
+            return real(now_ns, True)
+
+        self._planner._sort_key = sort_key  # type: ignore[method-assign]
+
+
 class LetsLatePass(Scheduler):
     """INV-18: a late request may pass one that can be in time."""
 
@@ -328,6 +341,7 @@ class BelievesPromptsDear(Scheduler):
         (18, LastComeFirstServed),
         (18, KeepsOverdueWaiting),
         (18, LetsLatePass),
+        (18, ServesAllOverdueFirst),
         (19, RefusesUnasked),
         (19, RefusesAtOnce),
         (20, Miserly),
