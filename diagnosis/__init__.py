@@ -1,11 +1,15 @@
 """Diagnosis: from recorded facts to a ranked list of causes, with evidence and runbooks.
 
     symptoms     the classes that are told apart, and what a finding holds
-    thresholds   every number that decides a verdict, with unit and origin
+    evidence     what is measured, with unit and meaning
+    thresholds   numbers of detection and verdicts; other rooms have their own
+    threshold_table   all of them: value, unit, meaning, reason
     detection    counts per half second, the baseline, change detection
     attribution  excess time, charged to causes
     promises     SLO classes that are missed, and in which form
     verdicts     findings, checks by counting, confidence, the verdict
+    spans        a stretch of time of a record
+    settings_search  what other settings would have given every SLO class
     root_cause   differential replay, what-if replay, capacity
 
 It reads facts and replays the scheduler. It never touches a running engine, and knows nothing of

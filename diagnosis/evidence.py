@@ -36,6 +36,8 @@ class Unit(StrEnum):
     GIB = "GiB"
     PERCENT = "%"
     ERRORS = "errors"
+    ANSWERS = "answers"
+    TENANTS = "tenants"
 
 
 class _Quantity(StrEnum):
@@ -157,6 +159,41 @@ class Counted(_Quantity):
     FACTS_LOST = "facts_lost", Unit.FACTS, "that never came to telemetry"
     FOLDS_DETACHED = "folds_detached", Unit.PARTS, "of telemetry that raised and are not fed"
     EXPORTS_FAILED = "exports_failed", Unit.ATTEMPTS, "to deliver spans"
+
+
+class Late(_Quantity):
+    """Of late tokens and answers, since the onset of a fault that comes back."""
+
+    LATE_REQUESTS = "late_requests", Unit.REQUESTS, "with something late"
+    REQUESTS = "requests", Unit.REQUESTS, "that had a first token, or something late"
+    LATE_GAPS = "late_gaps", Unit.TOKENS, "that came too long after the one before"
+    GAP_ABOVE = "gap_above", Unit.MS, "their time beyond the limit"
+    GAP_ABOVE_MOST = "gap_above_most", Unit.MS, "the most of one"
+    LATE_FIRSTS = "late_firsts", Unit.TOKENS, "first tokens that came late"
+    FIRST_ABOVE = "first_above", Unit.MS, "their time beyond the limit"
+    FIRST_ABOVE_MOST = "first_above_most", Unit.MS, "the most of one"
+    LATE_DELIVERIES = "late_deliveries", Unit.ANSWERS, "that were read late"
+    DELIVERY_ABOVE = "delivery_above", Unit.MS, "their time beyond the limit"
+    DELIVERY_ABOVE_MOST = "delivery_above_most", Unit.MS, "the most of one"
+    TENANTS = "tenants", Unit.TENANTS, "whose requests these are"
+
+
+class Promised(_Quantity):
+    """Of the SLO class that burns its error budget fastest."""
+
+    MISSED_SHARE = "missed_share", Unit.SHARE, "of its requests, that missed the SLO in 30 s"
+    OBJECTIVE = "objective", Unit.SHARE, "of its requests, that must be good"
+    BURN_30S = "burn_30s", Unit.TIMES, "share missed over the share that may miss, in 30 s"
+    BURN_5MIN = "burn_5min", Unit.TIMES, "the same, in five minutes"
+    TTFT_P95 = "ttft_p95", Unit.MS, "95th percentile of TTFT, of waiting requests too"
+    TTFT_TARGET = "ttft_target", Unit.MS, "target of the class"
+    WORST_GAP_P95 = "worst_gap_p95", Unit.MS, "95th percentile of the longest gap of a request"
+    ITL_TARGET = "itl_target", Unit.MS, "target of the class"
+    UTILISATION = (
+        "utilisation",
+        Unit.TIMES,
+        "demand over what the engine can do",
+    )
 
 
 Taken = dict[Measurement, float | None]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterable
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from benchmarks.diagnosis.records import (
     results_beside,
 )
 from diagnosis.detection.reference import BaselineError, Reference
-from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import baseline_of
 from lab.drills.outcome.result import EpisodeResult, first_harmed_ns, limits_of, reference_requests
 from lab.drills.watch import EVERY_S, PollSample, VerdictChange, timeline
@@ -42,15 +43,22 @@ _LATER_NS = int(EVERY_S / 2 * 1e9)
 def turns_of(folder: Path, begin_ns: int) -> list[VerdictChange]:
     """Every change of the verdict over the journal in `folder`."""
     diagnoser = Diagnoser(_baseline(folder))
-    looks: list[PollSample] = []
-    before = None
+    found: list[tuple[int, Diagnosis]] = []
     for fact in open_journal(folder / "journal").facts():
         diagnoser.on_facts([fact])
         said = diagnoser.diagnosis()
-        if said is not before:
-            before, at_ns = said, fact_ns(fact) + _LATER_NS
-            answer = msgspec.Raw(msgspec.json.encode(said))
-            looks.append(PollSample(at_ns=at_ns, until_ns=at_ns, polls=1, answer=answer))
+        if not found or said is not found[-1][1]:
+            found.append((fact_ns(fact), said))
+    return turns_of_verdicts(found, begin_ns)
+
+
+def turns_of_verdicts(found: Iterable[tuple[int, Diagnosis]], begin_ns: int) -> list[VerdictChange]:
+    """As if they had been polled, half a polling interval later."""
+    looks: list[PollSample] = []
+    for fact_at_ns, said in found:
+        at_ns = fact_at_ns + _LATER_NS
+        answer = msgspec.Raw(msgspec.json.encode(said))
+        looks.append(PollSample(at_ns=at_ns, until_ns=at_ns, polls=1, answer=answer))
     return timeline(looks, begin_ns)
 
 

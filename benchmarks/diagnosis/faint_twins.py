@@ -82,9 +82,7 @@ def judge(task: tuple[str, str, int]) -> Judged:
         to_name_s=None if named_ns is None else round((named_ns - onset_ns) / 1e9, 2),
         held=round(rest[(name,)] / rest.total(), 3) if rest.total() else 0.0,
         after_s=round(sum(ns for top, ns in after.items() if top) / 1e9, 2),
-        false_before=sum(
-            now and not was for was, now in zip([False, *before], before, strict=False)
-        ),
+        false_before=sum(now and not was for was, now in pairwise([False, *before])),
         others={"".join(top) or "healthy": round(ns / 1e9, 1) for top, ns in whole.items()},
     )
 

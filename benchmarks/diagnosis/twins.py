@@ -90,7 +90,13 @@ def live_through(one: Twin) -> list[tuple[int, Diagnosis]]:
 def judge(one: Twin, truth: str) -> Judged:
     begun_s = time.process_time()
     found = live_through(one)
-    spent_s = time.process_time() - begun_s
+    return judge_verdicts(one, truth, found, time.process_time() - begun_s)
+
+
+def judge_verdicts(
+    one: Twin, truth: str, found: Sequence[tuple[int, Diagnosis]], spent_s: float
+) -> Judged:
+    """By every verdict on the twin, each with the time from which it holds."""
     names = [(at_ns, tuple(f.symptom.value for f in said.findings)) for at_ns, said in found]
     if one.onset_ns is None:
         said = Counter(name for _, name in names if name)

@@ -1,4 +1,5 @@
-"""The diagnosis: accuracy, time to name a fault, attributed against true delay, replay errors."""
+"""The diagnosis: accuracy, time to name a fault, attributed against true delay, sensitivity; and
+replay errors."""
 
 from __future__ import annotations
 
@@ -115,9 +116,36 @@ def replay_fidelity(data: dict[str, Any]) -> Figure:
     return drawn
 
 
+def sensitivity(data: dict[str, Any]) -> Figure:
+    """The numbers on which most answers hang: answers that differ, and right ones lost."""
+    rows = [row for row in data["rows"] if any(one["effects"] for one in row["changed"])][:10]
+    figure, (axes,) = panels(1, 7.2, 4.2)
+    lost_label: str | None = "right answers lost"
+    for place, row in enumerate(rows):
+        for one in row["changed"]:
+            effects = one["effects"].values()
+            smaller = one["factor"] < 1
+            at_y = place + (-0.19 if smaller else 0.19)
+            differ = sum(effect.get("differ", 0) for effect in effects)
+            lost = sum(effect.get("lost", 0) for effect in effects)
+            label = None if place else f"x {one['factor']:g}: answers that differ"
+            axes.barh(at_y, differ, 0.36, color=SKY if smaller else BLUE, label=label)
+            axes.plot([lost], [at_y], "|", color=RED, ms=11, mew=2, label=lost_label)
+            lost_label = None
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.invert_yaxis()
+    cases = sum(count for _, count, _ in data["plain"].values())
+    axes.set_xlabel(f"answers, of {cases}")
+    axes.set_title("The ten numbers on which most answers hang")
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower right")
+    return figure
+
+
 PLOTS = (
     Plot("diagnosis", ("diagnosis/compare.json",), diagnosis),
     Plot("time_to_name", ("diagnosis/judged.json",), time_to_name),
     Plot("blame", ("diagnosis/attribution.json", "diagnosis/twin_attribution.json"), blame),
+    Plot("sensitivity", ("diagnosis/sensitivity.json",), sensitivity),
     Plot("replay_fidelity", ("replay_fidelity.json",), replay_fidelity),
 )

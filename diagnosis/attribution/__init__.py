@@ -6,7 +6,9 @@
     demand       more requests, longer ones, and missed prefix hits, beyond chance
     first_links  causes of causes: harm moves to the first link that is proven
     device_evidence  what GPUs and ranks measured of slow steps
+    late_tokens, late_waits   the cause of one late token
     charges      amounts by cause
+    thresholds   every number that decides a charge
 
 It judges nothing: what is large enough to be said is for `diagnosis.verdicts`.
 """

@@ -30,16 +30,17 @@ from diagnosis.detection.steps import Steps
 from diagnosis.detection.tail_thresholds import (
     CHARGED_SHARE,
     COLD_RATIO,
+    DECISIVE_SHARE,
     LEAST_STALL_NS,
     PAUSED_SHARE,
     SLOW_RATIO,
+    SLOW_SEEN_NS,
     STALL_RATIO,
 )
 from diagnosis.symptoms import Symptom
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
 S = Symptom
-_SLOW_SEEN_NS = 5_000_000_000  # before a late token: enough steps to tell what is slow
 
 _OWN_WAITS = {
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
@@ -72,14 +73,14 @@ class LateCharger:
             parts = self._gateway.charged(late.begin_ns, late.end_ns)
             spent_ns = late.end_ns - late.begin_ns
             parts[S.SLOW_CLIENT] += spent_ns - sum(parts.values())
-            return ChargedLate(late, _largest(parts, spent_ns))
+            return ChargedLate(late, _cause(parts, spent_ns, late.above_ns))
         if late.kind is LateKind.GAP:
             usual_ns = self._reference.stage_ns[Stage.DECODE]
             parts, culprit = self._of_gap(late), None
         else:
             usual_ns = self._reference.tails.first_ns
             parts, culprit = self._of_first(late)
-        symptom = _largest(parts, late.end_ns - late.begin_ns - usual_ns)
+        symptom = _cause(parts, late.end_ns - late.begin_ns - usual_ns, late.above_ns)
         return ChargedLate(late, symptom, culprit if symptom is S.UNFAIRNESS else None)
 
     def _of_gap(self, late: Late) -> Charges:
@@ -175,7 +176,7 @@ class LateCharger:
             parts[S.HOST_STALL] += stood_ns
             cost = self._reference.cost
             if slow_ns and cost is not None:
-                seen = self._aggregator.steps(end_ns - _SLOW_SEEN_NS, end_ns + 1)
+                seen = self._aggregator.steps(end_ns - SLOW_SEEN_NS, end_ns + 1)
                 parts[_slow_kind(seen, cost)] += slow_ns
 
     def _lost_ns(self, begin_ns: int, end_ns: int) -> dict[PauseCause, float]:
@@ -185,10 +186,12 @@ class LateCharger:
         return found
 
 
-def _largest(parts: Charges, beyond_ns: float) -> Symptom | None:
-    """The cause with most of the time beyond the usual."""
+def _cause(parts: Charges, beyond_ns: float, above_ns: int) -> Symptom | None:
+    """The cause with most of the time beyond the usual, or with a good part of it without which the
+    token would not have been late."""
     symptom, spent_ns = max(parts.items(), key=lambda item: item[1], default=(None, 0.0))
-    return symptom if spent_ns >= max(1.0, CHARGED_SHARE * beyond_ns) else None
+    least_ns = min(CHARGED_SHARE * beyond_ns, max(above_ns, DECISIVE_SHARE * beyond_ns))
+    return symptom if spent_ns >= max(1.0, least_ns) else None
 
 
 def _slow_kind(steps: Steps, cost: Cost) -> Symptom:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import Counter
 
 from diagnosis.attribution.charges import Charges, shares_of
-from diagnosis.attribution.thresholds import INGEST_WORK
+from diagnosis.attribution.thresholds import INGEST_WORK, TENANT_SHARE
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import BUCKET_NS, Counts
 from diagnosis.detection.late import Late
 from diagnosis.detection.reference import Reference
-from diagnosis.detection.tail_thresholds import BATCH_S, BATCH_SHARE, BATCH_SIGMAS
+from diagnosis.detection.tail_thresholds import (
+    BATCH_S,
+    BATCH_SIGMAS,
+    PAUSES_SEEN_NS,
+)
 from diagnosis.symptoms import Symptom
 from telemetry.facts.host_records import HostPaused
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
 S = Symptom
-_SEEN_NS = 5_000_000_000  # pauses are recorded when they end, nearly in the order of time
 
 _PAUSES = {
     PauseCause.GC: S.HOST_STALL,
@@ -38,7 +41,7 @@ def overlapping(
     """Recorded pauses of a process that overlap [begin, end)."""
     found: list[HostPaused] = []
     for pause in reversed(aggregator.pauses):
-        if pause.end_ns < begin_ns - _SEEN_NS:
+        if pause.end_ns < begin_ns - PAUSES_SEEN_NS:
             break
         if pause.process is process and pause.begin_ns < end_ns and pause.end_ns > begin_ns:
             found.append(pause)
@@ -110,4 +113,4 @@ def batch_of_one_tenant(aggregator: Aggregator, reference: Reference, late: Late
     tenant, more = grown.most_common(1)[0] if grown else ("", 0)
     is_other = len(reference.tenants_per_s) > 1 and tenant != late.request.tenant
     all_more = counts.requests - reference.requests_per_s * seconds
-    return tenant if more > 0 and is_other and more >= BATCH_SHARE * all_more else None
+    return tenant if more > 0 and is_other and more >= TENANT_SHARE * all_more else None

@@ -22,16 +22,17 @@ from diagnosis.detection.tail_thresholds import (
     HELD_PERIODS,
     KEPT_BLOWS,
     LEAST_BLOWS,
+    LEAST_CONFIRMED,
     LEAST_HELD_NS,
     LEAST_LATE,
     MOST_HELD_NS,
     PRIOR_BLOWS,
     PRIOR_S,
 )
+from diagnosis.thresholds import SUM_CEILING
 from telemetry.numbers.quantiles import median
 
 _TICK_S = BUCKET_NS / 1e9
-_CEILING = 2.0  # thresholds: a bounded sum comes down soon
 
 
 def blows_of(times_ns: Iterable[int]) -> list[int]:
@@ -44,30 +45,29 @@ def blows_of(times_ns: Iterable[int]) -> list[int]:
 
 
 def usual_rate(blows: float, seconds: float) -> float:
-    """The rate of blows in a baseline that had some number of them."""
-    return (blows + PRIOR_BLOWS) / (seconds + PRIOR_S)
+    """The rate of blows in a baseline that had some number of them. The more it had, the less the
+    prior counts."""
+    return (blows + PRIOR_BLOWS) / (seconds + PRIOR_S / (1 + blows))
 
 
 class BlowDetector:
     """The blows of one cause. `onset_ns` is the first of the incident that is held, None without
-    one; `blows` are how many it has had."""
+    one; `blows` are how many it has had. It `is_confirmed` while another watch has named the same
+    cause: then fewer blows are enough."""
 
     def __init__(self) -> None:
         self.onset_ns: int | None = None
         self.blows = 0
+        self.is_confirmed = False
         self._late = 0
         self._sum = 0.0
         self._times: deque[int] = deque(maxlen=KEPT_BLOWS)
 
     @property
     def is_elevated(self) -> bool:
-        """Above zero: this time must not become a reference."""
-        return self.onset_ns is not None or self._sum > BLOWS_THRESHOLD / 2
-
-    @property
-    def since_ns(self) -> int | None:
-        """The first blow of the sum, None where it is zero."""
-        return self._times[0] if self._times else None
+        """Above zero: this time must not become a reference, or a fault that comes back would be
+        learnt between its blows."""
+        return self.onset_ns is not None or self._sum > 0
 
     @property
     def period_s(self) -> float | None:
@@ -90,12 +90,13 @@ class BlowDetector:
                 continue
             self._times.append(at_ns)
             self.blows += 1
-            self._sum = min(_CEILING * BLOWS_THRESHOLD, self._sum + log(rate / usual_per_s))
+            self._sum = min(SUM_CEILING * BLOWS_THRESHOLD, self._sum + log(rate / usual_per_s))
         self._sum = max(0.0, self._sum - (rate - usual_per_s) * _TICK_S)
         if self.onset_ns is None:
             if not self._sum:
                 self._begin()
-            is_clear = self.blows >= LEAST_BLOWS and self._late >= LEAST_LATE
+            least = LEAST_CONFIRMED if self.is_confirmed else LEAST_BLOWS
+            is_clear = self.blows >= least and self._late >= LEAST_LATE
             if self._sum > BLOWS_THRESHOLD and is_clear:
                 self.onset_ns = self._times[0]
         elif end_ns - self._times[-1] > self.held_ns:
@@ -105,4 +106,4 @@ class BlowDetector:
     def _begin(self) -> None:
         self._times.clear()
         self.blows = self._late = 0
-        self._sum = 0.0
+        self._sum, self.is_confirmed = 0.0, False

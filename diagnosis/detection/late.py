@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from diagnosis.detection.tail_thresholds import (
     FIRST_QUANTILE,
     GAP_QUANTILE,
     LATE_GAP_RATIO,
+    LATE_ORDER_NS,
     LATE_RATIO,
     LEAST_LATE_DELIVERY_NS,
     LEAST_LATE_FIRST_NS,
@@ -30,7 +32,7 @@ from telemetry.numbers.quantiles import quantile
 
 _KEPT = 4_096  # late tokens
 _KEPT_SAMPLES = 8_192
-NEVER_NS = 1 << 62
+NEVER_NS = 1 << 62  # later than anything
 
 
 class LateKind(StrEnum):
@@ -135,7 +137,7 @@ class LateLog:
         """Those that ended within [begin, end), the last one first."""
         found: list[Late] = []
         for one in reversed(self.late):
-            if one.end_ns < begin_ns - _OUT_OF_ORDER_NS:
+            if one.end_ns < begin_ns - LATE_ORDER_NS:
                 break
             if begin_ns <= one.end_ns < end_ns:
                 found.append(one)
@@ -143,7 +145,8 @@ class LateLog:
 
     def firsts_in(self, begin_ns: int, end_ns: int) -> int:
         """Requests with a first token within [begin, end)."""
-        return sum(begin_ns <= one.at_ns < end_ns for one in self._firsts)
+        recent = takewhile(lambda one: one.at_ns >= begin_ns, reversed(self._firsts))
+        return sum(one.at_ns < end_ns for one in recent)
 
     def fit(self, begin_ns: int, end_ns: int, steps: Steps) -> Tails:
         """The tails of a stretch with these steps."""
@@ -161,9 +164,6 @@ class LateLog:
             ingest_ns=sum(one.ingest_ns for one in firsts) / each,
             first_ns=sum(one.spent_ns for one in firsts) / each,
         )
-
-
-_OUT_OF_ORDER_NS = 2_000_000_000  # ends of requests and steps come from two writers
 
 
 def _high(groups: Mapping[str, Iterable[int]]) -> dict[str, int]:

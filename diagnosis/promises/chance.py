@@ -13,9 +13,7 @@ cluster sampling): sum of squares over sum of the misses per tick.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil, log
-
-_MOST_SHARE = 0.5  # a run of good requests is not judged against a larger share
+from math import log
 
 
 def divergence(share: float, allowed: float) -> float:
@@ -41,9 +39,3 @@ def evidence(missed: int, requests: int, allowed: float, together: float = 1.0) 
     if not requests:
         return 0.0
     return requests / max(1.0, together) * divergence(missed / requests, allowed)
-
-
-def good_run(share: float, chance: float) -> int:
-    """So many good requests in a row come with probability `chance` or less while `share` miss."""
-    share = min(_MOST_SHARE, max(1e-6, share))
-    return ceil(log(chance) / log(1 - share))

@@ -24,6 +24,9 @@ class MissedRequest(NamedTuple):
     computed_tokens: int
 
 
+_SHOWN_QUANTILE = 0.95
+
+
 class ClassBook:
     """Requests of one class. Times are filed by when they became known."""
 
@@ -98,7 +101,7 @@ class ClassBook:
         """Of first tokens in the short window, and of requests that wait beyond the target, as long
         as they have."""
         waiting = [now_ns - request.accepted_ns for request in self.overdue.values()]
-        return quantile([ttft_ns for _, ttft_ns in self._first_tokens] + waiting, 0.95)
+        return quantile([ttft_ns for _, ttft_ns in self._first_tokens] + waiting, _SHOWN_QUANTILE)
 
     def worst_gap_p95_ns(self) -> float | None:
-        return quantile([gap_ns for _, gap_ns in self._worst_gaps], 0.95)
+        return quantile([gap_ns for _, gap_ns in self._worst_gaps], _SHOWN_QUANTILE)

@@ -13,9 +13,10 @@ The first that holds counts. Replays of the last minutes under other settings
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from math import inf
 
-from diagnosis.detection.window import Window
+from diagnosis.detection.counts import Counts
 from diagnosis.promises.class_book import ClassBook
 from diagnosis.promises.margins import Demand, alone_ns, gap_alone_ns, utilisation
 from diagnosis.promises.requests import OWN_PREFILL, Missed
@@ -39,14 +40,22 @@ _SETTING_OF_REFUSAL = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The last seconds of the engine: counts of all of it, and the limits in force."""
+
+    seconds: float
+    counts: Counts
+    started: EngineStarted | None
+
+
 class Situation:
-    """What decides the form, for all classes of one moment: the window, the cost, and who is
-    met."""
+    """What decides the form, for all classes of one moment: what came, the cost, and who is met."""
 
     def __init__(
-        self, window: Window, cost: StepCostSet | None, books: dict[str, ClassBook], end_ns: int
+        self, recent: Recent, cost: StepCostSet | None, books: dict[str, ClassBook], end_ns: int
     ) -> None:
-        self.window = window
+        self.recent = recent
         self.cost = cost
         self._end_ns = end_ns
         shares = {name: book.attainment.short(end_ns) for name, book in books.items()}
@@ -61,10 +70,10 @@ class Situation:
 
     def utilisation(self, book: ClassBook, setting: str) -> float | None:
         """The demand over what the engine can do within the ITL target of this class."""
-        started = self.window.started
+        started = self.recent.started
         if self.cost is None or started is None:
             return None
-        demand = Demand.of(self.window.counts, self.window.seconds)
+        demand = Demand.of(self.recent.counts, self.recent.seconds)
         tokens = inf if setting == _KV else started.blocks_total * started.block_tokens
         return utilisation(self.cost, demand, book.target.itl_ns, tokens)
 
@@ -111,7 +120,7 @@ class Situation:
 
     def _by_refusals(self, book: ClassBook) -> str:
         refused = sum(one.what is Missed.UNSERVED for one in book.misses)
-        ended = self.window.counts.ended
+        ended = self.recent.counts.ended
         reason = max(_SETTING_OF_REFUSAL, key=lambda one: ended[one])
         is_most = 2 * refused > len(book.misses)
         return _SETTING_OF_REFUSAL[reason] if is_most and ended[reason] else ""
@@ -119,7 +128,7 @@ class Situation:
     def _by_step_length(self, book: ClassBook, parts: Counter[str]) -> str:
         """Steps are longer than the target because they may be; or so short that a prompt needs
         many, and most of its time is their fixed cost."""
-        cost, started, total = self.cost, self.window.started, parts.total()
+        cost, started, total = self.cost, self.recent.started, parts.total()
         if cost is None or started is None or not total:
             return ""
         target_ns = min(book.target.itl_ns, book.target.ttft_ns)

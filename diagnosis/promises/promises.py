@@ -7,22 +7,22 @@ say what is missed now. It depends on the facts so far and on nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import exp
 
-from diagnosis.detection.window import Window
+from diagnosis.evidence import Promised
 from diagnosis.promises.book_keeper import BookKeeper
 from diagnosis.promises.chance import evidence
 from diagnosis.promises.class_book import ClassBook
-from diagnosis.promises.form import Situation
+from diagnosis.promises.form import Recent, Situation
 from diagnosis.promises.requests import Missed
-from diagnosis.promises.thresholds import SHORT_NS
+from diagnosis.promises.thresholds import REFRESH_NS, SHORT_NS
 from diagnosis.symptoms import Evidence, Finding, MissedPromise, MissForm, Symptom
+from diagnosis.thresholds import MOST_CONFIDENCE
 from telemetry.facts.records import Fact
 from telemetry.requests.slo_policy import SloPolicy
 
 _MOST_VICTIMS, _MOST_EXEMPLARS, _PARTS_TOLD = 10, 3, 3
-_MOST_CONFIDENCE = 0.99
 _FORMS = {
     MissForm.IMPOSSIBLE: "even alone on this machine they would be late",
     MissForm.ONE_CLASS: "the other classes are served as promised",
@@ -31,12 +31,16 @@ _FORMS = {
     MissForm.OUTSIDE: "neither a setting nor the demand explains it",
 }
 
+_LEAST_TOLD_NS = 50_000  # what is 0.1 ms in print
+
 
 class Promises:
     """`cut` are requests whose first facts are missing: they are not judged."""
 
     def __init__(self, policy: SloPolicy, cut: Collection[str] = ()) -> None:
         self._keeper = BookKeeper(policy, cut)
+        self._told: Finding | None = None
+        self._told_ns = 0
 
     @property
     def live(self) -> int:
@@ -55,19 +59,30 @@ class Promises:
         """The tick that ends at `end_ns` is over: judge every class."""
         self._keeper.tick(end_ns)
 
-    def missed(self, window: Window, end_ns: int) -> list[MissedPromise]:
-        """The classes that miss their objective now, the fastest burning first. `window` has what
-        the engine did in the short window."""
+    def missed(self, recent: Recent, end_ns: int) -> list[MissedPromise]:
+        """The classes that miss their objective now, the fastest burning first."""
         books = self._keeper.books
-        situation = Situation(window, self._keeper.clock.cost, books, end_ns)
+        situation = Situation(recent, self._keeper.clock.cost, books, end_ns)
         found = [self._missed(situation, books[name], end_ns) for name in situation.missed]
         return sorted(found, key=lambda one: -one.burn)
 
-    def finding(self, window: Window, end_ns: int) -> Finding | None:
-        """All missed classes as one finding; None where every objective is met."""
+    def finding(self, recent_since: Callable[[int], Recent], end_ns: int) -> Finding | None:
+        """All missed classes as one finding; None where every objective is met. It is made anew
+        every REFRESH_NS, and when a class is missed or met. `recent_since` gives what the engine
+        did from a stamp until `end_ns`."""
         if not self.is_missed:
+            self._told = None
             return None
-        missed = self.missed(window, end_ns)
+        books = self._keeper.books.items()
+        names = {name for name, book in books if book.attainment.onset_ns is not None}
+        told = self._told
+        is_same = told is not None and {one.slo_class for one in told.promises} == names
+        if not is_same or end_ns - self._told_ns >= REFRESH_NS:
+            recent = recent_since(end_ns - SHORT_NS)
+            self._told, self._told_ns = self._finding(self.missed(recent, end_ns)), end_ns
+        return self._told
+
+    def _finding(self, missed: list[MissedPromise]) -> Finding:
         worst = missed[0]
         books = [self._keeper.books[one.slo_class] for one in missed]
         late = [one for book in books for one in reversed(book.misses)]
@@ -107,11 +122,17 @@ class Promises:
             ttft_p95_ms=_ms(book.ttft_p95_ns(end_ns)),
             itl_target_ms=target.itl_ns / 1e6,
             worst_gap_p95_ms=_ms(book.worst_gap_p95_ns()),
-            parts={name: round(ns / 1e6, 1) for name, ns in parts.most_common() if ns >= 50_000},
+            parts=_told(parts),
             setting=setting,
             utilisation=None if share is None else round(share, 2),
             since_ns=book.attainment.onset_ns,
         )
+
+
+def _told(parts_ns: Counter[str]) -> dict[str, float]:
+    """Parts in ms, the largest first."""
+    told = [(name, ns) for name, ns in parts_ns.most_common() if ns >= _LEAST_TOLD_NS]
+    return {name: round(ns / 1e6, 1) for name, ns in told}
 
 
 def _ms(ns: float | None) -> float | None:
@@ -122,7 +143,7 @@ def _confidence(book: ClassBook) -> float:
     """One less the chance of so many misses at the objective."""
     long = book.attainment.long()
     nats = evidence(long.missed, long.requests, book.attainment.allowed, long.together)
-    return round(min(_MOST_CONFIDENCE, 1 - exp(-nats)), 3)
+    return round(min(MOST_CONFIDENCE, 1 - exp(-nats)), 3)
 
 
 def _claim(one: MissedPromise) -> str:
@@ -150,20 +171,14 @@ def _beyond(name: str, value_ms: float | None, target_ms: float) -> str:
 
 def _evidence(worst: MissedPromise) -> tuple[Evidence, ...]:
     """Of the class that burns fastest."""
-    found = [
-        Evidence("missed_share", round(worst.missed / max(1, worst.requests), 3), "of 1"),
-        Evidence("objective", worst.objective, "of 1"),
-        Evidence(f"burn_{SHORT_NS // 1_000_000_000}s", worst.burn, "times"),
-        Evidence("burn_5min", worst.burn_5min, "times"),
-    ]
-    for name, value in (
-        ("ttft_p95", worst.ttft_p95_ms),
-        ("ttft_target", worst.ttft_target_ms),
-        ("worst_gap_p95", worst.worst_gap_p95_ms),
-        ("itl_target", worst.itl_target_ms),
-    ):
-        if value is not None:
-            found.append(Evidence(name, value, "ms"))
-    if worst.utilisation is not None:
-        found.append(Evidence("utilisation", worst.utilisation, "times"))
-    return tuple(found)
+    return (
+        Promised.MISSED_SHARE.of(worst.missed / max(1, worst.requests)),
+        Promised.OBJECTIVE.of(worst.objective),
+        Promised.BURN_30S.of(worst.burn),
+        Promised.BURN_5MIN.of(worst.burn_5min),
+        Promised.TTFT_P95.of(worst.ttft_p95_ms),
+        Promised.TTFT_TARGET.of(worst.ttft_target_ms),
+        Promised.WORST_GAP_P95.of(worst.worst_gap_p95_ms),
+        Promised.ITL_TARGET.of(worst.itl_target_ms),
+        Promised.UTILISATION.of(worst.utilisation),
+    )

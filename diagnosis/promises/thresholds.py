@@ -35,7 +35,7 @@ STILL_NATS: Annotated[
 LEAST_REQUESTS: Annotated[
     int, "requests", "of fewer nothing is said", "below BURN_LEAST_REQUESTS of the SLO report"
 ] = 8
-LEAST_MISSED: Annotated[
+LEAST_MISSES: Annotated[
     int,
     "requests",
     "fewer misses are not said",
@@ -49,10 +49,10 @@ MOST_MISS: Annotated[
 ] = 0.5
 RECOVERED: Annotated[
     float,
-    "probability",
-    "of so many good requests in a row by chance: they are met again",
-    "by hand: a finding that comes and goes is worse than one that stays a few seconds",
-] = 1e-3
+    "ratio of likelihoods",
+    "the class is met again",
+    "by hand: of a class that still misses, one request in ten thousand ends the finding",
+] = 1e-4
 IMPOSSIBLE_SHARE: Annotated[
     float,
     "of the missed requests",
@@ -79,7 +79,25 @@ LARGEST_BATCH: Annotated[
 ] = 256
 UTILISATION_KEPT: Annotated[
     float,
-    "of 1, a tick",
+    "of 1, a look",
     "by so much the utilisation of a missed class falls at most",
     "by hand: half of it after a minute, twice the short window",
-] = 0.994
+] = 0.977
+MOST_SHARE: Annotated[
+    float,
+    "of the requests",
+    "a recovery is not judged against a larger share missed",
+    "by hand: one good request is no recovery, even where all had missed",
+] = 0.5
+ONSET_RATIO: Annotated[
+    float,
+    "ratio, to the share that may miss",
+    "the onset is the moment from which so many misses fit better than those allowed",
+    "by hand: a small one sees slow misses, and is noisy where half of the requests miss",
+] = 3.0
+REFRESH_NS: Annotated[
+    int,
+    "ns",
+    "between two looks at the form and the numbers of a missed class",
+    "by hand: they change slowly, and a look takes some milliseconds",
+] = 2_000_000_000

@@ -16,9 +16,8 @@ from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.detection.history import FindingLog
 from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
-from diagnosis.detection.window import window_of
+from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
-from diagnosis.promises.thresholds import SHORT_NS
 from diagnosis.symptoms import Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
 from diagnosis.verdicts.chains import FirstLinks
@@ -68,7 +67,7 @@ class Diagnoser:
         self._learner = BaselineLearner(self._aggregator, baseline)
         self._mean_harm = MeanHarm(self._aggregator, self._learner)
         # what an earlier one names, a later one does not name again
-        self._tail_harm = TailHarm(self._aggregator, self._learner)
+        self._tail_harm = TailHarm(self._aggregator, self._learner, self._mean_harm)
         self._contributors: tuple[Contributor, ...] = (self._mean_harm, self._tail_harm)
         self._annotators: tuple[Annotator, ...] = (FirstLinks(self._aggregator, self._learner),)
         self._tick: int | None = None
@@ -143,11 +142,17 @@ class Diagnoser:
 
     def _missed_promises(self, end_ns: int) -> list[Finding]:
         """After every cause: they say what it costs, and not why."""
-        if self._promises is None or not self._promises.is_missed:
+        if self._promises is None:
             return []
-        first_ns = (self._aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
-        begin_ns = max(first_ns, end_ns - SHORT_NS)
-        found = self._promises.finding(window_of(self._aggregator, begin_ns, end_ns), end_ns)
+        aggregator = self._aggregator
+
+        def recent_since(begin_ns: int) -> Recent:
+            first_ns = (aggregator.first_ns or 0) // BUCKET_NS * BUCKET_NS
+            begin_ns = max(first_ns, begin_ns)
+            counts = aggregator.counts(begin_ns, end_ns)
+            return Recent((end_ns - begin_ns) / 1e9, counts, aggregator.started)
+
+        found = self._promises.finding(recent_since, end_ns)
         return [] if found is None else [found]
 
     def _checked(self, end_ns: int) -> tuple[list[Finding], bool]:

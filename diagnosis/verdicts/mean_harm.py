@@ -22,6 +22,7 @@ from diagnosis.detection.excess import (
     stopped_excess,
 )
 from diagnosis.detection.learning import BaselineLearner
+from diagnosis.detection.passing import OneBlow
 from diagnosis.detection.reference import Reference, slo_baseline
 from diagnosis.detection.window import Window, window_of
 from diagnosis.symptoms import Finding, Symptom
@@ -39,6 +40,15 @@ from diagnosis.verdicts.rules import findings_of
 from telemetry.facts.records import Fact
 
 _MOST_CULPRITS = 5
+# causes that a burst of healthy traffic may look like: said no longer than the burst
+_OF_TRAFFIC = (
+    Symptom.QUEUE_OVERLOAD,
+    Symptom.PREFILL_INTERFERENCE,
+    Symptom.LONG_PROMPTS,
+    Symptom.PREFIX_CACHE_COLD,
+    Symptom.UNFAIRNESS,
+    Symptom.HEAVY_SAMPLING,
+)
 
 
 class MeanHarm:
@@ -50,6 +60,7 @@ class MeanHarm:
         self._aggregator = aggregator
         self._learner = learner
         self._detector = ChangeDetector()
+        self._one_blow = OneBlow()
         self._empty_ticks = 0
         self._standing: list[Finding] = []
         self._pending_symptom: Symptom | None = None
@@ -65,6 +76,11 @@ class MeanHarm:
     @property
     def is_elevated(self) -> bool:
         return self._detector.is_elevated
+
+    @property
+    def named(self) -> frozenset[Symptom]:
+        """The causes that stand."""
+        return frozenset(finding.symptom for finding in self._standing)
 
     def on_fact(self, fact: Fact) -> None:
         """All that it needs is counted."""
@@ -85,6 +101,10 @@ class MeanHarm:
             stopped=stopped_excess(stats, reference),
         )
         self._detector.add(begin_ns, excess, direct, counts.first_commit_logs, reference)
+        if self._detector.onset_ns is None:
+            self._one_blow = OneBlow()
+        elif counts.first_tokens or counts.later_tokens:  # an idle server shows no recovery
+            self._one_blow.add(self._detector.levels)
         is_over = previous_onset_ns is not None and self._detector.onset_ns is None
         if is_over and end_ns - (previous_onset_ns or 0) > PASSING_NS:
             self._learner.exclude_until(end_ns)
@@ -100,7 +120,9 @@ class MeanHarm:
             return []
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
         self.blame, charged = self._charge(self.window_begin_ns, end_ns, onset_ns)
-        return self._settled(charged)
+        standing = self._settled(charged)
+        is_of_traffic = bool(standing) and standing[0].symptom in _OF_TRAFFIC
+        return [] if is_of_traffic and self._one_blow.has_passed else standing
 
     def is_unexplained(self, end_ns: int) -> bool:
         """Requests are delayed, and have been for long: a burst that drains is no fault."""

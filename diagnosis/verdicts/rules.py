@@ -19,6 +19,7 @@ from diagnosis.thresholds import (
     LEAST_DELAYED_SHARE,
     LEAST_LARGEST,
     LEAST_SHARE,
+    LEAST_WAITING,
 )
 from diagnosis.verdicts.chains import chain_of, claim_of
 from diagnosis.verdicts.confidence import confidence
@@ -26,6 +27,7 @@ from diagnosis.verdicts.runbook import runbook_name
 
 S, M = Symptom, Measurement
 
+_OF_QUEUES = (S.QUEUE_OVERLOAD, S.UNFAIRNESS)
 _MOST_VICTIMS, _MOST_EXEMPLARS = 10, 3
 
 
@@ -171,9 +173,16 @@ def findings_of(
         share = harm_ns / total_ns
         if share < LEAST_SHARE:
             break
-        chain = chain_of(charged, symptom, was_said=symptom in chained)
-        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
+        if symptom not in _OF_QUEUES or _waits(charged):
+            chain = chain_of(charged, symptom, was_said=symptom in chained)
+            found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
     return found
+
+
+def _waits(charged: Blame) -> bool:
+    """Requests are in the queue: a fuller batch alone, in which all are served, is no overload."""
+    waited_ms = charged.facts[M.WAITED] or 0.0
+    return waited_ms >= LEAST_WAITING * 1e3 * charged.seconds
 
 
 def _hurts(charged: Blame) -> bool:

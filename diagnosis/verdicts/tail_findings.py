@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from diagnosis.attribution.late_tokens import ChargedLate
 from diagnosis.detection.blows import BlowDetector
 from diagnosis.detection.late import LateKind
+from diagnosis.evidence import Late
 from diagnosis.symptoms import Evidence, Finding, Symptom
 from diagnosis.verdicts.confidence import confidence
 from diagnosis.verdicts.rules import RULES
@@ -20,6 +21,12 @@ _WORDS = {
     LateKind.GAP: "a gap above {limit:.0f} ms",
     LateKind.FIRST: "a first token after {limit:.0f} ms",
     LateKind.DELIVERY: "a delivery above {limit:.0f} ms",
+}
+
+_MEASURED = {
+    LateKind.GAP: (Late.LATE_GAPS, Late.GAP_ABOVE, Late.GAP_ABOVE_MOST),
+    LateKind.FIRST: (Late.LATE_FIRSTS, Late.FIRST_ABOVE, Late.FIRST_ABOVE_MOST),
+    LateKind.DELIVERY: (Late.LATE_DELIVERIES, Late.DELIVERY_ABOVE, Late.DELIVERY_ABOVE_MOST),
 }
 
 
@@ -74,16 +81,11 @@ def _most_common(late: Sequence[ChargedLate]) -> str:
 def _evidence(late: Sequence[ChargedLate], requests: int) -> tuple[Evidence, ...]:
     """Counts and lateness by kind, the requests concerned, and the one class or tenant if all are
     of one."""
-    found = [Evidence("requests", requests, "requests")]
-    for kind in LateKind:
-        above_ns = [one.late.above_ns for one in late if one.late.kind is kind]
-        if above_ns:
-            found += [
-                Evidence(f"late_{kind.value}s", len(above_ns), "tokens"),
-                Evidence(f"{kind.value}_above", round(sum(above_ns) / 1e6, 1), "ms"),
-                Evidence(f"{kind.value}_above_most", round(max(above_ns) / 1e6, 1), "ms"),
-            ]
+    found = [Late.REQUESTS.of(requests)]
+    for kind, (number, above, most) in _MEASURED.items():
+        above_ms = [one.late.above_ns / 1e6 for one in late if one.late.kind is kind]
+        if above_ms:
+            found += [number.of(len(above_ms)), above.of(sum(above_ms)), most.of(max(above_ms))]
     concerned = len({one.late.request.request_id for one in late})
     tenants = len({one.late.request.tenant for one in late})
-    return (Evidence("late_requests", concerned, "requests"), *found,
-            Evidence("tenants", tenants, "tenants"))  # fmt: skip
+    return (Late.LATE_REQUESTS.of(concerned), *found, Late.TENANTS.of(tenants))

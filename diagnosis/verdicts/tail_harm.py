@@ -18,6 +18,7 @@ from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
 from diagnosis.detection.tail_thresholds import LONG_RATIO, MOST_CHARGED
 from diagnosis.symptoms import Finding, Symptom
+from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_findings import Incident, tail_finding
 from telemetry.facts.records import Fact
 
@@ -29,9 +30,12 @@ _OF_LONG_PROMPTS = (S.PREFILL_INTERFERENCE, S.LONG_PROMPTS)
 class TailHarm:
     """Implements `verdicts.contributor.Contributor`."""
 
-    def __init__(self, aggregator: Aggregator, learner: BaselineLearner) -> None:
+    def __init__(
+        self, aggregator: Aggregator, learner: BaselineLearner, mean_harm: MeanHarm
+    ) -> None:
         self._aggregator = aggregator
         self._learner = learner
+        self._mean_harm = mean_harm
         self._reference: Reference | None = None
         self._charged: deque[ChargedLate] = deque(maxlen=_KEPT)
         self._charged_until_ns: int | None = None
@@ -65,12 +69,8 @@ class TailHarm:
         if reference is not self._reference:
             self._compare_with(reference)
             if self._charged_until_ns is None and self._learner.span_ns is not None:
-                since_ns = self._learner.span_ns[0]
-                self._charge(charger, since_ns, begin_ns)
-                self._learn_rates(reference)
-                since_ns = begin_ns
-            else:
-                self._learn_rates(reference)
+                self._charge(charger, self._learner.span_ns[0], begin_ns)
+            self._learn_rates(reference)
         found = self._charge(charger, since_ns, end_ns)
         self._charged_until_ns = end_ns
         self._count(found, end_ns)
@@ -112,6 +112,7 @@ class TailHarm:
             self._detectors.setdefault(symptom, BlowDetector())
         rare = usual_rate(0, 0.0 if self._reference is None else self._reference.seconds)
         for symptom, detector in self._detectors.items():
+            detector.is_confirmed |= symptom in self._mean_harm.named
             usual_per_s = self._usual_per_s.get(symptom.value, rare)
             detector.add(sorted(times.get(symptom, ())), end_ns, usual_per_s)
 

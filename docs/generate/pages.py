@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import facts, flags, http
+from docs.generate import diagnosis, facts, flags, http
 from service.gateway.http import limits_doc
 from telemetry.metrics import metrics_doc
 
@@ -17,4 +17,6 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "limits.md": limits_doc.document,
     REFERENCE / "metrics.md": metrics_doc.document,
     REFERENCE / "facts.md": facts.document,
+    REFERENCE / "thresholds.md": diagnosis.thresholds,
+    REFERENCE / "evidence.md": diagnosis.evidence,
 }

@@ -47,7 +47,8 @@ class Mechanism:
 
     There are three kinds: `injection` acts on the running server while `traffic` flows;
     `bad_flags` are those of the server that takes over from a good one; `broken_model` makes a
-    model file that a server fails to load.
+    model file that a server fails to load. With `never_better` there is no good server before the
+    one with `bad_flags`: the fault is there from the first request on.
     """
 
     symptom: str
@@ -64,6 +65,7 @@ class Mechanism:
     clean: Callable[[Scene], list[PlannedRequest]] | None = None
     injection: Callable[[Scene], Injection] = _no_injection
     bad_flags: Callable[[Need, float], tuple[str, ...]] | None = None
+    never_better: bool = False
     broken_model: Callable[[Path, Path, float], None] | None = None
     needs_collector: bool = False
     culprit_tenant: str | None = None

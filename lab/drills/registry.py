@@ -11,12 +11,13 @@ from lab.drills.mechanisms.failures import FAILURES
 from lab.drills.mechanisms.health import HEALTH
 from lab.drills.mechanisms.limits import LIMITS
 from lab.drills.mechanisms.machine import MACHINE
+from lab.drills.mechanisms.promises import PROMISES
 from lab.drills.mechanisms.readers import READERS
 from lab.drills.mechanisms.tails import TAIL_MECHANISMS
 from lab.drills.mechanisms.work import WORK
 from service.config.settings import ConfigError
 
-_USUAL = (*DEMAND, *LIMITS, *MACHINE, *WORK, *READERS, *FAILURES)
+_USUAL = (*DEMAND, *LIMITS, *MACHINE, *WORK, *READERS, *FAILURES, *PROMISES)
 # those of a series of their own come last, so that the first of a class stays what it is
 MECHANISMS: tuple[Mechanism, ...] = (*_USUAL, *TAIL_MECHANISMS, *COMPOUNDS, *HEALTH)
 

@@ -26,6 +26,7 @@ _STOP_WITHIN_S = 15.0
 _POLL_S = 0.05
 _ANSWER_WITHIN_S = 30.0
 _CLIENT_NICE = 5
+JOURNAL_FLAGS = ("--journal-memory", "256MiB")
 TERMINATED = 128 + signal.SIGTERM
 
 

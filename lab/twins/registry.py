@@ -23,13 +23,15 @@ from lab.twins.faults.load_faults import (
 from lab.twins.faults.output_faults import GRAMMAR, INVALID, SAMPLING
 from lab.twins.faults.promise_faults import PROMISES
 from lab.twins.faults.slow_faults import BANDWIDTH, STALLED, STARVED, THROTTLED
-from lab.twins.healthy import BUSY, LIGHT
+from lab.twins.healthy import BUSY, LIGHT, SURGES, SWING
 from lab.twins.twin import Twin, simulate_twin, simulate_without_faults
 from telemetry.facts.records import Fact
 
 FAULTS: dict[str, Mechanisms] = {
     "healthy_light": LIGHT,
     "healthy_busy": BUSY,
+    "healthy_surges": SURGES,
+    "healthy_swing": SWING,
     "queue_overload": OVERLOAD,
     "prefill_interference": INTERFERENCE,
     "long_prompts": LONG_PROMPTS,

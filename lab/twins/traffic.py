@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import cos, pi
 from random import Random
 
 from lab.twins.physics import MS, SECOND, Physics
@@ -71,6 +72,41 @@ class Reader:
     interval_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surges:
+    """A Poisson process of two rates (MMPP): `high` times the mean for `high_s` seconds at a time,
+    and less for `low_s`, both of exponential length."""
+
+    high: float = 1.8
+    high_s: float = 3.0
+    low_s: float = 9.0
+
+    def times(self, draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+        """Arrivals whose mean rate is `rate`."""
+        low = (self.high_s + self.low_s - self.high * self.high_s) / self.low_s
+        at_ns, is_high = begin_ns, False
+        while at_ns < end_ns:
+            mean_s = self.high_s if is_high else self.low_s
+            until_ns = min(end_ns, at_ns + int(draw.expovariate(1 / mean_s) * SECOND))
+            yield from _poisson(draw, at_ns, until_ns, rate * (self.high if is_high else low))
+            at_ns, is_high = until_ns, not is_high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swing:
+    """A rate that goes up and down by `part` of its mean, once in `period_s`."""
+
+    part: float = 0.4
+    period_s: float = 300.0
+
+    def times(self, draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+        """Arrivals whose mean rate is `rate`: those of the highest rate, of which some are kept."""
+        for at_ns in _poisson(draw, begin_ns, end_ns, rate * (1 + self.part)):
+            turn = 2 * pi * (at_ns - begin_ns) / (self.period_s * SECOND)
+            if draw.random() * (1 + self.part) < 1 - self.part * cos(turn):
+                yield at_ns
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestSpec:
     """One request of the traffic.
@@ -118,8 +154,10 @@ class Setting:
 
     `load` is demand over what the engine can do. Requests come one by one, with clusters of
     probability `cluster_chance`, or, with `burst_requests`, that many within a second; a `steady`
-    demand is the same in any two seconds. Some clients disconnect early (`disconnects`); they may
-    want long answers (`disconnect_outputs`). `two_choices` is the share with n = 2. With
+    demand is the same in any two seconds; `surges` are a second and a rate that come and go (MMPP),
+    and `swing` is a slow change of the rate, as over a day. Some clients disconnect early
+    (`disconnects`); they may want long answers (`disconnect_outputs`). `two_choices` is the share
+    with n = 2. With
     `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
     `sends_step_cost` the gateway sends the fitted cost of a step to the engine. `policy` is what it
     promises, `classes` the shares of its SLO classes (empty: all are of the default class). It
@@ -143,6 +181,8 @@ class Setting:
     cluster_chance: float = 0.0
     steady: bool = False
     burst_requests: int | None = None
+    surges: Surges | None = None
+    swing: Swing | None = None
     stream_buffer_tokens: int = 256
     one_tokenizer: bool = False
     sends_step_cost: bool = False
@@ -179,8 +219,11 @@ class Setting:
     ) -> list[RequestSpec]:
         """Requests that arrive in [begin, end), `rate` a second, or `rate_per_s`."""
         rate = self.rate_per_s if rate is None else rate
+        changes = self.surges or self.swing
         if self.burst_requests is not None:
             times = _bursts(draw, begin_ns, end_ns, rate, self.burst_requests)
+        elif changes is not None:
+            times = changes.times(draw, begin_ns, end_ns, rate)
         else:
             singles = (_even if self.steady else _poisson)(
                 draw, begin_ns, end_ns, rate / (1 + 2 * self.cluster_chance)

@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.cli.diagnose_settings import (
+    Progress,
+    encoded_settings,
+    policy_from,
+    print_settings,
+    search_settings,
+)
 from service.cli.source import add_source
+from telemetry.facts.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from diagnosis.root_cause.root import RelativeWindow, RootCause
@@ -24,6 +32,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="replay the scheduler without each change from the reference, one at a time, and say "
         "which of them made requests slow",
+    )
+    parser.add_argument(
+        "--settings",
+        action="store_true",
+        help="replay the last seconds under other settings, and say which of them would have met "
+        "the objectives of all SLO classes; with --root as a part of its answer",
+    )
+    parser.add_argument(
+        "--only-runtime",
+        action="store_true",
+        help="with --settings: try just the limits that a running server can be given",
     )
     parser.add_argument(
         "--window",
@@ -66,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
     from diagnosis.detection.reference import BaselineError
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
-    from telemetry.requests.slo_policy import SloFileError
 
     try:
         if args.save_baseline is not None:
@@ -74,13 +92,16 @@ def run(args: argparse.Namespace) -> int:
         if args.root:
             root = _root(args)
             encoded, print_text = msgspec.json.encode(root), partial(_print_root_cause, root)
+        elif args.settings:
+            answer = search_settings(args)
+            encoded, print_text = encoded_settings(answer), partial(print_settings, answer)
         else:
             diagnosis = _diagnosis(args)
             encoded, print_text = (
                 msgspec.json.encode(diagnosis),
                 partial(_print_diagnosis, diagnosis),
             )
-    except (Unreachable, JournalError, NotReplayable, BaselineError, SloFileError) as error:
+    except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     if args.json:
@@ -137,6 +158,13 @@ def _print_finding(rank: int, finding: Finding) -> None:
 
 
 def _print_root_cause(root: RootCause) -> None:
+    _print_explanation(root)
+    if root.settings is not None:
+        print()
+        print_settings(root.settings)
+
+
+def _print_explanation(root: RootCause) -> None:
     found = root.explanation
     window, reference = root.window, root.reference
     if root.diagnosis is not None:
@@ -174,10 +202,11 @@ def _print_root_cause(root: RootCause) -> None:
 
 
 def _root(args: argparse.Namespace) -> RootCause:
-    """Raises Unreachable, JournalError, NotReplayable, BaselineError."""
+    """Raises Unreachable, JournalError, NotReplayable, BaselineError, ConfigError."""
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.root_cause.root import root_cause
+    from diagnosis.verdicts.offline import policy_for
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     with journal_of(args.source, args.debug_key) as journal:
@@ -186,23 +215,23 @@ def _root(args: argparse.Namespace) -> RootCause:
             args.window,
             args.reference,
             baseline,
-            lambda what: print(f"  {what} ...", file=sys.stderr),
+            Progress(MonotonicClock()),
+            policy_for(journal, policy_from(args)) if args.settings else None,
         )
 
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
-    """Raises Unreachable, JournalError, BaselineError, SloFileError."""
+    """Raises Unreachable, JournalError, BaselineError, ConfigError."""
     from dashboards.monitor.client import Client
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
-    from telemetry.requests.slo_policy import read_policy
 
     is_as_served = args.baseline is None and args.slo_file is None
     if is_as_served and not Path(args.source).exists():
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
-    policy = None if args.slo_file is None else read_policy(args.slo_file)
+    policy = policy_from(args)
     with journal_of(args.source, args.debug_key) as journal:
         return diagnose_journal(journal, baseline, policy)
 

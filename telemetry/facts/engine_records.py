@@ -166,6 +166,7 @@ class StepCostSet(_Fact, frozen=True):
     pair_ns: float = 0.0
     mixed_ns: int = 0
     spread: float = 1.0
+    around_ns: int = 0
 
 
 class StepAborted(_Fact, frozen=True):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.requests.phases import RequestTimeline
@@ -33,6 +34,23 @@ def judge(timeline: RequestTimeline, target: SloClass) -> Verdict:
     """
     unfinished = judge_unfinished(timeline.ended.reason)
     return _judge_finished(timeline, target) if unfinished is None else unfinished
+
+
+def judged_by(policy: SloPolicy) -> Callable[[RequestTimeline], dict[str, Any]]:
+    """What `/debug/requests/{id}` says of the promise to an ended request."""
+
+    def judged(timeline: RequestTimeline) -> dict[str, Any]:
+        target = policy.of(timeline.accepted.slo_class)
+        return {
+            "slo": {
+                "class": target.name,
+                "verdict": judge(timeline, target).value,
+                "ttft_target_ns": target.ttft_ns,
+                "itl_target_ns": target.itl_ns,
+            }
+        }
+
+    return judged
 
 
 def judge_unfinished(reason: EndReason) -> Verdict | None:

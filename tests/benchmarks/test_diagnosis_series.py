@@ -191,7 +191,7 @@ def test_an_episode_counts_only_if_the_links_of_its_chain_came_about() -> None:
     episode = kept([said(0, None)]).episode
 
     assert came_about("queue_overload", episode, gauges(waiting=4.0))
-    assert not came_about("queue_overload", episode, gauges(waiting=1.0))
+    assert not came_about("queue_overload", episode, gauges(waiting=0.5))
     assert came_about("kv_exhaustion", episode, gauges(waiting=1.0, kv_used=0.95))
     assert not came_about("kv_exhaustion", episode, gauges(kv_used=0.95))
     assert came_about("kv_thrash", episode, gauges(preemptions=1.0))
@@ -321,7 +321,7 @@ def test_the_cost_is_what_the_folds_took_while_they_were_on() -> None:
 
     off = [block(False, 0, 2.0), block(False, 0, 2.2)]
     blocks = [block(True, 0.2, 2.3), *off, block(True, 0.1, 2.3)]
-    found = summed(LOADS[0], 100.0, {"diagnosis": 0.015}, blocks)
+    found = summed(LOADS[0], {"diagnosis": 0.015}, block(True, 0.15, 2.3), blocks)
 
     assert found.fold == 0.015
     assert found.switch == pytest.approx(0.02)

@@ -14,27 +14,30 @@ from lab.twins.registry import build_twin
 
 pytestmark = pytest.mark.long
 
+# one of all faults, and one of development: that this holds on other seeds is a benchmark's to show
+SEED = 2001
+
 
 @pytest.mark.parametrize(
-    ("symptom", "mechanism", "cause", "seed"),
+    ("symptom", "mechanism", "cause"),
     [
-        ("queue_overload", "requests", Cause.DEMAND, 2001),
-        ("queue_overload", "outputs", Cause.OUTPUTS, 2001),
-        ("prefill_interference", "unchunked", Cause.PROMPTS, 2001),
-        ("prefix_cache_cold", "salt", Cause.PREFIX, 2001),
-        ("throttled", "stop_signals", Cause.RESIDUAL, 2001),
-        ("host_stall", "blocking_write", Cause.STALLS, 2001),
-        ("grammar_cost", "dear_masks", Cause.MASKS, 2002),
-        ("cancellation_leak", "no_abort", Cause.ZOMBIES, 2001),
-        ("kv_exhaustion", "small_pool", Cause.KV, 2001),
-        ("oversized_batch", "max_seqs", Cause.SLOTS, 2001),
+        ("queue_overload", "requests", Cause.DEMAND),
+        ("queue_overload", "outputs", Cause.OUTPUTS),
+        ("prefill_interference", "unchunked", Cause.PROMPTS),
+        ("prefix_cache_cold", "salt", Cause.PREFIX),
+        ("throttled", "stop_signals", Cause.RESIDUAL),
+        ("host_stall", "blocking_write", Cause.STALLS),
+        ("grammar_cost", "dear_masks", Cause.MASKS),
+        ("cancellation_leak", "no_abort", Cause.ZOMBIES),
+        ("kv_exhaustion", "small_pool", Cause.KV),
+        ("oversized_batch", "max_seqs", Cause.SLOTS),
     ],
 )
 def test_attributed_time_is_what_the_run_without_its_fault_saves(
-    symptom: str, mechanism: str, cause: Cause, seed: int
+    symptom: str, mechanism: str, cause: Cause
 ) -> None:
     """The same requests at the same times, with the fault and without it."""
-    pair = compared((symptom, mechanism, seed))
+    pair = compared((symptom, mechanism, SEED))
 
     assert pair.why_not == ""
     assert pair.cause == cause.value
@@ -44,7 +47,7 @@ def test_attributed_time_is_what_the_run_without_its_fault_saves(
 
 def test_prompts_that_miss_a_full_cache_get_the_hits_of_the_reference() -> None:
     """Those of their own tenant, and only where more prompts miss than before."""
-    question = question_of(build_twin("prefix_cache_cold", 2001, "salt"))
+    question = question_of(build_twin("prefix_cache_cold", SEED, "salt"))
     begun = restored_prefixes(question)
     sequences = question.run.sequences
     before = [one for one in sequences.values() if one.entry.at_ns < question.window.begin_ns]
@@ -57,7 +60,7 @@ def test_prompts_that_miss_a_full_cache_get_the_hits_of_the_reference() -> None:
         assert {one.entry.tenant for one in alike} == {tenant}
         assert tuple(sequences[seq_id].block_aliases[: len(names)]) != names
     assert all(question.window.has(sequences[seq_id].entry.at_ns) for seq_id in begun)
-    healthy = question_of(build_twin("queue_overload", 2001, "requests"))
+    healthy = question_of(build_twin("queue_overload", SEED, "requests"))
     assert restored_prefixes(healthy) == {}
     assert Cause.PREFIX not in interventions(healthy)
 

@@ -26,7 +26,7 @@ from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
 from tests.support.worlds.twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
 
-HEALTHY = ("healthy_light", "healthy_busy")
+HEALTHY = tuple(name for name in TWINS if name.startswith("healthy"))
 FAULTY = [name for name in TWINS if name not in HEALTHY]
 
 
@@ -168,12 +168,12 @@ def test_the_verdict_does_not_depend_on_how_facts_are_batched(name: str, tmp_pat
     one = twin(name, TWINS[name][0])
     assert one.onset_ns is not None
     facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 12 * SECOND]
-    live, batched = Diagnoser(), Diagnoser()
+    live, batched = Diagnoser(policy=one.policy), Diagnoser(policy=one.policy)
     for fact in facts:
         live.on_facts([fact])
     for at in range(0, len(facts), 97):
         batched.on_facts(facts[at : at + 97])
-    write_journal(tmp_path / "dump.journal", facts, MonotonicClock(), "test")
+    write_journal(tmp_path / "dump.journal", facts, MonotonicClock(), "test", one.policy)
 
     assert top_of(live.diagnosis()) == name
     assert batched.diagnosis() == live.diagnosis()

@@ -17,6 +17,7 @@ from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.checks import leaked
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.rules import findings_of
+from diagnosis.verdicts.tail_harm import TailHarm
 from lab.twins.registry import TWINS
 from tests.support.worlds.twin_cases import SECOND, twin, verdicts
 
@@ -106,6 +107,7 @@ def test_an_alarm_without_a_cause_is_cleared_after_half_a_minute(
     one = twin("throttled", TWINS["throttled"][0])
     charge = MeanHarm._charge
     monkeypatch.setattr(MeanHarm, "_charge", lambda self, *span: (charge(self, *span)[0], []))
+    monkeypatch.setattr(TailHarm, "on_tick", lambda self, begin_ns: None)
 
     def longest_alarm(ticks: int) -> int:
         monkeypatch.setattr("diagnosis.verdicts.mean_harm.GIVEN_UP_TICKS", ticks)

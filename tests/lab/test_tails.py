@@ -19,6 +19,7 @@ from lab.drills.calibration.steps import (
     Band,
     Probe,
     intensity_at,
+    is_calm,
     nearest,
     next_place,
 )
@@ -167,6 +168,14 @@ def test_a_probe_in_which_nothing_was_served_is_above_every_band() -> None:
     assert next_place([Probe(0.3, 2.0)], band, 4) is None
     assert next_place([], band, 0) is None
     assert nearest([Probe(0.35, None)], band) is None
+
+
+def test_a_reference_in_which_many_have_gaps_cannot_be_compared_with() -> None:
+    """Late first tokens are a ratio: any reference that was measured will do."""
+    assert is_calm(HarmMeasure.GAP_SHARE, 0.1)
+    assert not is_calm(HarmMeasure.GAP_SHARE, 0.5)
+    assert is_calm(HarmMeasure.TTFT_P95, 500.0)
+    assert not is_calm(HarmMeasure.TTFT_P95, None)
 
 
 @pytest.mark.parametrize("ends", [(2.0, 80.0), (64.0, 4.0)])

@@ -23,7 +23,7 @@ from lab.drills.watch import VerdictChange
 
 LEAST_RIGHT, COMPOUNDS = 8, 10
 _FULL = 0.9  # of the cache
-_QUEUE = 2.0  # requests that wait, above the reference
+_QUEUE = 1.0  # requests that wait in the second half of the fault, above the reference
 
 Chain = tuple[str, ...]
 
@@ -93,10 +93,11 @@ def came_about(link: str, episode: EpisodeResult, gauges: Gauges | None) -> bool
     rows = list(enumerate(gauges.rows))
     on_s, off_s = episode.on_s - first_s, episode.off_s - first_s
     fault = [row for at_s, row in rows if on_s <= at_s < off_s]
+    late = [row for at_s, row in rows if (on_s + off_s) / 2 <= at_s < off_s]
     before = [row for at_s, row in rows if on_s - episode.phases.reference_s <= at_s < on_s]
     match link:
         case "queue_overload":
-            return _mean(fault, "waiting") >= _QUEUE + _mean(before, "waiting")
+            return _mean(late, "waiting") >= _QUEUE + _mean(before, "waiting")
         case "kv_exhaustion":
             used, waiting = GAUGES.index("kv_used"), GAUGES.index("waiting")
             return any(row[used] >= _FULL and row[waiting] > 0 for row in fault)

@@ -72,9 +72,9 @@ def main() -> int:
         print(held[-1].line())
         live = found.live
         print(
-            f"  live: folds {live.fold:.4f}, switched {live.switch:.4f} ± {live.switch_error:.4f}, "
-            f"at {live.tokens_per_s:.0f} tokens/s; journal: {found.journal.share:.4f}, "
-            f"{found.journal.steps_per_s:g} steps/s of {found.journal.rows_per_step:g} rows"
+            f"  live: folds {live.fold:.4f}, switched {live.switch:.4f} ± {live.switch_error:.4f}; "
+            f"journal: {found.journal.share:.4f}, {found.journal.steps_per_s:g} steps/s of "
+            f"{found.journal.rows_per_step:g} rows"
         )
     before = msgspec.json.decode(args.out.read_bytes()) if args.out.exists() else {}
     before[args.label] = {

@@ -21,7 +21,8 @@ PIECE_NS = 50_000_000
 
 
 class FoldTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one journal. `share` is of a core, `worst_ms` the dearest piece."""
+    """Of one journal. `share` is of a core, `us_per_row` what a row of a step costs, and
+    `worst_ms` the dearest piece."""
 
     seconds: float
     facts: int
@@ -29,6 +30,7 @@ class FoldTiming(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_step: float
     cpu_s: float
     share: float
+    us_per_row: float
     worst_ms: float
 
 
@@ -66,5 +68,6 @@ def timing_of(path: Path) -> FoldTiming:
         rows_per_step=round(sum(rows) / max(1, len(rows)), 1),
         cpu_s=round(total_ns / 1e9, 3),
         share=round(total_ns / 1e9 / seconds, 5),
+        us_per_row=round(total_ns / 1e3 / max(1, sum(rows)), 2),
         worst_ms=round(worst_ns / 1e6, 2),
     )

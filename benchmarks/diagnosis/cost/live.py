@@ -1,9 +1,9 @@
 """The diagnosis in a running server: with its folds on and off, block by block.
 
-Two figures of the same run. `fold`: CPU time that the thread spent in the folds while they were on,
-over the time that they were on. `switch`: how much more CPU time the gateway's process took in
-blocks with them than in those without, in the order ABBA, so that drift hits both; its interval is
-wide, because a process does much else.
+Two figures of the same run. `fold`: CPU time that the thread spent in the folds over a stretch in
+which they were on all the time, before anything was switched. `switch`: how much more CPU time the
+gateway's process took in blocks with them than in those without, in the order ABBA, so that drift
+hits both; its interval is wide, because a process does much else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from benchmarks.starter import Started, serving
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-GATEWAY_HOOK = REPOSITORY / "benchmarks" / "gateway_scale"
+STEADY_BLOCKS = 3
+SWITCH_S = 2.5  # until the folds have seen the switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +77,15 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of a core. `switch_error` is the standard error of `switch`."""
+    """Shares of a core: `folds` by fold and `fold` all of them, in the stretch `steady`.
+    `switch_error` is the standard error of `switch`."""
 
     streams: int
-    tokens_per_s: float
     folds: dict[str, float]
     fold: float
     switch: float
     switch_error: float
+    steady: Block
     blocks: list[Block]
 
 
@@ -94,20 +96,18 @@ def order(pairs: int) -> list[bool]:
     ]
 
 
-def summed(load: Load, tokens_per_s: float, shares: dict[str, float], blocks: list[Block]
-           ) -> LiveCost:  # fmt: skip
-    on = [one for one in blocks if one.is_on]
+def summed(load: Load, folds: dict[str, float], steady: Block, blocks: list[Block]) -> LiveCost:
     pairs = [
         _usage(a if a.is_on else b) - _usage(b if a.is_on else a)
         for a, b in zip(blocks[::2], blocks[1::2], strict=True)
     ]
     return LiveCost(
         streams=load.streams,
-        tokens_per_s=round(tokens_per_s, 1),
-        folds={name: round(share, 5) for name, share in shares.items()},
-        fold=round(sum(one.fold_cpu_s for one in on) / sum(one.seconds for one in on), 5),
+        folds={name: round(share, 5) for name, share in folds.items()},
+        fold=round(steady.fold_cpu_s / steady.seconds, 5),
         switch=round(fmean(pairs), 5),
         switch_error=round(stdev(pairs) / len(pairs) ** 0.5, 5) if len(pairs) > 1 else 0.0,
+        steady=steady,
         blocks=blocks,
     )
 
@@ -138,26 +138,26 @@ def measure(load: Load, pairs: int, block_s: float, warm_s: float, folder: Path,
             journal: Path) -> LiveCost:  # fmt: skip
     """Run the server and the streams; its journal is saved to `journal` while they still run."""
     blocks: list[Block] = []
-    total_s = warm_s + 2 * pairs * (block_s + 2.5) + 60
+    total_s = warm_s + (2 * pairs + STEADY_BLOCKS + 1) * (block_s + SWITCH_S) + 60
     with (
         serving(*load.flags, environment=load.environment(folder), checkout=REPOSITORY) as server,
         clients(server.port, load, total_s),
     ):
         time.sleep(warm_s)
-        begin, begin_tokens, begin_s = _sums(folder), _tokens(server), time.monotonic()
-        on_s = 0.0
+        before = _sums(folder)
+        steady = _block(server, folder, True, STEADY_BLOCKS * block_s)
+        after = _sums(folder)
+        spent = {name: after[name]["cpu_ns"] - before[name]["cpu_ns"] for name in before}
+        share = steady.fold_cpu_s / steady.seconds / max(1, sum(spent.values()))
+        folds = {name: share * cpu_ns for name, cpu_ns in spent.items()}
         for is_on in order(pairs):
             blocks.append(_block(server, folder, is_on, block_s))
-            on_s += blocks[-1].seconds if is_on else 0.0
             print(f"  {load.name}: {len(blocks)} of {2 * pairs} blocks", flush=True)
-        rate = (_tokens(server) - begin_tokens) / (time.monotonic() - begin_s)
-        end = _sums(folder)
-        shares = {name: (end[name]["cpu_ns"] - begin[name]["cpu_ns"]) / 1e9 / on_s for name in end}
         _switch(folder, True)
         time.sleep(block_s)
         with urllib.request.urlopen(f"{server.url}/debug/journal", timeout=60) as answer:
             journal.write_bytes(answer.read())
-    return summed(load, rate, shares, blocks)
+    return summed(load, folds, steady, blocks)
 
 
 def _block(server: Started, folder: Path, is_on: bool, seconds: float) -> Block:
@@ -186,7 +186,7 @@ def _switch(folder: Path, is_on: bool) -> None:
         (folder / "off").unlink(missing_ok=True)
     else:
         (folder / "off").touch()
-    time.sleep(2.5)
+    time.sleep(SWITCH_S)
 
 
 def _sums(folder: Path) -> dict[str, dict[str, int]]:
@@ -202,14 +202,3 @@ def _cpu_s(pid: int) -> float:
         with contextlib.suppress(OSError):
             found += int((task / "schedstat").read_text().split()[0])
     return found / 1e9
-
-
-def _tokens(server: Started) -> float:
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    values = [
-        float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith("vllm:generation_tokens_total")
-    ]
-    return sum(values)

@@ -55,7 +55,8 @@ objective = %g
 
 
 def promise(work: Path, scale: float, model: str | None) -> Slo:
-    """What this machine can promise at the highest load; measured once for a series."""
+    """What this machine can promise at the highest load; measured once for a series, on a quiet
+    machine."""
     path = work / "promise.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Slo)
@@ -69,7 +70,10 @@ def promise(work: Path, scale: float, model: str | None) -> Slo:
     if ttft_ms is None or gap_ms is None:
         raise ConfigError("no request was served while the promise was measured")
     found = Slo(ttft_ms=round(ROOM * ttft_ms), itl_ms=round(ROOM * gap_ms))
-    path.write_bytes(msgspec.json.encode(found))
+    if result.discarded:
+        say(f"measured again next time: {'; '.join(result.discarded)}")
+    else:
+        path.write_bytes(msgspec.json.encode(found))
     return found
 
 

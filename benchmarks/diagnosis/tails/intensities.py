@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.machine import machine
 from lab.drills.calibration.probe import Calibration, calibrate
-from lab.drills.calibration.steps import BANDS
+from lab.drills.calibration.steps import BANDS, is_calm
 from lab.drills.client import Sent
 from lab.drills.harm import Harm, Level, Reached, reached
 from lab.drills.mechanism import Mechanism
@@ -38,8 +38,10 @@ class TailRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_its_level(self) -> bool:
-        """Whether the clients were hit as hard as the level says."""
-        return BANDS[self.reached.measure, self.level].wide.has(self.reached.value)
+        """Whether the clients were hit as hard as the level says, and were not before."""
+        measure = self.reached.measure
+        is_in_band = BANDS[measure, self.level].wide.has(self.reached.value)
+        return is_in_band and is_calm(measure, self.reached.reference)
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -74,7 +74,10 @@ def row_of(kept: Kept) -> TailRow:
     why_not = list(episode.discarded)
     if not record.is_of_its_level:
         seen = "nothing" if value is None else f"{value:.2f}"
-        why_not.append(f"its clients saw {record.reached.measure} {seen}: not of its level")
+        before = record.reached.reference
+        why_not.append(
+            f"its clients saw {record.reached.measure} {seen} after {before}: not of its level"
+        )
     return TailRow(
         name=episode.name,
         symptom=episode.symptom,

@@ -22,6 +22,7 @@ from lab.drills.calibration.steps import (
     Band,
     Probe,
     intensity_at,
+    is_calm,
     nearest,
     next_place,
 )
@@ -33,6 +34,7 @@ from lab.drills.mechanism import Mechanism, Need
 from lab.drills.outside import Hooks
 from lab.drills.registry import find
 from lab.drills.servers import (
+    JOURNAL_FLAGS,
     TERMINATED,
     Cores,
     DrillServer,
@@ -53,7 +55,8 @@ _IDLE_WITHIN_S, _LOOK_EVERY_S = 20.0, 0.25
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The intensity for one level of a mechanism's tail. `value` is the harm that a probe had with
-    it, `tried` every probe, and `reference` the measure without the fault, in its own unit."""
+    it, `tried` every probe, and `reference` the measure without the fault, in its own unit. It is
+    met if a probe lay in the band and the reference was calm."""
 
     symptom: str
     mechanism: str
@@ -89,7 +92,7 @@ class _Prober:
         self._clock: Clock = MonotonicClock()
         self._cores: Cores = split_cores()
         self._hooks = Hooks(folder, self._clock)
-        self._flags = (*spec.base_flags(), *mechanism.flags)
+        self._flags = (*spec.base_flags(), *mechanism.flags, *JOURNAL_FLAGS)
         self._capacity: Capacity | None = spec.capacity
         self._reference: list[Sent] = []
         self._need = Need(blocks_total=1)
@@ -124,6 +127,9 @@ class _Prober:
         begin_ns = stage.at_ns(_REFERENCE.reference_at_s)
         self._reference = [one for one in stage.log if one.due_ns >= begin_ns]
         self._need = Need(blocks_total=int((await server.snapshot())["blocks_total"]))
+        usual = self._harm.value(self._reference, self._clock.now_ns())
+        if not is_calm(self._harm.measure, usual):
+            self._say(f"no calm reference: {self._harm.measure} {usual}; is the machine quiet?")
 
     async def _level(self, level: Level, server: DrillServer | None) -> Calibration:
         band = BANDS[self._harm.measure, level]
@@ -135,14 +141,16 @@ class _Prober:
         tried = tuple(sorted(self._tried.values(), key=lambda one: one.place))
         best = nearest(tried, band)
         place = 0.0 if best is None else best.place
+        reference = self._harm.value(self._reference, 0)
+        calm = is_calm(self._harm.measure, reference)
         return Calibration(
             symptom=self._mechanism.symptom,
             mechanism=self._mechanism.name,
             level=level,
             intensity=intensity_at(place, self._mechanism.ends),
             value=None if best is None else best.value,
-            is_met=best is not None and band.has(best.value),
-            reference=self._harm.value(self._reference, 0),
+            is_met=calm and best is not None and band.has(best.value),
+            reference=None if reference is None else round(reference, 4),
             tried=tried,
         )
 

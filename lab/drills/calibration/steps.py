@@ -31,7 +31,7 @@ class Band(msgspec.Struct, frozen=True):
 
     @property
     def wide(self) -> Band:
-        return Band(0.75 * self.low, self.aim, 1.5 * self.high)
+        return Band(0.875 * self.low, self.aim, 1.4 * self.high)
 
 
 # lower: TTFT p95 doubles, or every third request has a gap. Upper: nobody would call it healthy
@@ -41,6 +41,18 @@ BANDS = {
     (HarmMeasure.GAP_SHARE, Level.LOWER): Band(0.22, 0.33, 0.42),
     (HarmMeasure.GAP_SHARE, Level.UPPER): Band(0.6, 0.75, 0.9),
 }
+
+
+GAPS_IN_REFERENCE = 0.15
+"""The largest share of requests with a gap that a healthy reference may have; with more, a share in
+the fault says nothing about the fault."""
+
+
+def is_calm(measure: HarmMeasure, reference: float | None) -> bool:
+    """Whether a reference can be compared with."""
+    if reference is None:
+        return False
+    return measure is not HarmMeasure.GAP_SHARE or reference <= GAPS_IN_REFERENCE
 
 
 class Probe(msgspec.Struct, frozen=True):

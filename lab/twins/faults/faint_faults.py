@@ -85,7 +85,11 @@ def _short_scans(run: SimulatedRun, span: Span, draw: Random) -> None:
         )
 
 
-SCANS: Mechanisms = {"now_and_then": Fault(inject=_short_scans)}
+def _busy(setting: Setting, draw: Random) -> None:
+    setting.load = draw.uniform(0.55, 0.7)
+
+
+SCANS: Mechanisms = {"now_and_then": Fault(prepare=_busy, inject=_short_scans)}
 
 
 def _whole_prompts(setting: Setting, draw: Random) -> None:
@@ -94,8 +98,9 @@ def _whole_prompts(setting: Setting, draw: Random) -> None:
 
 
 def _small_chunks(setting: Setting, draw: Random) -> None:
-    setting.load = draw.uniform(0.35, 0.5)
-    setting.limits = replace(setting.limits, budget_tokens=48)
+    """Short answers, so that hardly anybody decodes beside a prompt."""
+    setting.load, setting.outputs = draw.uniform(0.3, 0.4), (2, 8)
+    setting.limits = replace(setting.limits, budget_tokens=64)
     _ten_tenants(setting, draw)
 
 
@@ -222,6 +227,7 @@ def _salted_tenant(run: SimulatedRun, span: Span, draw: Random) -> None:
 def _shared_by_ten(setting: Setting, draw: Random) -> None:
     _ten_tenants(setting, draw)
     _long_system_prompts(setting, draw)
+    setting.systems, setting.load = 1, draw.uniform(0.45, 0.55)
 
 
 COLD_CACHE: Mechanisms = {
@@ -247,8 +253,14 @@ def _new_schema_now_and_then(run: SimulatedRun, span: Span, draw: Random) -> Non
         spec.max_tokens = max(spec.max_tokens, spec.outputs + 8)
 
 
+def _moderate(setting: Setting, draw: Random) -> None:
+    setting.load = draw.uniform(0.35, 0.5)
+
+
 GRAMMAR: Mechanisms = {
-    "one_new_schema": Fault(inject=_new_schema_now_and_then, victims=shared_a_step)
+    "one_new_schema": Fault(
+        prepare=_moderate, inject=_new_schema_now_and_then, victims=shared_a_step
+    )
 }
 
 

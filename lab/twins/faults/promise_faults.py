@@ -8,6 +8,9 @@ from random import Random
 from lab.twins.fault import Fault, Mechanisms
 from lab.twins.traffic import ClassMix, Setting, policy_of_world
 
+PLAIN_POLICY = policy_of_world(1_000, 300)
+"""What these servers keep without what is wrong with them."""
+
 _SLOTS, _BUDGET, _BLOCKS = "slots", "budget", "blocks"
 
 
@@ -17,7 +20,7 @@ def _plain(setting: Setting, draw: Random) -> None:
     setting.sends_step_cost = True
     setting.system_share = setting.disconnects = setting.two_choices = setting.constrained = 0.0
     setting.limits = replace(setting.limits, max_seqs=32, budget_tokens=256)
-    setting.policy = policy_of_world(1_000, 300)
+    setting.policy = PLAIN_POLICY
     setting.load = draw.uniform(0.3, 0.45)
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from lab.drills.mechanism import Mechanism, Need
-from lab.drills.mechanisms.tails.shared import GAPS, LATE_FIRST, tail
+from lab.drills.mechanisms.tails.shared import GAPS, LATE_FIRST, SHORT_STEPS, tail
 from lab.drills.traffic import Mix, PlannedRequest, Scene
 
 _BLOCK_TOKENS = 16
@@ -17,7 +17,7 @@ _WIDE = Mix(name="wide", prompt=(130, 160), output=(40, 80))
 _NOTES = Mix(name="notes", prompt=(8, 16), output=(24, 48))
 _ESSAY = Mix(name="essay", prompt=(8, 16), output=(100, 200))
 _PAPER = Mix(name="paper", prompt=(180, 240), output=(8, 16))
-_RARE = 0.15
+_RARE = 0.2
 """How many requests of the rare kind come, of the usual ones."""
 _GOOD_SEQS = 8
 _CROWD, _CROWD_EVERY_S = 56, 18.0
@@ -50,7 +50,7 @@ def _with_crowds(scene: Scene) -> list[PlannedRequest]:
 
 LIMIT_TAILS: tuple[Mechanism, ...] = (
     tail(
-        (8.0, 1.0),
+        (6.0, 1.0),
         LATE_FIRST,
         symptom="kv_exhaustion",
         name="few_wide",
@@ -58,7 +58,7 @@ LIMIT_TAILS: tuple[Mechanism, ...] = (
         "among them",
         unit="largest requests",
         flags=_CACHE,
-        load=0.35,
+        load=0.4,
         traffic=lambda scene: _with_rare(scene, _WIDE),
         bad_flags=lambda need, requests: _cache_of(requests, need),
     ),
@@ -70,7 +70,7 @@ LIMIT_TAILS: tuple[Mechanism, ...] = (
         about="the cache is full when one of the few long outputs comes to its end, and a "
         "sequence loses its blocks",
         unit="largest requests",
-        flags=_CACHE,
+        flags=(*_CACHE, *SHORT_STEPS),
         mix=_NOTES,
         load=0.45,
         traffic=lambda scene: _with_rare(scene, _ESSAY),
@@ -83,7 +83,7 @@ LIMIT_TAILS: tuple[Mechanism, ...] = (
         name="crowds",
         about="now and then a crowd comes, and all of it may decode together",
         unit="times as many",
-        flags=("--max-num-seqs", str(_GOOD_SEQS)),
+        flags=("--max-num-seqs", str(_GOOD_SEQS), *SHORT_STEPS),
         mix=_NOTES,
         load=0.2,
         traffic=_with_crowds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.drills.injection import HelperInjection, HookInjection, Injection
 from lab.drills.mechanism import Mechanism
-from lab.drills.mechanisms.tails.shared import GAPS, LATE_FIRST, tail
+from lab.drills.mechanisms.tails.shared import GAPS, LATE_FIRST, SHORT_STEPS, tail
 from lab.drills.outside import Helper
 from lab.drills.traffic import Mix, Scene
 
@@ -60,7 +60,7 @@ MACHINE_TAILS: tuple[Mechanism, ...] = (
         "a large array",
         unit="of the time",
         mix=_FEW_ROWS,
-        load=0.6,
+        load=0.75,
         injection=_gather,
     ),
     tail(
@@ -81,6 +81,7 @@ MACHINE_TAILS: tuple[Mechanism, ...] = (
         name="regex",
         about="now and then a regular expression backtracks for 160 ms in the engine's loop",
         unit="a minute",
+        flags=SHORT_STEPS,
         load=0.35,
         injection=_regex,
     ),

@@ -12,6 +12,10 @@ OTHERS_LATE_FIRST = Harm(measure=HarmMeasure.TTFT_P95)
 GAPS = Harm(measure=HarmMeasure.GAP_SHARE, everyone=True)
 OTHERS_GAPS = Harm(measure=HarmMeasure.GAP_SHARE)
 
+SHORT_STEPS = ("--max-batched-tokens", "64")
+"""For faults that are measured by gaps: prompts alone then put no gap above the target into others,
+so that nearly no request has one in the reference."""
+
 _OF_TEST = {HarmMeasure.TTFT_P95: "ttft_p95", HarmMeasure.GAP_SHARE: "stall_p95"}
 
 

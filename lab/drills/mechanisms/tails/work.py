@@ -8,7 +8,13 @@ import msgspec
 import numpy as np
 
 from lab.drills.mechanism import Mechanism
-from lab.drills.mechanisms.tails.shared import GAPS, OTHERS_GAPS, OTHERS_LATE_FIRST, tail
+from lab.drills.mechanisms.tails.shared import (
+    GAPS,
+    OTHERS_GAPS,
+    OTHERS_LATE_FIRST,
+    SHORT_STEPS,
+    tail,
+)
 from lab.drills.traffic import Mix, PlannedRequest, Scene, completion_body
 from lab.load.workload.words import WORDS
 
@@ -108,6 +114,7 @@ WORK_TAILS: tuple[Mechanism, ...] = (
         about="some requests are constrained by a context-free grammar that can be read in many "
         "ways, each a new one",
         unit="of requests",
+        flags=SHORT_STEPS,
         load=0.35,
         traffic=_some_grammars,
         clean=Scene.baseline,
@@ -120,6 +127,7 @@ WORK_TAILS: tuple[Mechanism, ...] = (
         about="now and then a request wants 8 choices, sampled with penalties, biases and 20 "
         "log-probabilities a token",
         unit="of usual requests",
+        flags=SHORT_STEPS,
         load=0.3,
         traffic=_penalised,
         clean=Scene.baseline,

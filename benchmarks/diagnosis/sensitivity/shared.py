@@ -1,0 +1,234 @@
+"""Many diagnosers over one record, each with another number changed.
+
+Most of a diagnosis is summing facts, which is the same for all. So the facts are folded once, sums
+of the same stretch are made once, and so are fits to the same steps; each diagnoser only judges.
+A number that changes the fold itself, or a fit, gets one of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from benchmarks.diagnosis.sensitivity.changes import Changes
+from diagnosis.detection.aggregator import Aggregator
+from diagnosis.detection.counts import Counts
+from diagnosis.detection.learning import BaselineLearner
+from diagnosis.detection.reference import Reference
+from diagnosis.detection.requests import AffectedRequest, Requests
+from diagnosis.detection.steps import Steps
+from diagnosis.detection.window import Window
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from telemetry.facts.records import Fact, fact_ns
+
+Verdicts = list[tuple[int, Diagnosis]]
+_FOLD = frozenset(f"diagnosis.detection.{name}" for name in ("aggregator", "requests", "counts"))
+_TICKS = "LATE_FACTS_NS"  # moves the moments at which a diagnoser looks at the fold
+_FITTED = ("diagnosis.detection.reference", "telemetry.costs.cost_model")
+# what is remembered, and the modules of which a changed number may change it
+_REMEMBERED = {
+    "fit_baseline": _FITTED,
+    "fit_cost": _FITTED,
+    "slow_step_excess": _FITTED,
+    "prompt_excess": _FITTED,
+    "blame": ("diagnosis.attribution.", "diagnosis.detection.excess", *_FITTED),
+}
+_LEARNT = ("diagnosis.detection.learning", "diagnosis.detection.excess", *_FITTED)
+
+
+class SharedFold:
+    """What one diagnoser has folded, for others to read at the same moment."""
+
+    def __init__(self, folded: Aggregator) -> None:
+        self._folded = folded
+        self.memo: dict[tuple[Any, ...], Any] = {}
+        self.requests = _Active(folded.requests, self.memo)
+
+    def on_fact(self, fact: Fact) -> None:
+        """It is folded already."""
+
+    def forget(self, before_ns: int) -> None:
+        """The first one does."""
+
+    def counts(self, begin_ns: int, end_ns: int) -> Counts:
+        key = "counts", begin_ns, end_ns
+        if key not in self.memo:
+            self.memo[key] = self._folded.counts(begin_ns, end_ns)
+        found: Counts = self.memo[key]
+        return found
+
+    def steps(self, begin_ns: int, end_ns: int) -> Steps:
+        key = "steps", begin_ns, end_ns
+        if key not in self.memo:
+            self.memo[key] = self._folded.steps(begin_ns, end_ns)
+        found: Steps = self.memo[key]
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._folded, name)
+
+
+class _Active:
+    """Requests of the fold, those of the same stretch listed once."""
+
+    def __init__(self, requests: Requests, memo: dict[tuple[Any, ...], Any]) -> None:
+        self._requests, self._memo = requests, memo
+
+    def active(self, begin_ns: int, end_ns: int) -> list[AffectedRequest]:
+        key = "active", begin_ns, end_ns
+        if key not in self._memo:
+            self._memo[key] = self._requests.active(begin_ns, end_ns)
+        found: list[AffectedRequest] = self._memo[key]
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._requests, name)
+
+
+class _Memory:
+    """What functions found in the same sums, until the next facts come. `judge` is the one that is
+    asked now; None remembers nothing."""
+
+    def __init__(self) -> None:
+        self.judge: _Judge | None = None
+
+    def of(self, function: Callable[..., Any], modules: tuple[str, ...]) -> Callable[..., Any]:
+        def remembered(*args: Any) -> Any:
+            judge = self.judge
+            if judge is None or judge.fold is None or judge.touches(modules):
+                return function(*args)
+            memo, key = judge.fold.memo, (function.__name__, *map(_key, args))
+            if key not in memo:
+                memo[key] = args, function(*args)  # the arguments, so that no other has their ids
+            return memo[key][1]
+
+        return remembered
+
+    def learnt(self, fit: Callable[[Any, int], Reference | None]) -> Callable[..., Any]:
+        """`BaselineLearner.fit`, which depends on when the last fault ended, too."""
+
+        def remembered(learner: Any, end_ns: int) -> Reference | None:
+            judge = self.judge
+            if judge is None or judge.fold is None or judge.touches(_LEARNT):
+                return fit(learner, end_ns)
+            memo, key = judge.fold.memo, ("learnt", end_ns, vars(learner)["_normal_from_ns"])
+            if key not in memo:
+                memo[key] = fit(learner, end_ns)
+            found: Reference | None = memo[key]
+            return found
+
+        return remembered
+
+
+def _key(one: Any) -> Any:
+    if isinstance(one, Window):
+        parts = (one.seconds, one.counts, one.later_half, one.steps, one.has_finding)
+        return tuple(map(_key, parts))
+    return one if isinstance(one, int | float) else id(one)
+
+
+def _using(name: str) -> list[dict[str, Any]]:
+    """The namespaces of diagnosis that have a class or function under its name."""
+    modules = [module for key, module in sys.modules.items() if key.startswith("diagnosis.")]
+    return [vars(module) for module in modules if callable(vars(module).get(name))]
+
+
+@contextmanager
+def _replaced(name: str, new: Any) -> Iterator[None]:
+    places = [(namespace, namespace[name]) for namespace in _using(name)]
+    for namespace, _ in places:
+        namespace[name] = new
+    try:
+        yield
+    finally:
+        for namespace, old in places:
+            namespace[name] = old
+
+
+class _Judge:
+    """A diagnoser with one number changed (None: with none), and what it said. Without a `fold` of
+    others it has its own."""
+
+    def __init__(
+        self, change: Changes | None, baseline: Reference | None, fold: SharedFold | None
+    ) -> None:
+        self.fold, self.found = fold, Verdicts()
+        self._modules = frozenset[str]() if change is None else change.modules
+        self._touches: dict[tuple[str, ...], bool] = {}
+        self._applied = nullcontext if change is None else change.applied
+        shared = nullcontext() if fold is None else _replaced("Aggregator", lambda: fold)
+        with self._applied(), shared:
+            self.diagnoser = Diagnoser(baseline)
+
+    def touches(self, modules: tuple[str, ...]) -> bool:
+        """Whether its change is one of a number in these modules."""
+        if modules not in self._touches:
+            self._touches[modules] = any(name.startswith(modules) for name in self._modules)
+        return self._touches[modules]
+
+    def take(self, facts: Sequence[Fact], memory: _Memory) -> None:
+        """Facts of which only the last makes the diagnoser judge."""
+        memory.judge = self
+        with self._applied():
+            self.diagnoser.on_facts(facts)
+            said = self.diagnoser.diagnosis()
+        if not self.found or said is not self.found[-1][1]:
+            self.found.append((fact_ns(facts[-1]), said))
+
+    def baseline(self, memory: _Memory) -> Reference | None:
+        memory.judge = None
+        with self._applied():
+            return self.diagnoser.baseline()
+
+
+def judge_all(
+    facts: Sequence[Fact], before: Sequence[Fact] | None, changes: Sequence[Changes]
+) -> list[Verdicts]:
+    """Every verdict on the record: without a change, then with each of `changes`. `before` is a
+    record of a server that was well."""
+    baselines: list[Reference | None] = [None] * (1 + len(changes))
+    memory = _Memory()
+    with ExitStack() as stack:
+        for name, modules in _REMEMBERED.items():
+            function = _using(name)[0][name]
+            stack.enter_context(_replaced(name, memory.of(function, modules)))
+        fit = BaselineLearner.fit
+        stack.callback(setattr, BaselineLearner, "fit", fit)
+        BaselineLearner.fit = memory.learnt(fit)
+        if before is not None:
+            baselines = [one.baseline(memory) for one in _run(before, baselines, changes, memory)]
+        return [judge.found for judge in _run(facts, baselines, changes, memory)]
+
+
+def _run(
+    facts: Sequence[Fact],
+    baselines: Sequence[Reference | None],
+    changes: Sequence[Changes],
+    memory: _Memory,
+) -> list[_Judge]:
+    folded = Aggregator()
+    fold = SharedFold(folded)
+    with _replaced("Aggregator", lambda: folded):
+        first = _Judge(None, baselines[0], None)
+    judges = [first]
+    for change, baseline in zip(changes, baselines[1:], strict=True):
+        is_alone = change.variant.row.name == _TICKS or bool(change.modules & _FOLD)
+        judges.append(_Judge(change, baseline, None if is_alone else fold))
+    shared = [judge for judge in judges[1:] if judge.fold is not None]
+    batch: list[Fact] = []
+    for fact in facts:
+        batch.append(fact)
+        count = len(first.found)
+        first.take([fact], memory)
+        if len(first.found) > count:
+            for judge in shared:
+                judge.take(batch, memory)
+            batch = []
+            fold.memo.clear()
+    for judge in judges[1:]:
+        if judge.fold is None:
+            for fact in facts:
+                judge.take([fact], memory)
+    return judges
