@@ -28,7 +28,6 @@ from diagnosis.symptoms import Symptom
 from telemetry.facts.reasons import ClockEvent
 
 S, M = Symptom, Measurement
-_GIB = 1 << 30
 
 
 class Clocked(NamedTuple):
@@ -151,7 +150,7 @@ def _take(
     gpu = min(gpus) if clocked is None else clocked.gpu
     now, usual = gpus[gpu], reference.gpus.get(gpu)
     memory, before = now.memory_used_bytes, None if usual is None else usual.memory_used_bytes
-    more = None if memory is None or before is None else (memory - before) / _GIB
+    more = None if memory is None or before is None else (memory - before) / 2**30
     found.facts |= {
         M.GPU_CLOCK: now.sm_clock_mhz,
         M.USUAL_GPU_CLOCK: None if usual is None else usual.sm_clock_mhz,
