@@ -30,14 +30,14 @@ class Unit(StrEnum):
     FACTS = "facts"
     PARTS = "parts"
     ATTEMPTS = "attempts"
-    ANSWERS = "answers"
-    TENANTS = "tenants"
     MHZ = "MHz"
     CELSIUS = "°C"
     WATT = "W"
     GIB = "GiB"
     PERCENT = "%"
     ERRORS = "errors"
+    ANSWERS = "answers"
+    TENANTS = "tenants"
 
 
 class _Quantity(StrEnum):

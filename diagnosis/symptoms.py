@@ -136,10 +136,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all lost time,
     `confidence` 0 to 1. `culprits` and `victims` are request ids (or tenants where the cause is
     one), worst first; `exemplars` are trace ids of victims. `stacks` are those of the threads of a
-    hung process. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
-    `answer` is what a replay of the last minutes says would meet them, where it has been asked. A
-    fault that recurs has had `blows` so far, one in `period_s`, and is held between them. Where
-    the harm came by way of other symptoms, `chain` has these, this cause first.
+    hung process. A fault that recurs has had `blows` so far, one in `period_s`, and is held between
+    them. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
+    `answer` is what a replay of the last minutes says would meet them, where it has been asked.
+    Where the harm came by way of other symptoms, `chain` has these, this cause first.
     """
 
     symptom: Symptom

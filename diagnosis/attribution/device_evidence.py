@@ -19,8 +19,8 @@ from diagnosis.attribution.device_thresholds import (
     SLOWED_MORE,
 )
 from diagnosis.attribution.thresholds import MOST
-from diagnosis.detection.gpus import GpuUsual, gpus_of
-from diagnosis.detection.reference import Reference
+from diagnosis.detection.gpus import DeviceUsual, GpuUsual, gpus_of
+from diagnosis.detection.reference import Cost, Reference
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement
@@ -28,7 +28,6 @@ from diagnosis.symptoms import Symptom
 from telemetry.facts.reasons import ClockEvent
 
 S, M = Symptom, Measurement
-_GIB = 1 << 30
 
 
 class Clocked(NamedTuple):
@@ -71,6 +70,14 @@ def device_cause(
         found.culprits[S.MEMORY_BANDWIDTH] = (f"gpu {shared}",)
         return S.MEMORY_BANDWIDTH
     return None
+
+
+def device_symptom(window: Window, reference: Reference, cost: Cost) -> Symptom | None:
+    """The cause of the slow steps of a window, by what devices measured."""
+    if not reference.gpus and reference.device == DeviceUsual():
+        return None
+    over = window.steps.forward_ns - cost.forward_ns(window.steps)
+    return device_cause(EngineTime(), window, reference, max(1.0, float(over.sum())))
 
 
 def _clocked(gpus: dict[str, GpuUsual], reference: Reference) -> Clocked | None:
@@ -151,7 +158,7 @@ def _take(
     gpu = min(gpus) if clocked is None else clocked.gpu
     now, usual = gpus[gpu], reference.gpus.get(gpu)
     memory, before = now.memory_used_bytes, None if usual is None else usual.memory_used_bytes
-    more = None if memory is None or before is None else (memory - before) / _GIB
+    more = None if memory is None or before is None else (memory - before) / 2**30
     found.facts |= {
         M.GPU_CLOCK: now.sm_clock_mhz,
         M.USUAL_GPU_CLOCK: None if usual is None else usual.sm_clock_mhz,

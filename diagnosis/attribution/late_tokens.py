@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diagnosis.attribution.charges import Charges
+from diagnosis.attribution.device_evidence import device_symptom
 from diagnosis.attribution.late_waits import (
     GatewayTime,
     batch_of_one_tenant,
@@ -37,6 +38,7 @@ from diagnosis.detection.tail_thresholds import (
     SLOW_SEEN_NS,
     STALL_RATIO,
 )
+from diagnosis.detection.window import window_of
 from diagnosis.symptoms import Symptom
 from telemetry.facts.reasons import HostProcess, PauseCause, WaitReason
 
@@ -176,8 +178,9 @@ class LateCharger:
             parts[S.HOST_STALL] += stood_ns
             cost = self._reference.cost
             if slow_ns and cost is not None:
-                seen = self._aggregator.steps(end_ns - SLOW_SEEN_NS, end_ns + 1)
-                parts[_slow_kind(seen, cost)] += slow_ns
+                seen = window_of(self._aggregator, end_ns - SLOW_SEEN_NS, end_ns + 1)
+                by_device = device_symptom(seen, self._reference, cost)
+                parts[by_device or _slow_kind(seen.steps, cost)] += slow_ns
 
     def _lost_ns(self, begin_ns: int, end_ns: int) -> dict[PauseCause, float]:
         found = dict.fromkeys(PauseCause, 0.0)

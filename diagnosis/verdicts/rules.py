@@ -173,10 +173,9 @@ def findings_of(
         share = harm_ns / total_ns
         if share < LEAST_SHARE:
             break
-        if symptom in _OF_QUEUES and not _waits(charged):
-            continue
-        chain = chain_of(charged, symptom, was_said=symptom in chained)
-        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
+        if symptom not in _OF_QUEUES or _waits(charged):
+            chain = chain_of(charged, symptom, was_said=symptom in chained)
+            found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
     return found
 
 

@@ -173,14 +173,14 @@ CHAINS: dict[str, ChainMechanism] = {
         links=("memory_bandwidth", "queue_overload"), fault=_on(BANDWIDTH["stream"], _few_slots)
     ),
     "cold_then_interference": ChainMechanism(
-        links=("prefix_cache_cold", "prefill_interference"), fault=COLD_CACHE["salt"]
+        links=("prefix_cache_cold", "prefill_interference"), fault=_on(COLD_CACHE["salt"], _light)
     ),
     "flush_then_queue": ChainMechanism(
         links=("prefix_cache_cold", "queue_overload"),
         fault=_on(COLD_CACHE["flush"], _few_slots, _light),
     ),
     "flood_then_queue": ChainMechanism(
-        links=("unfairness", "queue_overload"), fault=UNFAIRNESS["flood"]
+        links=("unfairness", "queue_overload"), fault=_on(UNFAIRNESS["flood"], _few_slots)
     ),
     "demand_then_cache": ChainMechanism(
         links=("queue_overload", "kv_exhaustion"), fault=_on(OVERLOAD["requests"], _small_cache)

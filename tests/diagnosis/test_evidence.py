@@ -14,7 +14,8 @@ from diagnosis.evidence import Counted, Facts, Measurement
 from diagnosis.symptoms import Evidence, Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.rules import RULES
-from lab.twins.registry import TWINS
+from lab.twins.registry import TWINS, build_gpu_twin
+from lab.twins.twin import Twin
 from telemetry.facts.host_records import HostSampled
 from telemetry.facts.reasons import StepFailure
 from tests.support.worlds.twin_cases import baseline_of, during, top_of, twin, verdicts
@@ -22,9 +23,8 @@ from tests.support.worlds.twin_cases import baseline_of, during, top_of, twin, v
 ROOT = Path(diagnosis.__file__).parent
 
 
-def blames(name: str) -> list[Blame]:
+def blames(one: Twin) -> list[Blame]:
     """The charges of each moment of a twin at which something was charged."""
-    one = twin(name, TWINS[name][0])
     diagnoser, found = Diagnoser(baseline_of(one)), list[Blame]()
     for fact in one.facts:
         diagnoser.on_facts([fact])
@@ -54,11 +54,16 @@ def test_evidence_is_made_of_listed_quantities_only() -> None:
 
 
 def test_every_measurement_that_rules_may_name_is_taken_somewhere() -> None:
-    """Of windows of these six faults; what nobody takes would be said as not measured forever."""
+    """Of windows of these faults; what nobody takes would be said as not measured forever."""
     taken: set[Measurement] = set()
-    for name in ("queue_overload", "unfairness", "memory_bandwidth", "kv_thrash",
-                 "budget_too_small", "throttled"):  # fmt: skip
-        for charged in blames(name):
+    ones = [build_gpu_twin(name, 5) for name in ("slow_rank", "other_process")]
+    ones += [
+        twin(name, TWINS[name][0])
+        for name in ("queue_overload", "unfairness", "memory_bandwidth", "kv_thrash",
+                     "budget_too_small", "throttled")
+    ]  # fmt: skip
+    for one in ones:
+        for charged in blames(one):
             assert set(charged.facts) == set(Measurement)
             taken |= {one for one, value in charged.facts.items() if value is not None}
 
