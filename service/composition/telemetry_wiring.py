@@ -90,9 +90,7 @@ def build_telemetry(
         ),
     )
     pusher = build_pusher(config, clock, all_metrics)
-    timelines = TimelineStore(
-        capacity_bytes=config.recorder.timeline_bytes, judged=judged_by(policy)
-    )
+    timelines = _build_timelines(config, policy)
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
@@ -114,6 +112,11 @@ def build_telemetry(
     )
     _connect(telemetry, client, lanes, limit_events)
     return telemetry
+
+
+def _build_timelines(config: ServeConfig, policy: SloPolicy) -> TimelineStore:
+    kept_bytes = config.recorder.timeline_bytes
+    return TimelineStore(capacity_bytes=kept_bytes, judged=judged_by(policy))
 
 
 def _build_diagnoser(baseline: str | None, policy: SloPolicy) -> Diagnoser:
