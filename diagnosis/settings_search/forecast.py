@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from diagnosis.settings_search.answer import Setting, Trial
 from diagnosis.settings_search.excerpt import backlog_of, excerpt_of, quiet_ns
-from diagnosis.settings_search.judged import Judged, expected_tokens, judge_recorded, judged
+from diagnosis.settings_search.judged import (
+    Judged,
+    expected_tokens,
+    given_up,
+    judge_recorded,
+    judged,
+)
 from diagnosis.settings_search.pressure import Pressure, pressure_of
 from diagnosis.settings_search.replicas import elsewhere
 from diagnosis.settings_search.settings import NotPossible, applied, changed_fields
@@ -52,7 +58,7 @@ class Forecaster:
         self.backlog = backlog_of(run, begin_ns) & self.excerpt.sequences.keys()
         self.replays = 0
         self.work = sum(1 + len(step.rows) for step in self.excerpt.steps.values())
-        self._expected = expected_tokens(self.excerpt)
+        self._expected, self._given_up = expected_tokens(self.excerpt), given_up(self.excerpt)
 
     def recorded(self) -> Judged:
         return judge_recorded(self.run, self.window, self.policy)
@@ -85,7 +91,7 @@ class Forecaster:
             facts = replay_modelled(run, self.cost, change)
         except (AssertionError, LimitError) as error:
             raise NotPossible(f"{' '.join(str(one) for one in settings)}: {error}") from error
-        found = judged(facts, self.window, self.policy, self._expected)
+        found = judged(facts, self.window, self.policy, self._expected, self._given_up)
         trial = Trial(settings=tuple(settings), replicas=replicas, classes=found.classes)
         return Replayed(trial, found.missed, pressure_of(run, facts, self.window))
 

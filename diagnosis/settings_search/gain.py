@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from diagnosis.settings_search.answer import ClassForecast
+from diagnosis.settings_search.thresholds import LEAST_NOISE_REQUESTS
 
 Classes = Mapping[str, ClassForecast]
 
@@ -40,3 +41,18 @@ def compare(before: Classes, after: Classes, noise: Mapping[str, float]) -> Comp
 def is_gain(before: Classes, after: Classes, noise: Mapping[str, float]) -> bool:
     """A gain for at least one class, and no loss beyond noise for any."""
     return compare(before, after, noise).is_gain
+
+
+def noise_of(replays: Sequence[Classes]) -> dict[str, float]:
+    """By class, how far the good shares of replays that differ in their noise only are apart; at
+    least one request."""
+    names = {name for classes in replays for name in classes}
+    return {name: _spread([c[name] for c in replays if name in c]) for name in sorted(names)}
+
+
+def _spread(same: list[ClassForecast]) -> float:
+    shares = [one.good_share for one in same if one.requests]
+    if not shares:
+        return 0.0
+    least = LEAST_NOISE_REQUESTS / max(one.requests for one in same)
+    return max(least, max(shares) - min(shares))

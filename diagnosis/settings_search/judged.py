@@ -7,7 +7,7 @@ output may have. Else it is not counted, since nobody knows how it would end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -41,10 +41,15 @@ class Judged:
 
 
 def judged(
-    facts: Iterable[Fact], window: Span, policy: SloPolicy, expected_tokens: Mapping[str, int]
+    facts: Iterable[Fact],
+    window: Span,
+    policy: SloPolicy,
+    expected_tokens: Mapping[str, int],
+    given_up: Collection[str] = (),
 ) -> Judged:
-    """Of the requests accepted in the window; `facts` are in the order of time.
-    `expected_tokens` are the outputs that a request will have in the end."""
+    """Of the requests accepted in the window; `facts` are in the order of time. `expected_tokens`
+    are the outputs that a request will have in the end. Requests in `given_up` do not count unless
+    they end."""
     ended: list[RequestTimeline] = []
     live: dict[str, None] = {}
     fold = PhaseFold([ended.append])
@@ -56,7 +61,8 @@ def judged(
         elif isinstance(fact, RequestEnded):
             live.pop(fact.request_id, None)
         fold.on_facts((fact,))
-    unfinished = [fold.provisional(_end(request_id, window.end_ns)) for request_id in live]
+    waited = [request_id for request_id in live if request_id not in given_up]
+    unfinished = [fold.provisional(_end(request_id, window.end_ns)) for request_id in waited]
     fold.close()
     tallies: dict[str, _Tally] = {}
     missed: set[str] = set()
@@ -97,6 +103,16 @@ def expected_tokens(run: RecordedRun) -> dict[str, int]:
                 tokens = sequence.end.output_tokens
             found[request_id] = found.get(request_id, 0) + tokens
     return found
+
+
+def given_up(run: RecordedRun) -> frozenset[str]:
+    """The requests whose clients left, in the record."""
+    left = (EndReason.DISCONNECT, EndReason.DELETED)
+    return frozenset(
+        fact.request_id
+        for fact in run.others
+        if isinstance(fact, RequestEnded) and fact.reason in left
+    )
 
 
 def _rank(fact: Fact) -> int:

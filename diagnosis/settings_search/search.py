@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from diagnosis.settings_search.alone import Impossible, impossible_of
-from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Trial
+from diagnosis.settings_search.answer import SettingsAnswer, Trial
 from diagnosis.settings_search.climb import Climb, Point
 from diagnosis.settings_search.forecast import Forecaster, Replayed, forecast
-from diagnosis.settings_search.gain import is_gain
+from diagnosis.settings_search.gain import is_gain, noise_of
 from diagnosis.settings_search.lines import unknown_of
 from diagnosis.settings_search.settings import NotPossible
 from diagnosis.settings_search.thresholds import (
     CAPACITY_TRIALS,
-    LEAST_NOISE_REQUESTS,
     LEAST_TRIALS,
     MOST_REPLICAS,
     MOST_TRIALS,
@@ -191,18 +190,3 @@ class _Search:
             if counted and (one.missed - excused) / counted > 1 - one.objective + 1e-9:
                 return None
         return found.trial
-
-
-def noise_of(replays: list[dict[str, ClassForecast]]) -> dict[str, float]:
-    """By class, how far the good shares of replays that differ in their noise only are apart; at
-    least one request."""
-    names = {name for classes in replays for name in classes}
-    return {name: _spread([c[name] for c in replays if name in c]) for name in sorted(names)}
-
-
-def _spread(same: list[ClassForecast]) -> float:
-    shares = [one.good_share for one in same if one.requests]
-    if not shares:
-        return 0.0
-    least = LEAST_NOISE_REQUESTS / max(one.requests for one in same)
-    return max(least, max(shares) - min(shares))

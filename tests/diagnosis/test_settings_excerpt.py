@@ -11,7 +11,7 @@ import pytest
 from diagnosis.settings_search.alone import impossible_of
 from diagnosis.settings_search.excerpt import excerpt_of, quiet_ns
 from diagnosis.settings_search.forecast import Forecaster, affordable, forecast
-from diagnosis.settings_search.judged import judge_recorded
+from diagnosis.settings_search.judged import judge_recorded, judged
 from diagnosis.settings_search.replicas import elsewhere
 from diagnosis.settings_search.search import search
 from diagnosis.settings_search.settings import (
@@ -21,14 +21,16 @@ from diagnosis.settings_search.settings import (
     values_of,
 )
 from diagnosis.settings_search.thresholds import LEAD_LEAST, LEAD_MOST, MOST_WORK
+from diagnosis.settings_search.wider import wider
 from diagnosis.spans import Span
 from lab.replay.iteration_cost import IterationCost, fit_iterations
 from lab.replay.recorded import RecordedRun, read_runs
 from service.engine.inbox import SetLimits
 from service.engine.limits_record import runtime_of
-from telemetry.facts.engine_records import StepRecorded
+from telemetry.costs.step_load import Load
+from telemetry.facts.engine_records import StepCostSet, StepRecorded
 from telemetry.facts.limits import named
-from telemetry.facts.records import RequestAccepted, RequestEnded
+from telemetry.facts.records import RequestAccepted, RequestEnded, fact_ns
 from tests.support.worlds.promised import GOOD, MS, POLICY, SECOND, Kind, Promised
 
 CHAT = Kind(rate_per_s=5.0)
@@ -183,6 +185,22 @@ def test_a_request_that_waits_beyond_its_target_at_the_end_is_late() -> None:
     assert chat.late_first_tokens > 0.8 * chat.requests
 
 
+def test_a_request_whose_client_left_does_not_count_where_it_has_not_ended() -> None:
+    """In the record it ended with its client, at the very end of the window."""
+    run, _ = busy()
+    last = max(
+        (fact for fact in run.others if isinstance(fact, RequestAccepted)), key=lambda f: f.at_ns
+    )
+    window = Span(last.at_ns, last.at_ns + 5 * SECOND)
+    facts = sorted([*run.others, *run.facts], key=fact_ns)
+    started = [fact for fact in facts if fact_ns(fact) <= last.at_ns]
+    waits = judged(started, window, POLICY, {})
+    left = judged(started, window, POLICY, {}, {last.request_id})
+
+    assert waits.missed == {last.request_id}
+    assert left.classes == {}
+
+
 # --- replicas ---
 
 
@@ -292,3 +310,30 @@ def test_a_step_above_the_target_is_impossible_for_everyone() -> None:
 
     assert found.ids == set(run.owners.values())
     assert "the target is 100 ms" in found.reasons["chat"]
+
+
+# --- wider batches ---
+
+
+def test_rows_beyond_those_recorded_cost_what_the_engine_says() -> None:
+    """Every step had two rows: from these alone nobody can tell a row from a step."""
+    kinds = (Kind(rate_per_s=7.0, outputs=(20, 60)),)
+    slow = Promised(kinds=kinds, limits=dataclasses.replace(GOOD, max_seqs=2), seconds=20.0)
+    run, cost = slow.recorded(3)
+    known = wider(run, cost)
+    two, sixteen = _decodes(2), _decodes(16)
+    true_ns = slow.cost.base_ns + 16 * (slow.cost.decode_row_ns + 50 * 2_000)
+
+    assert known.step_ns(two) == cost.step_ns(two)
+    assert known.step_ns(sixteen) == pytest.approx(true_ns, rel=0.05)
+
+
+def test_without_the_engines_own_fit_the_cost_is_that_of_the_record() -> None:
+    run, cost = busy()
+    facts = [fact for fact in run.facts if not isinstance(fact, StepCostSet)]
+
+    assert wider(dataclasses.replace(run, facts=facts), cost) is cost
+
+
+def _decodes(rows: int) -> Load:
+    return Load(decode_tokens=rows, decode_rows=rows, context_tokens=50 * rows, sampled_rows=rows)
