@@ -10,13 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 from benchmarks.diagnosis.sensitivity.changes import Changes
+from diagnosis.attribution.blame import blame
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
+from diagnosis.detection.excess import prompt_excess, slow_step_excess
 from diagnosis.detection.learning import BaselineLearner
-from diagnosis.detection.reference import Reference
+from diagnosis.detection.reference import Reference, fit_baseline, fit_cost
 from diagnosis.detection.requests import AffectedRequest, Requests
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
@@ -28,12 +31,12 @@ _FOLD = frozenset(f"diagnosis.detection.{name}" for name in ("aggregator", "requ
 _TICKS = "LATE_FACTS_NS"  # moves the moments at which a diagnoser looks at the fold
 _FITTED = ("diagnosis.detection.reference", "telemetry.costs.cost_model")
 # what is remembered, and the modules of which a changed number may change it
-_REMEMBERED = {
-    "fit_baseline": _FITTED,
-    "fit_cost": _FITTED,
-    "slow_step_excess": _FITTED,
-    "prompt_excess": _FITTED,
-    "blame": ("diagnosis.attribution.", "diagnosis.detection.excess", *_FITTED),
+_REMEMBERED: dict[Callable[..., Any], tuple[str, ...]] = {
+    fit_baseline: _FITTED,
+    fit_cost: _FITTED,
+    slow_step_excess: _FITTED,
+    prompt_excess: _FITTED,
+    blame: ("diagnosis.attribution.", "diagnosis.detection.excess", *_FITTED),
 }
 _LEARNT = ("diagnosis.detection.learning", "diagnosis.detection.excess", *_FITTED)
 
@@ -124,26 +127,22 @@ class _Memory:
 
 def _key(one: Any) -> Any:
     if isinstance(one, Window):
-        parts = (one.seconds, one.counts, one.later_half, one.steps, one.has_finding)
-        return tuple(map(_key, parts))
+        return tuple(_key(getattr(one, part.name)) for part in fields(one))
     return one if isinstance(one, int | float) else id(one)
 
 
-def _using(name: str) -> list[dict[str, Any]]:
-    """The namespaces of diagnosis that have a class or function under its name."""
-    modules = [module for key, module in sys.modules.items() if key.startswith("diagnosis.")]
-    return [vars(module) for module in modules if callable(vars(module).get(name))]
-
-
 @contextmanager
-def _replaced(name: str, new: Any) -> Iterator[None]:
-    places = [(namespace, namespace[name]) for namespace in _using(name)]
-    for namespace, _ in places:
+def _replaced(old: Any, new: Any) -> Iterator[None]:
+    """A class or function of the diagnosis, wherever a module has it under its name."""
+    name = old.__name__
+    modules = [module for key, module in sys.modules.items() if key.startswith("diagnosis.")]
+    places = [vars(module) for module in modules if vars(module).get(name) is old]
+    for namespace in places:
         namespace[name] = new
     try:
         yield
     finally:
-        for namespace, old in places:
+        for namespace in places:
             namespace[name] = old
 
 
@@ -158,7 +157,7 @@ class _Judge:
         self._modules = frozenset[str]() if change is None else change.modules
         self._touches: dict[tuple[str, ...], bool] = {}
         self._applied = nullcontext if change is None else change.applied
-        shared = nullcontext() if fold is None else _replaced("Aggregator", lambda: fold)
+        shared = nullcontext() if fold is None else _replaced(Aggregator, lambda: fold)
         with self._applied(), shared:
             self.diagnoser = Diagnoser(baseline)
 
@@ -191,9 +190,8 @@ def judge_all(
     baselines: list[Reference | None] = [None] * (1 + len(changes))
     memory = _Memory()
     with ExitStack() as stack:
-        for name, modules in _REMEMBERED.items():
-            function = _using(name)[0][name]
-            stack.enter_context(_replaced(name, memory.of(function, modules)))
+        for function, modules in _REMEMBERED.items():
+            stack.enter_context(_replaced(function, memory.of(function, modules)))
         fit = BaselineLearner.fit
         stack.callback(setattr, BaselineLearner, "fit", fit)
         BaselineLearner.fit = memory.learnt(fit)
@@ -210,7 +208,7 @@ def _run(
 ) -> list[_Judge]:
     folded = Aggregator()
     fold = SharedFold(folded)
-    with _replaced("Aggregator", lambda: folded):
+    with _replaced(Aggregator, lambda: folded):
         first = _Judge(None, baselines[0], None)
     judges = [first]
     for change, baseline in zip(changes, baselines[1:], strict=True):

@@ -28,6 +28,12 @@ from telemetry.journal.journal_reader import open_journal
 
 TWIN, RECORD, ROOT = "twins", "records", "root causes"
 _OF_ROOTS = ("diagnosis.root_cause.", "lab.replay.", "telemetry.costs.")
+_NO_VERDICT = (
+    "diagnosis.root_cause.",
+    "diagnosis.settings_search.",
+    "diagnosis.autopilot.",
+    "lab.",
+)
 _SHARED = "diagnosis.thresholds"  # has numbers of both; who uses them decides
 
 
@@ -97,9 +103,7 @@ def _decides_root(module: str) -> bool:
 
 def _decides_verdict(module: str) -> bool:
     """Fits of costs, and all rooms of the diagnosis but those that work on replays."""
-    if module.startswith(("diagnosis.root_cause.", "diagnosis.settings_search.", "lab.")):
-        return False
-    return module != _SHARED
+    return module != _SHARED and not module.startswith(_NO_VERDICT)
 
 
 def judged(case: Case) -> Judged:
