@@ -39,6 +39,15 @@ class ExplainedLedger(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]
 
 
+class ExplainedPromise(msgspec.Struct, frozen=True, rename={"slo_class": "class"}):
+    """The class of an ended request, its targets, and whether they were met."""
+
+    slo_class: str
+    verdict: str
+    ttft_target_ns: int
+    itl_target_ns: int
+
+
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of `/debug/requests/{id}`; a request in flight has no ledger yet."""
 
@@ -57,6 +66,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     ledger: ExplainedLedger | None = None
     stalls: tuple[Stall, ...] = ()
     stalls_cut: int = 0
+    slo: ExplainedPromise | None = None
 
 
 def render(explained: Explained) -> RenderableType:
@@ -92,7 +102,15 @@ def _heading(explained: Explained) -> Text:
     for name, value in (("TTFT", explained.ttft_ns), ("TPOT", explained.tpot_ns)):
         if value is not None:
             words.append(f"| {name} {ms(value)} ms")
-    return Text(" ".join(words) + f"\ntrace {explained.trace_id}{_chunks(explained.prefill)}")
+    trace = f"\ntrace {explained.trace_id}{_chunks(explained.prefill)}"
+    return Text(" ".join(words) + trace + _promise(explained.slo))
+
+
+def _promise(slo: ExplainedPromise | None) -> str:
+    if slo is None:
+        return ""
+    targets = f"TTFT {ms(slo.ttft_target_ns)} ms, ITL {ms(slo.itl_target_ns)} ms"
+    return f"\nSLO of class {slo.slo_class} ({targets}): {slo.verdict}"
 
 
 def _chunks(prefill: ExplainedPrefill | None) -> str:

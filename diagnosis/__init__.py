@@ -6,7 +6,10 @@
     threshold_table   all of them: value, unit, meaning, reason
     detection    counts per half second, the baseline, change detection
     attribution  excess time, charged to causes
+    promises     SLO classes that are missed, and in which form
     verdicts     findings, checks by counting, confidence, the verdict
+    spans        a stretch of time of a record
+    settings_search  what other settings would have given every SLO class
     root_cause   differential replay, what-if replay, capacity
 
 It reads facts and replays the scheduler. It never touches a running engine, and knows nothing of

@@ -30,6 +30,14 @@ class Unit(StrEnum):
     FACTS = "facts"
     PARTS = "parts"
     ATTEMPTS = "attempts"
+    ANSWERS = "answers"
+    TENANTS = "tenants"
+    MHZ = "MHz"
+    CELSIUS = "°C"
+    WATT = "W"
+    GIB = "GiB"
+    PERCENT = "%"
+    ERRORS = "errors"
 
 
 class _Quantity(StrEnum):
@@ -73,6 +81,7 @@ class Measurement(_Quantity):
     WAIT_PREEMPTED = "wait_preempted", Unit.MS, "of it by requests that lost their blocks"
     # the gateway
     INGEST_WORK = "ingest_work", Unit.MS, "parsing and tokenizing, beyond the baseline"
+    WAVE = "wave", Unit.MS, "in the queue, of requests that the gateway had held up"
     GATEWAY_STOOD = "gateway_stood", Unit.MS, "pauses of the gateway's process"
     # the engine's time
     SLOW = "slow", Unit.MS, "forward passes beyond their predicted length"
@@ -94,6 +103,17 @@ class Measurement(_Quantity):
     EXTRA_CHUNKS = "extra_chunks", Unit.ROWS, "pieces of prompts beyond the baseline"
     FULL_STEPS_SHARE = "full_steps_share", Unit.SHARE, "of the time in steps that fill the budget"
     BUDGET_TOKENS = "budget_tokens", Unit.TOKENS, "configured budget of a step"
+    # the device; not measured without a GPU
+    GPU_CLOCK = "gpu_clock", Unit.MHZ, "of the streaming multiprocessors, while it works"
+    USUAL_GPU_CLOCK = "usual_gpu_clock", Unit.MHZ, "the same, usually"
+    GPU_SLOWED_SHARE = "gpu_slowed_share", Unit.SHARE, "of the samples: power or heat lowers clocks"
+    GPU_TEMPERATURE = "gpu_temperature", Unit.CELSIUS, "of the GPU"
+    GPU_POWER = "gpu_power", Unit.WATT, "of the GPU"
+    GPU_MEMORY_MORE = "gpu_memory_more", Unit.GIB, "in use beyond usual, by whoever it is"
+    GPU_DRAM = "gpu_dram", Unit.PERCENT, "of the peak memory bandwidth"
+    USUAL_GPU_DRAM = "usual_gpu_dram", Unit.PERCENT, "the same, usually"
+    DEVICE_BUBBLE = "device_bubble", Unit.MS, "the device waited for a step, beyond usual"
+    RANK_SKEW = "rank_skew", Unit.MS, "the other ranks waited for the slowest, beyond usual"
     # demand
     REQUESTS_PER_S = "requests_per_s", Unit.PER_S, "requests that reached the engine"
     USUAL_REQUESTS_PER_S = "usual_requests_per_s", Unit.PER_S, "the same, usually"
@@ -112,6 +132,9 @@ class Measurement(_Quantity):
     AVOIDABLE_TOKENS = "avoidable_tokens", Unit.TOKENS, "computed though usually cached"
     GHOST_TOKENS = "ghost_tokens", Unit.TOKENS, "that a larger cache would have held"
     RECOMPUTE_TOKENS = "recompute_tokens", Unit.TOKENS, "computed again after a preemption"
+    SLOW_BLOCKS_SHARE = "slow_blocks_share", Unit.SHARE, "of the blocks, held for slow clients"
+    ZOMBIE_BLOCKS_SHARE = "zombie_blocks_share", Unit.SHARE, "of the blocks, for clients that left"
+    SLOW_RECOMPUTE_SHARE = "slow_recompute_share", Unit.SHARE, "of recomputed, for slow clients"
     RECOMPUTE_SHARE = "recompute_share", Unit.SHARE, "of the computed prompt tokens"
 
 
@@ -131,10 +154,46 @@ class Counted(_Quantity):
     KERNEL_ERROR = "kernel_error", Unit.STEPS, "failed: an error of the device or a library"
     RANK_LOST = "rank_lost", Unit.STEPS, "failed: a rank of the model was lost"
     BAD_INPUT = "bad_input", Unit.STEPS, "failed: an input that the model does not have"
+    XIDS = "xids", Unit.ERRORS, "of a GPU, that its driver reported (XID)"
     STEPS_MISSING = "steps_missing", Unit.STEPS, "missing from the record"
     FACTS_LOST = "facts_lost", Unit.FACTS, "that never came to telemetry"
     FOLDS_DETACHED = "folds_detached", Unit.PARTS, "of telemetry that raised and are not fed"
     EXPORTS_FAILED = "exports_failed", Unit.ATTEMPTS, "to deliver spans"
+
+
+class Late(_Quantity):
+    """Of late tokens and answers, since the onset of a fault that comes back."""
+
+    LATE_REQUESTS = "late_requests", Unit.REQUESTS, "with something late"
+    REQUESTS = "requests", Unit.REQUESTS, "that had a first token, or something late"
+    LATE_GAPS = "late_gaps", Unit.TOKENS, "that came too long after the one before"
+    GAP_ABOVE = "gap_above", Unit.MS, "their time beyond the limit"
+    GAP_ABOVE_MOST = "gap_above_most", Unit.MS, "the most of one"
+    LATE_FIRSTS = "late_firsts", Unit.TOKENS, "first tokens that came late"
+    FIRST_ABOVE = "first_above", Unit.MS, "their time beyond the limit"
+    FIRST_ABOVE_MOST = "first_above_most", Unit.MS, "the most of one"
+    LATE_DELIVERIES = "late_deliveries", Unit.ANSWERS, "that were read late"
+    DELIVERY_ABOVE = "delivery_above", Unit.MS, "their time beyond the limit"
+    DELIVERY_ABOVE_MOST = "delivery_above_most", Unit.MS, "the most of one"
+    TENANTS = "tenants", Unit.TENANTS, "whose requests these are"
+
+
+class Promised(_Quantity):
+    """Of the SLO class that burns its error budget fastest."""
+
+    MISSED_SHARE = "missed_share", Unit.SHARE, "of its requests, that missed the SLO in 30 s"
+    OBJECTIVE = "objective", Unit.SHARE, "of its requests, that must be good"
+    BURN_30S = "burn_30s", Unit.TIMES, "share missed over the share that may miss, in 30 s"
+    BURN_5MIN = "burn_5min", Unit.TIMES, "the same, in five minutes"
+    TTFT_P95 = "ttft_p95", Unit.MS, "95th percentile of TTFT, of waiting requests too"
+    TTFT_TARGET = "ttft_target", Unit.MS, "target of the class"
+    WORST_GAP_P95 = "worst_gap_p95", Unit.MS, "95th percentile of the longest gap of a request"
+    ITL_TARGET = "itl_target", Unit.MS, "target of the class"
+    UTILISATION = (
+        "utilisation",
+        Unit.TIMES,
+        "demand over what the engine can do",
+    )
 
 
 Taken = dict[Measurement, float | None]

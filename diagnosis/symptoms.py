@@ -38,6 +38,7 @@ class Symptom(StrEnum):
     LOAD_FAILURE = "load_failure"  # the model does not load
     BUDGET_TOO_SMALL = "budget_too_small"  # steps are too small for their fixed cost
     TELEMETRY_DEGRADED = "telemetry_degraded"  # the record itself is incomplete
+    SLO_MISSED = "slo_missed"  # a class of requests misses its objective
 
 
 LATENCY = tuple(
@@ -51,9 +52,20 @@ LATENCY = tuple(
         Symptom.STEP_FAILURE,
         Symptom.LOAD_FAILURE,
         Symptom.TELEMETRY_DEGRADED,
+        Symptom.SLO_MISSED,
     )
 )
-"""Those that delay requests; the others are counted (`verdicts.checks`)."""
+"""Those that delay requests; the others are counted (`verdicts.checks`, `promises`)."""
+
+
+class MissForm(StrEnum):
+    """What kind of miss it is, which says what could help."""
+
+    IMPOSSIBLE = "impossible"  # even alone on this machine they would be late
+    ONE_CLASS = "one_class"  # the other classes are served as promised
+    MISCONFIGURED = "misconfigured"  # the engine could do it, and a setting keeps it from it
+    AT_ITS_LIMIT = "at_its_limit"  # more work comes than the engine can do in time
+    OUTSIDE = "outside"  # neither settings nor demand make them late
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -77,13 +89,57 @@ class Exclusion(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Link(msgspec.Struct, frozen=True):
+    """One link of a chain of causes. `harm_ms` is requests' time lost to it and to what it led to;
+    `evidence` shows that the link before led to it."""
+
+    symptom: Symptom
+    harm_ms: float
+    evidence: tuple[Evidence, ...] = ()
+
+
+class MissedPromise(msgspec.Struct, frozen=True, kw_only=True):
+    """One SLO class that misses its objective, over the last 30 seconds.
+
+    Of `requests` that are known to be good or bad, `missed` missed: `late_first_tokens` by TTFT,
+    `slow_tokens` by ITL, `unserved` were refused or failed. `burn` and `burn_5min` are the share
+    missed over the share that may miss. The p95 of TTFT counts those that still wait as long as
+    they have; `worst_gap_p95_ms` is over the longest gap of each request. None: not measured.
+    `parts` is where the time of late first tokens and of late gaps went, in ms, largest first.
+    `setting` is the limit that binds, empty where none does. `utilisation` is the demand over what
+    the engine can do at the fitted cost with the best batch.
+    """
+
+    slo_class: str
+    form: MissForm
+    objective: float
+    requests: int
+    missed: int
+    late_first_tokens: int
+    slow_tokens: int
+    unserved: int
+    burn: float
+    burn_5min: float
+    ttft_target_ms: float
+    ttft_p95_ms: float | None
+    itl_target_ms: float
+    worst_gap_p95_ms: float | None
+    parts: dict[str, float]
+    setting: str = ""
+    utilisation: float | None = None
+    since_ns: int = 0
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of lost time in the window, with its evidence and its runbook.
 
     `harm_ms` is requests' time lost to it since `onset_ns`, `share` its part of all lost time,
     `confidence` 0 to 1. `culprits` and `victims` are request ids (or tenants where the cause is
     one), worst first; `exemplars` are trace ids of victims. `stacks` are those of the threads of a
-    hung process.
+    hung process. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
+    `answer` is what a replay of the last minutes says would meet them, where it has been asked. A
+    fault that recurs has had `blows` so far, one in `period_s`, and is held between them. Where
+    the harm came by way of other symptoms, `chain` has these, this cause first.
     """
 
     symptom: Symptom
@@ -99,3 +155,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     onset_ns: int | None = None
     runbook: str = ""
     stacks: tuple[str, ...] = ()
+    promises: tuple[MissedPromise, ...] = ()
+    answer: str = ""
+    period_s: float | None = None
+    blows: int = 0
+    chain: tuple[Link, ...] = ()
+
+    @property
+    def chain_text(self) -> str:
+        """The chain in one line; empty without one."""
+        return " -> ".join(f"{one.symptom.value} {one.harm_ms:,.0f} ms" for one in self.chain)

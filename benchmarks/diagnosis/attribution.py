@@ -31,7 +31,8 @@ from benchmarks.diagnosis.weighing import Pair, TwinLatencies, affected, of, sum
 from benchmarks.machine import machine
 from diagnosis.detection.reference import read_baseline
 from diagnosis.root_cause.counterfactual import Values, symptoms, timelines_of
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
+from diagnosis.spans import Span
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
 from telemetry.journal.journal_reader import open_journal

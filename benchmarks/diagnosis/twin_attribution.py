@@ -20,8 +20,9 @@ import msgspec
 from benchmarks.diagnosis.episodes import RESULTS
 from benchmarks.diagnosis.weighing import Pair, TwinLatencies, affected, of, summary, weigh
 from diagnosis.root_cause.counterfactual import symptoms, timelines_of
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.root import ACTIONS
+from diagnosis.spans import Span
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, read_runs
 from lab.twins.registry import TWINS, build_clean, build_twin

@@ -159,12 +159,39 @@ def goodput(snapshot: Snapshot) -> Text:
     return line
 
 
+def promises(diagnosis: Diagnosis) -> Text:
+    """The classes that miss their SLO, what they miss, and in which form."""
+    line = Text(" promises", style="dim", no_wrap=True, overflow="ellipsis")
+    for finding in diagnosis.findings:
+        for one in finding.promises:
+            line.append(f"  {one.slo_class} {one.form.value}", style="bold red")
+            line.append(f" {one.missed} of {one.requests} missed", style="red")
+            if one.setting:
+                line.append(f", {one.setting} binds", style="yellow")
+    return line
+
+
 def limits(snapshot: Snapshot) -> Text:
     """The limits that are not what they were at the start."""
     line = Text(" limits", style="dim", no_wrap=True, overflow="ellipsis")
     for name, changed in snapshot.limits_changed.items():
         line.append(f"  {name} {limit_text(changed.value)}", style="yellow")
         line.append(f" (started with {limit_text(changed.at_start)})", style="dim")
+    return line
+
+
+def autopilot(snapshot: Snapshot) -> Text:
+    """What the autopilot does, and what it decided last."""
+    line = Text(" autopilot", style="dim", no_wrap=True, overflow="ellipsis")
+    found = snapshot.autopilot
+    if found is None or found.at_ns is None:
+        return line
+    line.append(f"  {found.mode}, {found.state.replace('_', ' ')}")
+    named = ", ".join(f"{name} {limit_text(value)}" for name, value in found.limits.items())
+    ago_s = max(0, snapshot.at_ns - found.at_ns) / 1e9
+    style = "yellow" if found.decision in ("proposed", "applied", "upheld") else ""
+    line.append(f"  {(found.decision or '').replace('_', ' ')} {named}", style=style)
+    line.append(f" {ago_s:.0f} s ago: {found.why}", style="dim")
     return line
 
 
@@ -189,6 +216,8 @@ def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
     for finding in diagnosis.findings if diagnosis else ():
         text.append(f"{finding.symptom.value} ", style="bold red")
         text.append(f"({finding.confidence:.2f}) {finding.claim}; see {finding.runbook}\n")
+        if finding.chain:
+            text.append(f"  {finding.chain_text}\n")
     text.rstrip()
     return Panel(text, title="diagnosis", title_align="left", width=width)
 

@@ -33,6 +33,10 @@ def screen(
     else:
         middle = [panels.load(snapshot, width), panels.latencies(snapshot, width)]
     changed = [panels.limits(snapshot)] if snapshot.limits_changed else []
+    if diagnosis is not None and any(finding.promises for finding in diagnosis.findings):
+        changed.insert(0, panels.promises(diagnosis))
+    if snapshot.autopilot is not None and snapshot.autopilot.at_ns is not None:
+        changed.append(panels.autopilot(snapshot))
     lines = _FIXED_LINES + len(changed)
     return Group(
         panels.header(snapshot, url, note),

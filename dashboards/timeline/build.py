@@ -15,6 +15,7 @@ from dashboards.timeline.engine_track import EngineTrack
 from dashboards.timeline.host_track import HostTrack
 from dashboards.timeline.request_track import RequestTrack
 from dashboards.timeline.trace import Args, TraceWriter
+from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
@@ -85,6 +86,8 @@ class _Builder:
                 self._engine.started(fact)
             case LimitsSet():
                 self._engine.limits_set(fact)
+            case AutopilotDecided():
+                self._engine.decided(fact)
             case EngineDied():
                 self._engine.died(fact)
             case StallDetected():

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dashboards.timeline.trace import Args, Row, RowAllocator, Slice, TraceWriter, nested
+from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import EngineIdled, EngineStarted, LimitsSet, StepRecorded
 from telemetry.facts.limits import named
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, StallDetected
@@ -46,6 +47,12 @@ class EngineTrack:
         changed = {name: is_now.get(name) for name in fact.changed}
         args = {"changed": changed, "by": fact.by, "why": fact.why}
         self._trace.instant(LIFECYCLE, "limits changed", fact.at_ns, "g", args)
+
+    def decided(self, fact: AutopilotDecided) -> None:
+        args = {"limits": fact.limits, "was": fact.was, "reason": fact.reason.value}
+        shares = {"before": fact.before, "promised": fact.promised, "measured": fact.measured}
+        name = f"autopilot: {fact.decision.value}"
+        self._trace.instant(LIFECYCLE, name, fact.at_ns, "g", args | shares | {"why": fact.why})
 
     def died(self, fact: EngineDied) -> None:
         args = {"exit_code": fact.exit_code, "detail": fact.detail, "restart": fact.restart}

@@ -4,6 +4,9 @@
     engine_time  the engine's time: masks, sampling, prompts, decodes
     slow_steps   slow steps and pauses, and their cause by what the host says
     demand       more requests, longer ones, and missed prefix hits, beyond chance
+    late_tokens, late_waits   the cause of one late token
+    first_links  causes of causes: harm moves to the first link that is proven
+    device_evidence  what GPUs and ranks measured of slow steps
     charges      amounts by cause
     thresholds   every number that decides a charge
 

@@ -11,20 +11,19 @@ The charges add up to the excess, so causes can be compared.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from diagnosis.attribution.charges import Blame as Blame
 from diagnosis.attribution.charges import Charges, EngineTime, shares_of
 from diagnosis.attribution.engine_time import engine_time, queue_contributors
-from diagnosis.attribution.thresholds import (
-    INGEST_WORK,
-    RECOMPUTED,
-)
+from diagnosis.attribution.first_links import charge_first_links
+from diagnosis.attribution.thresholds import INGEST_WORK, RECOMPUTED
 from diagnosis.detection.counts import Stage
 from diagnosis.detection.excess import excess_ns, stage_stats
 from diagnosis.detection.reference import Reference, fit_cost
 from diagnosis.detection.window import Window
-from diagnosis.evidence import Facts, Measurement
+from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Symptom
 from telemetry.facts.reasons import WaitReason
 
@@ -35,22 +34,6 @@ _OWN_REASONS = {
     WaitReason.CLIENT_PAUSE: S.SLOW_CLIENT,
 }
 _WAITS = {reason: M.named(f"wait_{reason.value}") for reason in WaitReason}
-
-
-@dataclass(slots=True)
-class Blame:
-    """`harm_ns` by cause adds up to `excess_ns`, which is the sum of `stages_ns`: requests' time
-    beyond `baseline_ns`. `facts` are the measurements behind it, times in ms. `tenant` made the
-    growth in demand, if one did."""
-
-    seconds: float
-    excess_ns: float
-    baseline_ns: dict[Stage, float]
-    harm_ns: Charges
-    stages_ns: dict[Stage, float]
-    engine: EngineTime | None
-    facts: Facts = field(default_factory=Facts)
-    tenant: str | None = None
 
 
 def blame(window: Window, reference: Reference) -> Blame:
@@ -69,18 +52,31 @@ def blame(window: Window, reference: Reference) -> Blame:
         found.facts |= engine.facts
     gateway = _gateway(found, window, reference)
     _ingest(found, gateway)
-    _charge(found, _in_decode(found, window), stages[Stage.DECODE])
-    _first(found, window, reference)
+    scale = _charge(found, _in_decode(found, window), stages[Stage.DECODE])
+    if engine is not None:
+        _take_beside(found, engine, scale)
+    unnamed_ns = _first(found, window, reference)
     _deliver(found, window, gateway)
+    charge_first_links(found, window, reference, gateway, unnamed_ns)
     return found
 
 
-def _charge(found: Blame, parts: Mapping[Symptom, float], spent_ns: float) -> None:
-    """Charge each part; where they add up to more than `spent_ns`, in proportion."""
+def _take_beside(found: Blame, engine: EngineTime, scale: float) -> None:
+    """Prompts that are computed again, or that became longer, make tokens late that are decoded in
+    the same steps."""
+    for symptom in (S.PREFIX_CACHE_COLD, S.LONG_PROMPTS):
+        if engine.beside_ns[symptom] > 0:
+            found.through[symptom, S.PREFILL_INTERFERENCE] = scale * engine.beside_ns[symptom]
+
+
+def _charge(found: Blame, parts: Mapping[Symptom, float], spent_ns: float) -> float:
+    """Charge each part; where they add up to more than `spent_ns`, in proportion. Returns what is
+    charged of each."""
     total = sum(ns for ns in parts.values() if ns > 0)
     scale = min(1.0, spent_ns / total) if total else 0.0
     for symptom, part in parts.items():
         found.harm_ns[symptom] += scale * max(0.0, part)
+    return scale
 
 
 def _share(found: Blame, shares: Mapping[Symptom, float], spent_ns: float) -> None:
@@ -137,8 +133,9 @@ def _in_decode(found: Blame, window: Window) -> Charges:
     return parts
 
 
-def _first(found: Blame, window: Window, reference: Reference) -> None:
-    """Before the first token: in the queue, and in the steps that compute the prompt."""
+def _first(found: Blame, window: Window, reference: Reference) -> float:
+    """Before the first token: in the queue, and in the steps that compute the prompt. Returns the
+    ns in the queue that have no cause."""
     waited_ns = float(sum(window.counts.waited_ns.values()))
     spent_ns = found.stages_ns[Stage.FIRST]
     running_ns = 0.0
@@ -146,9 +143,17 @@ def _first(found: Blame, window: Window, reference: Reference) -> None:
         running_ns = found.engine.prompting_total_ns
     share = waited_ns / (waited_ns + running_ns) if waited_ns + running_ns else 1.0
     _take_waits(found, window)
-    _share(found, _waits(found, window, reference), share * spent_ns)
+    named = 0.0
+    for effect, shares in _waits(found, window, reference).items():
+        _share(found, shares, share * spent_ns)
+        named += sum(shares.values())
+        for symptom, part in shares.items():
+            if symptom is not effect and part > 0:
+                before_ns = found.through.get((symptom, effect), 0.0)
+                found.through[symptom, effect] = before_ns + part * share * spent_ns
     if found.engine is not None:
         _charge(found, found.engine.prompting_ns, (1 - share) * spent_ns)
+    return max(0.0, 1 - named) * share * spent_ns
 
 
 def _take_waits(found: Blame, window: Window) -> None:
@@ -162,29 +167,36 @@ def _take_waits(found: Blame, window: Window) -> None:
         found.facts[M.RECOMPUTE_SHARE] = _recomputed_share(window)
 
 
-def _waits(found: Blame, window: Window, reference: Reference) -> Charges:
-    """Shares of the queue's time, by the wait reason of its head."""
-    parts = Charges()
+def _waits(found: Blame, window: Window, reference: Reference) -> dict[Symptom, Charges]:
+    """Shares of the queue's time by cause, for each effect: what the head of the queue waits for.
+    Those behind a head that waits for its own grammar or client are a queue."""
+    parts: dict[Symptom, Charges] = defaultdict(Charges)
     contributors = (
         Charges() if found.engine is None else shares_of(queue_contributors(found.engine))
     )
     for reason, spent_ns in window.counts.waited_ns.items():
         cause = _OWN_REASONS.get(reason)
         if cause is not None:
-            parts[cause] += spent_ns
+            behind_ns = window.counts.behind_ns[reason]
+            parts[cause][cause] += spent_ns - behind_ns
+            parts[S.QUEUE_OVERLOAD][cause] += behind_ns
         elif reason is WaitReason.PREEMPTED:
-            parts[_lost_blocks(window)] += spent_ns
+            lost = _lost_blocks(window)
+            parts[lost][lost] += spent_ns
         elif reason is WaitReason.KV:
             for symptom, share in _block_holders(found, window, reference).items():
-                parts[symptom] += share * spent_ns
+                parts[S.KV_EXHAUSTION][symptom] += share * spent_ns
         else:
             causes = (
                 _slot_holders(window, contributors) if reason is WaitReason.SEQS else contributors
             )
             for symptom, share in causes.items():
-                parts[symptom] += share * spent_ns
+                parts[S.QUEUE_OVERLOAD][symptom] += share * spent_ns
     total_ns = sum(window.counts.waited_ns.values())
-    return Charges({symptom: ns / total_ns for symptom, ns in parts.items()})
+    return {
+        effect: Charges({symptom: ns / total_ns for symptom, ns in causes.items()})
+        for effect, causes in parts.items()
+    }
 
 
 def _lost_blocks(window: Window) -> Symptom:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from diagnosis.detection.counts import Stage
 from diagnosis.detection.steps import Steps
-from diagnosis.evidence import Taken
+from diagnosis.evidence import Facts, Taken
 from diagnosis.symptoms import Symptom
 
 
@@ -24,6 +25,10 @@ class Charges(defaultdict[Symptom, float]):
         return sorted(self.items(), key=lambda entry: -entry[1])
 
 
+Through = dict[tuple[Symptom, Symptom], float]
+"""ns of requests' time that a cause took by way of an effect, by (cause, effect)."""
+
+
 def shares_of(parts: Mapping[Symptom, float]) -> Charges:
     """Each positive part over their sum; empty without one."""
     total = sum(spent for spent in parts.values() if spent > 0)
@@ -33,13 +38,17 @@ def shares_of(parts: Mapping[Symptom, float]) -> Charges:
 @dataclass(slots=True)
 class EngineTime:
     """Charges beyond the baseline: `taken_ns` of the engine, `decoding_ns` and `prompting_ns` of
-    requests. `prompting_total_ns` is all of requests' time in steps with their prompts, `busy_ns`
+    requests. `beside_ns` is the part of `decoding_ns` beside others' prompts,
+    `prompting_total_ns` all of requests' time in steps with their prompts, `busy_ns`
     the engine's in all steps. `slow` is how many times longer than predicted the forward passes in
-    range took. `demand_share` of the requests came beyond the baseline, charged to `demand`."""
+    range took. `demand_share` of the requests came beyond the baseline, charged to `demand`;
+    `longer` are tokens of prompts and answers beyond their usual length, by cause. `claims` say
+    what a device measured, `culprits` which GPU or rank it is; a GPU is sampled if it `has_gpu`."""
 
     taken_ns: Charges = field(default_factory=Charges)
     decoding_ns: Charges = field(default_factory=Charges)
     prompting_ns: Charges = field(default_factory=Charges)
+    beside_ns: Charges = field(default_factory=Charges)
     prompting_total_ns: float = 0.0
     busy_ns: float = 0.0
     slow: float = 1.0
@@ -47,6 +56,28 @@ class EngineTime:
     tenant: str | None = None
     demand: Symptom = Symptom.QUEUE_OVERLOAD
     demand_share: float = 0.0
+    longer: Charges = field(default_factory=Charges)
+    has_gpu: bool = False
+    claims: dict[Symptom, str] = field(default_factory=dict)
+    culprits: dict[Symptom, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Blame:
+    """`harm_ns` by cause adds up to `excess_ns`, which is the sum of `stages_ns`: requests' time
+    beyond `baseline_ns`. `facts` are the measurements behind it, times in ms. `tenant` made the
+    growth in demand, if one did. `through` is how much of a cause's harm came by way of an effect:
+    of slow steps by way of the queue, say."""
+
+    seconds: float
+    excess_ns: float
+    baseline_ns: dict[Stage, float]
+    harm_ns: Charges
+    stages_ns: dict[Stage, float]
+    engine: EngineTime | None
+    facts: Facts = field(default_factory=Facts)
+    tenant: str | None = None
+    through: Through = field(default_factory=dict)
 
 
 def charge_rows(found: EngineTime, symptom: Symptom, steps: Steps, spent: np.ndarray) -> None:

@@ -102,6 +102,9 @@ def _work(
         counts.admitted * reference.prompt_tokens * (1 - reference.hit_share) * cost.forward[1]
     )
     prompts = _name_longer_prompts(delta.prompt_tokens, co_more_ns, own_more_ns)
+    found.longer[S.QUEUE_OVERLOAD] += delta.output_tokens
+    for symptom in (S.LONG_PROMPTS, S.PREFILL_INTERFERENCE):
+        found.longer[symptom] += prompts.get(symptom, 0.0)
     for symptom, tokens in prompts.items():
         found.taken_ns[symptom] += tokens * token_ns
     _decode_work(found, window, reference, cost, delta)
@@ -114,6 +117,7 @@ def _work(
     if not others and expensive and several and larger_ns > MOST * co_more_ns:
         others = Charges({S.PREFILL_INTERFERENCE: 1.0})
     charge_in_proportion(found.decoding_ns, others, co_more_ns)
+    charge_in_proportion(found.beside_ns, others, co_more_ns)
     charge_in_proportion(found.prompting_ns, prompts, own_more_ns)
     _co_decode(found, window, reference, cost, residual)
 

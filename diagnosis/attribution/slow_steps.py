@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from diagnosis.attribution.charges import EngineTime, charge_rows
+from diagnosis.attribution.device_evidence import device_cause
 from diagnosis.attribution.thresholds import (
     ALIKE,
     LASTING_S,
@@ -20,8 +21,15 @@ from diagnosis.attribution.thresholds import (
     STALLED,
     THROTTLED,
 )
+from diagnosis.detection.counts import BUCKET_NS
 from diagnosis.detection.reference import Cost, Reference, engine_lost
 from diagnosis.detection.steps import Steps
+from diagnosis.detection.tail_thresholds import (
+    COMES_AND_GOES,
+    LEAST_STALL_NS,
+    RARE_STALLS,
+    STALL_RATIO,
+)
 from diagnosis.detection.window import Window
 from diagnosis.evidence import Measurement
 from diagnosis.symptoms import Symptom
@@ -78,6 +86,10 @@ def charge_slowness(
     if waited_ns >= MOST * total_ns:
         charge_rows(found, S.CPU_STARVATION, steps, residual + around)
         return
+    by_device = device_cause(found, window, reference, total_ns)
+    if by_device is not None:
+        charge_rows(found, by_device, steps, residual + around)
+        return
     collected_ns = float(counts.pauses["engine", "gc"])
     if collected_ns >= MOST * total_ns:
         in_passes = min(1.0, max(0.0, collected_ns - paused_ns) / max(1.0, slow_ns))
@@ -86,12 +98,26 @@ def charge_slowness(
         if slow_ns < LEAST_ENGINE_SHARE * found.busy_ns:
             return
     else:
+        rare = _rare_stalls(steps, cost, residual)
+        if rare is not None:
+            charge_rows(found, S.HOST_STALL, steps, np.where(rare, residual, 0.0) + around)
+            return
         charge_rows(
             found, S.HOST_STALL if paused_ns > STALLED * slow_ns else S.THROTTLED, steps, around
         )
     slow_cause = _slow_cause(found, window, cost, slow_ns, paused_ns, lost_ns)
     if slow_cause is not None:
         charge_rows(found, slow_cause, steps, residual)
+
+
+def _rare_stalls(steps: Steps, cost: Cost, residual: np.ndarray) -> np.ndarray | None:
+    """(steps,) bool: the few passes in which the engine stood still; None where these do not have
+    most of the slow time, or are so many that the processor runs less."""
+    predicted = np.maximum(cost.forward_ns(steps), 0.0)
+    stalls: np.ndarray = residual > np.maximum(LEAST_STALL_NS, STALL_RATIO * predicted)
+    is_most = float(residual[stalls].sum()) >= MOST * max(1.0, float(residual.sum()))
+    is_rare = 0 < float(stalls.sum()) <= RARE_STALLS * len(steps)
+    return stalls if is_most and is_rare else None
 
 
 def _mostly_out_of_range(steps: Steps, cost: Cost) -> bool:
@@ -130,7 +156,7 @@ def _slow_cause(
         return S.THROTTLED
     if window.seconds < LASTING_S or not _goes_on(window, cost):
         return None
-    decode, prompt = _slow_by_kind(window.steps, cost)
+    decode, prompt = slow_by_kind(window.steps, cost)
     found.facts |= {M.SLOW_DECODES: decode, M.SLOW_PROMPTS: prompt}
     alike = prompt - 1 > ALIKE * (decode - 1)
     return S.THROTTLED if alike else S.MEMORY_BANDWIDTH
@@ -147,9 +173,10 @@ def _goes_on(window: Window, cost: Cost) -> bool:
     return float(steps.forward_ns[later].sum()) >= SLOW * predicted
 
 
-def _slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
-    """How many times longer than predicted: steps that only decode, and what prompts add; 1 where
-    too few tell."""
+def slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
+    """How many times longer than predicted in the ticks that were slow: steps that only decode, and
+    what prompts add; 1 where too few tell."""
+    steps = _slow_ticks(steps, cost)
     known, predicted = cost.in_range(steps), cost.forward_ns(steps)
     plain = known & (steps.prompt_tokens == 0)
     mixed = known & (steps.prompt_tokens > 0)
@@ -161,3 +188,20 @@ def _slow_by_kind(steps: Steps, cost: Cost) -> tuple[float, float]:
         return decode, 1.0
     rest = (steps.forward_ns[mixed] - decode * (predicted[mixed] - prompts)).sum()
     return decode, float(rest / max(1.0, prompts.sum()))
+
+
+def _slow_ticks(steps: Steps, cost: Cost) -> Steps:
+    """The steps of the ticks that were at least half as slow as the slowest, since a slowness that
+    comes and goes would be mixed with the time between; all steps where most ticks were slow."""
+    known = cost.in_range(steps)
+    if not known.any():
+        return steps
+    ticks = (steps.end_ns // BUCKET_NS).astype(int)
+    ticks -= ticks.min()
+    spent = np.bincount(ticks[known], steps.forward_ns[known], ticks.max() + 1)
+    predicted = np.bincount(ticks[known], cost.forward_ns(steps)[known], ticks.max() + 1)
+    busy = predicted > 0
+    ratio = np.where(busy, spent / np.maximum(predicted, 1.0), 1.0)
+    if float((ratio[busy] > SLOW).mean()) > COMES_AND_GOES:
+        return steps
+    return Steps(steps.table[(ratio >= 1 + MOST * (float(ratio.max()) - 1))[ticks]])

@@ -10,15 +10,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from diagnosis.detection.counts import BUCKET_NS, Counts
+from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
+from diagnosis.detection.step_rows import row_of
 from diagnosis.detection.steps import StepLog, StepRow, Steps
 from diagnosis.thresholds import HANG_TICKS
-from telemetry.costs.step_load import load_of_step
 from telemetry.facts.engine_records import (
     EngineIdled,
     EngineStarted,
+    GrammarCompiled,
     LimitsSet,
     RecordingSet,
+    Row,
     SequenceAdmitted,
     SequenceEnded,
     SequencePaused,
@@ -29,7 +32,7 @@ from telemetry.facts.engine_records import (
     StepAborted,
     StepRecorded,
 )
-from telemetry.facts.host_records import HostPaused, HostSampled
+from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.limits import with_limits
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import (
@@ -50,6 +53,7 @@ from telemetry.facts.records import (
 )
 
 _KEPT = 64
+_KEPT_PAUSES = 2_048
 KEPT_NS = 180_000_000_000  # the longest stretch that is ever judged or learnt is shorter
 
 
@@ -59,7 +63,8 @@ class Aggregator:
     `started` is the engine that runs or ran last (None before the first), with the limits in
     force, `ready` whether it runs, `hung` how it hangs (None while it does not), `recording`
     whether steps are recorded. `detached` are folds of telemetry that raised, with the type of the
-    error.
+    error. `pauses` are the last ones of the two processes. Prompts of more than
+    `long_prompt_tokens` are counted apart (0: none is).
     """
 
     def __init__(self) -> None:
@@ -77,9 +82,12 @@ class Aggregator:
         self.detached: dict[str, str] = {}
         self._heads: set[int] = set()
         self._paused: set[int] = set()
+        self._holders = Holders()
         self._constrained: set[int] = set()
         self._commit_ns: int | None = None
         self._last_step_id: int | None = None
+        self.pauses: deque[HostPaused] = deque(maxlen=_KEPT_PAUSES)
+        self.long_prompt_tokens = 0
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -111,6 +119,10 @@ class Aggregator:
                 self._at(at_ns).host(fact)
             case HostPaused():
                 self._host_paused(fact)
+            case GpuSampled():
+                self._at(at_ns).gpus.append(fact)
+            case GpuXid():
+                self._at(at_ns).xids.append(fact)
             case _:
                 self._of_engine(fact)
 
@@ -156,6 +168,7 @@ class Aggregator:
                 self._heads.add(fact.seq_id)
                 if fact.constrained:
                     self._constrained.add(fact.seq_id)
+                self.requests.queued(fact)
                 self._at(fact.at_ns).arrived(fact.prompt_tokens)
             case SequenceRefused():
                 counts = self._at(fact.at_ns)
@@ -163,6 +176,7 @@ class Aggregator:
                 counts.refused += 1
             case SequenceAdmitted():
                 counts = self._at(fact.at_ns)
+                self.requests.admitted(fact)
                 counts.admitted += 1
                 counts.known_tokens += fact.known_tokens
                 counts.hit_tokens += fact.hit_tokens
@@ -170,10 +184,14 @@ class Aggregator:
                 counts.ghost_tokens += fact.ghost_tokens
             case SequenceEnded():
                 self._sequence_ended(fact)
+            case GrammarCompiled():
+                self.requests.compiled(fact)
             case SequencesListed():
                 self._listed(fact)
             case SequencePaused():
                 self._paused.add(fact.seq_id)
+                self._holders.paused(fact.seq_id)
+                self.requests.skipped(fact.seq_id, WaitReason.CLIENT_PAUSE, fact.at_ns)
             case SequenceResumed():
                 self._paused.discard(fact.seq_id)
             case EngineIdled():
@@ -204,6 +222,7 @@ class Aggregator:
         self._heads.clear()
         self._constrained.clear()
         self._paused.clear()
+        self._holders.clear()
         if isinstance(fact, EngineStarted):
             self.ready = True
             self._begin_with(fact, fact.at_ns)
@@ -229,6 +248,7 @@ class Aggregator:
     def _listed(self, fact: SequencesListed) -> None:
         """Drop sequences that are not listed: their end fact was lost."""
         self.requests.sequences_listed(fact)
+        self._holders.listed(fact)
         for kept in (self._heads, self._paused, self._constrained):
             kept.difference_update(fact.over(kept))
 
@@ -247,6 +267,7 @@ class Aggregator:
         counts = self._at(fact.at_ns)
         self._heads.discard(fact.seq_id)
         self._paused.discard(fact.seq_id)
+        self._holders.ended(fact.seq_id)
         counts.sequence_reasons[fact.reason] += 1
         counts.output_lengths.append(fact.output_tokens)
         if fact.seq_id in self._constrained:
@@ -271,59 +292,56 @@ class Aggregator:
         self._waits(step, turn_ns, counts)
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
-        load = load_of_step(step)
-        zombies = recompute = 0
+        recompute = long_tokens = 0
+        zombies: list[Row] = []
         for row in step.rows:
             if self.requests.is_disconnected(row.seq_id, step.begin_ns):
-                zombies += 1
+                zombies.append(row)
                 counts.zombie_rows_by_sequence[row.seq_id] += 1
             if row.is_prefill:
                 recompute += row.recompute_tokens
                 counts.prefill_by_sequence[row.seq_id] += row.tokens
+                if self.requests.has_prompt_above(self.long_prompt_tokens, row.seq_id):
+                    long_tokens += row.tokens
                 self._heads.discard(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
-        forward_ns = max(0, step.sample_ns - step.forward_ns)
-        sample_ns = max(0, step.collected_ns - step.sample_ns)
-        mask_ns = min(step.mask_ns, sample_ns)
-        forward_ns = min(forward_ns, turn_ns)
-        return StepRow(
-            end_ns=step.committed_ns,
-            turn_ns=turn_ns,
-            forward_ns=forward_ns,
-            sample_ns=sample_ns - mask_ns,
-            mask_ns=mask_ns,
-            host_ns=max(0, turn_ns - forward_ns - sample_ns),
-            prompt_tokens=load.prompt_tokens,
-            pairs=load.pairs,
-            decode_tokens=load.decode_tokens,
-            context_tokens=load.context_tokens,
-            interaction=load.interaction,
-            sampled_rows=load.sampled_rows,
-            prompt_rows=len(step.rows) - load.decode_rows,
-            decode_rows=load.decode_rows,
-            running=step.running,
+        block_tokens = 16 if self.started is None else self.started.block_tokens
+        held = self._holders.step(step, zombies, block_tokens)
+        return row_of(
+            step,
+            turn_ns,
+            held,
             paused=len(self._paused),
-            zombie_rows=zombies,
+            zombie_rows=len(zombies),
             recompute_tokens=recompute,
-            budget_tokens=step.budget_tokens,
-            timed=step.target_ns is not None,
+            long_tokens=long_tokens,
         )
 
     def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
         """Queued sequences wait for what blocks the head of the queue; running ones without a row
         wait for their own reason."""
         self._heads.update(step.preempted)
+        for seq_id in step.preempted:
+            self.requests.skipped(seq_id, WaitReason.PREEMPTED, step.committed_ns)
         head: WaitReason | None = None
         for skip in step.skips:
             if skip.seq_id in self._heads:
                 head = head or skip.reason
             else:
                 counts.skipped_ns[skip.reason] += turn_ns
-        if step.waiting:
-            counts.waited_ns[head or WaitReason.HEAD_OF_LINE] += step.waiting * turn_ns
+                self.requests.skipped(skip.seq_id, skip.reason, step.committed_ns)
+        stopped = min(step.waiting, len(self._heads & self._paused))  # preempted, not read
+        waiting = step.waiting - stopped
+        if stopped:
+            counts.skipped_ns[WaitReason.CLIENT_PAUSE] += stopped * turn_ns
+        if waiting:
+            reason = head or WaitReason.HEAD_OF_LINE
+            counts.waited_ns[reason] += waiting * turn_ns
+            counts.behind_ns[reason] += (waiting - 1) * turn_ns
 
     def _host_paused(self, fact: HostPaused) -> None:
         length_ns = fact.end_ns - fact.begin_ns
         lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
+        self.pauses.append(fact)
         self._at(fact.at_ns).pauses[fact.process.value, fact.cause.value] += lost_ns

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
-from telemetry.facts.host_records import HostSampled
+from telemetry.facts.host_records import GpuSampled, GpuXid, HostSampled
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 from telemetry.facts.records import EngineHung
 
@@ -35,7 +35,9 @@ class Counts:
     had a token then, while the TTFT is known only when the request has ended.
 
     `waited_ns` is the time of queued sequences, by the reason that blocks the head of the queue;
-    `skipped_ns` that of running sequences without a row, by their own reason.
+    `behind_ns` the part of it behind the head, `skipped_ns` that of running sequences without a
+    row, by their own reason. `admissions` are the stamps of each request's begin, submission and
+    first admission.
     `zombie_rows_by_sequence` are rows computed after the client had disconnected. `cut` counts
     constrained sequences that ended at their length limit. `aborted` are failed steps by failure
     and message, `aborted_sequences` the sequences that they ended, `deaths_by_failure` engines that
@@ -71,6 +73,7 @@ class Counts:
     live_ns: Counter[Stage] = field(default_factory=Counter)
     first_ns: Counter[str] = field(default_factory=Counter)
     waited_ns: Counter[WaitReason] = field(default_factory=Counter)
+    behind_ns: Counter[WaitReason] = field(default_factory=Counter)
     skipped_ns: Counter[WaitReason] = field(default_factory=Counter)
     tenant_requests: Counter[str] = field(default_factory=Counter)
     prefill_by_sequence: Counter[int] = field(default_factory=Counter)
@@ -79,6 +82,7 @@ class Counts:
     ended: Counter[EndReason] = field(default_factory=Counter)
     sequence_reasons: Counter[EndReason] = field(default_factory=Counter)
     first_commit_logs: list[tuple[str, float]] = field(default_factory=list)
+    admissions: list[tuple[int, int, int]] = field(default_factory=list)
     choices_requested: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     output_lengths: list[int] = field(default_factory=list)
@@ -87,6 +91,8 @@ class Counts:
     deaths_by_failure: Counter[StepFailure] = field(default_factory=Counter)
     deaths: list[str] = field(default_factory=list)
     hangs: list[EngineHung] = field(default_factory=list)
+    gpus: list[GpuSampled] = field(default_factory=list)
+    xids: list[GpuXid] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         for entry in fields(self):

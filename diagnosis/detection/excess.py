@@ -20,6 +20,7 @@ import numpy as np
 from diagnosis.detection.counts import BUCKET_NS, Counts, Stage
 from diagnosis.detection.reference import Cost, Reference, own_prompts_ns
 from diagnosis.detection.steps import Steps
+from diagnosis.detection.tail_thresholds import ON_TIME
 from diagnosis.thresholds import (
     CLEARED_LEVEL,
     DIRECT_CLIP,
@@ -175,12 +176,14 @@ def dispersion_of(ticks: Iterable[StageStats]) -> float:
 
 class _Cusum:
     """A one-sided cumulative sum: its value, since when it is above zero, whether it is pending. It
-    is bounded, so that it falls again soon after the excess has passed."""
+    is bounded, so that it falls again soon after the excess has passed. `on_time` is how many first
+    tokens in a row were not late."""
 
     def __init__(self, threshold: float) -> None:
         self.value = 0.0
         self.since_ns = 0
         self.is_pending = False
+        self.on_time = 0
         self._threshold = threshold
 
     @property
@@ -231,6 +234,12 @@ class ChangeDetector:
         return any(one.value for one in self._firsts.values())
 
     @property
+    def levels(self) -> tuple[float, ...]:
+        """Of each sum, and of the highest of the tenants' first tokens."""
+        firsts = max((one.level for one in self._firsts.values()), default=0.0)
+        return (*(one.level for one in self._sums), firsts)
+
+    @property
     def is_elevated(self) -> bool:
         """A fault may have begun: this time must not become a reference."""
         return self._level > ELEVATED_LEVEL or self.onset_ns is not None
@@ -260,6 +269,7 @@ class ChangeDetector:
             z = (late - reference.first_commit_log) / spread
             one = self._of_tenant(tenant)
             one.add(bucket_ns, min(z, FIRST_TOKEN_CLIP) - FIRST_TOKEN_DRIFT)
+            one.on_time = one.on_time + 1 if z < FIRST_TOKEN_DRIFT else 0
         self._update_alarm(is_quiet)
 
     def _update_alarm(self, is_quiet: bool) -> None:
@@ -269,6 +279,9 @@ class ChangeDetector:
         if self.onset_ns is None:
             self.onset_ns = min((one.since_ns for one in sums if one.level > 1), default=None)
             return
+        for one in self._firsts.values():  # of a tenant with few requests it would fall slowly
+            if one.on_time >= ON_TIME:
+                one.value = 0.0
         self._quiet_ticks = self._quiet_ticks + 1 if is_quiet else 0
         is_over = self._quiet_ticks >= QUIET_TICKS and not self._has_late_firsts
         if self._level < CLEARED_LEVEL or is_over:

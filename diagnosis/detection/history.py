@@ -1,4 +1,7 @@
-"""Findings with the time in which they held, as events for the spans of requests in that time."""
+"""Findings with the time in which they held, as events for the spans of requests in that time.
+
+A symptom that goes and comes back within INCIDENT_NS is one incident, and one entry of the log.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diagnosis.detection.tail_thresholds import INCIDENT_NS
 from diagnosis.symptoms import Finding, Symptom
 from telemetry.facts.base import SpanEvent
 
@@ -15,17 +19,17 @@ _KEPT = 256
 
 @dataclass(slots=True)
 class _Interval:
-    """One finding, from the tick that made it to the one that no longer did; `end_ns` is None while
-    it holds."""
+    """One incident, from the tick that found it to the last one that did; `finding` is the last of
+    it, `onset_ns` that of the first, and `end_ns` is None while it holds."""
 
     finding: Finding
     found_ns: int
+    onset_ns: int | None = None
     end_ns: int | None = None
 
     @property
     def begin_ns(self) -> int:
-        onset_ns = self.finding.onset_ns
-        return self.found_ns if onset_ns is None else onset_ns
+        return self.found_ns if self.onset_ns is None else min(self.onset_ns, self.found_ns)
 
 
 class FindingLog:
@@ -33,6 +37,7 @@ class FindingLog:
 
     def __init__(self) -> None:
         self._open: dict[Symptom, _Interval] = {}
+        self._last: dict[Symptom, _Interval] = {}
         self._intervals: deque[_Interval] = deque(maxlen=_KEPT)
 
     def update(self, at_ns: int, findings: Sequence[Finding]) -> None:
@@ -41,11 +46,20 @@ class FindingLog:
         for symptom in [symptom for symptom in self._open if symptom not in now]:
             self._open.pop(symptom).end_ns = at_ns
         for symptom, finding in now.items():
-            interval = self._open.get(symptom)
+            interval = self._open.get(symptom) or self._again(symptom, at_ns)
             if interval is None:
-                interval = self._open[symptom] = _Interval(finding, at_ns)
+                interval = _Interval(finding, at_ns, finding.onset_ns)
                 self._intervals.append(interval)
+            self._open[symptom] = self._last[symptom] = interval
             interval.finding = finding
+
+    def _again(self, symptom: Symptom, at_ns: int) -> _Interval | None:
+        """The incident that this symptom goes on with, if it was not away for long."""
+        last = self._last.get(symptom)
+        if last is None or last.end_ns is None or at_ns - last.end_ns > INCIDENT_NS:
+            return None
+        last.end_ns = None
+        return last
 
     def between(self, begin_ns: int, end_ns: int) -> list[SpanEvent]:
         """Findings that overlap [begin, end), each at its onset or at `begin_ns`, whichever is
@@ -60,7 +74,8 @@ class FindingLog:
 
 def _attributes(interval: _Interval) -> dict[str, str | float]:
     finding = interval.finding
-    return {
+    chain = {"phasescope.finding.chain": finding.chain_text} if finding.chain else {}
+    return chain | {
         "phasescope.finding.symptom": finding.symptom.value,
         "phasescope.finding.confidence": finding.confidence,
         "phasescope.finding.harm_ms": finding.harm_ms,

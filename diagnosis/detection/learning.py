@@ -36,12 +36,13 @@ from diagnosis.thresholds import (
 
 
 class BaselineLearner:
-    """Holds the reference: `baseline` where one is given, else what was learnt of this run, None
-    until then."""
+    """Holds the reference: `baseline` where one is given, else what was learnt of this run in
+    `span_ns`, None until then."""
 
     def __init__(self, aggregator: Aggregator, baseline: Reference | None = None) -> None:
         self.reference = baseline
         self.is_given = baseline is not None
+        self.span_ns: tuple[int, int] | None = None
         self._aggregator = aggregator
         self._ticks: deque[tuple[int, StageStats]] = deque(maxlen=REFERENCE_NS // BUCKET_NS + 8)
         self._normal_from_ns = 0
@@ -62,9 +63,11 @@ class BaselineLearner:
         self._calls += 1
         if self.is_given or self._calls % REFRESH_TICKS:
             return
-        found = self.fit(now_ns - REFERENCE_LAG_NS)
+        end_ns = now_ns - REFERENCE_LAG_NS
+        found = self.fit(end_ns)
         if found is not None:
             self.reference = found
+            self.span_ns = (end_ns - int(found.seconds * 1e9), end_ns)
 
     def _is_steady(self) -> bool:
         """The later half of the last ticks has about as many requests in flight as the earlier."""
@@ -102,4 +105,5 @@ class BaselineLearner:
             stopped=stopped,
             stopped_spread=stopped_spread,
             dispersion=dispersion_of(ticks),
+            tails=self._aggregator.requests.late.fit(begin_ns, end_ns, steps),
         )

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 
 from diagnosis.detection.counts import Counts, Stage
+from diagnosis.detection.gpus import DeviceUsual, GpuUsual, device_usual, gpus_of
+from diagnosis.detection.late import Tails
 from diagnosis.detection.steps import FEATURES, Steps
 from diagnosis.thresholds import (
     COMMON_SHARE,
@@ -113,6 +115,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     rows per admission, `parts_ns` decoding requests' time by part of a step, per token, `running`
     the mean number of rows. `engine_wait_share` and `engine_lost_share` are of the time in which
     the loop had work: ready without a CPU, and neither running nor ready.
+
+    Devices. `gpus` and `device` are None or empty where nothing is measured.
+
+    Tails. `tails` are percentiles of what a mean does not show.
     """
 
     seconds: float
@@ -148,6 +154,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     several_share: float = 0.0
     stopped: float = 0.0
     stopped_spread: float = 0.0
+    tails: Tails = Tails()
+    gpus: dict[str, GpuUsual] = {}
+    device: DeviceUsual = DeviceUsual()
 
 
 def slo_baseline(policy: SloPolicy = DEFAULT_POLICY) -> Reference:
@@ -235,6 +244,8 @@ def fit_baseline(
         engine_lost_share=lost_ns / max(1.0, busy_ns),
         started=started,
         own_prompt_ns=float(own_prompts_ns(steps, cost).sum()) / max(1, counts.first_tokens),
+        gpus=gpus_of(counts),
+        device=device_usual(steps),
     )
 
 

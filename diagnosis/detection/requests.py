@@ -16,13 +16,19 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from diagnosis.detection.counts import Counts, Stage, add_live
+from diagnosis.detection.late import LateLog
+from diagnosis.detection.request_state import RequestState
 from diagnosis.thresholds import ABORT_NS
-from telemetry.facts.engine_records import SequencesListed
-from telemetry.facts.reasons import EndReason, Outcome
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceQueued,
+    SequencesListed,
+)
+from telemetry.facts.reasons import EndReason, Outcome, WaitReason
 from telemetry.facts.records import (
     RequestAccepted,
     RequestEnded,
@@ -32,27 +38,11 @@ from telemetry.facts.records import (
     SequenceSubmitted,
 )
 from telemetry.requests.phases import decode_begins_ns, first_commit_ns
+from telemetry.requests.slo_policy import DEFAULT_POLICY
 
 _KEPT = 4_000  # requests, ended ones too
 _KEPT_OPEN = 16_000  # requests in flight
 _KEPT_SEQUENCES = 8_000
-
-
-@dataclass(slots=True)
-class _RequestState:
-    request_id: str
-    trace_id: str
-    tenant: str
-    begun_ns: int
-    stage: Stage
-    entered_ns: int
-    read_ns: int
-    choices: int = 1
-    sequences: set[int] = field(default_factory=set)
-    firsts_ns: dict[int, int | None] = field(default_factory=dict)  # by sequence
-    last_ns: int | None = None
-    disconnected_ns: int | None = None
-    ended: bool = False
 
 
 class AffectedRequest(NamedTuple):
@@ -65,16 +55,18 @@ class AffectedRequest(NamedTuple):
 
 
 class Requests:
-    """Follows each request through its stages, and adds its time to the ticks of `counts_at`."""
+    """Follows each request through its stages, and adds its time to the ticks of `counts_at`. Late
+    tokens go to `late`."""
 
     def __init__(self, counts_at: Callable[[int], Counts]) -> None:
         self._at = counts_at
-        self._states: OrderedDict[str, _RequestState] = OrderedDict()
-        self._open: dict[str, _RequestState] = {}
-        self._owners: dict[int, _RequestState] = {}
+        self.late = LateLog()
+        self._states: OrderedDict[str, RequestState] = OrderedDict()
+        self._open: dict[str, RequestState] = {}
+        self._owners: dict[int, RequestState] = {}
 
     def accepted(self, fact: RequestAccepted) -> None:
-        request = _RequestState(
+        request = RequestState(
             request_id=fact.request_id,
             trace_id=fact.trace_id,
             tenant=fact.tenant,
@@ -82,6 +74,8 @@ class Requests:
             stage=Stage.INGEST,
             entered_ns=fact.at_ns,
             read_ns=fact.at_ns if fact.read_ns is None else fact.read_ns,
+            slo_class=fact.slo_class,
+            gap_target_ns=DEFAULT_POLICY.of(fact.slo_class).itl_ns,
         )
         self._states[fact.request_id] = self._open[fact.request_id] = request
         if len(self._states) > _KEPT:
@@ -106,6 +100,8 @@ class Requests:
         if request is None:
             return
         is_first = not request.firsts_ns
+        if is_first:
+            request.submitted_ns = fact.at_ns
         request.sequences.add(fact.seq_id)
         request.firsts_ns[fact.seq_id] = None
         self._owners[fact.seq_id] = request
@@ -119,6 +115,34 @@ class Requests:
             counts.choices_requested.append(request.choices)
             counts.tenant_requests[request.tenant] += 1
 
+    def queued(self, fact: SequenceQueued) -> None:
+        """The engine knows the length of a prompt, and the target of its class."""
+        request = self._owners.get(fact.seq_id)
+        if request is not None:
+            request.prompt_tokens = fact.prompt_tokens
+            request.gap_target_ns = fact.itl_target_ns or request.gap_target_ns
+
+    def admitted(self, fact: SequenceAdmitted) -> None:
+        request = self._owners.get(fact.seq_id)
+        if request is not None and request.admitted_ns is None:
+            request.admitted_ns, request.hit_tokens = fact.at_ns, fact.hit_tokens
+            if request.submitted_ns is not None:
+                self._at(fact.at_ns).admissions.append(
+                    (request.begun_ns, request.submitted_ns, fact.at_ns)
+                )
+
+    def compiled(self, fact: GrammarCompiled) -> None:
+        """Until now the sequence waited for its grammar."""
+        request = self._owners.get(fact.seq_id)
+        if request is not None and request.submitted_ns is not None:
+            request.grammar_ns = max(request.grammar_ns, fact.at_ns - request.submitted_ns)
+
+    def skipped(self, seq_id: int, reason: WaitReason, at_ns: int) -> None:
+        """A running sequence had no row in a step."""
+        request = self._owners.get(seq_id)
+        if request is not None:
+            request.skip_reason, request.skipped_ns = reason, at_ns
+
     def ended(self, fact: RequestEnded) -> None:
         counts = self._at(fact.at_ns)
         counts.ended[fact.reason] += 1
@@ -128,12 +152,14 @@ class Requests:
         request = self._open.pop(fact.request_id, None)
         if request is None:
             return
+        delivery_begun_ns = request.entered_ns
         self._leave(request, fact.at_ns)
         request.ended = True
         if request.stage is Stage.INGEST:  # refused: for its length, perhaps
             counts.ingest_work_ns += max(0, fact.at_ns - request.read_ns)
         if request.stage is Stage.DELIVER:
             counts.delivered += 1
+            self.late.delivery(request, delivery_begun_ns, fact.at_ns)
         if fact.reason.outcome is Outcome.CANCELLED:
             request.disconnected_ns = fact.at_ns if fact.detected_ns is None else fact.detected_ns
 
@@ -143,13 +169,15 @@ class Requests:
         if request is None or request.ended:
             return
         counts = self._at(at_ns)
-        request.last_ns = at_ns
+        last_ns, request.last_ns = request.last_ns, at_ns
+        if last_ns is not None and at_ns - last_ns > request.gap_target_ns:
+            self.late.gap(request, last_ns, at_ns)
         if request.stage is Stage.FIRST:
             tokens -= self._first_token(request, seq_id, at_ns)
         if request.stage is Stage.DECODE:
             counts.later_tokens += tokens / request.choices
 
-    def _first_token(self, request: _RequestState, seq_id: int, at_ns: int) -> bool:
+    def _first_token(self, request: RequestState, seq_id: int, at_ns: int) -> bool:
         """Whether this is the sequence's first token. Decode begins when all sequences of the
         request have one."""
         if request.firsts_ns.get(seq_id) is not None:
@@ -158,6 +186,7 @@ class Requests:
         if first_commit_ns(request.firsts_ns.values()) is None:
             late = math.log(max(1, at_ns - request.begun_ns))
             counts.first_commit_logs.append((request.tenant, late))
+            self.late.first(request, at_ns)
         request.firsts_ns[seq_id] = at_ns
         begins_ns = decode_begins_ns(request.firsts_ns.values())
         if begins_ns is not None:
@@ -209,6 +238,15 @@ class Requests:
             return False
         return at_ns > request.disconnected_ns + ABORT_NS
 
+    def has_prompt_above(self, tokens: int, seq_id: int) -> bool:
+        """Whether the prompt of the sequence is longer; False where `tokens` is 0."""
+        request = self._owners.get(seq_id) if tokens else None
+        return request is not None and request.prompt_tokens > tokens
+
+    def state(self, seq_id: int) -> RequestState | None:
+        """The request of a sequence, None where that is not known."""
+        return self._owners.get(seq_id)
+
     def owner(self, seq_id: int) -> str:
         """The request id of a sequence, or `seq-N` where that is not known."""
         request = self._owners.get(seq_id)
@@ -239,11 +277,11 @@ class Requests:
                     total.first_ns[request.tenant] += spent_ns
         return total
 
-    def _enter(self, request: _RequestState, stage: Stage, at_ns: int) -> None:
+    def _enter(self, request: RequestState, stage: Stage, at_ns: int) -> None:
         self._leave(request, at_ns)
         request.stage = stage
 
-    def _leave(self, request: _RequestState, at_ns: int) -> None:
+    def _leave(self, request: RequestState, at_ns: int) -> None:
         """Add the time in the stage that ends."""
         add_live(self._at, request.stage, request.tenant, request.entered_ns, at_ns)
         request.entered_ns = max(at_ns, request.entered_ns)

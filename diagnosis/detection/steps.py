@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,12 @@ class StepRow(NamedTuple):
     to its commit: the sum of forward, sample, mask and host. `pairs` are (prompt token, token that
     it attends to); `interaction` is the interaction term, prompt tokens times decode tokens.
     `zombie_rows` are rows whose client has disconnected. `timed`: a latency target bounded the
-    step's prompts, so that `budget_tokens` is what its time allowed."""
+    step's prompts, so that `budget_tokens` is what its time allowed. `long_tokens` are tokens of
+    prompts much longer than those of the baseline. Of `blocks_total` blocks, `slow_blocks` and
+    `zombie_blocks` are held for slow clients and for those that have gone, `short` where somebody
+    waits for blocks (`detection.holders`). By the device's clock it was busy for `device_ns`, and
+    idle before that for `bubble_ns`; the other ranks waited `skew_ns` for the slowest. NaN: not
+    measured."""
 
     end_ns: int
     turn_ns: int
@@ -41,6 +47,16 @@ class StepRow(NamedTuple):
     recompute_tokens: int
     budget_tokens: int
     timed: bool
+    long_tokens: int = 0
+    blocks_total: int = 0
+    slow_blocks: int = 0
+    zombie_blocks: int = 0
+    short: bool = False
+    slow_recompute_tokens: int = 0
+    device_ns: float = nan
+    bubble_ns: float = nan
+    skew_ns: float = nan
+    slowest_rank: float = nan
 
 
 @dataclass(frozen=True, slots=True)

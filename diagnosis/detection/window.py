@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
 from diagnosis.detection.steps import Steps
 from telemetry.facts.engine_records import EngineStarted
@@ -20,3 +21,17 @@ class Window:
     steps: Steps
     started: EngineStarted | None
     has_finding: bool = False
+
+
+def window_of(
+    aggregator: Aggregator, begin_ns: int, end_ns: int, *, has_finding: bool = False
+) -> Window:
+    """[begin, end) of what is counted."""
+    return Window(
+        seconds=(end_ns - begin_ns) / 1e9,
+        counts=aggregator.counts(begin_ns, end_ns),
+        later_half=aggregator.counts((begin_ns + end_ns) // 2, end_ns),
+        steps=aggregator.steps(begin_ns, end_ns),
+        started=aggregator.started,
+        has_finding=has_finding,
+    )

@@ -21,7 +21,7 @@ from statistics import fmean
 import msgspec
 
 from diagnosis.root_cause.interventions import Cause, Intervention, interventions
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.thresholds import (
     JOINT_CAUSES,
     LEAST_COMPARED,
@@ -30,6 +30,7 @@ from diagnosis.root_cause.thresholds import (
     NOISE_BAND,
     TAIL_QUANTILE,
 )
+from diagnosis.spans import Span
 from lab.replay.replay_modelled import replay_modelled
 from telemetry.facts.reasons import Outcome
 from telemetry.facts.records import Fact

@@ -17,7 +17,7 @@ from statistics import fmean, pstdev
 
 from diagnosis.attribution.thresholds import DEMAND_SIGMAS, GROWN_DEMAND, GROWN_LENGTH, SIGMAS
 from diagnosis.root_cause.prefixes import restored_prefixes
-from diagnosis.root_cause.question import Question, Span, arrivals
+from diagnosis.root_cause.question import Question, arrivals
 from diagnosis.root_cause.slowness import (
     NoiseFilter,
     without_masks,
@@ -26,6 +26,7 @@ from diagnosis.root_cause.slowness import (
     without_stalls,
 )
 from diagnosis.root_cause.thresholds import MORE_BLOCKS, TENANT_RATE
+from diagnosis.spans import Span
 from diagnosis.thresholds import ABORT_NS, LONGEST_QUANTILE
 from lab.replay.noise import RecordedNoise
 from lab.replay.recorded import RecordedRun, RecordedSequence

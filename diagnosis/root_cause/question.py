@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diagnosis.spans import Span
 from lab.replay.iteration_cost import IterationCost
 from lab.replay.recorded import RecordedRun, RecordedSequence
 from service.engine.admission import Limits
 from telemetry.facts.engine_records import EngineStarted
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """[begin, end) in ns of the monotonic clock."""
-
-    begin_ns: int
-    end_ns: int
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.begin_ns) / 1e9
-
-    def has(self, at_ns: int) -> bool:
-        return self.begin_ns <= at_ns < self.end_ns
 
 
 @dataclass(frozen=True, slots=True)

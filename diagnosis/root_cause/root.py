@@ -13,22 +13,31 @@ import msgspec
 from diagnosis.detection.reference import Reference
 from diagnosis.root_cause.counterfactual import Explanation, explain
 from diagnosis.root_cause.interventions import Cause
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.thresholds import (
+    LEAST_REFERENCE_S,
     REPLAYED_REFERENCE_NS,
     REPLAYED_S,
     REPLAYED_SINCE_S,
 )
+from diagnosis.settings_search.answer import SettingsAnswer
+from diagnosis.settings_search.answered import answered
+from diagnosis.settings_search.offline import last_window
+from diagnosis.settings_search.search import search
+from diagnosis.spans import Span
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from diagnosis.verdicts.offline import policy_for
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import NotReplayable, RecordedRun, read_runs
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import Journal
 from telemetry.journal.replay import replay_folds
+from telemetry.requests.slo_policy import SloPolicy
 
 S = Symptom
+NOTHING_TO_COMPARE = Explanation(requests=0, moved={}, gains=(), tried=())
 
 REMEDIES = {
     Cause.DEMAND: "bound the queue, shed load, or add a replica",
@@ -91,7 +100,8 @@ REFERENCE = RelativeWindow(REPLAYED_SINCE_S, REPLAYED_S)
 
 class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     """An explanation of `window` against `reference` (None: against the limits of a baseline).
-    `promises` is the predicted gain of the first action against each finding, by symptom."""
+    `promises` is the predicted gain of the first action against each finding, by symptom.
+    `settings` is what other settings would have given the last seconds, where it was asked for."""
 
     window: RelativeWindow
     reference: RelativeWindow | None
@@ -99,6 +109,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     remedies: dict[str, str]
     promises: dict[str, str]
     diagnosis: Diagnosis | None = None
+    settings: SettingsAnswer | None = None
 
 
 def root_cause(
@@ -107,9 +118,11 @@ def root_cause(
     reference: RelativeWindow | None = None,
     baseline: Reference | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    policy: SloPolicy | None = None,
 ) -> RootCause:
     """Of the last engine in the journal. Without a window, that of the journal's diagnosis is
-    explained, against the time before its onset or against the limits of a baseline.
+    explained, against the time before its onset or against the limits of a baseline. With a policy
+    the best settings for its SLO classes are searched, too.
 
     Raises NotReplayable, JournalError.
     """
@@ -118,14 +131,21 @@ def root_cause(
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     end_ns = _end_ns(run)
-    diagnosis, spans = _spans(journal, run, window, reference, baseline, end_ns)
+    diagnosis, spans = _spans(journal, run, window, reference, baseline, end_ns, policy)
     started = None if baseline is None else baseline.started
     now, before = spans
-    _check_known(journal, run, before, end_ns)
-    question = Question(
-        run, fit_iterations([run]), before, now, started if before is None else None
-    )
-    explanation = explain(question, lambda what: progress(f"without {what}"))
+    may_go_without = policy is not None and window is None and reference is None
+    if not may_go_without:
+        _check_known(journal, run, before, end_ns)
+    cost = fit_iterations([run])
+    explanation = NOTHING_TO_COMPARE
+    if before is None or _is_known(journal, run, before):
+        question = Question(run, cost, before, now, started if before is None else None)
+        explanation = explain(question, lambda what: progress(f"without {what}"))
+    settings = None
+    if policy is not None:
+        settings = search(run, cost, last_window(run), policy, progress=progress)
+        diagnosis = None if diagnosis is None else answered(diagnosis, settings)
     return RootCause(
         window=RelativeWindow.of(now, end_ns),
         reference=None if before is None else RelativeWindow.of(before, end_ns),
@@ -133,6 +153,7 @@ def root_cause(
         remedies={gain.cause.value: REMEDIES[gain.cause] for gain in explanation.gains},
         promises={} if diagnosis is None else promises_of(diagnosis, explanation),
         diagnosis=diagnosis,
+        settings=settings,
     )
 
 
@@ -159,12 +180,13 @@ def _spans(
     reference: RelativeWindow | None,
     baseline: Reference | None,
     end_ns: int,
+    policy: SloPolicy | None,
 ) -> tuple[Diagnosis | None, tuple[Span, Span | None]]:
     """The diagnosis, where one was needed, and the window to explain with its reference."""
     if window is not None or reference is not None:
         before = None if baseline is not None else (reference or REFERENCE).span(end_ns)
         return None, ((window or WINDOW).span(end_ns), before)
-    diagnoser = Diagnoser(baseline)
+    diagnoser = Diagnoser(baseline, policy_for(journal, policy), journal.cut_requests)
     replay_folds(journal.facts(), [diagnoser])
     diagnosis = diagnoser.diagnosis()
     onset_ns = diagnosis.onset_ns
@@ -174,6 +196,12 @@ def _spans(
         return diagnosis, (Span(onset_ns, end_ns), None)
     begin_ns = max(_known_ns(journal, run.started), onset_ns - REPLAYED_REFERENCE_NS)
     return diagnosis, (Span(onset_ns, end_ns), Span(begin_ns, onset_ns))
+
+
+def _is_known(journal: Journal, run: RecordedRun, reference: Span) -> bool:
+    """Whether the record has this reference, long enough to be one."""
+    has_begin = reference.begin_ns >= _known_ns(journal, run.started)
+    return has_begin and reference.seconds >= LEAST_REFERENCE_S
 
 
 def _known_ns(journal: Journal, started: EngineStarted) -> int:

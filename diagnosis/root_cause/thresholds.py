@@ -57,6 +57,10 @@ JOINT_CAUSES: Annotated[
 LEAST_COMPARED: Annotated[
     int, "requests", "fewer are not compared", "as LEAST_GROWN: of one or two nothing is known"
 ] = 3
+LEAST_REFERENCE_S: Annotated[
+    float, "s", "a reference that is shorter is none",
+    "by hand: a server that missed its SLO from the start has no time before",
+] = 1.0  # fmt: skip
 
 # --- what is replayed, where the diagnosis has no window -----------------------------------------
 

@@ -105,8 +105,10 @@ def engine_hung(counts: Counts, aggregator: Aggregator) -> Finding | None:
     found = _finding(
         Symptom.ENGINE_HUNG,
         f"{_HANGS[hang.kind]} (process {hang.engine_pid}, state {hang.process_state}); "
-        f"{hang.sequences} sequences wait for it, and new requests are refused{since}",
+        f"{hang.sequences} sequences wait for it, and new requests are refused{since}"
+        f"{_xid_words(counts)}",
         (
+            *_xid_evidence(counts),
             C.UNANSWERED.of(round((hang.at_ns - hang.since_ns) / 1e6)),
             C.HUNG_SEQUENCES.of(hang.sequences),
             C.DEATHS.of(len(counts.deaths)),
@@ -125,6 +127,7 @@ def step_failure(counts: Counts, aggregator: Aggregator) -> Finding | None:
     names the kind that ended most; each kind is evidence. Older records do not have the kind."""
     kinds = [kind for kind in StepFailure if kind is not StepFailure.OUT_OF_MEMORY]
     harm = {kind: counts.aborted_sequences[kind] + counts.deaths_by_failure[kind] for kind in kinds}
+    harm[StepFailure.KERNEL_ERROR] += _deaths_by_xid(counts)
     ended = counts.sequence_reasons[EndReason.EXECUTOR_ERROR]
     unclassified = max(0, ended - counts.aborted_sequences.total())
     if sum(harm.values()) + unclassified < LEAST_FAILED:
@@ -138,21 +141,48 @@ def step_failure(counts: Counts, aggregator: Aggregator) -> Finding | None:
     }
     return _finding(
         Symptom.STEP_FAILURE,
-        _claim_of(counts, worst) if harm[worst] else unclassified_words,
+        (_claim_of(counts, worst) if harm[worst] else unclassified_words) + _xid_words(counts),
         (
+            *_xid_evidence(counts),
             *(C.named(kind.value).of(steps[kind]) for kind in kinds if steps[kind]),
             C.FAILED_SEQUENCES.of(ended),
-            C.DEATHS.of(sum(counts.deaths_by_failure[kind] for kind in kinds)),
+            C.DEATHS.of(
+                sum(counts.deaths_by_failure[kind] for kind in kinds) + _deaths_by_xid(counts)
+            ),
         ),
     )
+
+
+def _deaths_by_xid(counts: Counts) -> int:
+    """Engines that ended without a reason of their own beside an error of the GPU: a GPU that is
+    lost ends the process, which cannot say why any more."""
+    known = sum(counts.deaths_by_failure.values())
+    return len(counts.deaths) - known if counts.xids else 0
+
+
+def _xid_words(counts: Counts) -> str:
+    """What the driver reported of the GPUs; empty without an error."""
+    seen = Counter((one.gpu, one.xid) for one in counts.xids)
+    told = [
+        f"GPU {gpu}: XID {xid}" if xid is not None else f"GPU {gpu}: an uncorrectable memory error"
+        for gpu, xid in seen
+    ]
+    return f"; the driver reported {', '.join(told[:_NAMED])}" if told else ""
+
+
+def _xid_evidence(counts: Counts) -> tuple[Evidence, ...]:
+    return (C.XIDS.of(len(counts.xids)),) if counts.xids else ()
 
 
 def _claim_of(counts: Counts, kind: StepFailure) -> str:
     """The claim: how many ended, of what, with the message of the most common error."""
     details = Counter({said: n for (one, said), n in counts.aborted.items() if one is kind})
     told = [f"{counts.aborted_sequences[kind]} sequences ended"] if details else []
-    if counts.deaths_by_failure[kind]:
-        told.append(f"the engine died {counts.deaths_by_failure[kind]} times")
+    deaths = counts.deaths_by_failure[kind]
+    if kind is StepFailure.KERNEL_ERROR:
+        deaths += _deaths_by_xid(counts)
+    if deaths:
+        told.append(f"the engine died {deaths} times")
     said = f"{' and '.join(told)} {_CAUSES[kind]}"
     words = details.most_common(1)[0][0] if details else ""
     return f"{said}: {words}" if words else said

@@ -6,11 +6,20 @@ from diagnosis.detection.reference import BaselineError, Reference
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from telemetry.journal.journal_reader import Journal
 from telemetry.journal.replay import replay_folds
+from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 
-def diagnose_journal(journal: Journal, baseline: Reference | None = None) -> Diagnosis:
-    """As of the journal's end. Raises JournalError."""
-    diagnoser = Diagnoser(baseline)
+def policy_for(journal: Journal, policy: SloPolicy | None = None) -> SloPolicy:
+    """The given SLO policy, or that of the server that wrote the journal; the default one where
+    neither is known."""
+    return policy or journal.header.slo or DEFAULT_POLICY
+
+
+def diagnose_journal(
+    journal: Journal, baseline: Reference | None = None, policy: SloPolicy | None = None
+) -> Diagnosis:
+    """As of the journal's end, by `policy_for`. Raises JournalError."""
+    diagnoser = Diagnoser(baseline, policy_for(journal, policy), journal.cut_requests)
     replay_folds(journal.facts(), [diagnoser])
     return diagnoser.diagnosis()
 

@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from diagnosis.attribution.blame import Blame
 from diagnosis.detection.requests import AffectedRequest
 from diagnosis.evidence import Measurement
-from diagnosis.symptoms import Exclusion, Finding, Symptom
+from diagnosis.symptoms import Exclusion, Finding, Link, Symptom
 from diagnosis.thresholds import (
     LEAST_CONFIDENCE,
     LEAST_DELAYED,
     LEAST_DELAYED_SHARE,
     LEAST_LARGEST,
     LEAST_SHARE,
+    LEAST_WAITING,
 )
+from diagnosis.verdicts.chains import chain_of, claim_of
 from diagnosis.verdicts.confidence import confidence
 from diagnosis.verdicts.runbook import runbook_name
 
 S, M = Symptom, Measurement
 
+_OF_QUEUES = (S.QUEUE_OVERLOAD, S.UNFAIRNESS)
 _MOST_VICTIMS, _MOST_EXEMPLARS = 10, 3
 
 
@@ -138,13 +141,26 @@ RULES: dict[Symptom, Rule] = {
 }  # fmt: skip
 
 
+OF_DEVICES: dict[Symptom, tuple[Measurement, ...]] = {
+    S.THROTTLED: (M.GPU_CLOCK, M.USUAL_GPU_CLOCK, M.GPU_SLOWED_SHARE, M.GPU_TEMPERATURE,
+                  M.GPU_POWER, M.RANK_SKEW),
+    S.MEMORY_BANDWIDTH: (M.GPU_MEMORY_MORE, M.GPU_DRAM, M.USUAL_GPU_DRAM, M.GPU_CLOCK),
+    S.HOST_STALL: (M.DEVICE_BUBBLE, M.GPU_CLOCK),
+    S.CPU_STARVATION: (M.DEVICE_BUBBLE, M.RANK_SKEW),
+}  # fmt: skip
+"""Further evidence where there is a GPU."""
+
+
 def findings_of(
     charged: Blame,
     onset_ns: int,
     affected: Sequence[AffectedRequest],
     culprits: tuple[str, ...],
+    before: Sequence[Finding] = (),
 ) -> list[Finding]:
-    """Causes with a part in the harm, the largest first; none where hardly anything is delayed."""
+    """Causes with a part in the harm, the largest first; none where hardly anything is delayed.
+    `before` are those that stood until now."""
+    chained = {one.symptom for one in before if one.chain}
     total_ns = charged.excess_ns
     if not total_ns or not _hurts(charged):
         return []
@@ -157,8 +173,17 @@ def findings_of(
         share = harm_ns / total_ns
         if share < LEAST_SHARE:
             break
-        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits))
+        if symptom in _OF_QUEUES and not _waits(charged):
+            continue
+        chain = chain_of(charged, symptom, was_said=symptom in chained)
+        found.append(_finding(charged, symptom, share, onset_ns, affected, culprits, chain))
     return found
+
+
+def _waits(charged: Blame) -> bool:
+    """Requests are in the queue: a fuller batch alone, in which all are served, is no overload."""
+    waited_ms = charged.facts[M.WAITED] or 0.0
+    return waited_ms >= LEAST_WAITING * 1e3 * charged.seconds
 
 
 def _hurts(charged: Blame) -> bool:
@@ -176,15 +201,21 @@ def _finding(
     onset_ns: int,
     affected: Sequence[AffectedRequest],
     culprits: tuple[str, ...],
+    chain: tuple[Link, ...],
 ) -> Finding:
     rule, harm_ms = RULES[symptom], charged.harm_ns[symptom] / 1e6
+    engine = charged.engine
+    claim = rule.claim if engine is None else engine.claims.get(symptom, rule.claim)
+    claim = claim if not chain else claim_of(chain) or claim
+    more = OF_DEVICES.get(symptom, ()) if engine is not None and engine.has_gpu else ()
+    shown = tuple(measured.of(charged.facts[measured]) for measured in (*rule.evidence, *more))
     others = [one for one in affected if one.tenant != charged.tenant]
     return Finding(
         symptom=symptom,
         confidence=confidence(share, charged.seconds),
-        claim=f"{rule.claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
+        claim=f"{claim}: {harm_ms:.0f} ms of requests' time in {charged.seconds:.1f} s",
         harm_ms=round(harm_ms, 1),
-        evidence=tuple(measured.of(charged.facts[measured]) for measured in rule.evidence),
+        evidence=shown,
         culprits=_culprits(charged, symptom, culprits),
         victims=tuple(one.request_id for one in others[:_MOST_VICTIMS]),
         exemplars=tuple(one.trace_id for one in others[:_MOST_EXEMPLARS]),
@@ -196,12 +227,15 @@ def _finding(
         share=round(share, 3),
         onset_ns=onset_ns,
         runbook=runbook_name(symptom),
+        chain=chain,
     )
 
 
 def _culprits(charged: Blame, symptom: Symptom, culprits: tuple[str, ...]) -> tuple[str, ...]:
     if symptom is S.UNFAIRNESS and charged.tenant is not None:
         return (charged.tenant,)
+    if charged.engine is not None and symptom in charged.engine.culprits:
+        return charged.engine.culprits[symptom]
     of_prompts = (S.PREFILL_INTERFERENCE, S.LONG_PROMPTS, S.INGEST_BACKLOG)
     return culprits if symptom in of_prompts else ()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.diagnosis.sensitivity.result import Changed, Row, Sweep
-from diagnosis.evidence import Counted, Measurement
+from diagnosis.evidence import Counted, Late, Measurement, Promised
 from diagnosis.threshold_table import Threshold
 from diagnosis.threshold_table import table as all_thresholds
 from diagnosis.verdicts.rules import RULES
@@ -24,7 +24,7 @@ the baseline.
 
 *When changed* is measured: how many answers differ when the number is a fifth smaller or a quarter
 larger, all else as it is; in brackets the change in right answers and in false alarms, where there
-is one. {cases}. How, and what follows from it: [Sensitivity](../results/sensitivity.md).
+is one. {cases}. `python -m benchmarks.diagnosis.sensitivity` measures it.
 """
 _EVIDENCE = """# Evidence
 
@@ -36,10 +36,13 @@ thing than 0. *Usual* is of the baseline, and not measured before there is one.
 
 def thresholds() -> str:
     """The page of the table."""
-    sweep = msgspec.json.decode(_SWEEP.read_bytes(), type=Sweep)
-    swept = {row.name: row for row in sweep.rows}
-    cases = " and ".join(f"{count} {kind}" for kind, (_, count, _) in sweep.plain.items())
-    lines = [_THRESHOLDS.format(cases=f"Of {cases}")]
+    sweep = msgspec.json.decode(_SWEEP.read_bytes(), type=Sweep) if _SWEEP.exists() else None
+    swept = {} if sweep is None else {row.name: row for row in sweep.rows}
+    cases = "Not measured yet"
+    if sweep is not None:
+        counts = (f"{count} {kind}" for kind, (_, count, _) in sweep.plain.items())
+        cases = f"Of {' and '.join(counts)}"
+    lines = [_THRESHOLDS.format(cases=cases)]
     for module, rows in groupby(all_thresholds(), key=lambda row: row.module):
         shown = [
             [
@@ -90,7 +93,7 @@ def evidence() -> str:
         [code(one.value), one.unit.value, one.meaning, ", ".join(shown_by.get(one, []))]
         for one in Measurement
     ]
-    counts = [[code(one.value), one.unit.value, one.meaning] for one in Counted]
+    counts = _rows(Counted)
     return "\n".join(
         [
             _EVIDENCE,
@@ -102,5 +105,17 @@ def evidence() -> str:
             "",
             *table(head, counts),
             "",
+            "## Counted of late tokens and answers, while a fault comes back",
+            "",
+            *table(head, _rows(Late)),
+            "",
+            "## Of the SLO class that burns its error budget fastest, for `slo_missed`",
+            "",
+            *table(head, _rows(Promised)),
+            "",
         ]
     )
+
+
+def _rows(quantities: type[Counted] | type[Late] | type[Promised]) -> list[list[str]]:
+    return [[code(one.value), one.unit.value, one.meaning] for one in quantities]

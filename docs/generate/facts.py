@@ -10,7 +10,14 @@ from typing import get_args
 import msgspec
 
 from docs.generate.markdown import code, one_line, table
-from telemetry.facts import engine_records, engine_start, host_records, reasons, records
+from telemetry.facts import (
+    autopilot_records,
+    engine_records,
+    engine_start,
+    host_records,
+    reasons,
+    records,
+)
 from telemetry.facts.base import FactStruct
 
 _HEAD = f"""# Facts
@@ -30,6 +37,7 @@ _GROUPS = {
     "Written by the engine": engine_records,
     "Written by the gateway": records,
     "About the machine": host_records,
+    "Written by the autopilot": autopilot_records,
 }
 _VALUE = re.compile(r'^    ([A-Z_]+) = "([^"]+)"(?:  # (.+))?$', re.MULTILINE)
 

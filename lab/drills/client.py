@@ -201,6 +201,7 @@ class _ReaderPacing:
         self._clock = clock
         self._begin_ns = clock.now_ns()
         self._has_stopped = False
+        self._spurts = 1
 
     async def wait(self, tokens: int) -> None:
         reader = self._reader
@@ -211,6 +212,10 @@ class _ReaderPacing:
         if stop_at is not None and tokens >= stop_at and not self._has_stopped:
             self._has_stopped = True
             await asyncio.sleep(reader.stop_s)
+        spurt = reader.spurt_tokens
+        if spurt is not None and tokens >= spurt * self._spurts:
+            self._spurts = tokens // spurt + 1
+            await asyncio.sleep(reader.pause_s)
 
 
 def _open_socket(reader: Reader) -> socket.socket:

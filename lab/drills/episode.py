@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +31,13 @@ from lab.drills.outside import Hooks
 from lab.drills.pace import Pacer
 from lab.drills.registry import find
 from lab.drills.servers import (
+    JOURNAL_FLAGS,
+    TERMINATED,
     Cores,
     DidNotStart,
     DrillServer,
     Say,
+    cancel_on_sigterm,
     split_cores,
 )
 from lab.drills.spec import Capacity, EpisodeSpec, Phase
@@ -46,9 +48,7 @@ from service.config.settings import ConfigError, ModelKind
 from service.model_files.model_store import resolve_model
 from telemetry.facts.clock import Clock, MonotonicClock
 
-_JOURNAL_FLAGS = ("--journal-memory", "256MiB")
 _NO_CAPACITY = Capacity(requests_per_s=1.0, tokens_per_s=1.0)
-_TERMINATED = 128 + signal.SIGTERM
 
 
 def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
@@ -64,15 +64,7 @@ def run_episode(spec: EpisodeSpec, say: Say = print) -> EpisodeResult:
         try:
             return asyncio.run(episode.run())
         except asyncio.CancelledError:
-            raise SystemExit(_TERMINATED) from None
-
-
-def _cancel_on_sigterm() -> None:
-    """Let SIGTERM cancel this task, as an interrupt does, so that no server is left running."""
-    task = asyncio.current_task()
-    assert task is not None
-    with suppress(RuntimeError, ValueError):  # not in the main thread, where signals come
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            raise SystemExit(TERMINATED) from None
 
 
 class _Episode:
@@ -96,7 +88,7 @@ class _Episode:
         self._flags = (*spec.base_flags(), *mechanism.flags)
 
     async def run(self) -> EpisodeResult:
-        _cancel_on_sigterm()
+        cancel_on_sigterm()
         self._out_folder.mkdir(parents=True, exist_ok=True)
         mechanism, spec = self._mechanism, self._spec
         if mechanism.broken_model is not None:
@@ -125,12 +117,14 @@ class _Episode:
         mechanism = self._mechanism
         if mechanism.broken_model is not None:
             await self._with_broken_model(scene)
+        elif mechanism.never_better:
+            await self._with_server_never_better(scene, requests)
         elif mechanism.bad_flags is not None:
             await self._with_bad_server(scene, requests)
         else:
             await self._with_one_server(scene, requests)
 
-    # The three kinds of episode
+    # The kinds of episode
 
     async def _with_one_server(self, scene: Scene, requests: list[PlannedRequest]) -> None:
         phases, record = scene.phases, self._record
@@ -199,6 +193,24 @@ class _Episode:
             record.off_ns = stage.at_ns(phases.recovery_at_s)
             await self._close(stage, "journal")
 
+    async def _with_server_never_better(self, scene: Scene, requests: list[PlannedRequest]) -> None:
+        """No reference: what is wrong has been so since the start."""
+        phases, record = scene.phases, self._record
+        assert self._mechanism.bad_flags is not None
+        bad = self._mechanism.bad_flags(Need(blocks_total=0), scene.intensity)
+        async with self._server((*self._flags, *bad)) as server:
+            stage = self._stage(server, "a")
+            actions: list[tuple[float, TimedAction]] = [
+                (phases.reference_at_s, partial(stage.take_reading, Phase.FAULT))
+            ]
+            await stage.play(requests, 0.0, phases.recovery_at_s, actions)
+            await stage.take_reading(Phase.RECOVERY)
+            record.root = await root_of(server.port)
+            record.conditions |= stage.conditions()
+            record.on_ns = stage.at_ns(0.0)
+            record.off_ns = stage.at_ns(phases.recovery_at_s)
+            await self._close(stage, "journal")
+
     async def _with_broken_model(self, scene: Scene) -> None:
         record, break_model = self._record, self._mechanism.broken_model
         assert break_model is not None
@@ -230,10 +242,10 @@ class _Episode:
         if written.exists():
             await asyncio.to_thread(shutil.copytree, written, kept, dirs_exist_ok=True)
 
-    # Shared by all three
+    # Shared by all
 
     async def _capacity(self) -> Capacity:
-        flags = (*self._flags, *_JOURNAL_FLAGS)
+        flags = (*self._flags, *JOURNAL_FLAGS)
         return await capacity_of(
             flags,
             self._mechanism.mix,
@@ -246,7 +258,7 @@ class _Episode:
 
     def _server(self, flags: tuple[str, ...]) -> DrillServer:
         return DrillServer(
-            (*flags, *_JOURNAL_FLAGS),
+            (*flags, *JOURNAL_FLAGS),
             self._server_folder,
             self._clock,
             self._say,

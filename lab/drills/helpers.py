@@ -4,6 +4,9 @@
     python -m lab.drills.helpers memcpy SHARE MIB CORE
     python -m lab.drills.helpers triad SHARE MIB CORE
     python -m lab.drills.helpers stopper PID SHARE SEED CORE
+    python -m lab.drills.helpers thief SHARE PERIOD_MS CORE
+    python -m lab.drills.helpers gather SHARE PERIOD_MS MIB CORE
+    python -m lab.drills.helpers quota PID SHARE SPELL_MS PERIOD_MS CORE
     python -m lab.drills.helpers pace CORE
 
 The last slows nothing down: it measures the speed of the core. CORE -1 is any. A helper begins when
@@ -30,6 +33,7 @@ from telemetry.facts.clock import MonotonicClock, sleep_ns, thread_cpu_ns
 _MS = 1_000_000
 _SLICES_MS = (20, 70)
 _PERIOD_NS = 50 * _MS
+_QUOTA_NS = 100 * _MS
 _BEAT_NS = 250 * _MS
 _BEAT_BYTES, _BEAT_PARTS, _RUNS = 2 << 20, 40, 3
 _AUTOGROUP = Path("/proc/self/autogroup")
@@ -86,6 +90,49 @@ def stopper(pid: int, share: float, seed: int) -> None:
         sleep_ns(int(stop_ns * (1 - share) / share))
 
 
+def thief(share: float, period_ms: float) -> None:
+    """Compute in the first `share` of each period, at a better priority than the drill's."""
+    _renice(-3)
+    clock = MonotonicClock()
+    while True:
+        begin_ns = clock.now_ns()
+        while clock.now_ns() - begin_ns < share * period_ms * _MS:
+            sum(range(2_000))
+        sleep_ns(max(0, int(period_ms * _MS) - (clock.now_ns() - begin_ns)))
+
+
+def gather(share: float, period_ms: float, size_mib: int) -> None:
+    """Read random places of an array in the first `share` of each period, far more than caches
+    hold: each place is a line of memory of its own."""
+    _renice(5)
+    clock, draw = MonotonicClock(), np.random.default_rng(1)
+    source = np.ones(size_mib << 17)
+    places = draw.integers(len(source), size=1 << 18)
+    target = np.empty(len(places))
+    while True:
+        begin_ns = clock.now_ns()
+        while clock.now_ns() - begin_ns < share * period_ms * _MS:
+            np.take(source, places, out=target, mode="wrap")
+            places += 7_919
+            places %= len(source)
+        sleep_ns(max(0, int(period_ms * _MS) - (clock.now_ns() - begin_ns)))
+
+
+def quota(pid: int, share: float, spell_ms: float, period_ms: float) -> None:
+    """As a CPU quota acts: for a spell in each period, a process is stopped at the end of every
+    tenth of a second, for `share` of it."""
+    clock = MonotonicClock()
+    _renice(-10)
+    while True:
+        begin_ns = clock.now_ns()
+        while clock.now_ns() - begin_ns < spell_ms * _MS:
+            sleep_ns(int((1 - share) * _QUOTA_NS))
+            os.kill(pid, signal.SIGSTOP)
+            sleep_ns(int(share * _QUOTA_NS))
+            os.kill(pid, signal.SIGCONT)
+        sleep_ns(max(0, int(period_ms * _MS) - (clock.now_ns() - begin_ns)))
+
+
 def pace() -> None:
     """Write `at_ns compute_ns memory_ns` four times a second, the latter two in CPU time. Each is
     the best of a few runs, because the first finds the caches filled by other processes."""
@@ -131,7 +178,7 @@ def main(arguments: list[str]) -> None:
         os.sched_setaffinity(0, {int(values[-1])})
 
     def release() -> None:
-        if what == "stopper":
+        if what in ("stopper", "quota"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(values[0]), signal.SIGCONT)
 
@@ -148,6 +195,12 @@ def main(arguments: list[str]) -> None:
                 triad(values[0], int(values[1]))
             case "stopper":
                 stopper(int(values[0]), values[1], int(values[2]))
+            case "thief":
+                thief(values[0], values[1])
+            case "gather":
+                gather(values[0], values[1], int(values[2]))
+            case "quota":
+                quota(int(values[0]), *values[1:4])
             case "pace":
                 pace()
             case _:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lab.drills.harm import Harm
 from lab.drills.injection import Injection
 from lab.drills.traffic import CHAT_MIX, Mix, PlannedRequest, Scene
 
 DEV, TEST = "dev", "test"
+TAILS, CHAINS, SOAK = "tails", "chains", "soak"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,15 @@ class Mechanism:
 
     `clean` is the traffic of its healthy twin, where that differs from `traffic`.
 
+    A mechanism of a `series` of its own is in no other. Those of TAILS have a `tail`, the harm that
+    their intensity is set by before an episode, between the gentle and the fierce of the `ends`.
+    Those of CHAINS have the true `chain` of causes, first link first: `symptom`, then what that
+    brings about.
+
     There are three kinds: `injection` acts on the running server while `traffic` flows;
     `bad_flags` are those of the server that takes over from a good one; `broken_model` makes a
-    model file that a server fails to load.
+    model file that a server fails to load. With `never_better` there is no good server before the
+    one with `bad_flags`: the fault is there from the first request on.
     """
 
     symptom: str
@@ -57,9 +65,14 @@ class Mechanism:
     clean: Callable[[Scene], list[PlannedRequest]] | None = None
     injection: Callable[[Scene], Injection] = _no_injection
     bad_flags: Callable[[Need, float], tuple[str, ...]] | None = None
+    never_better: bool = False
     broken_model: Callable[[Path, Path, float], None] | None = None
     needs_collector: bool = False
     culprit_tenant: str | None = None
+    series: str = ""
+    tail: Harm | None = None
+    ends: tuple[float, float] = (0.0, 0.0)
+    chain: tuple[str, ...] = ()
 
     @property
     def is_fault(self) -> bool:

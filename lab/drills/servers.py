@@ -26,6 +26,8 @@ _STOP_WITHIN_S = 15.0
 _POLL_S = 0.05
 _ANSWER_WITHIN_S = 30.0
 _CLIENT_NICE = 5
+JOURNAL_FLAGS = ("--journal-memory", "256MiB")
+TERMINATED = 128 + signal.SIGTERM
 
 
 class DidNotStart(Exception):
@@ -76,6 +78,16 @@ def pinned_here(cores: frozenset[int]) -> Iterator[None]:
         pin(os.getpid(), frozenset(before))
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, before_nice)
+
+
+def cancel_on_sigterm() -> None:
+    """Let SIGTERM cancel this task, as an interrupt does, so that no server is left running."""
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(
+        RuntimeError, ValueError
+    ):  # not in the main thread, where signals come
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 async def call(

@@ -82,7 +82,7 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One episode. `mechanism` None is the first one of the class, `intensity` None the middle
     of its levels, `model` None the default model; `capacity` None: measured, or taken from
     an earlier episode below `out`. `clean` runs its healthy twin: the same baseline requests and no
-    fault."""
+    fault. `flags` are added to those of every server."""
 
     symptom: str
     mechanism: str | None = None
@@ -95,6 +95,7 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity | None = None
     capacity_s: float = 12.0
     clean: bool = False
+    flags: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
@@ -108,6 +109,6 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Flags of every server of the episode: one thread, steps that stay short."""
         sizes = ("--threads", "1", "--max-num-seqs", "16", "--max-batched-tokens", "128")
         if self.model is not None and self.model.startswith("dummy:"):
-            return ("--model", self.model, *sizes)
+            return ("--model", self.model, *sizes, *self.flags)
         model = () if self.model is None else ("--model", self.model)
-        return (*model, *sizes, "--weights", self.weights, "--max-model-len", "2048")
+        return (*model, *sizes, "--weights", self.weights, "--max-model-len", "2048", *self.flags)

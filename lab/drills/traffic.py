@@ -28,18 +28,22 @@ class Reader:
     """How a client reads its stream; by default as fast as it comes.
 
     It reads no faster than `tokens_per_s`; after `stop_after_tokens` it reads nothing for `stop_s`;
-    after `leave_after_tokens` it closes the connection.
+    after `leave_after_tokens` it closes the connection; after each `spurt_tokens` it reads nothing
+    for `pause_s`.
     """
 
     tokens_per_s: float | None = None
     stop_after_tokens: int | None = None
     stop_s: float = 0.0
     leave_after_tokens: int | None = None
+    spurt_tokens: int | None = None
+    pause_s: float = 0.0
 
     @property
     def has_small_buffer(self) -> bool:
         """Whether its receive buffer is small, so that the server notices slow reading."""
-        return self.tokens_per_s is not None or self.stop_after_tokens is not None
+        paced = (self.tokens_per_s, self.stop_after_tokens, self.spurt_tokens)
+        return any(pace is not None for pace in paced)
 
 
 STEADY = Reader()

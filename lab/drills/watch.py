@@ -28,12 +28,14 @@ class PollSample(msgspec.Struct, kw_only=True):
 
 class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
     """A new verdict, `at_s` after the start of the traffic; `named` has the symptoms and
-    confidences of its first three findings."""
+    confidences of its first three findings, `chain` the links of the first one's chain of causes.
+    """
 
     at_s: float
     verdict: str
     named: tuple[tuple[str, float], ...] = ()
     onset_s: float | None = None
+    chain: tuple[str, ...] = ()
 
     @property
     def top(self) -> str | None:
@@ -104,13 +106,17 @@ async def root_of(port: int) -> Root | None:
 
 
 def timeline(samples: Sequence[PollSample], begin_ns: int) -> list[VerdictChange]:
-    """Changes of the verdict, or of the class that is named first."""
+    """Changes of the verdict, of the class that is named first, or of its chain."""
     found: list[VerdictChange] = []
     for sample in samples:
         change = _verdict_change(sample, begin_ns)
-        if not found or (change.verdict, change.top) != (found[-1].verdict, found[-1].top):
+        if not found or _answer(change) != _answer(found[-1]):
             found.append(change)
     return found
+
+
+def _answer(change: VerdictChange) -> tuple[str, str | None, tuple[str, ...]]:
+    return change.verdict, change.top, change.chain
 
 
 def _verdict_change(sample: PollSample, begin_ns: int) -> VerdictChange:
@@ -123,4 +129,14 @@ def _verdict_change(sample: PollSample, begin_ns: int) -> VerdictChange:
         verdict=decoded.get("verdict") or ("fault" if named else "healthy"),
         named=named,
         onset_s=None if onset_ns is None else round((onset_ns - begin_ns) / 1e9, 2),
+        chain=_chain_of(findings[0]) if findings else (),
     )
+
+
+def _chain_of(finding: dict[str, Any]) -> tuple[str, ...]:
+    """The links of a finding's chain of causes, first link first; a link is a name, or has one."""
+    links = finding.get("chain") or ()
+    names = (
+        one if isinstance(one, str) else one.get("symptom") or one.get("name") for one in links
+    )
+    return tuple(str(name) for name in names if name)

@@ -321,6 +321,7 @@ def _command_of(fact: Fact) -> Command | None:
                 pair_ns=fact.pair_ns,
                 mixed_ns=fact.mixed_ns,
                 spread=fact.spread,
+                around_ns=fact.around_ns,
             )
         case LimitsSet():
             return SetLimits(limits=fact.limits, changed=fact.changed, by=fact.by, why=fact.why)

@@ -36,6 +36,7 @@ _NOT_COMPARED = frozenset(
     {
         "device",
         "rank_skew_ns",
+        "slowest_rank",
         "blocks_sealed",
         "at_ns",
         "begin_ns",

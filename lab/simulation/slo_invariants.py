@@ -5,7 +5,9 @@
                       alone, and one tile of prompt more
 18  slack             in the order of the SLO no request passes an earlier one of its class, tenant,
                       target and lateness, nor, within class and tenant, the first of another queue
-                      that can be in time and has to start earlier
+                      that can be in time and has to start earlier; a late one passes none that can
+                      be in time; one that has missed four targets is passed only where a tighter
+                      target waits, and passes none that can be in time for a tighter one
 19  refusal           `ttft_unreachable` only where late requests are refused; never of an engine
                       without work, nor of a request that would be in time at the slowest pace
                       behind every prompt that may be computed before its own
@@ -18,7 +20,8 @@ scheduler's 18 reads only at which pace it believes prompts to be computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 
 from lab.simulation.evidence import Seen, require
 from lab.simulation.sim_executor import LinearCost
@@ -32,6 +35,7 @@ from telemetry.facts.reasons import EndReason, WaitReason
 
 _SLOWEST = 1 + 1 / LEAST_SHARE
 """Beside decodes a prompt takes at most so many times the time that it takes alone."""
+_LAST_DEADLINE = 4  # targets after it was accepted
 
 
 class SloInvariants:
@@ -120,11 +124,13 @@ class SloInvariants:
     def _by_slack(self, plan: Plan, now_ns: int) -> None:
         """Compare each admission with the requests that it left in the queue."""
         token_ns = self._scheduler._planner.cost.prompt_token_ns
+        moment = _Moment(now_ns, token_ns, self._scheduler.limits.ageing_ns)
         waiting = [r for r in self._scheduler.table.queue if not r.blocked]
         live = self._scheduler.table.live
         order = [live[start.seq_id] for start in plan.started if start.seq_id in live]
-        late = {r.seq_id for r in [*waiting, *order] if _is_late(r, now_ns, token_ns)}
+        late = {r.seq_id for r in [*waiting, *order] if moment.misses(r, 1)}
         self._ever_late |= late
+        tightest = min(self._targets_of_prompts(plan), default=0)
         for place, request in enumerate(order):
             if not self._keeps_its_place(request):
                 continue
@@ -133,7 +139,18 @@ class SloInvariants:
                 o for o in others if _group(o) == _group(request) and self._keeps_its_place(o)
             ]
             self._passes_none(request, rivals, late)
-            self._has_least_slack(request, rivals, late, now_ns, token_ns)
+            if any(moment.has_aged(one) for one in [request, *rivals]):
+                continue  # who has aged goes first
+            self._has_least_slack(request, rivals, late, moment)
+            self._passes_no_overdue(request, rivals, late, moment, tightest)
+
+    def _targets_of_prompts(self, plan: Plan) -> set[int]:
+        """First-token targets of the prompts that waited or were computed when the step was
+        planned, 0 for none."""
+        table = self._scheduler.table
+        found = {_target(r) for r in [*table.queue, *(r for r in table.running if r.in_prefill)]}
+        computed = [self._seen[chunk.seq_id].arrival for chunk in plan.prefills]
+        return found | {arrival.ttft_target_ns or 0 for arrival in computed}
 
     def _keeps_its_place(self, request: Request) -> bool:
         arrival = self._seen[request.seq_id].arrival
@@ -148,26 +165,40 @@ class SloInvariants:
             require(18, not alike, f"{request.seq_id} passed {other.seq_id}")
 
     def _has_least_slack(
-        self,
-        request: Request,
-        rivals: list[Request],
-        late: set[int],
-        now_ns: int,
-        token_ns: float,
+        self, request: Request, rivals: list[Request], late: set[int], moment: _Moment
     ) -> None:
-        ageing_ns = self._scheduler.limits.ageing_ns
-        if any(one.queued_ns <= now_ns - ageing_ns for one in [request, *rivals]):
-            return  # who has aged goes first
-        own_ns = _start_by(request, now_ns, token_ns, ageing_ns)
+        """The first that can be in time of each other queue has to start later."""
+        own_ns, is_overdue = moment.start_by(request), moment.misses(request, _LAST_DEADLINE)
         heads: dict[int, Request] = {}
         for other in sorted(rivals, key=lambda one: one.arrival):
             same_queue = _target(other) == _target(request) and request.seq_id not in late
             if other.seq_id not in late and not same_queue:
                 heads.setdefault(_target(other), other)
         for other in heads.values():
-            start_ns = _start_by(other, now_ns, token_ns, ageing_ns)
-            held_up = other.seq_id not in self._ever_late and start_ns < own_ns
+            before = moment.start_by(other) < own_ns
+            if is_overdue:
+                before = 0 < _target(other) < _target(request)
+            held_up = other.seq_id not in self._ever_late and before
             require(18, not held_up, f"{request.seq_id} goes before {other.seq_id}, due earlier")
+
+    def _passes_no_overdue(
+        self,
+        request: Request,
+        rivals: list[Request],
+        late: set[int],
+        moment: _Moment,
+        tightest: int,
+    ) -> None:
+        """The first late one of each queue, if it is overdue and nobody has a tighter target."""
+        if moment.misses(request, _LAST_DEADLINE):
+            return
+        heads: dict[int, Request] = {}
+        for other in sorted(rivals, key=lambda one: one.arrival):
+            if other.seq_id in late:
+                heads.setdefault(_target(other), other)
+        for other in heads.values():
+            first = moment.misses(other, _LAST_DEADLINE) and _target(other) <= tightest
+            require(18, not first, f"{request.seq_id} passed {other.seq_id}, which is overdue")
 
     # 19
 
@@ -206,32 +237,41 @@ class SloInvariants:
         return seen.submitted_ns + wait_ns - self._most_work_ns(seen) > by_ns
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """When a step is planned, at which pace prompts are computed then, and who has aged."""
+
+    now_ns: int
+    token_ns: float
+    ageing_ns: int
+
+    def has_aged(self, request: Request) -> bool:
+        return request.queued_ns <= self.now_ns - self.ageing_ns
+
+    def work(self, request: Request) -> float:
+        return self.token_ns * (len(request.submit.prompt) + len(request.outputs))
+
+    def misses(self, request: Request, times: int) -> bool:
+        """Whether its first token comes later than so many targets after it was accepted."""
+        by_ns = request.submit.first_token_by_ns
+        if by_ns is None:
+            return False
+        return self.now_ns + self.work(request) > by_ns + (times - 1) * _target(request)
+
+    def start_by(self, request: Request) -> float:
+        """When its prompt has to start: for its deadline, or, behind all that can meet theirs, for
+        that at twice or four times its target; without a target, when it has aged."""
+        by_ns, work_ns = request.submit.first_token_by_ns, self.work(request)
+        if by_ns is None:
+            return request.queued_ns + self.ageing_ns - work_ns
+        if not self.misses(request, 1):
+            return by_ns - work_ns
+        return inf
+
+
 def _group(request: Request) -> tuple[int, str]:
     return request.submit.priority, request.submit.tenant
 
 
 def _target(request: Request) -> int:
     return request.submit.ttft_target_ns or 0
-
-
-def _work(request: Request, token_ns: float) -> float:
-    return token_ns * (len(request.submit.prompt) + len(request.outputs))
-
-
-def _is_late(request: Request, now_ns: int, token_ns: float) -> bool:
-    by_ns = request.submit.first_token_by_ns
-    return by_ns is not None and now_ns + _work(request, token_ns) > by_ns
-
-
-def _start_by(request: Request, now_ns: int, token_ns: float, ageing_ns: int) -> float:
-    """When its prompt has to start: for its deadline, or the first of those at 2, 4, ... times its
-    target that it can meet; without a target, when it has aged."""
-    work_ns = _work(request, token_ns)
-    by_ns = request.submit.first_token_by_ns
-    if by_ns is None:
-        return request.queued_ns + ageing_ns - work_ns
-    target_ns = _target(request)
-    accepted_ns, times = by_ns - target_ns, 1
-    while accepted_ns + times * target_ns - work_ns < now_ns:
-        times *= 2
-    return accepted_ns + times * target_ns - work_ns

@@ -4,6 +4,8 @@ The scheduler is the production one; gateway, device, machine and clients are mo
 time. A twin writes facts only and knows nothing of diagnosis.
 
     registry, compounds     twins by name, with one fault and with two
+    chains                  causes that bring about another, with the chain as the truth
+    gpus                    what NVML would say of GPUs that are not there
     fault, faults/, healthy     what goes wrong, and servers with nothing wrong
     traffic, simulated_run  requests and server settings, before they run
     twin, simulate          from faults to a twin; from a run to its facts

@@ -4,9 +4,10 @@ real one does; and a scheduler that takes CPU time."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+from lab.twins.gpus import Gpus
 from lab.twins.physics import Machine, Physics
 from service.engine.admission import Limits
 from service.engine.executor import StepFailed
@@ -63,7 +64,8 @@ class TwinDevice:
     a step is computed at launch, and collecting takes no time.
 
     `needs` has the sampling needs of sequences that differ from the default. `fails` gives the
-    failure of a plan that is launched at a time, None where it does not fail.
+    failure of a plan that is launched at a time, None where it does not fail. With `gpus` steps
+    have the device's own times.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class TwinDevice:
         needs: dict[int, Needs],
         draw: Random,
         fails: Callable[[Plan, int], StepFailure | None] | None = None,
+        gpus: Gpus | None = None,
     ) -> None:
         self.block_tokens = limits.block_tokens
         self.blocks_total = limits.blocks_total
@@ -81,6 +84,9 @@ class TwinDevice:
         self._needs = needs
         self._draw = draw
         self._fails = fails
+        self._gpus = gpus
+        self._done_ns: int | None = None
+        self._slow_ns = 0
         self._outcome: StepOutcome | StepFailure | None = None
 
     def launch(self, plan: Plan) -> None:
@@ -93,7 +99,7 @@ class TwinDevice:
             machine.forward(physics, plan, factor * _FAILED_SHARE)
             self._outcome = failure
             return
-        machine.forward(physics, plan, factor)
+        begun_ns = self._forward(plan, factor)
         sample_ns = clock.now_ns()
         sampled = plan.sampled_rows
         samples: list[tuple[Sample, ...]] = []
@@ -111,7 +117,35 @@ class TwinDevice:
             machine.work(mask_ns)
             mask_ns = clock.now_ns() - sample_ns
         machine.work(physics.sample_row_ns * len(sampled) + extra_ns)
-        self._outcome = StepOutcome(tuple(samples), forward_ns, sample_ns, mask_ns, masked_rows)
+        outcome = StepOutcome(tuple(samples), forward_ns, sample_ns, mask_ns, masked_rows)
+        self._outcome = self._timed(outcome, begun_ns)
+
+    def _forward(self, plan: Plan, factor: float) -> int:
+        """Returns when the device began, which is later than asked for if it is launched late."""
+        clock = self._machine.clock
+        faults = [] if self._gpus is None else self._gpus.at(clock.now_ns())
+        clock.advance(sum(fault.launch_ns for fault in faults))
+        begun_ns = clock.now_ns()
+        self._machine.forward(self._physics, plan, factor)
+        took_ns = clock.now_ns() - begun_ns
+        self._slow_ns = sum(int((fault.slower - 1) * took_ns) for fault in faults)
+        clock.advance(self._slow_ns)
+        return begun_ns
+
+    def _timed(self, outcome: StepOutcome, begun_ns: int) -> StepOutcome:
+        """With the times of the device's own clock, where it has one."""
+        if self._gpus is None:
+            return outcome
+        done_ns, last_ns = self._machine.clock.now_ns(), self._done_ns
+        self._done_ns = done_ns
+        bubble_ns = 0 if last_ns is None else begun_ns - last_ns
+        device, skew_ns = self._gpus.times(done_ns - begun_ns, bubble_ns, self._slow_ns)
+        return replace(
+            outcome,
+            device=device,
+            rank_skew_ns=skew_ns,
+            slowest_rank=self._gpus.slowest(begun_ns, self._draw),
+        )
 
     def collect(self) -> StepOutcome:
         outcome = self._outcome

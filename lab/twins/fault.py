@@ -22,12 +22,14 @@ class Fault:
     `prepare` edits a healthy server's setting so that the fault can matter; `inject` is the fault
     itself, in a span of the run. A fault of the configuration has `misconfigure` instead: it
     turns a good setting into a bad one, given the facts of a run with the good one, and lasts
-    from the start. `victims` gives the affected requests where only the facts show them.
+    from the start. `always` edits the setting of a server that was never better: there is no good
+    run to compare with. `victims` gives the affected requests where only the facts show them.
     """
 
     prepare: Callable[[Setting, Random], None] = _no_preparation
     inject: Callable[[SimulatedRun, Span, Random], None] | None = None
     misconfigure: Callable[[Setting, Sequence[Fact], Random], None] | None = None
+    always: Callable[[Setting, Random], None] | None = None
     victims: Callable[[Sequence[Fact], Collection[str]], frozenset[str]] | None = None
 
 

@@ -142,7 +142,7 @@ def ingest_facts(request: SimulatedRequest) -> list[Fact]:
             route="/v1/chat/completions",
             operation="chat",
             tenant=spec.tenant,
-            slo_class="",
+            slo_class=spec.slo_class,
             read_ns=request.read_ns,
         ),
         RequestParsed(

@@ -1,4 +1,4 @@
-"""Servers without a fault: one with a light load, one with a high load."""
+"""Servers without a fault: light and high load, surges, and a rate that changes as over a day."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from lab.twins.fault import Fault, Mechanisms
-from lab.twins.traffic import Setting
+from lab.twins.traffic import Setting, Surges, Swing
 
 
 def _light(setting: Setting, draw: Random) -> None:
@@ -21,5 +21,15 @@ def _busy(setting: Setting, draw: Random) -> None:
     setting.limits = replace(setting.limits, max_seqs=12, blocks_total=draw.randint(92, 98))
 
 
+def _surging(setting: Setting, draw: Random) -> None:
+    setting.load, setting.surges = draw.uniform(0.3, 0.5), Surges()
+
+
+def _swinging(setting: Setting, draw: Random) -> None:
+    setting.load, setting.swing = draw.uniform(0.4, 0.5), Swing(period_s=60.0)
+
+
+SURGES: Mechanisms = {"mmpp": Fault(prepare=_surging)}
+SWING: Mechanisms = {"slow_ramp": Fault(prepare=_swinging)}
 LIGHT: Mechanisms = {"poisson": Fault(prepare=_light)}
 BUSY: Mechanisms = {"clusters": Fault(prepare=_busy)}

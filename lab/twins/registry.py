@@ -11,6 +11,7 @@ from lab.twins.faults.failure_faults import (
     OUT_OF_MEMORY,
     STEP_FAILURE,
 )
+from lab.twins.faults.gpu_faults import GPU_FAULTS
 from lab.twins.faults.limit_faults import EXHAUSTION, OVERSIZED, SMALL_BUDGET, THRASH
 from lab.twins.faults.load_faults import (
     COLD_CACHE,
@@ -20,14 +21,17 @@ from lab.twins.faults.load_faults import (
     UNFAIRNESS,
 )
 from lab.twins.faults.output_faults import GRAMMAR, INVALID, SAMPLING
+from lab.twins.faults.promise_faults import PROMISES
 from lab.twins.faults.slow_faults import BANDWIDTH, STALLED, STARVED, THROTTLED
-from lab.twins.healthy import BUSY, LIGHT
+from lab.twins.healthy import BUSY, LIGHT, SURGES, SWING
 from lab.twins.twin import Twin, simulate_twin, simulate_without_faults
 from telemetry.facts.records import Fact
 
 FAULTS: dict[str, Mechanisms] = {
     "healthy_light": LIGHT,
     "healthy_busy": BUSY,
+    "healthy_surges": SURGES,
+    "healthy_swing": SWING,
     "queue_overload": OVERLOAD,
     "prefill_interference": INTERFERENCE,
     "long_prompts": LONG_PROMPTS,
@@ -52,9 +56,16 @@ FAULTS: dict[str, Mechanisms] = {
     "load_failure": LOAD_FAILURE,
     "budget_too_small": SMALL_BUDGET,
     "telemetry_degraded": DEGRADED,
+    "slo_missed": PROMISES,
 }
 TWINS: dict[str, tuple[str, ...]] = {name: tuple(known) for name, known in FAULTS.items()}
 """Mechanisms by name: the first is for development, the others are held out for the test."""
+
+
+def build_gpu_twin(name: str, seed: int) -> Twin:
+    """A twin with GPUs. Raises KeyError."""
+    known = GPU_FAULTS[name]
+    return simulate_twin(known.symptom, f"gpu/{name}", seed, [known.fault])
 
 
 def build_twin(name: str, seed: int, mechanism: str | None = None) -> Twin:

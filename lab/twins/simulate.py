@@ -47,6 +47,8 @@ def simulate(run: SimulatedRun) -> list[Fact]:
     ended = [end_of(request, loop, draw) for request in requests]
     gateway = [fact for request in requests for fact in ingest_facts(request)]
     host = host_facts(run, ran_ns, ended, loop)
+    if run.gpus is not None:
+        host += run.gpus.facts(START_NS, run.span.end_ns, Random(f"{run.seed}/gpus"))
     facts = sorted(
         [*gateway, *_hang_facts(run, requests), *_death_facts(run), *engine, *ended, *host],
         key=fact_ns,
@@ -105,7 +107,7 @@ def _serve(
 
     needs: dict[int, Needs] = {}
     draw = Random(f"{run.seed}/device/{begin_ns}")
-    device = TwinDevice(limits, physics, machine, needs, draw, run.fails)
+    device = TwinDevice(limits, physics, machine, needs, draw, run.fails, run.gpus)
     engine = VirtualEngine(
         PacedScheduler(limits, machine, physics), device, clock, between_iterations_ns
     )

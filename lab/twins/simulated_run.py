@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from lab.twins.gpus import Gpus
 from lab.twins.losses import CpuContention
 from lab.twins.physics import SECOND, Physics, Slowdown
 from lab.twins.traffic import RequestSpec, Setting
@@ -86,7 +87,8 @@ class SimulatedRun:
     """Everything that happens to one server. `culprits` and `victims` are requests by number, or
     tenants; no fact contains them. `fails` gives the failure of a plan launched at a time,
     `drops_fact` the facts that are lost, `resident_bytes` the engine's memory at a time.
-    `injected` is when the fault was there, None: for the whole span that it was given.
+    `gpus` are None on a machine without one. `injected` is when the fault was there, None: for the
+    whole span that it was given.
     """
 
     setting: Setting
@@ -101,6 +103,7 @@ class SimulatedRun:
     fails: Callable[[Plan, int], StepFailure | None] | None = None
     drops_fact: Callable[[Fact], bool] | None = None
     resident_bytes: Callable[[int], int] = field(default=lambda at_ns: 900 << 20)
+    gpus: Gpus | None = None
     injected: Span | None = None
     culprits: set[int | str] = field(default_factory=set)
     victims: set[int | str] = field(default_factory=set)
@@ -110,6 +113,8 @@ class SimulatedRun:
         """A run with baseline traffic only."""
         specs = setting.specs(Random(f"{seed}/asks"), span.begin_ns, span.end_ns)
         run = cls(setting=setting, seed=seed, span=span, specs=specs)
+        if setting.gpus:
+            run.gpus = Gpus(setting.gpus, [], [], setting.unmeasured)
         if setting.sends_step_cost:
             run.commands += _step_cost_commands(setting.physics, span)
         return run

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import cos, pi
 from random import Random
 
 from lab.twins.physics import MS, SECOND, Physics
 from service.engine.admission import Limits
+from telemetry.requests.slo_policy import SloClass, SloPolicy
 
 _EVEN_NS = 2 * SECOND
 
@@ -38,11 +40,71 @@ class Constraint:
     valid: bool = True
 
 
+def policy_of_world(ttft_ms: int, itl_ms: int, name: str = "chat", **more: int) -> SloPolicy:
+    """One class with these targets; `more` are other classes with the same gap and their TTFT."""
+    targets = {name: ttft_ms, **more}
+    return SloPolicy(
+        {
+            one: SloClass(name=one, ttft_ns=ms * MS, itl_ns=itl_ms * MS)
+            for one, ms in targets.items()
+        },
+        name,
+    )
+
+
+WORLD_POLICY = policy_of_world(2_500, 450)
+"""What every healthy twin keeps: a chunk of a simulated engine takes 120 ms, and a small cache or a
+burst makes requests wait for a second now and then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassMix:
+    """Requests of one SLO class: their share, and the lengths of their prompts."""
+
+    share: float
+    prompt: tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """A client that reads a token every `interval_ns` and no faster."""
 
     interval_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surges:
+    """A Poisson process of two rates (MMPP): `high` times the mean for `high_s` seconds at a time,
+    and less for `low_s`, both of exponential length."""
+
+    high: float = 1.8
+    high_s: float = 3.0
+    low_s: float = 9.0
+
+    def times(self, draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+        """Arrivals whose mean rate is `rate`."""
+        low = (self.high_s + self.low_s - self.high * self.high_s) / self.low_s
+        at_ns, is_high = begin_ns, False
+        while at_ns < end_ns:
+            mean_s = self.high_s if is_high else self.low_s
+            until_ns = min(end_ns, at_ns + int(draw.expovariate(1 / mean_s) * SECOND))
+            yield from _poisson(draw, at_ns, until_ns, rate * (self.high if is_high else low))
+            at_ns, is_high = until_ns, not is_high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swing:
+    """A rate that goes up and down by `part` of its mean, once in `period_s`."""
+
+    part: float = 0.4
+    period_s: float = 300.0
+
+    def times(self, draw: Random, begin_ns: int, end_ns: int, rate: float) -> Iterator[int]:
+        """Arrivals whose mean rate is `rate`: those of the highest rate, of which some are kept."""
+        for at_ns in _poisson(draw, begin_ns, end_ns, rate * (1 + self.part)):
+            turn = 2 * pi * (at_ns - begin_ns) / (self.period_s * SECOND)
+            if draw.random() * (1 + self.part) < 1 - self.part * cos(turn):
+                yield at_ns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +137,7 @@ class RequestSpec:
     disconnect_ns: int | None = None
     leaked_sequences: int = 0
     body_tokens: int | None = None
+    slo_class: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -91,10 +154,15 @@ class Setting:
 
     `load` is demand over what the engine can do. Requests come one by one, with clusters of
     probability `cluster_chance`, or, with `burst_requests`, that many within a second; a `steady`
-    demand is the same in any two seconds. Some clients disconnect early (`disconnects`); they may
-    want long answers (`disconnect_outputs`). `two_choices` is the share with n = 2. With
+    demand is the same in any two seconds; `surges` are a second and a rate that come and go (MMPP),
+    and `swing` is a slow change of the rate, as over a day. Some clients disconnect early
+    (`disconnects`); they may want long answers (`disconnect_outputs`). `two_choices` is the share
+    with n = 2. With
     `one_tokenizer` all prompts are encoded by one thread beside the event loop; with
-    `sends_step_cost` the gateway sends the fitted cost of a step to the engine.
+    `sends_step_cost` the gateway sends the fitted cost of a step to the engine. `policy` is what it
+    promises, `classes` the shares of its SLO classes (empty: all are of the default class). It
+    computes on so many `gpus`, whose driver does not measure the fields of `GpuSampled` in
+    `unmeasured`.
     """
 
     load: float
@@ -113,9 +181,15 @@ class Setting:
     cluster_chance: float = 0.0
     steady: bool = False
     burst_requests: int | None = None
+    surges: Surges | None = None
+    swing: Swing | None = None
     stream_buffer_tokens: int = 256
     one_tokenizer: bool = False
     sends_step_cost: bool = False
+    policy: SloPolicy = WORLD_POLICY
+    classes: dict[str, ClassMix] = field(default_factory=dict)
+    gpus: int = 0
+    unmeasured: frozenset[str] = frozenset()
 
     @classmethod
     def drawn(cls, draw: Random) -> Setting:
@@ -145,8 +219,11 @@ class Setting:
     ) -> list[RequestSpec]:
         """Requests that arrive in [begin, end), `rate` a second, or `rate_per_s`."""
         rate = self.rate_per_s if rate is None else rate
+        changes = self.surges or self.swing
         if self.burst_requests is not None:
             times = _bursts(draw, begin_ns, end_ns, rate, self.burst_requests)
+        elif changes is not None:
+            times = changes.times(draw, begin_ns, end_ns, rate)
         else:
             singles = (_even if self.steady else _poisson)(
                 draw, begin_ns, end_ns, rate / (1 + 2 * self.cluster_chance)
@@ -165,19 +242,25 @@ class Setting:
         if disconnect_ns is None and draw.random() < self.constrained:
             constraint = Constraint(cached=draw.random() < 0.9)
         ends = constraint is not None or draw.random() < 0.6
+        prompt, slo_class = self.prompt, ""
+        if self.classes:
+            shares_by = {name: mix.share for name, mix in self.classes.items()}
+            slo_class = draw.choices(list(shares_by), list(shares_by.values()))[0]
+            prompt = self.classes[slo_class].prompt
         return RequestSpec(
             number=number,
             at_ns=at_ns,
             tenant=draw.choices(list(self.tenants), list(self.tenants.values()))[0],
             system=draw.randrange(self.systems),
             system_tokens=self.system_tokens if shares else 0,
-            own_tokens=draw.randint(*self.prompt),
+            own_tokens=draw.randint(*prompt),
             outputs=outputs,
             max_tokens=max(outputs + 8, 64) if ends else outputs,
             stream=disconnect_ns is not None or draw.random() < 0.85,
             choices=2 if draw.random() < self.two_choices else 1,
             constraint=constraint,
             disconnect_ns=disconnect_ns,
+            slo_class=slo_class,
         )
 
 

@@ -11,9 +11,10 @@ from lab.twins.gateway import request_id_of
 from lab.twins.physics import SECOND
 from lab.twins.simulate import simulate
 from lab.twins.simulated_run import START_NS, WHOLE_RUN, SimulatedRun, Span, fault_span
-from lab.twins.traffic import Setting
+from lab.twins.traffic import WORLD_POLICY, Setting
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.facts.records import Fact, RequestEnded
+from telemetry.requests.slo_policy import SloPolicy
 
 # runs that differ only in their configuration need no time before and after a fault
 _SHORT = Span(START_NS, START_NS + 34 * SECOND)
@@ -28,7 +29,7 @@ class Twin:
     configuration, where the fault is one of configuration. The fault was there in
     [onset, end); onset None: no fault, end None: to the end. `victims` and `culprits` are ids
     of requests, or tenants, where the class has them. With two faults `together_ns` is the time
-    in which both were there.
+    in which both were there. `policy` is what the server promises.
     """
 
     name: str
@@ -41,11 +42,12 @@ class Twin:
     victims: frozenset[str]
     culprits: frozenset[str]
     together_ns: tuple[int, int] | None = None
+    policy: SloPolicy = WORLD_POLICY
 
 
 def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault]) -> Twin:
     """A run with all of these faults, the second up to five seconds after the first; healthy if
-    none injects and none misconfigures."""
+    none injects, none misconfigures and none was always there."""
     key = f"{name}/{mechanism}/{seed}"
     setting, draw = _prepared(key, faults)
     injecting = [fault for fault in faults if fault.inject is not None]
@@ -54,9 +56,13 @@ def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault])
         if fault.misconfigure is not None:
             before = before or simulate(SimulatedRun.baseline(setting, f"{key}/before", _SHORT))
             fault.misconfigure(setting, before, draw)
-    run = SimulatedRun.baseline(setting, key, WHOLE_RUN if injecting or before is None else _SHORT)
+    always = [fault.always for fault in faults if fault.always is not None]
+    for edit in always:
+        edit(setting, draw)
+    from_start = before is not None or bool(always)
+    run = SimulatedRun.baseline(setting, key, _SHORT if from_start and not injecting else WHOLE_RUN)
     spans = _inject(run, injecting, draw)
-    onsets = [] if before is None else [START_NS]
+    onsets = [START_NS] if from_start else []
     onsets += [span.begin_ns for span in spans]
     run.renumber()
     facts = simulate(run)
@@ -65,7 +71,7 @@ def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault])
     for fault in faults:
         if fault.victims is not None:
             victims |= fault.victims(facts, culprits)
-    lasts_to_end = before is not None or (run.outage is not None and run.outage.end_ns is None)
+    lasts_to_end = from_start or (run.outage is not None and run.outage.end_ns is None)
     return Twin(
         name=name,
         mechanism=mechanism,
@@ -77,6 +83,7 @@ def simulate_twin(name: str, mechanism: str, seed: int, faults: Sequence[Fault])
         victims=victims,
         culprits=culprits,
         together_ns=_overlap(onsets, spans) if len(faults) > 1 else None,
+        policy=setting.policy,
     )
 
 
@@ -86,7 +93,7 @@ def simulate_without_faults(
     """Facts of the same server under the same traffic without these faults."""
     key = f"{name}/{mechanism}/{seed}"
     setting, _ = _prepared(key, faults)
-    misconfigured = any(fault.misconfigure is not None for fault in faults)
+    misconfigured = any(fault.misconfigure or fault.always for fault in faults)
     injected = any(fault.inject is not None for fault in faults)
     run = SimulatedRun.baseline(
         setting, key, _SHORT if misconfigured and not injected else WHOLE_RUN

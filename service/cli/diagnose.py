@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.cli.diagnose_settings import (
+    Progress,
+    encoded_settings,
+    policy_from,
+    print_settings,
+    search_settings,
+)
 from service.cli.source import add_source
+from telemetry.facts.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from diagnosis.root_cause.root import RelativeWindow, RootCause
@@ -24,6 +32,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="replay the scheduler without each change from the reference, one at a time, and say "
         "which of them made requests slow",
+    )
+    parser.add_argument(
+        "--settings",
+        action="store_true",
+        help="replay the last seconds under other settings, and say which of them would have met "
+        "the objectives of all SLO classes; with --root as a part of its answer",
+    )
+    parser.add_argument(
+        "--only-runtime",
+        action="store_true",
+        help="with --settings: try just the limits that a running server can be given",
     )
     parser.add_argument(
         "--window",
@@ -50,6 +69,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="save what is usual for this server, for a later --baseline",
     )
+    parser.add_argument(
+        "--slo-file",
+        metavar="FILE",
+        help="judge promises by the SLO classes of this file, not by those of the server",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
 
@@ -68,6 +92,9 @@ def run(args: argparse.Namespace) -> int:
         if args.root:
             root = _root(args)
             encoded, print_text = msgspec.json.encode(root), partial(_print_root_cause, root)
+        elif args.settings:
+            answer = search_settings(args)
+            encoded, print_text = encoded_settings(answer), partial(print_settings, answer)
         else:
             diagnosis = _diagnosis(args)
             encoded, print_text = (
@@ -111,19 +138,33 @@ def _print_finding(rank: int, finding: Finding) -> None:
     share = f", {100 * finding.share:.0f} % of the harm" if finding.share else ""
     print(f"{rank}. {finding.symptom.value} (confidence {finding.confidence:.2f}{share})")
     print(f"   {finding.claim}")
-    for evidence in finding.evidence:
+    if finding.chain:
+        print(f"   {'chain':>24}: {finding.chain_text}")
+    for evidence in (*finding.evidence, *(one for link in finding.chain for one in link.evidence)):
         print(f"   {evidence.name:>24}: {evidence.text}")
     for name, listed in (("culprits", finding.culprits), ("victims", finding.victims[:5])):
         if listed:
             print(f"   {name:>24}: {', '.join(listed)}")
     for line in finding.stacks:
         print(f"   {'stacks':>24}: {line}")
+    for promise in finding.promises:
+        parts = ", ".join(f"{name} {ms:.0f} ms" for name, ms in list(promise.parts.items())[:6])
+        print(f"   {'time of ' + promise.slo_class:>24}: {parts or 'not measured'}")
+    if finding.answer:
+        print(f"   {'would meet it':>24}: {finding.answer}")
     for other in finding.excluded:
         print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
     print(f"   {'runbook':>24}: {finding.runbook}")
 
 
 def _print_root_cause(root: RootCause) -> None:
+    _print_explanation(root)
+    if root.settings is not None:
+        print()
+        print_settings(root.settings)
+
+
+def _print_explanation(root: RootCause) -> None:
     found = root.explanation
     window, reference = root.window, root.reference
     if root.diagnosis is not None:
@@ -161,10 +202,11 @@ def _print_root_cause(root: RootCause) -> None:
 
 
 def _root(args: argparse.Namespace) -> RootCause:
-    """Raises Unreachable, JournalError, NotReplayable, BaselineError."""
+    """Raises Unreachable, JournalError, NotReplayable, BaselineError, ConfigError."""
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.root_cause.root import root_cause
+    from diagnosis.verdicts.offline import policy_for
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     with journal_of(args.source, args.debug_key) as journal:
@@ -173,22 +215,25 @@ def _root(args: argparse.Namespace) -> RootCause:
             args.window,
             args.reference,
             baseline,
-            lambda what: print(f"  {what} ...", file=sys.stderr),
+            Progress(MonotonicClock()),
+            policy_for(journal, policy_from(args)) if args.settings else None,
         )
 
 
 def _diagnosis(args: argparse.Namespace) -> Diagnosis:
-    """Raises Unreachable, JournalError, BaselineError."""
+    """Raises Unreachable, JournalError, BaselineError, ConfigError."""
     from dashboards.monitor.client import Client
     from dashboards.source import journal_of
     from diagnosis.detection.reference import read_baseline
     from diagnosis.verdicts.offline import diagnose_journal
 
-    if args.baseline is None and not Path(args.source).exists():
+    is_as_served = args.baseline is None and args.slo_file is None
+    if is_as_served and not Path(args.source).exists():
         return Client(args.source, args.debug_key).diagnosis()
     baseline = None if args.baseline is None else read_baseline(args.baseline)
+    policy = policy_from(args)
     with journal_of(args.source, args.debug_key) as journal:
-        return diagnose_journal(journal, baseline)
+        return diagnose_journal(journal, baseline, policy)
 
 
 def _save_baseline(args: argparse.Namespace) -> int:

@@ -111,6 +111,13 @@ def _check_files(config: ServeConfig) -> None:
         policy_of(config.metrics.slo_file)
     except SloFileError as error:
         raise ConfigError(f"--slo-file {error}") from error
+    if config.autopilot.bounds_file is not None:
+        from diagnosis.autopilot.bounds import BoundsError, bounds_of
+
+        try:
+            bounds_of(config.autopilot.bounds_file)
+        except BoundsError as error:
+            raise ConfigError(f"--autopilot-bounds {error}") from error
     if config.metrics.baseline is None:
         return
     from diagnosis.detection.reference import BaselineError, read_baseline  # brings numpy

@@ -6,5 +6,7 @@ Only `service.cli` may import it.
 - `serving`: the gateway's event loop from start to end.
 - `telemetry`, `telemetry_wiring`: folds, listeners and threads of telemetry; `metrics_wiring`,
   `tracing_wiring`, `recording`: what exports metrics, what exports spans, the flight recorder.
-- `root_wiring`, `root_worker`, `root_failures`: root cause by replay, in a child process.
+- `root_wiring`, `root_worker`, `root_failures`: root cause by replay, in a child process, which
+  `replay_child` runs.
+- `autopilot_wiring`, `autopilot_worker`: better limits by replay, proposed or set.
 """

@@ -19,6 +19,7 @@ from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_files import FolderInUse, JournalFiles
 from telemetry.journal.watchdog import StallWatchdog
+from telemetry.requests.slo_policy import SloPolicy
 
 
 def default_dump_folder() -> Path:
@@ -27,7 +28,9 @@ def default_dump_folder() -> Path:
     return Path(cache) / "phasescope" / "dumps"
 
 
-def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRecorder | None:
+def build_recorder(
+    config: RecorderConfig, clock: Clock, pump: Pump, policy: SloPolicy
+) -> FlightRecorder | None:
     """A recorder attached to the pump; None when the settings turn it off.
 
     To be called on the event loop. Raises ConfigError.
@@ -51,7 +54,7 @@ def build_recorder(config: RecorderConfig, clock: Clock, pump: Pump) -> FlightRe
     recorder = FlightRecorder(
         clock,
         pump,
-        Journal(clock, config.journal_bytes),
+        Journal(clock, config.journal_bytes, slo=policy),
         StallWatchdog(int(config.stall_s * 1e9)),
         default_dump_folder() if config.dump_dir is None else Path(config.dump_dir),
         config.dumps_kept,

@@ -1,5 +1,5 @@
-"""Failures of the root cause worker: counted by reason, the first of each logged as a warning, and
-retried with exponential backoff."""
+"""Failures of a worker that replays in a child process: counted by reason, the first of each logged
+as a warning, and retried with exponential backoff."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
 class RootFailures:
     """Written by the worker's thread, read by any. `last` is None after a successful attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "no root cause", metric: Metric = catalog.ROOT_FAILURES) -> None:
+        """`what` is missing after a failed attempt, `metric` counts them by reason."""
+        self._what, self._metric = what, metric
         self.last: LastFailure | None = None
         self._counts = dict.fromkeys(RootFailure, 0)
         self._consecutive = 0
@@ -73,7 +75,7 @@ class RootFailures:
             again_in_s=wait_ns / 1e9,
         )
         level = logging.WARNING if self._counts[reason] == 1 else logging.DEBUG
-        log.log(level, "no root cause (%s): %s. %s", reason.value, error, WHAT_TO_DO[reason])
+        log.log(level, "%s (%s): %s. %s", self._what, reason.value, error, WHAT_TO_DO[reason])
         return wait_ns
 
     def forget(self) -> None:
@@ -82,7 +84,7 @@ class RootFailures:
 
     def families(self) -> list[tuple[Metric, list[tuple[dict[str, str], float]]]]:
         counts = [({"reason": one.value}, float(n)) for one, n in self._counts.items()]
-        return [(catalog.ROOT_FAILURES, counts)]
+        return [(self._metric, counts)]
 
 
 def reason_of(error: Exception) -> RootFailure:

@@ -35,4 +35,6 @@ def build_root_worker(
             return current_diagnosis(pump, diagnoser)
 
     frames = partial(recorder.frames, "root cause")
-    return RootWorker(clock, diagnosis, frames, config.metrics.baseline)
+    return RootWorker(
+        clock, diagnosis, frames, config.metrics.baseline, slo_file=config.metrics.slo_file
+    )

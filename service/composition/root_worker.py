@@ -1,26 +1,22 @@
-"""Explains a fault while it lasts: runs `phasescope diagnose --root` on a dump, in a child process.
+"""Explains a fault while it lasts: runs `phasescope diagnose --root --settings` on a dump, in a
+child process.
 
-Finding the root cause replays the recorded seconds several times, which takes seconds of a CPU. So
-a child with the lowest priority does it, and the worker then waits so long that the children use no
-more than `CPU_SHARE` of one core. An attempt that fails, for a full disk or for any other reason,
-is recorded and repeated later; no error ends the worker's thread.
+Finding the root cause and the best settings replays the recorded seconds many times, which takes
+seconds of a CPU. So a child with the lowest priority does it, and the worker then waits so long
+that the children use no more than `CPU_SHARE` of one core. An attempt that fails, for a full disk
+or for any other reason, is recorded and repeated later; no error ends the worker's thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from diagnosis.verdicts.classifier import Diagnosis
+from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, ReplayChild
 from service.composition.root_failures import RootFailure, RootFailures, reason_of
 from telemetry.facts.clock import Clock
 
@@ -29,17 +25,7 @@ log = logging.getLogger(__name__)
 CPU_SHARE = 0.05
 _LEAST_FAULT_NS = 5_000_000_000
 _POLL_S = 0.5
-_CHILD_TIMEOUT_S = 120.0
-_NICE = 19
 NOTHING = b'{"state":"nothing is wrong, or not for long enough"}'
-
-
-class _Failure(Exception):
-    """The child gave no explanation; the message is one line."""
-
-    def __init__(self, reason: RootFailure, error: str) -> None:
-        super().__init__(error)
-        self.reason = reason
 
 
 class RootWorker:
@@ -53,21 +39,18 @@ class RootWorker:
         diagnosis: Callable[[], Diagnosis],
         frames: Callable[[], list[bytes]],
         baseline: str | None,
-        child: tuple[str, ...] = (sys.executable, "-m", "service.cli.main"),
-        limit_s: float = _CHILD_TIMEOUT_S,
+        child: tuple[str, ...] = COMMAND,
+        limit_s: float = TIMEOUT_S,
+        slo_file: str | None = None,
     ) -> None:
-        self.cpu_s = 0.0
         self.failures = RootFailures()
         self._explanation = NOTHING
         self._clock = clock
         self._diagnosis = diagnosis
-        self._frames = frames
-        self._baseline = baseline
-        self._command = child
-        self._limit_s = limit_s
+        self._baseline, self._slo_file = baseline, slo_file
+        self._child = ReplayChild(frames, child, limit_s)
         self._not_before_ns = 0
         self._stopped = threading.Event()
-        self._child: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="phasescope-root", daemon=True)
 
     @property
@@ -77,6 +60,11 @@ class RootWorker:
         if failed is None:
             return self._explanation
         return msgspec.json.encode({**msgspec.json.decode(self._explanation), "failure": failed})
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all attempts."""
+        return self._child.cpu_s
 
     @property
     def is_alive(self) -> bool:
@@ -89,9 +77,7 @@ class RootWorker:
     def stop(self) -> None:
         """End the thread, and a child that runs; takes at most 5 s."""
         self._stopped.set()
-        child = self._child
-        if child is not None:
-            child.kill()
+        self._child.kill()
         if self._thread.is_alive():
             self._thread.join(5)
 
@@ -101,7 +87,7 @@ class RootWorker:
                 if self._is_due():
                     self._explain()
                     self.failures.forget()
-            except _Failure as failure:
+            except ChildFailed as failure:
                 self._failed(failure.reason, str(failure))
             except Exception as error:
                 reason = reason_of(error)
@@ -120,55 +106,26 @@ class RootWorker:
         if now_ns < self._not_before_ns:
             return False
         diagnosis = self._diagnosis()
-        if diagnosis.onset_ns is None or diagnosis.verdict != "fault":
+        onset_ns = _onset_ns(diagnosis)
+        if onset_ns is None or diagnosis.verdict != "fault":
             return False
-        return now_ns - diagnosis.onset_ns >= _LEAST_FAULT_NS
+        return now_ns - onset_ns >= _LEAST_FAULT_NS
 
     def _explain(self) -> None:
-        """Raises _Failure, or the error of a dump that cannot be taken or written."""
-        with tempfile.TemporaryDirectory(prefix="phasescope-root-") as folder:
-            path = Path(folder) / "now.journal"
-            path.write_bytes(b"".join(self._frames()))
-            begun_ns, before_s = self._clock.now_ns(), _children_s()
-            try:
-                self._explanation = self._run_child(path)
-            finally:
-                cpu_s = _children_s() - before_s
-                self.cpu_s += cpu_s
-                self._not_before_ns = begun_ns + int(cpu_s / CPU_SHARE * 1e9)
-
-    def _run_child(self, path: Path) -> bytes:
-        """The explanation that the child writes to its standard output. Raises _Failure."""
-        command = [*self._command, "diagnose", str(path), "--root", "--json"]
-        command += ["--baseline", self._baseline] if self._baseline else []
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        """Raises ChildFailed, or the error of a dump that cannot be taken or written."""
+        arguments = ["--root", "--settings", "--json"]
+        arguments += ["--baseline", self._baseline] if self._baseline else []
+        arguments += ["--slo-file", self._slo_file] if self._slo_file else []
+        begun_ns, before_s = self._clock.now_ns(), self._child.cpu_s
         try:
-            self._child = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-            )
-        except OSError as error:
-            raise _Failure(RootFailure.START, f"{command[0]}: {error}") from error
-        with contextlib.suppress(OSError):  # it has ended already, or this is not permitted
-            os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICE)
-        timed_out = False
-        try:
-            output, errors = self._child.communicate(timeout=self._limit_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            self._child.kill()
-            output, errors = self._child.communicate()
-        code, self._child = self._child.returncode, None
-        if timed_out:
-            raise _Failure(RootFailure.TIMEOUT, f"it took longer than {self._limit_s:g} s")
-        if code < 0:
-            raise _Failure(RootFailure.KILLED, f"its process was ended by signal {-code}")
-        if code or not output.strip():
-            lines = errors.decode(errors="replace").strip().splitlines()
-            raise _Failure(RootFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
-        return output.strip()
+            self._explanation = self._child.run(arguments)
+        finally:
+            cpu_s = self._child.cpu_s - before_s
+            self._not_before_ns = begun_ns + int(cpu_s / CPU_SHARE * 1e9)
 
 
-def _children_s() -> float:
-    """CPU time of this process's children that have ended."""
-    spent = os.times()
-    return spent.children_user + spent.children_system
+def _onset_ns(diagnosis: Diagnosis) -> int | None:
+    """Since when it lasts: a broken promise has an onset of its own, since nothing had changed."""
+    if diagnosis.onset_ns is not None:
+        return diagnosis.onset_ns
+    return min((f.onset_ns for f in diagnosis.findings if f.onset_ns is not None), default=None)

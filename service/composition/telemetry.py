@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from diagnosis.autopilot.view import AutopilotView
 from diagnosis.verdicts.classifier import Diagnoser
+from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import call_concurrently
 from service.composition.root_wiring import current_diagnosis
 from service.composition.root_worker import NOTHING, RootWorker
@@ -50,6 +52,8 @@ class Telemetry:
     recorder: FlightRecorder | None
     root_worker: RootWorker | None
     slo_policy: SloPolicy
+    autopilot_worker: AutopilotWorker | None = None
+    why_no_autopilot: str = ""
 
     def current(self) -> Snapshot:
         with self.pump.caught_up():
@@ -72,6 +76,13 @@ class Telemetry:
 
     def root(self) -> bytes:
         return NOTHING if self.root_worker is None else self.root_worker.answer
+
+    def autopilot(self) -> bytes:
+        worker = self.autopilot_worker
+        if worker is None:
+            off = AutopilotView(mode="off", state="off", why_off=self.why_no_autopilot)
+            return msgspec.json.encode(off)
+        return msgspec.json.encode(worker.view())
 
     def metrics(self, accept: str, full: bool) -> tuple[str, bytes]:
         return self.all_metrics.exposition(accept, full)
@@ -123,9 +134,13 @@ class Telemetry:
             self.recorder.start()
         if self.root_worker is not None:
             self.root_worker.start()
+        if self.autopilot_worker is not None:
+            self.autopilot_worker.start()
 
     def stop(self) -> None:
         """Fold what is left, then send what is left; bounded."""
+        if self.autopilot_worker is not None:
+            self.autopilot_worker.stop()
         if self.root_worker is not None:
             self.root_worker.stop()
         self.pump.stop()

@@ -13,6 +13,8 @@ import msgspec
 from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
+from service.composition.autopilot_wiring import build_autopilot, why_off
+from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
 from service.composition.root_wiring import build_root_worker, current_diagnosis
@@ -34,6 +36,7 @@ from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.connections import ConnectionCounts, connection_families
+from telemetry.metrics.exemplars import Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
 from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
@@ -42,12 +45,13 @@ from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
-from telemetry.requests.slo_policy import policy_of
+from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histograms import Histograms
-from telemetry.stats.slo import BurnWatch, SloFold
+from telemetry.stats.slo import BurnWatch, SloFold, judged_by
 from telemetry.stats.window_fold import Suppliers, WindowFold
+from telemetry.traces.autopilot_events import AutopilotEvents
 from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.otlp import SpanExporterThread
 
@@ -67,31 +71,28 @@ def build_telemetry(
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: client.lost_facts)
     machine = _build_machine(config, clock, client, is_busy, pump.isolation)
-    recorder = build_recorder(config.recorder, clock, pump)
+    recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))
-    diagnoser = _build_diagnoser(config.metrics.baseline)
-    limit_events = LimitEvents()
-    is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, limit_events)
+    diagnoser = _build_diagnoser(config.metrics.baseline, policy)
+    pilot = build_autopilot(config, clock, pump, diagnoser, recorder, client, policy)
+    events = (LimitEvents(), AutopilotEvents())
+    is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, *events)
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
-    suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher)
+    suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
     root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
-    all_metrics = build_metrics(
-        config,
-        clock,
-        pump,
-        window,
-        histograms,
-        slo,
-        kept=lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept,
-        more=_more_families(
-            client, pump, machine, ledgers, diagnoser, root_worker, connections, ingest
-        ),
+    more = _more_families(
+        client, pump, machine, ledgers, diagnoser, (root_worker, pilot), connections, ingest
     )
+    kept = _kept(exporter)
+    all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
-    timelines = TimelineStore(capacity_bytes=config.recorder.timeline_bytes)
+    timelines = TimelineStore(
+        capacity_bytes=config.recorder.timeline_bytes, judged=judged_by(policy)
+    )
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
+    listeners += [] if pilot is None else [pilot.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,
@@ -109,18 +110,28 @@ def build_telemetry(
         recorder=recorder,
         root_worker=root_worker,
         slo_policy=policy,
+        autopilot_worker=pilot,
+        why_no_autopilot=why_off(config),
     )
-    _connect(telemetry, client, lanes, limit_events)
+    _connect(telemetry, client, lanes, events)
     return telemetry
 
 
-def _build_diagnoser(baseline: str | None) -> Diagnoser:
-    return Diagnoser(None if baseline is None else read_baseline(Path(baseline)))
+def _kept(exporter: SpanExporterThread | None) -> Kept:
+    """Whether the trace of an ended request was kept."""
+    return lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept
 
 
-def _span_events(diagnoser: Diagnoser, limit_events: LimitEvents) -> SpanEvents:
+def _build_diagnoser(baseline: str | None, policy: SloPolicy) -> Diagnoser:
+    return Diagnoser(None if baseline is None else read_baseline(Path(baseline)), policy)
+
+
+def _span_events(
+    diagnoser: Diagnoser, limits: LimitEvents, autopilot: AutopilotEvents
+) -> SpanEvents:
+    sources = (diagnoser.log.between, limits.between, autopilot.between)
     return lambda begin_ns, end_ns: sorted(
-        [*diagnoser.log.between(begin_ns, end_ns), *limit_events.between(begin_ns, end_ns)],
+        (event for between in sources for event in between(begin_ns, end_ns)),
         key=lambda event: event.at_ns,
     )
 
@@ -133,6 +144,7 @@ def _suppliers(
     exporter: SpanExporterThread | None,
     slo: SloFold,
     pusher: Callable[[], MetricPusher | None],
+    pilot: AutopilotWorker | None,
 ) -> Suppliers:
     """What a snapshot reads from other owners; `pusher` is built later."""
     return Suppliers(
@@ -146,6 +158,7 @@ def _suppliers(
         tracing=lambda: tracing_view(exporter),
         recording=lambda: pump.recording,
         slo=slo.report,
+        autopilot=lambda: None if pilot is None else pilot.line(),
         metric_pushes=lambda: push_counts(pusher()),
     )
 
@@ -156,17 +169,19 @@ def _more_families(
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
     diagnoser: Diagnoser,
-    root_worker: RootWorker | None,
+    workers: tuple[RootWorker | None, AutopilotWorker | None],
     connections: ConnectionCounts,
     ingest: IngestCounts,
 ) -> MoreFamilies:
     """Metrics of other owners than the folds."""
+    root_worker, pilot = workers
     return lambda: [
         *machine_families(machine),
         *heartbeat_families(client.health.heartbeat_age_ns, client.health.hangs),
         *harm_families(ledger_builder.harm),
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
+        *(() if pilot is None else pilot.families()),
         *connection_families(connections),
         *ingest_families(ingest),
     ]
@@ -192,7 +207,10 @@ def _listeners(
 
 
 def _connect(
-    telemetry: Telemetry, client: EngineClient, lanes: tuple[Lane, ...], limit_events: LimitEvents
+    telemetry: Telemetry,
+    client: EngineClient,
+    lanes: tuple[Lane, ...],
+    events: tuple[LimitEvents, AutopilotEvents],
 ) -> None:
     """Add lanes and folds to the pump."""
     pump = telemetry.pump
@@ -205,7 +223,12 @@ def _connect(
     pump.add_fold("window", telemetry.window)
     pump.add_fold("diagnosis", telemetry.diagnoser)
     pump.add_fold("drain_rate", telemetry.drain_rate)
+    limit_events, autopilot_events = events
     pump.add_fold("limit_events", limit_events)
+    pump.add_fold("autopilot_events", autopilot_events)
+    if telemetry.autopilot_worker is not None:
+        pump.add_lane(telemetry.autopilot_worker.lane)
+        pump.add_fold("autopilot", telemetry.autopilot_worker)
     loop = asyncio.get_running_loop()  # the token budget follows what steps cost
     pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 

@@ -45,6 +45,7 @@ class Group(StrEnum):
     MACHINE = "machine"
     RECORDER = "flight recorder"
     METRICS = "SLO and metrics"
+    AUTOPILOT = "autopilot"
 
 
 class Unit(StrEnum):

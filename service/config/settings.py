@@ -19,6 +19,7 @@ from service.config.http_settings import HttpConfig
 from service.config.model_ref import ModelKind, ModelRef, ModelSettings, SamplingDefaults
 from service.config.setting import ConfigError
 from service.config.telemetry_settings import (
+    AutopilotConfig,
     MetricsConfig,
     PeaksConfig,
     RecorderConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "EXECUTORS",
     "LEAST_ENGINE_DEADLINE_S",
     "SECTIONS",
+    "AutopilotConfig",
     "ConfigError",
     "EngineConfig",
     "GatewayConfig",
@@ -57,6 +59,7 @@ SECTIONS: tuple[type[msgspec.Struct], ...] = (
     PeaksConfig,
     RecorderConfig,
     MetricsConfig,
+    AutopilotConfig,
 )
 
 
@@ -69,6 +72,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     peaks: PeaksConfig = PeaksConfig()
     recorder: RecorderConfig = RecorderConfig()
     metrics: MetricsConfig = MetricsConfig()
+    autopilot: AutopilotConfig = AutopilotConfig()
 
     def validate(self) -> None:
         """Raise ConfigError if a value, or two together, cannot work whatever the model is."""
@@ -78,3 +82,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         self.peaks.validate()
         self.recorder.validate()
         self.metrics.validate()
+        self.autopilot.validate()
+        if self.autopilot.mode == "act" and not self.recorder.journal_bytes:
+            raise ConfigError(
+                "--autopilot act replays what the flight recorder has, and --journal-memory is 0: "
+                "give it memory, or --autopilot off"
+            )

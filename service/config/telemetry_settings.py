@@ -1,4 +1,4 @@
-"""Traces, the machine's peaks, the flight recorder, SLO and metrics."""
+"""Traces, the machine's peaks, the flight recorder, SLO and metrics, the autopilot."""
 
 from __future__ import annotations
 
@@ -247,4 +247,35 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
+        check_fields(self)
+
+
+class AutopilotConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether limits that can change at run time are proposed, or also set, and which."""
+
+    mode: Annotated[
+        Literal["off", "advise", "act"],
+        setting(
+            "--autopilot",
+            Group.AUTOPILOT,
+            "while something is wrong or a class misses its objective, search the last minute for "
+            "a better limit (in a process of the lowest priority, a tenth of one core); advise "
+            "says it, act sets it, measures what came of it, and keeps it or goes back",
+        ),
+    ] = "advise"
+    bounds_file: Annotated[
+        str | None,
+        setting(
+            "--autopilot-bounds",
+            Group.AUTOPILOT,
+            "which limits the autopilot may set, and how far, as TOML",
+            metavar="FILE",
+            unset="max_batched_tokens and max_auto_tokens from 16 to 8192, max_num_seqs and "
+            "tenant_max_seqs from 1 to 1024, speculative_tokens from 0 to 16, order, and "
+            "prefix_cache to on",
+        ),
+    ] = None
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot be."""
         check_fields(self)

@@ -11,6 +11,7 @@ import msgspec
 from service.config.setting import Group, Setting, settings_of
 from service.config.settings import (
     SECTIONS,
+    AutopilotConfig,
     EngineConfig,
     GatewayConfig,
     HttpConfig,
@@ -52,4 +53,5 @@ def build(values: Mapping[str, Any], model: ModelRef, keys: TenantKeys) -> Serve
         peaks=PeaksConfig(**fields(PeaksConfig)),
         recorder=RecorderConfig(**fields(RecorderConfig)),
         metrics=MetricsConfig(**fields(MetricsConfig)),
+        autopilot=AutopilotConfig(**fields(AutopilotConfig)),
     )

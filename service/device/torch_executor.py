@@ -63,8 +63,9 @@ class DeviceExecutor(Executor, Protocol):
 class OtherRanks(Protocol):
     """Processes that compute their part of each step beside this one, until they are closed."""
 
-    def skew_ns(self) -> int:
-        """How long the first of all ranks waited for the last ones within the latest step."""
+    def skew_ns(self) -> tuple[int, int]:
+        """How long the first of all ranks waited for the last ones within the latest step, and the
+        rank that waited least."""
         ...
 
     def close(self) -> None: ...
@@ -158,13 +159,15 @@ class TorchExecutor(Generic[PagesT]):
         for row, sample in zip(plan.sampled_rows, samples, strict=True):
             self._last_tokens[row.slot] = sample[-1].token_id
         sampler = self._sampler
+        skew_ns, slowest_rank = (None, None) if self._ranks is None else self._ranks.skew_ns()
         return StepOutcome(
             samples,
             forward_ns,
             sample_ns,
             sampler.last_mask_ns,
             sampler.last_masked_rows,
-            rank_skew_ns=None if self._ranks is None else self._ranks.skew_ns(),
+            rank_skew_ns=skew_ns,
+            slowest_rank=slowest_rank,
         )
 
     def _copy_blocks(self, plan: Plan) -> None:

@@ -4,29 +4,33 @@ With a fixed budget: what the decodes leave of it. With an automatic one, or wit
 inter-token latency: as many as fit, by the fitted cost of a step, into the time that the tightest
 target in the step leaves. So decodes keep their target, and prompts get all the time that is left.
 TensorRT-LLM sizes chunks dynamically too; here the cost is measured on this machine, refitted while
-it runs, and corrected by the speed of the last steps.
+it runs, and corrected by the speed of the last steps. A request that may come bounds prompts too,
+each class by its own bound (`service.engine.targets`).
 
 Where the decodes alone come near the target or miss it, prompts still get a share of the step, or
 the queue would grow without end: a quarter of the step, and half of it once the decodes miss the
-target or the prompts have missed theirs. A step is then at most twice as long as its decodes.
+target or a prompt is overdue (`service.engine.slack`). A step is then at most twice as long as its
+decodes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 from service.engine.inbox import SetStepCost
 from service.engine.plan import Plan, StepOutcome
 from service.engine.plan_load import load_of_plan
+from service.engine.targets import Bounds
 from telemetry.costs.step_load import Load, attention_pairs
 
 TILE_TOKENS = 4  # rows that the kernels of our decoder compute together
 # of the decodes' time, where the target leaves less than that
 LEAST_SHARE = 1 / 3
 LATE_SHARE = 1.0
-_RECENT_STEPS, _WINDOW_STEPS = 8, 64
+FINISH_SHARE = 1 / 3  # of the margin that the spread keeps, for the last tokens of a prompt
+_RECENT_STEPS = 5  # their median: two long steps in a row are no slow machine
 _MOST_DRIFT = 4.0
 
 
@@ -42,7 +46,7 @@ def predicted_ns(cost: SetStepCost, load: Load) -> float:
 
 
 class StepCost:
-    """The fitted cost, corrected by how fast the last steps were beside those before them.
+    """The fitted cost, corrected by what the last steps took beside it.
 
     Machines change their speed within seconds, a fit follows within hundreds of steps. The
     correction is a function of recorded durations, so it is the same in an exact replay.
@@ -52,14 +56,11 @@ class StepCost:
         self.fitted: SetStepCost | None = None
         self.drift = 1.0
         self.stretch = 1.0  # time of a step over the time of its prompts, in the last step
-        self._steps: deque[tuple[Load, int]] = deque(maxlen=_WINDOW_STEPS)
-        self._ratios: deque[float] = deque(maxlen=_WINDOW_STEPS)
+        self._steps: deque[tuple[Load, int]] = deque(maxlen=_RECENT_STEPS)
 
     def set(self, fitted: SetStepCost) -> None:
         """Use another fit from now on."""
         self.fitted = fitted
-        self._ratios.clear()
-        self._ratios.extend(self._ratio(fitted, load, span_ns) for load, span_ns in self._steps)
         self._correct()
 
     def learn(self, plan: Plan, outcome: StepOutcome) -> None:
@@ -67,21 +68,20 @@ class StepCost:
         span_ns = outcome.sample_ns - outcome.forward_ns
         if span_ns <= 0:
             return
-        load = load_of_plan(plan)
-        self._steps.append((load, span_ns))
-        if self.fitted is not None:
-            self._ratios.append(self._ratio(self.fitted, load, span_ns))
-            self._correct()
-
-    def _ratio(self, fitted: SetStepCost, load: Load, span_ns: int) -> float:
-        return span_ns / max(1.0, predicted_ns(fitted, load))
+        self._steps.append((load_of_plan(plan), span_ns))
+        self._correct()
 
     def _correct(self) -> None:
-        if len(self._ratios) < 2 * _RECENT_STEPS:
+        fitted = self.fitted
+        if fitted is None or len(self._steps) < _RECENT_STEPS:
             self.drift = 1.0
             return
-        ratios = list(self._ratios)
-        drift = _middle(ratios[-_RECENT_STEPS:]) / max(1e-9, _middle(ratios))
+        drift = _middle(
+            [
+                (span_ns + fitted.around_ns) / max(1.0, predicted_ns(fitted, load))
+                for load, span_ns in self._steps
+            ]
+        )
         self.drift = min(_MOST_DRIFT, max(1 / _MOST_DRIFT, drift))
 
     @property
@@ -99,37 +99,55 @@ class StepCost:
         """No target bounds the next step: a prompt token takes the time that it takes alone."""
         self.stretch = 1.0
 
-    def prompt_time(self, load: Load, target_ns: int, late: bool) -> PromptTime | None:
-        """The time for prompts in a step with the decodes of `load` that should take `target_ns`;
-        None without a fit. `late`: some of the prompts have missed their own target."""
-        fitted = self.fitted
-        if fitted is None:
+    def prompt_time(self, load: Load, bounds: Bounds, overdue: bool) -> PromptTime | None:
+        """The time for prompts in a step with the decodes of `load`; None without a fit or a bound.
+        `overdue`: some of the prompts are."""
+        fitted, target_ns = self.fitted, bounds.tightest_ns
+        if fitted is None or target_ns is None:
+            self.unbounded()
             return None
         decode_ns = self.drift * fitted.decode_step_ns(load.decode_rows, load.context_tokens)
-        spare_ns = target_ns / fitted.spread - decode_ns
+        most_ns = inf if bounds.decodes_ns is None else bounds.decodes_ns / fitted.spread
+        spare_ns = min(most_ns, target_ns) - decode_ns
         self.stretch = 1.0 + decode_ns / max(spare_ns, decode_ns * LEAST_SHARE, 1.0)
-        least_ns = decode_ns * (LATE_SHARE if late or spare_ns < 0 else LEAST_SHARE)
+        share = LATE_SHARE if overdue or decode_ns > most_ns else LEAST_SHARE
         return PromptTime(
-            left_ns=max(least_ns, spare_ns) - self.drift * fitted.mixed_ns,
+            decode_ns=decode_ns,
+            least_ns=share * decode_ns,
+            most_ns=most_ns,
+            finish_ns=FINISH_SHARE * (bounds.decodes_ns - most_ns) if bounds.decodes_ns else 0.0,
+            spent_ns=self.drift * fitted.mixed_ns,
             token_ns=self.drift * fitted.prefill_token_ns,
             pair_ns=self.drift * fitted.pair_ns,
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PromptTime:
-    """The time that prompts have in one step, while it is planned."""
+    """The time that prompts have in one step, while it is planned.
 
-    left_ns: float
+    The step may take `most_ns`, or a prompt's own bound where that is less; prompts have what is
+    left of it after `decode_ns`, at least `least_ns`. `spent_ns` of it are used. A prompt that
+    `finish_ns` more would finish may have them: else it waits a whole step for a few tokens.
+    """
+
+    decode_ns: float
+    least_ns: float
+    most_ns: float
+    finish_ns: float
+    spent_ns: float
     token_ns: float
     pair_ns: float
     used: bool = False
 
-    def tokens(self, remaining: int, context: int, most: int) -> int:
+    def tokens(self, remaining: int, context: int, most: int, bound_ns: float = inf) -> int:
         """How many of a prompt's `remaining` tokens after `context` to compute: what fits into the
         time, in whole tiles unless it is the rest; of the first prompt at least a tile."""
         wanted = min(remaining, most)
-        fitting = self._fitting(context)
+        room_ns = max(self.least_ns, min(self.most_ns, bound_ns) - self.decode_ns) - self.spent_ns
+        if wanted == remaining and self._fitting(room_ns + self.finish_ns, context) >= wanted:
+            return wanted
+        fitting = self._fitting(room_ns, context)
         if fitting >= wanted:
             return wanted
         whole = int(fitting) // TILE_TOKENS * TILE_TOKENS
@@ -140,15 +158,15 @@ class PromptTime:
     def take(self, tokens: int, context: int) -> None:
         """A chunk was added to the step."""
         self.used = True
-        self.left_ns -= self.token_ns * tokens + self.pair_ns * attention_pairs(tokens, context)
+        self.spent_ns += self.token_ns * tokens + self.pair_ns * attention_pairs(tokens, context)
 
-    def _fitting(self, context: int) -> float:
+    def _fitting(self, left_ns: float, context: int) -> float:
         """The n tokens whose time, with that of their attention pairs, is `left_ns`."""
-        if self.left_ns <= 0:
+        if left_ns <= 0:
             return 0.0
         linear = self.token_ns + self.pair_ns * context
-        root = sqrt(linear * linear + 2 * self.pair_ns * self.left_ns)
-        return 2 * self.left_ns / max(linear + root, 1e-9)
+        root = sqrt(linear * linear + 2 * self.pair_ns * left_ns)
+        return 2 * left_ns / max(linear + root, 1e-9)
 
 
 def _middle(values: list[float]) -> float:

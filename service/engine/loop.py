@@ -203,6 +203,7 @@ class EngineLoop:
                 _device_of(flight, outcome),
                 outcome.rank_skew_ns,
                 plan.target_ns,
+                outcome.slowest_rank,
             )
         )
         self._record_facts(committed_ns)

@@ -192,7 +192,7 @@ class StepOutcome:
     Stamps are monotonic nanoseconds. `forward_ns`: the model began to run; `sample_ns`:
     logits were ready, sampling began. `mask_ns` of the sampling went into the masks of
     `masked_rows` constrained rows. `device` is None where the device has no clock of its own.
-    `rank_skew_ns` is None without tensor parallelism.
+    `rank_skew_ns` and `slowest_rank` are None without tensor parallelism.
     """
 
     samples: tuple[tuple[Sample, ...], ...]
@@ -202,6 +202,7 @@ class StepOutcome:
     masked_rows: int = 0
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
+    slowest_rank: int | None = None
 
 
 class Emission(msgspec.Struct, frozen=True, array_like=True):

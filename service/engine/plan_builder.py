@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from msgspec.structs import replace
 
 from service.engine.budget import PromptTime, StepCost
 from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotStart
 from service.engine.sequences.request import Request
+from service.engine.targets import Bounds
 from telemetry.costs.step_load import Load
 from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
@@ -31,7 +33,7 @@ class PlanBuilder:
         self._started: list[SlotStart] = []
         self._skips: list[Skip] = []
         self._time: PromptTime | None = None
-        self._target_ns: int | None = None
+        self._bounds = Bounds()
 
     @property
     def context_tokens(self) -> int:
@@ -42,19 +44,23 @@ class PlanBuilder:
     def is_empty(self) -> bool:
         return not self.decodes and not self._prefills
 
-    def limit_time(self, target_ns: int, cost: StepCost, late: bool) -> None:
-        """Leave prompts what the decodes of the step leave of `target_ns`, if costs are known.
-        `late`: some of them have missed their first-token target."""
+    def limit_time(self, bounds: Bounds, cost: StepCost, overdue: bool) -> None:
+        """Leave prompts what the decodes of the step leave of its bounds, if costs are known.
+        `overdue`: some of them are."""
         rows = len(self.decodes)
         decodes = Load(decode_rows=rows, decode_tokens=rows, context_tokens=self.context_tokens)
-        self._time = cost.prompt_time(decodes, target_ns, late)
+        self._time = cost.prompt_time(decodes, bounds, overdue)
         if self._time is not None:
-            self._target_ns = target_ns
+            self._bounds = bounds
 
-    def prompt_tokens(self, remaining: int, context: int) -> int:
-        """Of a prompt's `remaining` tokens after `context`, how many the step can take."""
+    def prompt_tokens(self, ttft_target_ns: int | None, remaining: int, context: int) -> int:
+        """Of a prompt's `remaining` tokens after `context`, how many the step can take; the prompt
+        has this first-token target."""
         most = min(remaining, self.budget_left)
-        return most if self._time is None else self._time.tokens(remaining, context, most)
+        if self._time is None:
+            return most
+        bound_ns = self._bounds.prompts_ns.get(ttft_target_ns, inf)
+        return self._time.tokens(remaining, context, most, bound_ns)
 
     def skip(self, request: Request, reason: WaitReason) -> None:
         """Note why a live request gets no row."""
@@ -113,7 +119,8 @@ class PlanBuilder:
     ) -> Plan:
         """The finished plan; the builder is not used again."""
         if self._time is not None:  # the budget was what time allowed
-            self._limit_tokens(self._time.tokens(self.budget_left, 0, self.budget_left))
+            bound_ns = min(self._bounds.prompts_ns.values(), default=inf)
+            self._limit_tokens(self._time.tokens(self.budget_left, 0, self.budget_left, bound_ns))
         plan = Plan(
             step_id=step_id,
             decodes=tuple(self.decodes),
@@ -124,7 +131,7 @@ class PlanBuilder:
             skips=tuple(self._skips),
             budget_tokens=self.budget_tokens,
             copies=copies,
-            target_ns=self._target_ns,
+            target_ns=self._bounds.tightest_ns,
         )
         assert plan.scheduled_tokens + self.budget_left == plan.budget_tokens, "budget leaks"
         return plan

@@ -17,8 +17,8 @@ from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request, Status
 from service.engine.sequences.sequence_table import SequenceTable
 from service.engine.sequences.stopping import may_grow
-from service.engine.slack import is_late, start_by_ns, work_ns
-from service.engine.targets import Targets
+from service.engine.slack import is_late, is_overdue, start_by_ns, work_ns
+from service.engine.targets import Bounds, Targets
 from telemetry.facts.reasons import WaitReason
 
 
@@ -58,7 +58,7 @@ class Planner:
     def _before(self, request: Request, now_ns: int) -> list[Request]:
         """Whose prompts are computed before that of a new request, if nobody else comes."""
         request.queued_ns, request.arrival = now_ns, self._table.next_arrival
-        key, token_ns = self._sort_key(now_ns), self.cost.prompt_token_ns
+        key = self._sort_key(now_ns)
         own, tenant = key(request), request.submit.tenant
         others = [r for r in self._table.running if r.in_prefill] + list(self._table.queue)
         found, counters = list[Request](), self._table.counters
@@ -66,8 +66,6 @@ class Planner:
         for other in sorted((r for r in others if not r.blocked), key=key):
             if key(other) > own:
                 break
-            if self.limits.slo_order and (other.late or is_late(other, now_ns, token_ns)):
-                continue  # it waits behind those that can be in time
             rival = other.submit.tenant
             if rival != tenant and key(other)[:2] > (own[0], own[1] - charged[rival]):
                 continue  # its tenant has had its share by then
@@ -132,36 +130,26 @@ class Planner:
         if not self.limits.slo_order:
             return queue.sort_key(now_ns, batch)
         token_ns, ageing_ns = self.cost.prompt_token_ns, self.limits.ageing_ns
+        tighter_ns = self._tighter_targets()
         self._set_aside += queue.set_late_aside(lambda r: is_late(r, now_ns, token_ns))
         return queue.sort_key(
             now_ns,
             batch,
-            lambda request: start_by_ns(request, now_ns, token_ns, ageing_ns),
-            self._started_service(),
+            lambda request: start_by_ns(
+                request,
+                now_ns,
+                token_ns,
+                ageing_ns,
+                tighter_ns.get(request.submit.ttft_target_ns, 0),
+            ),
         )
 
-    def _started_service(self) -> dict[str, float]:
-        """By tenant, the service at which its first prompt that is being computed was admitted.
-
-        Its other requests may go before that prompt. Where other tenants want service too, only
-        while it has had no more than `max_model_tokens` since, beside the prompts that are being
-        computed: its share stays bounded.
-        """
-        first: dict[str, float] = {}
-        charged: Counter[str] = Counter()
-        for request in self._table.running:
-            if request.in_prefill and not request.paused:
-                tenant, service = request.submit.tenant, request.admitted_service
-                first[tenant] = min(service, first.get(tenant, service))
-                charged[tenant] += request.prefill_tokens
-        if len(self._table.queue.tenants | first.keys()) < 2:
-            return first
-        most, counters = self.limits.max_model_tokens, self._table.counters
-        return {
-            tenant: service
-            for tenant, service in first.items()
-            if counters.service_of(tenant) - service - charged[tenant] <= most
-        }
+    def _tighter_targets(self) -> dict[int | None, int]:
+        """For each first-token target of a prompt the next tighter one, 0 for the tightest."""
+        found = {r.submit.ttft_target_ns or 0 for r in self._table.running if r.in_prefill}
+        found.update(target_ns or 0 for target_ns in self._table.queue.ttft_targets)
+        ordered = sorted(found)
+        return dict(zip(ordered, [0, *ordered], strict=False))
 
     def _grow(
         self, request: Request, order: list[Request], builder: PlanBuilder, now_ns: int
@@ -218,19 +206,19 @@ class Planner:
         return drafts
 
     def _limit_prompts(self, builder: PlanBuilder, now_ns: int) -> None:
-        """Bound the time of the step's prompts by the tightest target that waits for it."""
-        limits, target_ns = self.limits, None
+        """Bound the time of the step's prompts by the targets that wait for it."""
+        limits, bounds = self.limits, Bounds()
         if limits.chunked_prefill and (limits.auto_budget or limits.itl_target_ns):
-            target_ns = self._targets.of_step(self._table, limits, now_ns)
-        if target_ns is None:
+            bounds = self._targets.of_step(self._table, limits, now_ns)
+        if bounds.tightest_ns is None:
             self.cost.unbounded()
         else:
-            builder.limit_time(target_ns, self.cost, self._prompts_are_late(now_ns))
+            builder.limit_time(bounds, self.cost, self._prompts_are_overdue(now_ns))
 
-    def _prompts_are_late(self, now_ns: int) -> bool:
-        """Whether a prompt that is being computed, or is next, cannot meet its target any more."""
+    def _prompts_are_overdue(self, now_ns: int) -> bool:
+        """Whether a prompt that is being computed, or is next, has missed all its deadlines."""
         prompts = [r for r in self._table.running if r.in_prefill] + self._table.queue.firsts
-        return any(is_late(request, now_ns, self.cost.prompt_token_ns) for request in prompts)
+        return any(is_overdue(request, now_ns, self.cost.prompt_token_ns) for request in prompts)
 
     def _plan_prefills(self, builder: PlanBuilder, now_ns: int) -> None:
         """Chunks of running prompts and new admissions, in one order of service."""
@@ -286,7 +274,7 @@ class Planner:
         if builder.preempted_for_memory:
             return no_blocks
         hits = (len(match.blocks) + len(match.host_digests)) * self.limits.block_tokens
-        has_budget = self._chunk_tokens(request.known_tokens - hits, hits, builder) > 0
+        has_budget = self._chunk_tokens(request, request.known_tokens - hits, hits, builder) > 0
         total = blocks_for(request.known_tokens, self.limits.block_tokens)
         paused = [r for r in self._table.running if r.paused] if has_budget else []
         if len(self._table.running) - len(paused) >= self.limits.max_seqs:
@@ -309,15 +297,17 @@ class Planner:
         self._table.preempt(victim, now_ns)
         builder.preempted.append(victim.seq_id)
 
-    def _chunk_tokens(self, remaining: int, context: int, builder: PlanBuilder) -> int:
+    def _chunk_tokens(
+        self, request: Request, remaining: int, context: int, builder: PlanBuilder
+    ) -> int:
         """Tokens of a prompt's remainder, after `context` computed ones, that the step can take."""
         if not self.limits.chunked_prefill and remaining > builder.budget_left:
             return 0
-        return builder.prompt_tokens(remaining, context)
+        return builder.prompt_tokens(request.submit.ttft_target_ns, remaining, context)
 
     def _add_chunk(self, request: Request, builder: PlanBuilder) -> bool:
         remaining = request.prefill_tokens - request.computed_tokens
-        count = self._chunk_tokens(remaining, request.computed_tokens, builder)
+        count = self._chunk_tokens(request, remaining, request.computed_tokens, builder)
         if count:
             builder.add_prefill(request, count)
         return count > 0

@@ -197,6 +197,7 @@ class Scheduler:
                 pair_ns=command.pair_ns,
                 mixed_ns=command.mixed_ns,
                 spread=command.spread,
+                around_ns=command.around_ns,
             )
         )
 

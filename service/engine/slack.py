@@ -1,10 +1,17 @@
 """When a request has to start to get its first token in time.
 
 The least slack goes first (Mok, 1983; SLOs-Serve, Chen et al., 2025, plans by the slack of each
-request too). A request whose target is missed would lose against every later one, so it gets its
-deadline again at twice, four times, ... the target after it was accepted: it waits behind requests
-that can still be served in time, but not for ever. One without a target is due when it has aged.
-A preempted one is due at once: its reader waits in the middle of a text, or its prompt was begun.
+request too), in this order:
+
+    in time   can meet its first-token target: by the latest moment at which it can start
+    late      cannot: behind all that are in time, by its deadline at twice, then four times the
+              target after it was accepted
+    overdue   has missed these too: first, by arrival; but while one with a tighter target waits,
+              behind all that are in time, and behind late ones with a tighter target
+
+So a late request makes no other one late, and none is passed for longer than four of its targets by
+requests of its own class. One without a target is due when it has aged. A preempted one is due at
+once: its reader waits in the middle of a text, or its prompt was begun.
 """
 
 from __future__ import annotations
@@ -12,6 +19,9 @@ from __future__ import annotations
 from math import inf
 
 from service.engine.sequences.request import Request
+
+DEADLINES = (1, 2, 4)  # targets after it was accepted
+_BEHIND_NS = float(1 << 62)  # more than any moment
 
 
 def work_ns(request: Request, token_ns: float) -> float:
@@ -27,16 +37,37 @@ def is_late(request: Request, now_ns: int, token_ns: float) -> bool:
     return by_ns is not None and now_ns + work_ns(request, token_ns) > by_ns
 
 
-def start_by_ns(request: Request, now_ns: int, token_ns: float, ageing_ns: int) -> float:
-    """The latest moment at which its prompt may start, monotonic."""
+def is_overdue(request: Request, now_ns: int, token_ns: float) -> bool:
+    """Whether it cannot meet the last of its deadlines any more."""
+    by_ns = None if request.preemptions else request.submit.first_token_by_ns
+    if by_ns is None:
+        return False
+    last_ns = by_ns + (DEADLINES[-1] - 1) * _target_ns(request)
+    return now_ns + work_ns(request, token_ns) > last_ns
+
+
+def start_by_ns(
+    request: Request, now_ns: int, token_ns: float, ageing_ns: int, tighter_ns: int = 0
+) -> float:
+    """The key by which prompts are ordered: of one in time the latest moment at which it may start,
+    monotonic. `tighter_ns` is the longest target below its own among those who wait, 0 without one:
+    late with that target, nobody's last deadline is further away than the last of `DEADLINES`."""
     if request.preemptions:
         return -inf
     work = work_ns(request, token_ns)
-    submit = request.submit
-    if submit.first_token_by_ns is None:
+    by_ns = request.submit.first_token_by_ns
+    if by_ns is None:
         return request.queued_ns + ageing_ns - work
-    target_ns = max(1, submit.ttft_target_ns or 1)
-    accepted_ns = submit.first_token_by_ns - target_ns
-    while accepted_ns + target_ns < now_ns + work:
-        target_ns *= 2
-    return accepted_ns + target_ns - work
+    target_ns = _target_ns(request)
+    accepted_ns = by_ns - target_ns
+    for times in DEADLINES:
+        start_ns = accepted_ns + times * target_ns - work
+        if start_ns >= now_ns:
+            return start_ns if times == 1 else start_ns + _BEHIND_NS
+    if not tighter_ns:
+        return accepted_ns
+    return _BEHIND_NS + now_ns + DEADLINES[-1] * tighter_ns
+
+
+def _target_ns(request: Request) -> int:
+    return max(1, request.submit.ttft_target_ns or 1)

@@ -2,27 +2,47 @@
 
 Whoever decodes in a step waits for its end: the tightest inter-token target of its rows bounds
 it. Whoever arrives while it runs waits for it too, and then needs a step of its own: where requests
-have lately come while others were served, a share of the tightest first-token target among them
-bounds the steps that compute prompts. The share is smaller where prompts of a class with more time
-would fill the step.
+have lately come while others were served, a share of their first-token target bounds the steps that
+compute prompts.
+
+Beside prompts of a class with more time the share is smaller, and such a request is expected for
+longer: what it costs them is small, and what it saves is the whole target. Among prompts of its own
+class it is expected only while requests keep coming, or a lone long prompt would be cut into more
+chunks than anybody needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from service.engine.admission import Limits
 from service.engine.sequences.request import Request
 from service.engine.sequences.sequence_table import SequenceTable
 
-EXPECTED_NS = 300_000_000_000  # a class that sent a request this long ago may send another
-SHARE = 1 / 2
-SHARE_BESIDE_LOOSER = 1 / 3
+# a class that sent a request this long ago may send another
+EXPECTED_NS, EXPECTED_BESIDE_LOOSER_NS = 30_000_000_000, 300_000_000_000
+SHARE, SHARE_BESIDE_LOOSER = 1 / 2, 2 / 5
 _KEPT = 16
 
 
+class Bounds(NamedTuple):
+    """How long the next step may take: for the sequences that decode in it, and for the prompts of
+    each class, by their first-token target. What has no bound may take as long as it needs."""
+
+    decodes_ns: int | None = None
+    prompts_ns: Mapping[int | None, int] = {}
+
+    @property
+    def tightest_ns(self) -> int | None:
+        bounds = list(self.prompts_ns.values())
+        if self.decodes_ns is not None:
+            bounds.append(self.decodes_ns)
+        return min(bounds, default=None)
+
+
 class Targets:
-    """The first-token targets that arrived lately, and the bound of the next step."""
+    """The first-token targets that arrived lately, and the bounds of the next step."""
 
     def __init__(self) -> None:
         self._seen_ns: dict[int, int] = {}
@@ -36,23 +56,24 @@ class Targets:
         if len(self._seen_ns) > _KEPT:
             del self._seen_ns[next(iter(self._seen_ns))]
 
-    def of_step(self, table: SequenceTable, limits: Limits, now_ns: int) -> int | None:
-        """How long the next step may take; None: as long as it needs."""
-        bounds = [_decode_target(table.running, limits)]
-        if limits.auto_budget:
-            bounds.append(self._arrival_bound(table, now_ns))
-        return min((bound for bound in bounds if bound is not None), default=None)
+    def of_step(self, table: SequenceTable, limits: Limits, now_ns: int) -> Bounds:
+        decodes_ns = _decode_target(table.running, limits)
+        if not limits.auto_budget:
+            return Bounds(decodes_ns)
+        prompts = {r.submit.ttft_target_ns for r in table.running if r.in_prefill}
+        prompts.update(table.queue.ttft_targets)
+        found = {one: self._arrival_bound(one, now_ns) for one in prompts}
+        return Bounds(decodes_ns, {one: ns for one, ns in found.items() if ns is not None})
 
-    def _arrival_bound(self, table: SequenceTable, now_ns: int) -> int | None:
-        since_ns = now_ns - EXPECTED_NS
-        expected = [one for one, seen_ns in self._seen_ns.items() if seen_ns >= since_ns]
-        prompts = [r.submit.ttft_target_ns for r in table.running if r.in_prefill]
-        prompts += table.queue.ttft_targets
-        if not expected or not prompts:
-            return None
-        tightest = min(expected)
-        beside_looser = any(one is None or one > tightest for one in prompts)
-        return int(tightest * (SHARE_BESIDE_LOOSER if beside_looser else SHARE))
+    def _arrival_bound(self, prompt_target_ns: int | None, now_ns: int) -> int | None:
+        """What requests that may come leave to a prompt with this target."""
+        bounds: list[int] = []
+        for target_ns, seen_ns in self._seen_ns.items():
+            is_looser = prompt_target_ns is None or prompt_target_ns > target_ns
+            expected_ns = EXPECTED_BESIDE_LOOSER_NS if is_looser else EXPECTED_NS
+            if now_ns - seen_ns <= expected_ns:
+                bounds.append(int(target_ns * (SHARE_BESIDE_LOOSER if is_looser else SHARE)))
+        return min(bounds, default=None)
 
 
 def _decode_target(running: Sequence[Request], limits: Limits) -> int | None:

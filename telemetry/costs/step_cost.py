@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from telemetry.costs.cost_model import BUDGET, Term
 from telemetry.costs.cost_model import fit as fit_preset
@@ -22,22 +24,25 @@ from telemetry.costs.step_load import Load, attention_pairs, load_of_step
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.engine_start import WarmUpStep
 from telemetry.facts.records import Fact
-from telemetry.numbers.quantiles import median, quantile
+from telemetry.numbers.quantiles import median
 
 WINDOW_STEPS = 200  # with prompts, and as many without
 REFIT_STEPS = 25
-_RECENT_STEPS = 200
-_AROUND_STEPS = 8
-_SPREAD_QUANTILE = 0.98  # a request is good if 99 of 100 gaps are, and most steps have no prompt
-_MOST_SPREAD = 2.0
+_RECENT_STEPS = 1000
+_AROUND_STEPS = 5  # as many as `service.engine.budget` corrects a prediction by
+_FIRST_SPREAD = 1.2  # until so many steps with decodes and prompts have been seen:
+_LEAST_MIXED_STEPS = 20
+_DEVIATIONS = 3.5
+_OUTLIER, _MOST_SPREAD = 2.0, 2.0
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds: of any step, per prompt token, per decode row, per token that a decode attends
     to, per pair of a prompt token and a token that it attends to, and of any step with prompts.
 
-    Of a hundred steps 98 took at most `spread` times their prediction, corrected by how fast the
-    steps just before them were.
+    Steps with decodes and prompts took at most `spread` times their prediction, corrected by what
+    the steps just before them took; nearly all of them. `around_ns` of a step are not the forward
+    pass.
     """
 
     base_ns: int
@@ -47,20 +52,27 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     pair_ns: float = 0.0
     mixed_ns: int = 0
     spread: float = 1.0
+    around_ns: int = 0
 
 
-Measured = tuple[list[float], int]
-"""The columns of a step (`Preset.columns`) and the nanoseconds that it took."""
+class Measured(NamedTuple):
+    """The columns of a step (`Preset.columns`), the nanoseconds that it took, and how many of them
+    were not its forward pass."""
+
+    columns: list[float]
+    span_ns: int
+    around_ns: int = 0
 
 
-def measured(load: Load, span_ns: int) -> Measured:
-    return BUDGET.columns(load), span_ns
+def measured(load: Load, span_ns: int, around_ns: int = 0) -> Measured:
+    return Measured(BUDGET.columns(load), span_ns, around_ns)
 
 
 def fit(steps: Sequence[Measured], recent: Sequence[Measured] = ()) -> StepCost:
     """Fitted to `steps`; the spread is that of the `recent` ones, in their order."""
-    columns = np.array([one for one, _ in steps])
-    found = fit_preset(BUDGET, columns, np.array([span_ns for _, span_ns in steps])).coefficients
+    columns = np.array([one.columns for one in steps])
+    spans = np.array([one.span_ns for one in steps])
+    found = fit_preset(BUDGET, columns, spans).coefficients
     base, *rest = found.tolist()
     by_term = dict(zip(BUDGET.terms, rest, strict=True))
     return StepCost(
@@ -71,6 +83,7 @@ def fit(steps: Sequence[Measured], recent: Sequence[Measured] = ()) -> StepCost:
         pair_ns=round(by_term[Term.PAIRS], 3),
         mixed_ns=round(by_term[Term.HAS_PROMPTS]),
         spread=_spread(found, recent),
+        around_ns=round(median([one.around_ns for one in recent]) or 0),
     )
 
 
@@ -87,16 +100,24 @@ def _load_of(step: WarmUpStep) -> Load:
 
 
 def _spread(found: np.ndarray, recent: Sequence[Measured]) -> float:
-    """How far steps go beyond their prediction, at the speed of the steps before each."""
-    if len(recent) < 2 * _AROUND_STEPS:
-        return 1.0
-    predicted = np.array([one for one, _ in recent]) @ found
-    ratios = (np.array([span_ns for _, span_ns in recent]) / predicted.clip(1)).tolist()
-    beyond = [
-        ratios[place] / max(1e-9, median(ratios[place - _AROUND_STEPS : place]) or 1.0)
-        for place in range(_AROUND_STEPS, len(ratios))
-    ]
-    return round(min(_MOST_SPREAD, max(1.0, quantile(beyond, _SPREAD_QUANTILE) or 1.0)), 3)
+    """How far steps with decodes and prompts go beyond their prediction, at the speed of the steps
+    before each: as far as `_DEVIATIONS` standard deviations, of the logarithm."""
+    if len(recent) <= _AROUND_STEPS:
+        return _FIRST_SPREAD
+    columns = np.array([one.columns for one in recent])
+    ratios = np.array([one.span_ns for one in recent]) / (columns @ found).clip(1)
+    before = np.median(sliding_window_view(ratios[:-1], _AROUND_STEPS), axis=1)
+    prompts, rows = (
+        columns[_AROUND_STEPS:, 1 + BUDGET.terms.index(term)]
+        for term in (Term.PROMPT_TOKENS, Term.DECODE_ROWS)
+    )
+    mixed = (prompts > 0) & (rows > 0)
+    beyond = (ratios[_AROUND_STEPS:] / before.clip(1e-9))[mixed][-WINDOW_STEPS:]
+    if len(beyond) < _LEAST_MIXED_STEPS:
+        return _FIRST_SPREAD
+    logs = np.log(beyond.clip(1 / _OUTLIER, _OUTLIER))
+    spread = float(np.exp(logs.mean() + _DEVIATIONS * logs.std()))
+    return round(min(_MOST_SPREAD, max(1.0, spread)), 3)
 
 
 class StepCostFold:
@@ -136,7 +157,7 @@ class StepCostFold:
         if span_ns <= 0 or all(row.wasted for row in step.rows):
             return  # a failed step: its length is not the cost of its rows
         load = load_of_step(step)
-        one = measured(load, span_ns)
+        one = measured(load, span_ns, span_ns - (step.sample_ns - step.forward_ns))
         self._seen[load.prompt_tokens > 0].append(one)
         self._recent.append(one)
         self._since_fit += 1

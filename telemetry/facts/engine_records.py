@@ -166,6 +166,7 @@ class StepCostSet(_Fact, frozen=True):
     pair_ns: float = 0.0
     mixed_ns: int = 0
     spread: float = 1.0
+    around_ns: int = 0
 
 
 class StepAborted(_Fact, frozen=True):
@@ -266,8 +267,9 @@ class StepRecorded(_Fact, frozen=True):
     into the masks of `masked_rows` constrained rows. `blocks_sealed` are the blocks that the step
     filled, or found in the cache, beyond those in `SequenceQueued`. `device` is None for a device
     without a clock. `rank_skew_ns` is the time that the first tensor-parallel rank waited for the
-    last one, summed over the step's all-reduces; None with one rank. `target_ns` is the latency
-    target that bounded the step's prompt tokens, None where its budget did.
+    last one, summed over the step's all-reduces; None with one rank. `slowest_rank` is the one
+    that waited least in these, for which the others waited. `target_ns` is the latency target that
+    bounded the step's prompt tokens, None where its budget did.
     """
 
     step_id: int
@@ -295,6 +297,7 @@ class StepRecorded(_Fact, frozen=True):
     device: DeviceTimes | None = None
     rank_skew_ns: int | None = None
     target_ns: int | None = None
+    slowest_rank: int | None = None
 
 
 class EngineIdled(_Fact, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 
 
 class Outcome(StrEnum):
@@ -155,6 +155,17 @@ class PauseCause(StrEnum):
     LOOP_BLOCKED = "loop_blocked"  # its loop was blocked, and none of the above explains it
 
 
+class ClockEvent(IntFlag):
+    """Bits of NVML's mask of the reasons for lowered clocks; the others are settings."""
+
+    GPU_IDLE = 0x1
+    SW_POWER_CAP = 0x4  # the power limit is reached
+    HW_SLOWDOWN = 0x8  # hardware: temperature or power, clocks halved
+    SW_THERMAL_SLOWDOWN = 0x20  # the driver: temperature
+    HW_THERMAL_SLOWDOWN = 0x40
+    HW_POWER_BRAKE_SLOWDOWN = 0x80  # the power supply asks for it
+
+
 class HangKind(StrEnum):
     """In which way a live engine process does not respond."""
 
@@ -170,3 +181,41 @@ class StackSource(StrEnum):
     FAULTHANDLER = "faulthandler"  # the process itself, in C, at a signal
     PY_SPY = "py-spy"  # from outside, from its memory
     KERNEL = "kernel"  # /proc of each thread: no Python functions
+
+
+class AutopilotDecision(StrEnum):
+    """What the autopilot decided."""
+
+    PROPOSED = "proposed"  # a replay of the last minutes finds this change better
+    UPHELD = "upheld"  # advise: a later replay finds the same
+    WITHDRAWN = "withdrawn"  # advise: it would not be proposed any more
+    REFUSED = "refused"  # the search found a change, and the autopilot does not propose it
+    APPLIED = "applied"  # act: it is in force and is measured
+    VOIDED = "voided"  # something else changed in between: what was measured does not count
+    KEPT = "kept"  # it stays
+    ROLLED_BACK = "rolled_back"  # the values from before are in force again
+    STOPPED = "stopped"  # these limits are left alone until the server restarts
+
+
+class AutopilotReason(StrEnum):
+    """Why the autopilot decided so."""
+
+    GAIN = "gain"  # more requests would be good, and of no class fewer
+    PROMISE_KEPT = "promise_kept"  # what came is what was promised
+    PROMISE_MISSED = "promise_missed"  # what came is what was there before
+    WORSE = "worse"  # a class is clearly worse than before
+    TOO_FEW_REQUESTS = "too_few_requests"  # too few to tell
+    ENGINE_RESTARTED = "engine_restarted"
+    OPERATOR = "operator"  # somebody else changed limits
+    LOAD_CHANGED = "load_changed"  # more or fewer requests, or longer ones
+    NO_GAIN_IN_GOING_BACK = "no_gain_in_going_back"  # by a replay after something else changed
+    NOT_CONFIRMED = "not_confirmed"  # the engine has not put it in force, or refused it
+    NO_ANSWER = "no_answer"  # the search gave none in time
+    OUT_OF_BOUNDS = "out_of_bounds"
+    LOSS = "loss"  # a class would lose more than noise
+    NO_GAIN = "no_gain"  # no class would gain more than noise
+    FORECAST_OFF = "forecast_off"  # the replay of what was is too far from what was measured
+    TRIED_BEFORE = "tried_before"  # it was rolled back under the same load
+    STALE = "stale"  # the limits have changed since the search began
+    COOLING = "cooling"  # the limit was changed too short a time ago
+    HEALTHY = "healthy"  # nothing is wrong any more

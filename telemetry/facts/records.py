@@ -13,6 +13,7 @@ sequences, tied together by `SequenceSubmitted`.
 
 from __future__ import annotations
 
+from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.base import FactStruct as _Fact
 from telemetry.facts.engine_records import (
     CacheFlushed,
@@ -241,6 +242,7 @@ Fact = (
     | FoldDetached
     | RequestsListed
     | SequencesListed
+    | AutopilotDecided
 )
 
 

@@ -25,6 +25,7 @@ from telemetry.facts.records import SCHEMA_VERSION, Fact, fact_ns
 from telemetry.journal import journal_format as form
 from telemetry.journal.journal_format import Header
 from telemetry.journal.live_requests import LiveRequests
+from telemetry.requests.slo_policy import SloPolicy
 
 CAPACITY_BYTES = 64 * 1024 * 1024
 TARGET_NS = 300_000_000_000
@@ -73,11 +74,14 @@ class Journal:
         clock: Clock,
         capacity_bytes: int = CAPACITY_BYTES,
         read_anchor: Callable[[], WallAnchor] = read_wall_anchor,
+        slo: SloPolicy | None = None,
     ) -> None:
+        """`slo` is the SLO policy of the server, for the header."""
         assert capacity_bytes > 0, capacity_bytes
         self._clock = clock
         self._capacity_bytes = capacity_bytes
         self._read_anchor = read_anchor
+        self._slo = slo
         self._lock = threading.Lock()
         self._live = LiveRequests()
         self._segments: deque[Segment] = deque()
@@ -181,6 +185,7 @@ class Journal:
             cut_ns=pieces[0].first_ns if dropped and pieces else None,
             facts_dropped=dropped,
             facts_lost=facts_lost,
+            slo=self._slo,
         )
 
     # Under the lock
@@ -242,9 +247,11 @@ class Journal:
         successor.carried_bytes = all_bytes
 
 
-def write_journal(path: Path, facts: Iterable[Fact], clock: Clock, reason: str) -> None:
+def write_journal(
+    path: Path, facts: Iterable[Fact], clock: Clock, reason: str, slo: SloPolicy | None = None
+) -> None:
     """Write a complete list of facts as a journal file, in their order. Raises OSError."""
-    journal = Journal(clock, capacity_bytes=1 << 40)
+    journal = Journal(clock, capacity_bytes=1 << 40, slo=slo)
     for fact in facts:
         journal.on_facts((fact,))
     with path.open("wb") as file:

@@ -29,6 +29,7 @@ import msgspec
 
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.records import Fact, fact_ns
+from telemetry.requests.slo_policy import SloPolicy
 
 MAGIC = b"phasescope journal\n"
 FORMAT = 1
@@ -53,7 +54,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     `reason` is a reason to dump, `rolling` for the files of a journal folder, or `drill` for
     a simulated run. `cut_ns` is the stamp at which the facts begin when older ones had been
     dropped to stay within memory (`facts_dropped` of them). `facts_lost` were never seen by
-    any fold. `anchors` are pairs of readings of both clocks, oldest first.
+    any fold. `anchors` are pairs of readings of both clocks, oldest first. `slo` is the SLO policy
+    of the server; None in older files and where none was given.
     """
 
     format: int
@@ -65,6 +67,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     cut_ns: int | None = None
     facts_dropped: int = 0
     facts_lost: int = 0
+    slo: SloPolicy | None = None
 
 
 class Versions(msgspec.Struct, frozen=True):

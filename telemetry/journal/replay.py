@@ -21,6 +21,7 @@ from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.histograms import Histograms
+from telemetry.stats.slo import judged_by
 from telemetry.stats.window_fold import WindowFold
 
 _BATCH_FACTS = 512
@@ -52,15 +53,16 @@ class Replay:
         folds: Sequence[Fold] = (),
         on_timeline: Sequence[Callable[[RequestTimeline], None]] = (),
         capacity: int = 1_000_000,
-        policy: SloPolicy = DEFAULT_POLICY,
+        policy: SloPolicy | None = None,
     ) -> None:
-        """Reads the whole journal. `policy` is the SLO policy of the server that wrote it.
+        """Reads the whole journal. Without a `policy` it is that of the server that wrote it.
 
         Raises JournalError.
         """
+        policy = policy or journal.header.slo or DEFAULT_POLICY
         self.cut = journal.cut_requests
         self.histograms = Histograms(ClassBook(policy))
-        self.timelines = TimelineStore(capacity)
+        self.timelines = TimelineStore(capacity, judged=judged_by(policy))
         self.window = WindowFold(self.histograms)
         self.ledger_builder = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
         self.phases = PhaseFold(

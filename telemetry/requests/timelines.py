@@ -7,6 +7,7 @@ most of the gateway's memory. Bounded by number and by bytes; the oldest are dro
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,10 +20,20 @@ from telemetry.requests.phases import RequestTimeline, SequenceTimeline
 CAPACITY_BYTES = 64 * 1024 * 1024
 
 
+Judge = Callable[[RequestTimeline], dict[str, Any]]
+"""What else is said of an ended request, such as whether it met its SLO."""
+
+
 class TimelineStore:
     """A bounded map of described timelines; a listener of the phase fold."""
 
-    def __init__(self, capacity: int = 10_000, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        capacity_bytes: int = CAPACITY_BYTES,
+        judged: Judge = lambda timeline: {},
+    ) -> None:
+        self._judged = judged
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._described: OrderedDict[str, bytes] = OrderedDict()
@@ -33,7 +44,7 @@ class TimelineStore:
 
     def on_timeline(self, timeline: RequestTimeline) -> None:
         request_id = timeline.accepted.request_id
-        described = msgspec.json.encode(describe(timeline))
+        described = msgspec.json.encode({**describe(timeline), **self._judged(timeline)})
         self.bytes += len(described) - len(self._described.pop(request_id, b""))
         self._described[request_id] = described
         while len(self._described) > self._capacity or self.bytes > self._capacity_bytes:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.requests.phases import RequestTimeline
@@ -16,7 +17,7 @@ from telemetry.stats.slo_report import Cost, SloReport, SloStatus, SloWindow, Ve
 WINDOWS_S = (60, 300, 3600)
 _SLOT_NS = 10_000_000_000
 _SLOTS_KEPT = max(WINDOWS_S) * 1_000_000_000 // _SLOT_NS + 1
-_GAPS_PER_LATE_ONE = 100
+_GAPS_PER_LATE_ONE = 100  # 99 of 100 gaps must be in time
 
 FAST_BURN = 14.4  # times the pace that lasts the period: the page alert of the SRE workbook
 BURN_LEAST_REQUESTS = 10  # with fewer in a window its burn rate is not judged
@@ -31,17 +32,46 @@ def judge(timeline: RequestTimeline, target: SloClass) -> Verdict:
     A finished request is good when its first token came in time and the 99th percentile of
     its gaps (nearest rank) is within the ITL target: of fewer than 100 gaps, all of them.
     """
-    match timeline.outcome:
+    unfinished = judge_unfinished(timeline.ended.reason)
+    return _judge_finished(timeline, target) if unfinished is None else unfinished
+
+
+def judged_by(policy: SloPolicy) -> Callable[[RequestTimeline], dict[str, Any]]:
+    """What `/debug/requests/{id}` says of the promise to an ended request."""
+
+    def judged(timeline: RequestTimeline) -> dict[str, Any]:
+        target = policy.of(timeline.accepted.slo_class)
+        return {
+            "slo": {
+                "class": target.name,
+                "verdict": judge(timeline, target).value,
+                "ttft_target_ns": target.ttft_ns,
+                "itl_target_ns": target.itl_ns,
+            }
+        }
+
+    return judged
+
+
+def judge_unfinished(reason: EndReason) -> Verdict | None:
+    """The verdict on a request that ended for this reason; None where it finished, so that its
+    latencies decide."""
+    match reason.outcome:
         case Outcome.FINISHED:
-            return _judge_finished(timeline, target)
+            return None
         case Outcome.FAILED:
             return Verdict.FAILED
         case Outcome.REJECTED:
-            return _judge_rejected(timeline.ended.reason)
+            return _judge_rejected(reason)
         case Outcome.CANCELLED:
-            return _judge_cancelled(timeline.ended.reason)
+            return _judge_cancelled(reason)
         case Outcome.LOST:
             return Verdict.UNMEASURED
+
+
+def allowed_late(gaps: int) -> int:
+    """How many of so many gaps between tokens may be longer than the ITL target."""
+    return gaps // _GAPS_PER_LATE_ONE
 
 
 def _judge_finished(timeline: RequestTimeline, target: SloClass) -> Verdict:
@@ -54,7 +84,7 @@ def _judge_finished(timeline: RequestTimeline, target: SloClass) -> Verdict:
     for sequence in timeline.sequences:
         gaps += max(0, len(sequence.token_ns) - 1)
         late += sum(b - a > target.itl_ns for a, b in pairwise(sequence.token_ns))
-    return Verdict.SLOW_TOKENS if late > gaps // _GAPS_PER_LATE_ONE else Verdict.GOOD
+    return Verdict.SLOW_TOKENS if late > allowed_late(gaps) else Verdict.GOOD
 
 
 def _judge_rejected(reason: EndReason) -> Verdict:

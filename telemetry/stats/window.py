@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.facts.base import RecorderStats
-from telemetry.facts.limits import ChangedLimit
+from telemetry.facts.limits import ChangedLimit, LimitValue
 from telemetry.numbers.quantiles import Percentiles
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
@@ -39,6 +39,17 @@ class GridRow(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     cells: str
+
+
+class AutopilotLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the autopilot is doing, and its last decision; None before the first."""
+
+    mode: str
+    state: str
+    decision: str | None
+    limits: dict[str, LimitValue]
+    why: str
+    at_ns: int | None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,3 +114,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     step_budget_tokens: int | None = None
     step_target_ns: int | None = None
     steps_target_unreachable_total: int = 0
+    autopilot: AutopilotLine | None = None

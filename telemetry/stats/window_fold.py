@@ -26,12 +26,13 @@ from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.step_targets import StepTargets
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import PERCENTILE_WINDOW_S, Cell, GridRow, Snapshot
+from telemetry.stats.window import PERCENTILE_WINDOW_S, AutopilotLine, Cell, GridRow, Snapshot
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000
 GRID_STEPS = 64
 GRID_ROWS = 32
+_OUTCOMES = ("finished", "rejected", "cancelled", "failed", "lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class Suppliers:
     gpu: Callable[[], dict[str, float | str] | None] = lambda: None
     recorder: Callable[[], RecorderStats | None] = lambda: None
     slo: Callable[[int], SloReport | None] = lambda now_ns: None
+    autopilot: Callable[[], AutopilotLine | None] = lambda: None
     metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
 
 
@@ -144,10 +146,7 @@ class WindowFold:
             prompt_tokens_total=self._prompt_tokens_total,
             output_tokens_total=self._output_tokens_total,
             preemptions_total=self._preemptions_total,
-            requests_total={
-                name: self._outcomes[name]
-                for name in ("finished", "rejected", "cancelled", "failed", "lost")
-            },
+            requests_total={name: self._outcomes[name] for name in _OUTCOMES},
             percentiles=self._histograms.window_percentiles(now_ns, PERCENTILE_WINDOW_S),
             grid_step_ids=(self._step_ids[0], self._step_ids[-1]) if self._step_ids else None,
             grid=self._grid(),
@@ -172,6 +171,7 @@ class WindowFold:
             step_budget_tokens=last.budget_tokens if last else None,
             step_target_ns=last.target_ns if last else None,
             steps_target_unreachable_total=self._targets.unreachable,
+            autopilot=self._suppliers.autopilot(),
         )
 
     def _take(self, fact: Fact) -> None:

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from dashboards.monitor.client import Client, Unreachable
 from dashboards.monitor.screen import screen
-from diagnosis.symptoms import Evidence, Finding, Symptom
+from diagnosis.symptoms import Evidence, Finding, Link, MissedPromise, MissForm, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import GridRow, Percentiles, Snapshot
+from telemetry.stats.window import AutopilotLine, GridRow, Percentiles, Snapshot
 from tests.support.servers.server import Server, free_port
 from tests.support.worlds.metrics_world import MetricsWorld, one_request
 
@@ -75,6 +75,16 @@ def text_of(snapshot: Snapshot, diagnosis: Diagnosis, width: int, height: int, *
     with console.capture() as capture:
         console.print(screen(snapshot, diagnosis, "http://host:8000", width, height, **k))
     return capture.get()
+
+
+def test_a_chain_of_causes_is_one_line() -> None:
+    chain = (Link(Symptom.SLOW_CLIENT, 1200.0), Link(Symptom.KV_EXHAUSTION, 900.4))
+    (finding,) = SICK.findings
+    sick = msgspec.structs.replace(SICK, findings=(msgspec.structs.replace(finding, chain=chain),))
+
+    shown = text_of(EMPTY, sick, 140, 45)
+
+    assert "slow_client 1,200 ms -> kv_exhaustion 900 ms" in shown
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 45), (60, 40), (220, 60)])
@@ -140,6 +150,25 @@ def test_findings_losses_restarts_and_an_unreachable_server_are_on_the_screen() 
     assert "unreachable for 4 s" in text_of(EMPTY, HEALTHY, 80, 24, note="unreachable for 4 s")
 
 
+def test_a_missed_promise_has_a_line_with_its_form_and_the_limit_that_binds() -> None:
+    """And none while every promise is kept."""
+    missed = MissedPromise(
+        slo_class="voice", form=MissForm.MISCONFIGURED, objective=0.99, requests=40, missed=31,
+        late_first_tokens=31, slow_tokens=0, unserved=0, burn=77.5, burn_5min=77.5,
+        ttft_target_ms=150.0, ttft_p95_ms=900.0, itl_target_ms=100.0, worst_gap_p95_ms=None,
+        parts={"wait: seqs": 900.0}, setting="max_num_seqs",
+    )  # fmt: skip
+    finding = Finding(
+        symptom=Symptom.SLO_MISSED, confidence=0.99, claim="voice is late", harm_ms=1.0,
+        evidence=(), promises=(missed,), runbook="runbooks/slo_missed.md",
+    )  # fmt: skip
+    text = text_of(EMPTY, Diagnosis((finding,), 0, 0, False, "fault"), 120, 40)
+    (line,) = [one for one in text.splitlines() if one.startswith(" promises")]
+
+    assert line.strip() == "promises  voice misconfigured 31 of 40 missed, max_num_seqs binds"
+    assert " promises" not in text_of(EMPTY, HEALTHY, 120, 40)
+
+
 def test_an_unreachable_server_is_one_line_of_error() -> None:
     """Its address and the reason."""
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1.*refused"):
@@ -171,3 +200,17 @@ def test_the_goodput_line_names_the_classes_that_had_requests() -> None:
     assert "voice 0.0 % good, burn 100.0" in shown
     assert "chat" not in shown.replace("chat-7", "")
     assert "no request in the last minute" in text_of(EMPTY, HEALTHY, 120, 40)
+
+
+def test_the_line_of_the_autopilot_says_what_it_decided_last() -> None:
+    line = AutopilotLine(
+        mode="act", state="measuring", decision="applied", limits={"max_num_seqs": 16},
+        why="promised: chat 41 % -> 97 % good", at_ns=EMPTY.at_ns - 4_000_000_000,
+    )  # fmt: skip
+    shown = text_of(msgspec.structs.replace(EMPTY, autopilot=line), HEALTHY, 140, 45)
+
+    assert "autopilot  act, measuring  applied max_num_seqs 16 4 s ago: promised" in shown
+    silent = msgspec.structs.replace(line, at_ns=None, decision=None)
+    assert "autopilot" not in text_of(
+        msgspec.structs.replace(EMPTY, autopilot=silent), HEALTHY, 140, 45
+    )

@@ -16,7 +16,7 @@ from service.device.parallel.messages import (
     unpack_order,
     unpack_times,
 )
-from service.device.sharding.collectives import refuse_impossible, skew_ns
+from service.device.sharding.collectives import refuse_impossible, skew_ns, slowest_rank
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank, floor_shape, part_of
 from service.device.spec import DUMMY_SHAPES
 from telemetry.facts.clock import MonotonicClock
@@ -132,6 +132,10 @@ def test_the_skew_of_a_step_is_that_of_its_all_reduces() -> None:
     """First one rank is late and then another: it is not forgiven by being early elsewhere."""
     assert skew_ns([[9_000, 1_000], [2_000, 4_000], [3_000, 8_000]]) == 7_000 + 7_000
     assert skew_ns([[], []]) == 0
+
+
+def test_the_slowest_rank_is_the_one_that_waits_least() -> None:
+    assert slowest_rank([[9_000, 1_000], [2_000, 4_000], [3_000, 8_000]]) == 1
     assert list(unpack_times(pack_times([0, 1 << 40]))) == [0, 1 << 40]
 
 

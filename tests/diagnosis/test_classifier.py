@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.diagnosis.twins import judge_pair
 from diagnosis.detection.reference import BaselineError, read_baseline, save_baseline
-from diagnosis.detection.window import Window
+from diagnosis.detection.window import Window, window_of
 from diagnosis.symptoms import LATENCY, Symptom
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.offline import diagnose_journal
 from diagnosis.verdicts.rules import RULES
 from lab.twins.registry import TWINS
@@ -25,7 +26,7 @@ from telemetry.journal.journal import write_journal
 from telemetry.journal.journal_reader import open_journal
 from tests.support.worlds.twin_cases import SECOND, baseline_of, during, top_of, twin, verdicts
 
-HEALTHY = ("healthy_light", "healthy_busy")
+HEALTHY = tuple(name for name in TWINS if name.startswith("healthy"))
 FAULTY = [name for name in TWINS if name not in HEALTHY]
 
 
@@ -58,7 +59,7 @@ def test_a_clear_fault_is_found_before_its_alarm_fires(monkeypatch: pytest.Monke
     twins = [twin(name, TWINS[name][0]) for name in names]
 
     with_pending = [detection_delay_ns(one) for one in twins]
-    monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.CLEAR_SHARE", 1.01)
     without = [detection_delay_ns(one) for one in twins]
 
     assert sum(with_pending) < sum(without)
@@ -70,17 +71,17 @@ def test_a_fault_that_is_clear_only_once_waits_for_the_alarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = twin("cpu_starvation", TWINS["cpu_starvation"][0])
-    charge, calls = Diagnoser._charge, count()
+    charge, calls = MeanHarm._charge, count()
 
-    def every_other(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
+    def every_other(self: MeanHarm, begin_ns: int, end_ns: int, onset_ns: int) -> Any:
         charged, found = charge(self, begin_ns, end_ns, onset_ns)
         is_pending = self._detector.onset_ns is None
         return charged, [] if is_pending and next(calls) % 2 else found
 
     soon = detection_delay_ns(one)
-    monkeypatch.setattr(Diagnoser, "_charge", every_other)
+    monkeypatch.setattr(MeanHarm, "_charge", every_other)
     unsteady = detection_delay_ns(one)
-    monkeypatch.setattr("diagnosis.verdicts.classifier.CLEAR_SHARE", 1.01)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.CLEAR_SHARE", 1.01)
 
     assert soon < unsteady == detection_delay_ns(one)
 
@@ -92,9 +93,9 @@ def test_a_window_records_whether_a_finding_is_active(monkeypatch: pytest.Monkey
 
     def recording(*args: Any, **more: Any) -> Window:
         recorded.append(more["has_finding"])
-        return Window(*args, **more)
+        return window_of(*args, **more)
 
-    monkeypatch.setattr("diagnosis.verdicts.classifier.Window", recording)
+    monkeypatch.setattr("diagnosis.verdicts.mean_harm.window_of", recording)
     detection_delay_ns(twin("cpu_starvation", TWINS["cpu_starvation"][0]))
 
     first = recorded.index(True)
@@ -167,12 +168,12 @@ def test_the_verdict_does_not_depend_on_how_facts_are_batched(name: str, tmp_pat
     one = twin(name, TWINS[name][0])
     assert one.onset_ns is not None
     facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + 12 * SECOND]
-    live, batched = Diagnoser(), Diagnoser()
+    live, batched = Diagnoser(policy=one.policy), Diagnoser(policy=one.policy)
     for fact in facts:
         live.on_facts([fact])
     for at in range(0, len(facts), 97):
         batched.on_facts(facts[at : at + 97])
-    write_journal(tmp_path / "dump.journal", facts, MonotonicClock(), "test")
+    write_journal(tmp_path / "dump.journal", facts, MonotonicClock(), "test", one.policy)
 
     assert top_of(live.diagnosis()) == name
     assert batched.diagnosis() == live.diagnosis()

@@ -21,8 +21,9 @@ from diagnosis.root_cause.counterfactual import (
     timelines_of,
 )
 from diagnosis.root_cause.interventions import Cause, Intervention, interventions
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.root import REMEDIES
+from diagnosis.spans import Span
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import read_runs
 from lab.simulation.faults import Faults

@@ -15,8 +15,9 @@ from diagnosis.detection.steps import StepRow, Steps
 from diagnosis.detection.window import Window
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.checks import leaked
-from diagnosis.verdicts.classifier import Diagnoser
+from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.rules import findings_of
+from diagnosis.verdicts.tail_harm import TailHarm
 from lab.twins.registry import TWINS
 from tests.support.worlds.twin_cases import SECOND, twin, verdicts
 
@@ -85,13 +86,13 @@ def test_an_alarm_lasts_as_long_as_the_harm_also_without_a_finding(
 ) -> None:
     """So that a later finding covers all the time since the onset."""
     one = twin("throttled", TWINS["throttled"][0])
-    charge = Diagnoser._charge
+    charge = MeanHarm._charge
 
-    def slowly(self: Diagnoser, begin_ns: int, end_ns: int, onset_ns: int) -> object:
+    def slowly(self: MeanHarm, begin_ns: int, end_ns: int, onset_ns: int) -> object:
         charged, found = charge(self, begin_ns, end_ns, onset_ns)
         return charged, found if end_ns - onset_ns > 6 * SECOND else []
 
-    monkeypatch.setattr(Diagnoser, "_charge", slowly)
+    monkeypatch.setattr(MeanHarm, "_charge", slowly)
     first = next(said for _, said in verdicts(one) if said.findings)
 
     assert one.onset_ns is not None
@@ -104,11 +105,12 @@ def test_an_alarm_without_a_cause_is_cleared_after_half_a_minute(
 ) -> None:
     """It may be the new normal load; otherwise the alarm fires again."""
     one = twin("throttled", TWINS["throttled"][0])
-    charge = Diagnoser._charge
-    monkeypatch.setattr(Diagnoser, "_charge", lambda self, *span: (charge(self, *span)[0], []))
+    charge = MeanHarm._charge
+    monkeypatch.setattr(MeanHarm, "_charge", lambda self, *span: (charge(self, *span)[0], []))
+    monkeypatch.setattr(TailHarm, "on_tick", lambda self, begin_ns: None)
 
     def longest_alarm(ticks: int) -> int:
-        monkeypatch.setattr("diagnosis.verdicts.classifier.GIVEN_UP_TICKS", ticks)
+        monkeypatch.setattr("diagnosis.verdicts.mean_harm.GIVEN_UP_TICKS", ticks)
         onsets = Counter(said.onset_ns for _, said in verdicts(one) if said.onset_ns is not None)
         return max(onsets.values())
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.slowness import without_residual, without_stalls
+from diagnosis.spans import Span
 from lab.replay.noise import Disturbance
 
 MS = 1_000_000

@@ -26,6 +26,10 @@ NO_THRESHOLD = {
     "BUCKET_NS", "KEPT_NS", "_KEPT", "_KEPT_OPEN", "_KEPT_SEQUENCES", "_MOST_TENANTS",
     "_MOST_CULPRITS", "_MOST_VICTIMS", "_MOST_EXEMPLARS", "_NAMED", "QUANTILES",
     "END_TOKEN", "_NO_TOKEN",
+    "_KEPT_PAUSES", "_KEPT_SAMPLES", "NEVER_NS", "_KEPT_LIVE", "_PARTS_TOLD",
+    "_PUT_TRIES", "_COUNT_NS", "_MOST_KEPT", "_MOST_BYTES", "_STEPS",
+    "_TRIED_KEPT", "MOST_CHARACTERS", "_MOST_DOUBLINGS", "_LEAST_TOLD_NS",
+    "_SHOWN_QUANTILE", "_GIB", "_TTFT_QUANTILE", "_ITL_QUANTILE",
 }  # fmt: skip
 # nothing, one, a half and a pair; units; a microsecond, so that no length is divided by 0
 PLAIN = {0, 1, 2, 0.5, 1e3, 1e6, 1e9, 1e-9}

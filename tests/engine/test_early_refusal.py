@@ -179,17 +179,30 @@ def test_who_cannot_run_now_delays_nobody() -> None:
     assert refused(found) == {}
 
 
-def test_prompts_that_are_late_themselves_wait_behind_it() -> None:
+def with_late_voice(late_ms: int) -> tuple[World, int]:
+    """A prompt of 950 ms for a target of 1000 ms, ten of 8 ms that have waited for `late_ms`."""
     found = world(max_seqs=1, auto_budget=False)
     submit(found, BATCH, max_tokens=50)
     found.step()
     for _ in range(10):
         submit(found, VOICE, prompt=8)
-    while found.clock.now_ns() < 700 * MS:
+    while found.clock.now_ns() < late_ms * MS:
         assert found.loop.has_work
         found.step()
     last = submit(found, CHAT, prompt=950)
     found.step()
+    return found, last
+
+
+def test_prompts_that_are_late_themselves_wait_behind_it() -> None:
+    found, last = with_late_voice(400)
 
     assert found.scheduler.waiting == 11
     assert last not in refused(found)
+
+
+def test_prompts_that_are_overdue_come_before_it() -> None:
+    """Voice waits for 150 ms, 300 ms and 600 ms; then it goes first."""
+    found, last = with_late_voice(700)
+
+    assert last in refused(found)

@@ -20,7 +20,7 @@ from service.engine.inbox import SetLimits, Submit
 from service.engine.limits_record import runtime_of
 from service.engine.plan import SamplingParams
 from service.engine.sequences.request import Request
-from service.engine.slack import is_late, start_by_ns, work_ns
+from service.engine.slack import DEADLINES, is_late, is_overdue, start_by_ns, work_ns
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued, StepRecorded
 from telemetry.facts.limits import changed_names
 from telemetry.facts.records import Fact
@@ -88,20 +88,27 @@ def test_a_prompt_has_to_start_its_own_length_before_its_deadline() -> None:
 
 @given(
     prompt=st.integers(1, 1000), target_ns=st.integers(1, 10**10), now_ns=st.integers(0, 10**12),
-    token_ns=st.floats(0, 10**7),
+    token_ns=st.floats(0, 10**7), tighter_ns=st.sampled_from([0, 10**6]),
 )  # fmt: skip
-def test_a_missed_deadline_comes_again_at_the_next_double_of_the_target(
-    prompt: int, target_ns: int, now_ns: int, token_ns: float
+def test_a_missed_deadline_comes_again_twice_behind_all_in_time_and_then_it_is_overdue(
+    prompt: int, target_ns: int, now_ns: int, token_ns: float, tighter_ns: int
 ) -> None:
     one = request(prompt, by_ns=target_ns, target_ns=target_ns)
-    start_ns = start_by_ns(one, now_ns, token_ns, 10**12)
-    times = (start_ns + work_ns(one, token_ns)) / target_ns
+    key = start_by_ns(one, now_ns, token_ns, 10**12, tighter_ns)
+    work = work_ns(one, token_ns)
+    in_time = [times for times in DEADLINES if times * target_ns - work >= now_ns]
 
-    assert start_ns >= now_ns - 1
-    assert round(times) in {2**n for n in range(64)}
-    assert times == pytest.approx(round(times), rel=1e-6)
-    assert times == 1 or start_ns - times / 2 * target_ns < now_ns + 1
-    assert is_late(one, now_ns, token_ns) == (round(times) > 1)
+    assert is_late(one, now_ns, token_ns) == (1 not in in_time)
+    assert is_overdue(one, now_ns, token_ns) == (not in_time)
+    if not in_time:
+        behind_ns = (1 << 62) + now_ns + 4 * tighter_ns
+        assert key == (pytest.approx(behind_ns, abs=2048) if tighter_ns else 0)
+    elif in_time[0] == 1:
+        assert key == target_ns - work
+    else:
+        due_ns = in_time[0] * target_ns - work
+        assert key == pytest.approx(due_ns + (1 << 62), abs=2048)
+        assert key > now_ns + 10**13
 
 
 def test_without_a_target_a_request_is_due_when_it_has_aged() -> None:
@@ -166,6 +173,60 @@ def test_a_late_request_holds_up_none_that_can_be_in_time() -> None:
     found.run()
 
     assert order(found).index(voice) < order(found).index(late)
+
+
+def passed(found: World, waiting: int) -> int:
+    """When it was admitted, though requests in time never stopped coming."""
+    run_until(found, 320 * MS)
+    while waiting not in order(found):
+        assert found.clock.now_ns() < 3000 * MS
+        submit(found, VOICE, max_tokens=1)
+        found.step()
+    return found.clock.now_ns()
+
+
+def test_a_late_request_lets_others_pass_for_four_targets_and_goes_first_then() -> None:
+    found = world(queue_limit_requests=1000)
+    submit(found, CHAT, max_tokens=20)
+    found.step()
+    waiting = submit(found, VOICE)
+    by_ns = found.clock.now_ns() + 4 * VOICE
+
+    assert by_ns - 60 * MS < passed(found, waiting) < by_ns + 60 * MS
+    assert found.scheduler.waiting > 0
+    found.run()
+
+
+def test_an_overdue_request_lets_those_in_time_for_a_tighter_target_pass() -> None:
+    """Or one batch job of many seconds would make all of voice late."""
+    found = world(queue_limit_requests=1000)
+    submit(found, CHAT, max_tokens=50)
+    found.step()
+    overdue = submit(found, 200 * MS)
+    run_until(found, 1000 * MS)
+    assert is_overdue(found.scheduler.table.live[overdue], found.clock.now_ns(), MS)
+    same, voice = submit(found, 200 * MS), submit(found, VOICE)
+    found.run()
+
+    assert order(found)[1:] == [voice, overdue, same]
+
+
+def test_an_overdue_request_lets_late_ones_with_a_tighter_target_pass() -> None:
+    """On a machine that is too slow for voice, a batch job does not make it wait for seconds."""
+    found = world(queue_limit_requests=1000)
+    submit(found, CHAT, max_tokens=50)
+    found.step()
+    overdue = submit(found, 200 * MS)
+    run_until(found, 800 * MS)
+    voice = submit(found, VOICE)
+    run_until(found, 1000 * MS)
+    now_ns, live = found.clock.now_ns(), found.scheduler.table.live
+    assert is_overdue(live[overdue], now_ns, MS)
+    assert is_late(live[voice], now_ns, MS)
+    assert not is_overdue(live[voice], now_ns, MS)
+    found.run()
+
+    assert order(found)[1:] == [voice, overdue]
 
 
 @pytest.mark.parametrize("ttft_ns", [VOICE, None], ids=["late", "without a target"])
@@ -258,6 +319,20 @@ def test_a_tenant_cannot_take_anothers_share_by_a_tighter_target() -> None:
     found.run()
 
     assert order(found).index(calm) <= 2
+
+
+def test_what_a_tenant_started_while_it_was_alone_holds_up_no_other() -> None:
+    """Its prompts were admitted with little service; what counts is what it has had by now."""
+    found = world(policy=Policy.VTC, max_seqs=4, max_model_tokens=256, budget_tokens=16)
+    submit(found, BATCH, prompt=40, tenant="calm")
+    found.run()
+    for _ in range(2):
+        submit(found, BATCH, prompt=200, tenant="flood")
+    found.step()
+    calm = submit(found, BATCH, prompt=16, tenant="calm")
+    found.step()
+
+    assert [row.seq_id for row in found.steps[-1].rows] == [calm]
 
 
 @pytest.mark.parametrize("slo_order", [False, True])

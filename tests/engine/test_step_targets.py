@@ -6,7 +6,12 @@ import pytest
 
 from lab.simulation.sim_executor import LinearCost
 from service.engine.inbox import Pause
-from service.engine.targets import EXPECTED_NS, SHARE, SHARE_BESIDE_LOOSER
+from service.engine.targets import (
+    EXPECTED_BESIDE_LOOSER_NS,
+    EXPECTED_NS,
+    SHARE,
+    SHARE_BESIDE_LOOSER,
+)
 from tests.support.worlds.engine_world import World
 
 MS = 1_000_000
@@ -135,14 +140,50 @@ def test_who_came_when_nobody_was_served_waits_for_no_step() -> None:
     assert last_target(found) is None
 
 
-def test_a_class_that_has_not_come_for_long_is_not_waited_for() -> None:
-    found = world()
-    came_beside_others(found, VOICE_NS)
-    found.clock.advance(EXPECTED_NS + 1)
-    submit(found, BATCH_NS, prompt=600)
-    found.step()
+@pytest.mark.parametrize(
+    ("ttft_ns", "expected_ns", "share"),
+    [(BATCH_NS, EXPECTED_BESIDE_LOOSER_NS, SHARE_BESIDE_LOOSER), (VOICE_NS, EXPECTED_NS, SHARE)],
+    ids=["beside a looser class", "among its own"],
+)
+def test_a_class_that_has_not_come_for_long_is_not_waited_for(
+    ttft_ns: int, expected_ns: int, share: float
+) -> None:
+    """Among its own class sooner: a lone long prompt is not cut for those who have gone."""
 
-    assert last_target(found) is None
+    def target(idle_ns: int) -> int | None:
+        found = world()
+        came_beside_others(found, VOICE_NS)
+        came_ns = found.clock.now_ns()
+        found.clock.advance(idle_ns - MS * 100)
+        submit(found, ttft_ns, prompt=600)
+        found.step()
+        assert found.clock.now_ns() - came_ns >= idle_ns - MS * 100
+        return last_target(found)
+
+    assert target(expected_ns) == int(share * VOICE_NS)
+    assert target(expected_ns + 200 * MS) is None
+    assert EXPECTED_NS < EXPECTED_BESIDE_LOOSER_NS
+
+
+def test_the_bound_for_looser_prompts_does_not_cut_the_prompt_that_they_make_room_for() -> None:
+    """Steps of 60 ms leave 37 ms beside three decodes, and 52 ms to voice: its prompt of 50 ms is
+    computed whole, and the batch job waits."""
+    found = world(slo_order=True)
+    found.submit(4, max_tokens=100)
+    came_beside_others(found, VOICE_NS)
+    for _ in range(2):
+        found.submit(4, max_tokens=100)
+    batch = submit(found, BATCH_NS, prompt=600)
+    found.step()
+    found.step()
+    voice = submit(found, VOICE_NS, prompt=50)
+    found.step()
+    rows = {row.seq_id: row.tokens for row in found.steps[-1].rows if row.is_prefill}
+
+    assert rows == {voice: 50}
+    found.step()
+    assert [row.seq_id for row in found.steps[-1].rows if row.is_prefill] == [batch]
+    assert last_target(found) == int(SHARE_BESIDE_LOOSER * VOICE_NS)
 
 
 def test_rows_that_decode_may_have_a_tighter_bound() -> None:

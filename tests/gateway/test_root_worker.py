@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from diagnosis.root_cause.root import ACTIONS, REMEDIES, promises_of
+from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from service.composition.root_failures import RootFailure, RootFailures
 from service.composition.root_worker import NOTHING, RootWorker
@@ -59,6 +60,48 @@ def test_a_fault_is_explained(tmp_path: Path) -> None:
     assert found["explanation"]["gains"][0]["cause"] == "stalls"
     assert "host_stall" in found["promises"]
     assert found["diagnosis"]["findings"][0]["symptom"] == "host_stall"
+
+
+def test_the_answer_has_the_settings_that_would_meet_the_objectives(tmp_path: Path) -> None:
+    """By the SLO classes of the server's own file; they are met here, so nothing is to be set."""
+    record, said = stalled(tmp_path)
+    classes = tmp_path / "slo.toml"
+    classes.write_text("[classes.patient]\nttft_ms = 60000\nitl_ms = 60000\n")
+    worker = RootWorker(
+        MonotonicClock(), lambda: said, lambda: [record], None, slo_file=str(classes)
+    )
+    worker.start()
+    eventually(lambda: worker.answer != NOTHING, "an explanation", 60)
+    worker.stop()
+    settings = json.loads(worker.answer)["settings"]
+
+    assert settings["recorded"].keys() == {"patient"}
+    assert settings["present"]["classes"]["patient"]["good_share"] == 1.0
+    assert settings["best"] is None
+
+
+def test_a_broken_promise_is_explained_by_the_onset_of_its_finding() -> None:
+    """Nothing has changed since the start, so the diagnosis itself has no onset."""
+    missed = Finding(
+        symptom=Symptom.QUEUE_OVERLOAD, confidence=0.9, claim="", harm_ms=1.0, evidence=(),
+        onset_ns=90 * SECOND,
+    )  # fmt: skip
+    said = Diagnosis((missed,), 0, 0, False, verdict="fault")
+    clock, taken = CountedClock(94 * SECOND), list[int]()
+
+    def frames() -> list[bytes]:
+        taken.append(clock.now_ns())
+        return []
+
+    worker = RootWorker(clock, lambda: said, frames, None, ("/not/there",))
+    worker.start()
+    clock.until_looked_at(3)
+    early = list(taken)
+    clock.advance(2 * SECOND)
+    eventually(lambda: bool(taken), "an attempt")
+    worker.stop()
+
+    assert early == []
 
 
 def test_after_an_explanation_the_worker_rests_for_twenty_times_the_cpu_that_it_took(

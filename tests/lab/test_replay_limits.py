@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from diagnosis.root_cause.interventions import Cause, interventions
-from diagnosis.root_cause.question import Question, Span
+from diagnosis.root_cause.question import Question
 from diagnosis.root_cause.whatif import replay_journal
+from diagnosis.spans import Span
 from lab.replay.iteration_cost import fit_iterations
 from lab.replay.recorded import RecordedRun, read_runs
 from lab.replay.replay_exact import replay_exactly

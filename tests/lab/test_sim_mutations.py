@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from service.engine.admission import Limits
 from service.engine.inbox import SetStepCost, Submit
 from service.engine.plan import Emission, Plan
 from service.engine.scheduler import Scheduler
+from service.engine.sequences.queue import SortKey
 from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import SequenceEnded, StepRecorded
 from telemetry.facts.reasons import EndReason
@@ -227,6 +229,39 @@ class LetsLateHoldUp(Scheduler):
         self.table.queue.set_late_aside = lambda is_late: []  # type: ignore[method-assign]
 
 
+class KeepsOverdueWaiting(Scheduler):
+    """INV-18: a request that has missed all its deadlines waits behind everybody."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        _change_slack(self, lambda key, now_ns: math.inf if 0 <= key < now_ns else key)
+
+
+class LetsLatePass(Scheduler):
+    """INV-18: a late request may pass one that can be in time."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        _change_slack(self, lambda key, now_ns: now_ns if key > 1 << 61 else key)
+
+
+def _change_slack(scheduler: Scheduler, change: Callable[[float, int], float]) -> None:
+    """Order prompts by another key than theirs."""
+    queue = scheduler.table.queue
+    real = queue.sort_key
+
+    def sort_key(
+        now_ns: int,
+        batch: Mapping[str, int],
+        start_by_ns: Callable[[Request], float] | None = None,
+    ) -> Callable[[Request], SortKey]:
+        if start_by_ns is None:
+            return real(now_ns, batch)
+        return real(now_ns, batch, lambda one: change(start_by_ns(one), now_ns))
+
+    queue.sort_key = sort_key  # type: ignore[method-assign]
+
+
 class RefusesUnasked(Scheduler):
     """INV-19: late requests are refused though they should not be."""
 
@@ -291,6 +326,8 @@ class BelievesPromptsDear(Scheduler):
         (18, ForgetsSlack),
         (18, LetsLateHoldUp),
         (18, LastComeFirstServed),
+        (18, KeepsOverdueWaiting),
+        (18, LetsLatePass),
         (19, RefusesUnasked),
         (19, RefusesAtOnce),
         (20, Miserly),

@@ -7,17 +7,19 @@ records the order: a diagnosis sees only the effects of a fault.
 
 In the engine:
     heap ms=N                 a heap whose full collection takes N ms
-    stall kind=gc|write ms=N every_ms=M
+    stall kind=gc|write|regex ms=N every_ms=M
                               every M ms, before the loop reads its commands: that collection,
-                              or synchronous writes for N ms
+                              synchronous writes for N ms, or regular expressions that
+                              backtrack for N ms
     deadlock                  before its loop reads its commands the engine waits, in native code
                               that keeps the interpreter lock, for a lock that is never released
     memory above_tokens=N     a step of more than N tokens runs out of memory
     kernel share=S            that share of the steps calls a torch operation that fails
     drop_facts share=S        that share of the steps' facts is never written
 In the gateway:
-    leak how=all|siblings     sequences of clients that disconnect are not cancelled, or only the
-                              first choice of each
+    leak how=all|siblings|share
+                              sequences of clients that disconnect are not cancelled: all of them,
+                              all but the first choice of each, or a `share`
 An order with `off` set ends that fault.
 """
 
@@ -28,6 +30,7 @@ import gc
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -88,6 +91,13 @@ def _write(length_ms: float) -> None:
             os.fsync(file.fileno())
 
 
+def _backtrack(length_ms: float) -> None:
+    """Block as a regular expression does that a text was made for; it keeps the interpreter."""
+    end_s = time.perf_counter() + length_ms / 1e3
+    while time.perf_counter() < end_s:
+        re.match("(x+x+)+y", "x" * 14)
+
+
 def _stall(order: Order) -> None:
     """Stall between two steps, when the engine's loop reads what the gateway sent."""
     order["due_s"] = time.perf_counter()
@@ -97,12 +107,19 @@ def _stall(order: Order) -> None:
             now = _active.get("stall")
             if now is not None and time.perf_counter() >= now["due_s"]:
                 now["due_s"] = time.perf_counter() + now["every_ms"] / 1e3
-                _collect() if now["kind"] == "gc" else _write(now["ms"])
+                _BLOCKS[now["kind"]](now["ms"])
             return receive(gateway, wait_s)
 
         return stalling
 
     _replace(sys.modules["service.process.engine_main"].GatewayConnection, "receive", make)
+
+
+_BLOCKS: dict[str, Callable[[float], None]] = {
+    "gc": lambda length_ms: _collect(),
+    "write": _write,
+    "regex": _backtrack,
+}
 
 
 def _deadlock(order: Order) -> None:
@@ -161,13 +178,18 @@ def _drop_facts(order: Order) -> None:
 
 def _leak(order: Order) -> None:
     cancelled: set[int] = set()
+    lost: dict[int, bool] = {}  # by sequence
+    draw = random.Random(order.get("seed", 0))
 
     def make(cancel: Callable[..., Any]) -> Callable[..., Any]:
         def leaking(client: Any, seq_id: int, reason: Any) -> None:
             now = _active.get("leak")
             if now is not None and str(reason) == "disconnect":
                 queue = id(client._queues.get(seq_id))
-                if now["how"] == "all" or queue in cancelled:
+                if now["how"] == "share":
+                    if lost.setdefault(seq_id, draw.random() < now["share"]):
+                        return
+                elif now["how"] == "all" or queue in cancelled:
                     return
                 cancelled.add(queue)
             cancel(client, seq_id, reason)

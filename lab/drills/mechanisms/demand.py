@@ -9,7 +9,7 @@ from lab.drills.mechanism import DEV, TEST, Mechanism
 from lab.drills.traffic import DECODE_SHARE, TENANTS, Mix, PlannedRequest, Scene, without
 
 _LONG = Mix(name="long", prompt=(300, 450), output=(4, 8))
-_SHARED = Mix(name="shared", prompt=(16, 48), shared_tokens=400)
+SHARED_PREFIX = Mix(name="shared", prompt=(16, 48), shared_tokens=400)
 _SALTED = Mix(name="salted", prompt=(416, 448))
 _BUSY_FLAGS = ("--max-num-seqs", "6", "--max-model-len", "256")
 
@@ -48,7 +48,7 @@ def _prompts_grow(scene: Scene) -> list[PlannedRequest]:
     return without(scene.baseline(), scene.fault_span_s) + requests
 
 
-def _with_warm_cache(scene: Scene) -> list[PlannedRequest]:
+def with_warm_cache(scene: Scene) -> list[PlannedRequest]:
     """The baseline, after one request of each tenant, whose prefix cache it fills."""
     draw = scene.rng("primed")
     first = [
@@ -60,7 +60,7 @@ def _with_warm_cache(scene: Scene) -> list[PlannedRequest]:
 
 def _salted_prompts(scene: Scene) -> list[PlannedRequest]:
     """A share of the prompts has no shared prefix, so that it misses the prefix cache."""
-    baseline, salted = _with_warm_cache(scene), list[PlannedRequest]()
+    baseline, salted = with_warm_cache(scene), list[PlannedRequest]()
     draw, lengths = scene.rng("salted"), scene.rng("salted prompts")
     begin_s, end_s = scene.fault_span_s
     for request in baseline:
@@ -174,9 +174,9 @@ DEMAND = (
         unit="flushes a second",
         levels=(0.25, 0.5, 1.0),
         harms=("ttft_p50",),
-        mix=_SHARED,
+        mix=SHARED_PREFIX,
         load=0.2,
-        traffic=_with_warm_cache,
+        traffic=with_warm_cache,
         injection=lambda scene: CacheFlushing(scene.intensity),
     ),
     Mechanism(
@@ -187,10 +187,10 @@ DEMAND = (
         unit="of requests",
         levels=(0.4, 0.6, 0.8),
         harms=("ttft_p50",),
-        mix=_SHARED,
+        mix=SHARED_PREFIX,
         load=0.2,
         traffic=_salted_prompts,
-        clean=_with_warm_cache,
+        clean=with_warm_cache,
     ),
     Mechanism(
         symptom="unfairness",

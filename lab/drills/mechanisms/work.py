@@ -21,7 +21,7 @@ _ENOUGH_TOKENS = 200  # enough for a constrained text to end by itself
 # outputs, so that the number of tokens stays the same
 _OPEN_TEXT = "^(.{1,24}[ e]){1,2}[a-z ]{2,8}x%s$"
 _OPEN_REGEX = "(.{1,30}[ae]){1,2}(.{1,30}[ ,.]){1,2}z%s"
-_HEAVY = Mix(
+HEAVY = Mix(
     name="heavy",
     output=(24, 32),
     fields={"n": 8, "logprobs": 20, "temperature": 1.0, "top_p": 0.95, "seed": 1},
@@ -87,7 +87,7 @@ def open_regex(tag: str) -> dict[str, Any]:
     return {"regex": _OPEN_REGEX % tag}
 
 
-def _constrained(scene: Scene, constrain: Constrain) -> list[PlannedRequest]:
+def constrained(scene: Scene, constrain: Constrain) -> list[PlannedRequest]:
     """The baseline, with a new grammar for each of a share of its requests."""
     draw, begin_s, end_s = scene.rng("constrained"), *scene.fault_span_s
     found: list[PlannedRequest] = []
@@ -148,7 +148,7 @@ def _within(at_s: float, span_s: tuple[float, float]) -> bool:
 def _heavy_samplers(scene: Scene) -> list[PlannedRequest]:
     rate_per_s = scene.intensity * scene.rate_per_s
     return scene.baseline() + scene.requests(
-        "heavy", rate_per_s, scene.fault_span_s, _HEAVY, is_culprit=True
+        "heavy", rate_per_s, scene.fault_span_s, HEAVY, is_culprit=True
     )
 
 
@@ -188,7 +188,7 @@ WORK = (
         levels=(0.5, 0.75, 1.0),
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
-        traffic=lambda scene: _constrained(scene, deep_schema),
+        traffic=lambda scene: constrained(scene, deep_schema),
         clean=Scene.baseline,
     ),
     Mechanism(
@@ -201,7 +201,7 @@ WORK = (
         levels=(0.5, 0.75, 1.0),
         harms=("itl_p50", "e2e_p50"),
         load=0.4,
-        traffic=lambda scene: _constrained(scene, open_regex),
+        traffic=lambda scene: constrained(scene, open_regex),
         clean=Scene.baseline,
     ),
     Mechanism(

@@ -20,7 +20,7 @@ from lab.drills.outcome.result import (
 )
 from lab.drills.pace import Beat, paces
 from lab.drills.spec import Phase, Phases
-from lab.drills.traffic import TENANTS, Scene
+from lab.drills.traffic import Scene
 from lab.drills.watch import PollSample, Root, timeline
 
 _MOST_LISTED = 100
@@ -54,7 +54,8 @@ def label_of(record: EpisodeRecord, scene: Scene, mechanism: Mechanism) -> Label
     victims, culprits = list[str](), list[str]()
     if mechanism.culprit_tenant is not None:
         culprits = [mechanism.culprit_tenant]
-        victims = [tenant for tenant in TENANTS if tenant not in culprits]
+        tenants = dict.fromkeys(one.tenant for one in record.all_sent)
+        victims = [tenant for tenant in tenants if tenant not in culprits]
     elif on_ns is not None and record.logs:
         culprits = [one.request_id for one in record.all_sent if one.is_culprit]
         victims = _victims(record, scene.phases, on_ns, off_ns or on_ns)

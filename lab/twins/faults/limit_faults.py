@@ -8,7 +8,7 @@ from random import Random
 
 from lab.twins.fault import Fault, Mechanisms
 from lab.twins.physics import MS
-from lab.twins.traffic import Setting
+from lab.twins.traffic import Setting, policy_of_world
 from service.engine.kv.blocks import blocks_for
 from telemetry.facts.engine_records import StepRecorded
 from telemetry.facts.records import Fact
@@ -63,6 +63,7 @@ def _expensive_rows(setting: Setting, draw: Random) -> None:
     setting.limits = replace(setting.limits, max_seqs=8)
     setting.load = draw.uniform(0.6, 0.75)
     setting.burst_requests = draw.randint(24, 32)
+    setting.policy = policy_of_world(8_000, 450)
 
 
 def _more_seqs(setting: Setting, good: Sequence[Fact], draw: Random) -> None:
@@ -73,6 +74,7 @@ def _plateaus(setting: Setting, draw: Random) -> None:
     """The same in fewer and larger bursts."""
     _expensive_rows(setting, draw)
     setting.burst_requests = draw.randint(40, 52)
+    setting.policy = policy_of_world(12_000, 450)  # the last of a burst waits for all before it
 
 
 OVERSIZED: Mechanisms = {

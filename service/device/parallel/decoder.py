@@ -17,7 +17,7 @@ from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.parallel.messages import MakePages, pack, pack_step
 from service.device.parallel.ranks import Ranks
-from service.device.sharding.collectives import Collectives, skew_ns
+from service.device.sharding.collectives import Collectives, skew_ns, slowest_rank
 from service.device.spec import ModelSpec
 from service.device.torch_executor import StepDecoder
 from telemetry.facts.clock import Clock
@@ -54,11 +54,12 @@ class ParallelDecoder:
         except Exception as error:
             raise self._ranks.failure(error) from error
 
-    def skew_ns(self) -> int:
-        """Of the latest step. Raises RankFailed."""
+    def skew_ns(self) -> tuple[int, int]:
+        """Of the latest step, and the rank that waited least. Raises RankFailed."""
         own_ns = self._collectives.timer.times_ns()
         self._times_due = False
-        return skew_ns([own_ns, *self._ranks.receive_times()])
+        times_ns = [own_ns, *self._ranks.receive_times()]
+        return skew_ns(times_ns), slowest_rank(times_ns)
 
     def close(self) -> None:
         self._ranks.close()

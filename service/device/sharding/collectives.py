@@ -72,6 +72,11 @@ def skew_ns(times_ns: Sequence[Sequence[int]]) -> int:
     return sum(max(times) - min(times) for times in zip(*times_ns, strict=True))
 
 
+def slowest_rank(times_ns: Sequence[Sequence[int]]) -> int:
+    """The rank that waited least in all-reduces: the others were there before it."""
+    return min(range(len(times_ns)), key=lambda rank: sum(times_ns[rank]))
+
+
 class Collectives:
     """Implements `Partition` over torch's process group, from `init_group` to `destroy_group`."""
 

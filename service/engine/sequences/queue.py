@@ -183,14 +183,13 @@ class WaitingQueue:
         now_ns: int,
         batch: Mapping[str, int],
         start_by_ns: Callable[[Request], float] | None = None,
-        started: Mapping[str, float] | None = None,
     ) -> Callable[[Request], SortKey]:
         """The order of service: class, then what the policy compares, then slack, then arrival.
 
         `batch` counts the running sequences of each tenant. Slack counts where `start_by_ns` says
-        when a request has to start. Then a tenant's requests are compared with those of others by
-        the service in `started`, which the tenant had when the first of its prompts that are being
-        computed was admitted.
+        when a request has to start. Then a prompt that is being computed has the service of its
+        tenant now, like those that wait: slack decides between them, and what its tenant admitted
+        while it was alone holds up no other one. Else it keeps that of its admission.
         """
         aged_ns = now_ns - self._ageing_ns
         fair = self._policy is Policy.VTC
@@ -200,6 +199,8 @@ class WaitingQueue:
             tenant, aged = request.submit.tenant, False
             if request.status is Status.RUNNING:
                 priority, service = request.admitted_class, request.admitted_service
+                if start_by_ns is not None and request.in_prefill:
+                    service = self._counters.service_of(tenant)
             else:
                 aged = request.queued_ns <= aged_ns
                 priority = min(best, request.submit.priority) if aged else request.submit.priority
@@ -207,8 +208,6 @@ class WaitingQueue:
             slack = 0.0 if aged or start_by_ns is None else start_by_ns(request)
             if not fair:
                 return (priority, 0, 0, slack, request.arrival)
-            if started is not None:
-                service = min(service, started.get(tenant, service))
             return (priority, service, batch.get(tenant, 0), slack, request.arrival)
 
         return key

@@ -41,6 +41,10 @@ class Views(Protocol):
         """JSON of the last root cause analysis."""
         ...
 
+    def autopilot(self) -> bytes:
+        """JSON of the autopilot: its state, its last decisions, its bounds."""
+        ...
+
     def harm(self) -> bytes:
         """JSON of harm: time that requests took from others."""
         ...

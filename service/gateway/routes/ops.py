@@ -60,6 +60,7 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/snapshot", _snapshot),
         ("/debug/diagnosis", _diagnosis),
         ("/debug/root", _root),
+        ("/debug/autopilot", _autopilot),
         ("/debug/harm", _harm),
         ("/debug/host", _host),
         ("/debug/roofline", _roofline),
@@ -167,6 +168,11 @@ async def _diagnosis(state: GatewayState, request: Request) -> Response:
 async def _root(state: GatewayState, request: Request) -> Response:
     """The last root cause analysis."""
     return json_response(state.views.root())
+
+
+async def _autopilot(state: GatewayState, request: Request) -> Response:
+    """What the autopilot does, and has decided."""
+    return json_response(await asyncio.to_thread(state.views.autopilot))
 
 
 async def _harm(state: GatewayState, request: Request) -> Response:

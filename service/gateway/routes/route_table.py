@@ -152,6 +152,7 @@ DEBUG = [
     _view("/debug/snapshot", "The current state of the service"),
     _view("/debug/diagnosis", "What is wrong, ranked, with evidence"),
     _view("/debug/root", "The root cause, by replay"),
+    _view("/debug/autopilot", "What the autopilot does and has decided, and its bounds"),
     _view("/debug/harm", "Time that requests took from others"),
     _view("/debug/host", "The machine, and pauses with the delay that they caused"),
     _view("/debug/roofline", "What steps read and compute, against the limits of the hardware"),

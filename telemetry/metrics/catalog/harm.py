@@ -1,4 +1,4 @@
-"""Metrics of what requests cost each other, and of the diagnosis."""
+"""Metrics of what requests cost each other, of the diagnosis and of the autopilot."""
 
 from __future__ import annotations
 
@@ -45,5 +45,17 @@ ROOT_FAILURES = Metric(
     "phasescope_root_cause_failures",
     Kind.COUNTER,
     "Number of root cause analyses that gave no result, by reason.",
+    ("reason",),
+)
+AUTOPILOT_DECISIONS = Metric(
+    "phasescope_autopilot_decisions",
+    Kind.COUNTER,
+    "Number of decisions of the autopilot about limits, by what was decided.",
+    ("decision",),
+)
+AUTOPILOT_FAILURES = Metric(
+    "phasescope_autopilot_search_failures",
+    Kind.COUNTER,
+    "Number of searches of the autopilot that gave no result, by reason.",
     ("reason",),
 )

@@ -30,7 +30,7 @@ def baseline_of(one: Twin) -> Reference | None:
 
 def verdicts(one: Twin) -> list[tuple[int, Diagnosis]]:
     """Every diagnosis of a diagnoser that is fed the facts, and the time of each."""
-    diagnoser = Diagnoser(baseline_of(one))
+    diagnoser = Diagnoser(baseline_of(one), one.policy)
     found: list[tuple[int, Diagnosis]] = [(0, diagnoser.diagnosis())]
     for fact in one.facts:
         diagnoser.on_facts([fact])

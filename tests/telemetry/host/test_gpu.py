@@ -12,6 +12,7 @@ import pytest
 from telemetry.facts.base import Unavailable
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid
+from telemetry.facts.reasons import ClockEvent
 from telemetry.facts.recorder import Lane
 from telemetry.host.gpu import GpuSample, GpuSampler
 from telemetry.host.gpu_device import clock_event_names
@@ -252,3 +253,9 @@ def test_a_gpu_whose_calls_fail_has_reasons_only(
     assert status == "unavailable: GPU is lost"
     assert isinstance(facts[-1], GpuSampled)
     assert facts[-1] == GpuSampled(at_ns=facts[-1].at_ns, gpu="0")
+
+
+def test_the_names_of_clock_events_are_those_of_nvml() -> None:
+    """The diagnosis does not load NVML's library."""
+    for event in ClockEvent:
+        assert clock_event_names(event) == ((event.name or "").lower(),)

@@ -26,10 +26,12 @@ from telemetry.journal.replay import Replay, replay_folds
 from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import Measure, Measured, RequestTimeline
+from telemetry.requests.slo_policy import DEFAULT_POLICY
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.drain_rate import DrainRate
 from telemetry.stats.histogram_report import TOTAL, distributions, report
 from telemetry.stats.histograms import Histograms
+from telemetry.stats.slo import judged_by
 from telemetry.stats.window_fold import WindowFold
 from tests.support.servers.served import Arrived, facts_of, served
 from tests.support.worlds.facts import (
@@ -194,7 +196,7 @@ def by_id(timelines: list[RequestTimeline]) -> dict[str, RequestTimeline]:
 def test_a_replay_answers_for_requests_as_the_server_did(tmp_path: Path) -> None:
     """Ended and live ones, byte for byte."""
     arrivals = served("poisson", 4)
-    journal, store = Journal(ManualClock()), TimelineStore()
+    journal, store = Journal(ManualClock()), TimelineStore(judged=judged_by(DEFAULT_POLICY))
     ledger_builder = LedgerBuilder(lambda slo_class: DEFAULT_ITL_TARGET_NS)
     fold = PhaseFold([store.on_timeline], (), ledger_builder)
     facts = facts_of(arrivals)

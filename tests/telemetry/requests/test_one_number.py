@@ -16,7 +16,7 @@ from rich.console import Console
 from dashboards.explain import Explained, ms, render
 from diagnosis.root_cause.counterfactual import symptoms
 from diagnosis.root_cause.outcomes import outcomes_of
-from diagnosis.root_cause.question import Span
+from diagnosis.spans import Span
 from lab.drills.client import Sent
 from lab.drills.outcome.result import summarize
 from lab.load.aggregator import latency_of

@@ -1,0 +1,1 @@
+"""The autopilot on real servers: drills with a wrong limit, healthy and shifting workloads."""

@@ -1,0 +1,91 @@
+"""The five drills: a server with one wrong limit, and the setting that is best by hand.
+
+A running engine cannot be given more than it started with, so the server starts with the good
+setting, and a rollout (`by: config`, which is no operator's hand) sets the wrong one before the
+first request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.drills.traffic import Mix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Poisson arrivals of one kind at `load` times the capacity that was measured with its mix."""
+
+    mix: Mix
+    load: float
+    tenant: str = "calm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """`flags` of the server beside those of all, `wrong` the limits that are set at once, `best`
+    those that a hand would set (empty: what the server started with)."""
+
+    name: str
+    about: str
+    streams: tuple[Stream, ...]
+    flags: tuple[str, ...] = ()
+    wrong: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+
+
+CHAT = Mix(name="chat", prompt=(16, 64), output=(24, 64))
+LONG = Mix(name="long", prompt=(500, 900), output=(8, 16))
+SHARED = Mix(name="shared", prompt=(16, 48), output=(24, 48), shared_tokens=512)
+ESSAY = Mix(name="essay", prompt=(16, 48), output=(120, 200))
+LOOSE = Mix(name="loose", prompt=(64, 128), output=(48, 96), fields={"temperature": 1.0})
+
+DRILLS: tuple[Drill, ...] = (
+    Drill(
+        name="budget_too_large",
+        about="whole prompts in one step make the streams beside them late",
+        streams=(Stream(mix=CHAT, load=0.35), Stream(mix=LONG, load=0.35)),
+        flags=("--max-batched-tokens", "auto"),
+        wrong={"max_batched_tokens": 1024},
+    ),
+    Drill(
+        name="too_few_sequences",
+        about="requests wait for a place in a batch that is nearly empty",
+        streams=(Stream(mix=CHAT, load=0.6),),
+        flags=("--max-num-seqs", "16"),
+        wrong={"max_num_seqs": 1},
+    ),
+    Drill(
+        name="cache_off_in_a_tight_pool",
+        about="prompts that begin alike are computed each time, in a pool without room",
+        streams=(Stream(mix=SHARED, load=0.6),),
+        flags=("--kv-memory", "96MiB"),
+        wrong={"prefix_cache": False},
+    ),
+    Drill(
+        name="flood_without_caps",
+        about="one tenant has all places in the batch",
+        streams=(
+            Stream(mix=CHAT, load=0.25, tenant="calm"),
+            Stream(mix=ESSAY, load=1.2, tenant="flood"),
+        ),
+        flags=("--max-num-seqs", "8"),
+        best={"tenant_max_seqs": 4},
+    ),
+    Drill(
+        name="drafts_that_do_not_pay",
+        about="steps compute drafts that are not accepted",
+        streams=(Stream(mix=LOOSE, load=0.8),),
+        flags=("--speculative-tokens", "8"),
+        best={"speculative_tokens": 0},
+    ),
+)
+
+
+def drill_named(name: str) -> Drill:
+    """Raises ValueError with the list."""
+    for one in DRILLS:
+        if one.name == name:
+            return one
+    raise ValueError(f"no drill {name}: choose from {', '.join(one.name for one in DRILLS)}")

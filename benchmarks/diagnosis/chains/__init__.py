@@ -1,0 +1,1 @@
+"""Causes that have a cause: are the chains right?"""

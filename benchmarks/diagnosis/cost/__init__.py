@@ -1,0 +1,1 @@
+"""What the diagnosis costs in service."""

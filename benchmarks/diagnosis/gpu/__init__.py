@@ -1,0 +1,1 @@
+"""Servers with GPUs, in virtual time."""

@@ -1,0 +1,1 @@
+"""Hours of healthy traffic on real servers, to count false alarms."""

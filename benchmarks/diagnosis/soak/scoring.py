@@ -1,0 +1,135 @@
+"""Alarms of a healthy server: which, how long, and whether there was a reason; pure.
+
+An alarm stands from a verdict of fault to the next that is none. Two kinds are counted apart, as
+they are not false: one that says that the machine is slow where a pacer on the engine's core saw
+that, and one that the SLO is missed where the clients' own log says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from benchmarks.diagnosis.score import HEALTHY, OF_MACHINE, UNSURE, said
+from benchmarks.diagnosis.tails.figures import Figure
+from lab.drills.client import Sent
+from lab.drills.watch import VerdictChange
+
+SLO_MISSED = "slo_missed"
+MOST_FALSE, LONGEST_S, LEAST_HOURS, LEAST_STARTS = 1, 5.0, 3.0, 2
+_OBJECTIVE_OVER_S = 60.0
+_GOOD_GAPS = 0.99
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the servers of the soak promise to the one class that is used."""
+
+    ttft_ms: float
+    itl_ms: float
+    objective: float = 0.99
+
+    def is_met_by(self, one: Sent) -> bool:
+        """First token in time, and 99 of 100 gaps."""
+        if not one.is_good or one.ttft_ns is None or one.ttft_ns > self.ttft_ms * 1e6:
+            return False
+        late = sum(gap_us > self.itl_ms * 1e3 for gap_us in one.gaps_us)
+        return late <= (1 - _GOOD_GAPS) * max(1, len(one.gaps_us))
+
+
+class SoakAlarm(msgspec.Struct, frozen=True, kw_only=True):
+    """From and until when, in s of the segment; `reason` is why it is not false, or empty."""
+
+    from_s: float
+    until_s: float
+    named: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def length_s(self) -> float:
+        return self.until_s - self.from_s
+
+
+class SegmentResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment. `good` is the share of requests that met the SLO by the clients' log, `unsure_s`
+    how long the verdict was that it cannot be told. `discarded`: it does not count, and why."""
+
+    name: str
+    date: str
+    cpu: object
+    pattern: str
+    load: float
+    watched_s: float
+    requests: int
+    good: float
+    ttft_p95_ms: float | None
+    unsure_s: float
+    alarms: list[SoakAlarm]
+    discarded: list[str]
+
+
+def alarms_in(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> list[SoakAlarm]:
+    """Alarms that stood in a span, cut to it."""
+    found: list[SoakAlarm] = []
+    ends_s = [turn.at_s for turn in turns[1:]] + [end_s]
+    was_alarm = False
+    for turn, turn_end_s in zip(turns, ends_s, strict=False):
+        is_alarm = said(turn) not in (HEALTHY, UNSURE)
+        from_s, until_s = max(begin_s, turn.at_s), min(end_s, turn_end_s)
+        if is_alarm and until_s > from_s:
+            named = (said(turn),)
+            if was_alarm and found:
+                last = found.pop()
+                from_s = last.from_s
+                named = tuple(dict.fromkeys([*last.named, *named]))
+            found.append(SoakAlarm(from_s=round(from_s, 2), until_s=round(until_s, 2), named=named))
+        was_alarm = is_alarm
+    return found
+
+
+def with_reason(
+    alarm: SoakAlarm, slow: Collection[int], log: Iterable[Sent], begin_ns: int, slo: Slo
+) -> SoakAlarm:
+    """The same, with the reason that the machine or the clients give, if they do."""
+    seconds = range(int(alarm.from_s) - 5, int(alarm.until_s) + 1)
+    was_slow = sum(second in slow for second in seconds) > len(seconds) / 2
+    if was_slow and set(alarm.named) <= set(OF_MACHINE):
+        return msgspec.structs.replace(alarm, reason="the machine was slow")
+    if set(alarm.named) == {SLO_MISSED} and _is_missed(alarm, log, begin_ns, slo):
+        return msgspec.structs.replace(alarm, reason="the SLO was missed")
+    return alarm
+
+
+def _is_missed(alarm: SoakAlarm, log: Iterable[Sent], begin_ns: int, slo: Slo) -> bool:
+    """Whether fewer of the requests before the alarm met the SLO than the objective asks for."""
+    first_ns = begin_ns + int((alarm.from_s - _OBJECTIVE_OVER_S) * 1e9)
+    last_ns = begin_ns + int(alarm.from_s * 1e9)
+    mine = [one for one in log if first_ns <= one.due_ns < last_ns]
+    good = sum(slo.is_met_by(one) for one in mine)
+    return bool(mine) and good < slo.objective * len(mine)
+
+
+def unsure_s(turns: Sequence[VerdictChange], begin_s: float, end_s: float) -> float:
+    """How long the verdict was indeterminate in a span."""
+    total_s = 0.0
+    last = VerdictChange(at_s=end_s, verdict="healthy")
+    for turn, after in pairwise([*turns, last]):
+        if said(turn) == UNSURE:
+            total_s += max(0.0, min(end_s, after.at_s) - max(begin_s, turn.at_s))
+    return round(total_s, 2)
+
+
+def figures(results: Sequence[SegmentResult]) -> list[Figure]:
+    """What must hold, over the segments that count."""
+    counted = [one for one in results if not one.discarded]
+    false = [alarm for one in counted for alarm in one.alarms if not alarm.reason]
+    hours = sum(one.watched_s for one in counted) / 3600
+    longest_s = max((alarm.length_s for alarm in false), default=0.0)
+    return [
+        Figure("hours watched", round(hours, 3), LEAST_HOURS, True),
+        Figure("starts", len(counted), LEAST_STARTS, True),
+        Figure("patterns", len({one.pattern for one in counted}), 3, True),
+        Figure("false alarms", len(false), MOST_FALSE, False),
+        Figure("longest false alarm, s", round(longest_s, 2), LONGEST_S, False),
+    ]

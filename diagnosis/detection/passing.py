@@ -1,0 +1,34 @@
+"""Has the one blow of an alarm passed? A burst that drains is no fault, and is not said for long.
+
+The sums of an alarm fall slowly, so that a fault that pauses is held. Of an alarm that has had one
+blow only, nothing is said any more as soon as all its sums have been falling for three seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from diagnosis.detection.tail_thresholds import FALL_LEVEL, FALL_TICKS, RISE_LEVEL
+
+
+class OneBlow:
+    """Follows the levels of the sums of one alarm. `has_passed`: its one blow is over. It is False
+    again, and stays so, when a sum has risen again."""
+
+    def __init__(self) -> None:
+        self.has_passed = False
+        self._came_back = False
+        self._levels: deque[Sequence[float]] = deque(maxlen=FALL_TICKS + 1)
+
+    def add(self, levels: Sequence[float]) -> None:
+        """The levels at the end of a tick, each 1 at its threshold."""
+        self._levels.append(levels)
+        changes = [now - before for before, now in zip(self._levels[0], levels, strict=True)]
+        lowest = (min(column) for column in zip(*self._levels, strict=True))
+        rise = max(now - low for low, now in zip(lowest, levels, strict=True))
+        if self.has_passed and rise >= RISE_LEVEL:
+            self.has_passed, self._came_back = False, True
+        is_falling = max(changes) <= 0 and sum(changes) <= -FALL_LEVEL
+        if is_falling and len(self._levels) > FALL_TICKS and not self._came_back:
+            self.has_passed = True

@@ -1,0 +1,39 @@
+"""What is known of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diagnosis.detection.counts import Stage
+from telemetry.facts.reasons import WaitReason
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request, in flight or ended. `firsts_ns` are the commits of its sequences' first tokens,
+    `last_ns` the commit of the last token of any. At `skipped_ns` one of its running sequences had
+    no row, for `skip_reason`. It waited `grammar_ns` for its grammar. A gap above `gap_target_ns`
+    misses the target of its class."""
+
+    request_id: str
+    trace_id: str
+    tenant: str
+    begun_ns: int
+    stage: Stage
+    entered_ns: int
+    read_ns: int
+    slo_class: str
+    gap_target_ns: int
+    choices: int = 1
+    sequences: set[int] = field(default_factory=set)
+    firsts_ns: dict[int, int | None] = field(default_factory=dict)  # by sequence
+    submitted_ns: int | None = None
+    last_ns: int | None = None
+    disconnected_ns: int | None = None
+    ended: bool = False
+    admitted_ns: int | None = None
+    grammar_ns: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    skip_reason: WaitReason | None = None
+    skipped_ns: int = 0

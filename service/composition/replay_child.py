@@ -1,0 +1,100 @@
+"""Runs `phasescope diagnose` on a dump of the flight recorder, in a child process of the lowest
+priority, so that a replay takes nothing from the server beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from service.composition.root_failures import RootFailure
+
+COMMAND = (sys.executable, "-m", "service.cli.main")
+TIMEOUT_S = 120.0
+_NICE = 19
+
+
+class ChildFailed(Exception):
+    """The child gave no answer; the message is one line."""
+
+    def __init__(self, reason: RootFailure, error: str) -> None:
+        super().__init__(error)
+        self.reason = reason
+
+
+class ReplayChild:
+    """`frames` gives the contents of a dump; `command` is what `diagnose ...` is appended to, and
+    `limit_s` how long it may take. One thread runs it, any may kill it."""
+
+    def __init__(
+        self,
+        frames: Callable[[], list[bytes]],
+        command: tuple[str, ...] = COMMAND,
+        limit_s: float = TIMEOUT_S,
+    ) -> None:
+        self.cpu_s = 0.0  # of all runs
+        self._frames, self._command, self._limit_s = frames, command, limit_s
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def kill(self) -> None:
+        """End a child that runs."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def run(self, arguments: Sequence[str]) -> bytes:
+        """What `diagnose DUMP ARGUMENTS` writes to its standard output.
+
+        Raises ChildFailed, or the error of a dump that cannot be taken or written.
+        """
+        with tempfile.TemporaryDirectory(prefix="phasescope-replay-") as folder:
+            path = Path(folder) / "now.journal"
+            path.write_bytes(b"".join(self._frames()))
+            return self._run(["diagnose", str(path), *arguments])
+
+    def _run(self, arguments: list[str]) -> bytes:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        command = [*self._command, *arguments]
+        try:
+            child = self._child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            )
+        except OSError as error:
+            raise ChildFailed(RootFailure.START, f"{command[0]}: {error}") from error
+        with contextlib.suppress(OSError):  # it has ended already, or this is not permitted
+            os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
+        output, errors, timed_out = self._wait(child)
+        code, self._child = child.returncode, None
+        if timed_out:
+            raise ChildFailed(RootFailure.TIMEOUT, f"it took longer than {self._limit_s:g} s")
+        if code < 0:
+            raise ChildFailed(RootFailure.KILLED, f"its process was ended by signal {-code}")
+        if code or not output.strip():
+            lines = errors.decode(errors="replace").strip().splitlines()
+            raise ChildFailed(RootFailure.REPLAY, lines[-1] if lines else f"exit code {code}")
+        return output.strip()
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> tuple[bytes, bytes, bool]:
+        """Its output and errors, and whether it was ended for taking too long. Its CPU time is
+        counted from the children of this process that ended in the meantime; where two ran at the
+        same time, both are charged for both."""
+        before_s = _children_s()
+        try:
+            output, errors = child.communicate(timeout=self._limit_s)
+            return output, errors, False
+        except subprocess.TimeoutExpired:
+            child.kill()
+            output, errors = child.communicate()
+            return output, errors, True
+        finally:
+            self.cpu_s += _children_s() - before_s
+
+
+def _children_s() -> float:
+    """CPU time of this process's children that have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system

@@ -1,0 +1,45 @@
+"""A burst that drains is not said for long; what comes back is said until it is over."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diagnosis.detection.passing import OneBlow
+from diagnosis.detection.tail_thresholds import FALL_TICKS
+
+
+def passed(levels: list[float]) -> list[bool]:
+    """Of an alarm whose highest sum has these levels; two others are at rest."""
+    blow, found = OneBlow(), list[bool]()
+    for level in levels:
+        blow.add((level, 0.0, 0.2))
+        found.append(blow.has_passed)
+    return found
+
+
+def test_one_blow_has_passed_when_its_sums_have_been_falling_for_three_seconds() -> None:
+    found = passed([1.5 - 0.1 * tick for tick in range(10)])
+
+    assert found == [False] * FALL_TICKS + [True] * (10 - FALL_TICKS)
+
+
+def test_a_fault_that_goes_on_has_not_passed() -> None:
+    assert not any(passed([2.0] * 30))
+    assert not any(passed([1.1 + 0.03 * tick for tick in range(30)]))
+
+
+def test_what_came_back_once_is_held_whatever_its_sums_do() -> None:
+    falls = [1.5 - 0.1 * tick for tick in range(10)]
+    found = passed([*falls, 1.2, 1.4, *falls])
+
+    assert found[9]
+    assert not any(found[10:])
+
+
+@given(st.lists(st.floats(0, 2), max_size=40))
+def test_it_passes_once_at_most(levels: list[float]) -> None:
+    found = passed(levels)
+    changes = [now for before, now in zip([False, *found], found, strict=False) if now != before]
+
+    assert changes in ([], [True], [True, False])

@@ -1,0 +1,223 @@
+"""The search names the setting that is wrong, and its forecast holds on a rerun."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import pytest
+
+from diagnosis.settings_search.answer import Form, Remedy, SettingsAnswer, Trial
+from diagnosis.settings_search.forecast import Forecaster
+from diagnosis.settings_search.search import search
+from diagnosis.settings_search.thresholds import LEAST_TRIALS, MOST_TRIALS, SEARCH_WORK
+from lab.simulation.faults import Faults
+from tests.support.worlds.promised import COST, GOOD, MS, POLICY, SECOND, Kind, Promised
+
+pytestmark = pytest.mark.long
+
+SEED = 1
+CHAT = Kind(rate_per_s=5.0)
+LONG = Kind(rate_per_s=0.5, prompt=(600, 1200), outputs=(4, 20), slo_class="batch")
+FLOOD = Kind(rate_per_s=12.0, outputs=(60, 120), tenant="flood", slo_class="batch")
+GROWING = Kind(rate_per_s=5.0, prompt=(100, 300), outputs=(40, 80))
+
+
+WORLDS: dict[str, Promised] = {
+    "well": Promised(kinds=(CHAT,)),
+    "whole prompts": Promised(
+        kinds=(CHAT, LONG), limits=dataclasses.replace(GOOD, budget_tokens=2048)
+    ),
+    "no chunks": Promised(
+        kinds=(CHAT, LONG),
+        limits=dataclasses.replace(GOOD, budget_tokens=2048, chunked_prefill=False),
+    ),
+    "two slots": Promised(kinds=(CHAT,), limits=dataclasses.replace(GOOD, max_seqs=2)),
+    "tight pool": Promised(
+        kinds=(GROWING,),
+        limits=dataclasses.replace(GOOD, blocks_total=130, prefix_cache=False),
+        cost=dataclasses.replace(COST, prefill_token_ns=60_000),
+    ),
+    "flood": Promised(kinds=(Kind(rate_per_s=2.0, tenant="calm"), FLOOD)),
+    "overload": Promised(
+        kinds=(Kind(rate_per_s=30.0),), limits=dataclasses.replace(GOOD, max_seqs=32)
+    ),
+    "too long": Promised(
+        kinds=(
+            Kind(rate_per_s=2.0),
+            Kind(rate_per_s=0.6, prompt=(1900, 2000), outputs=(4, 20), slo_class="voice"),
+        )
+    ),
+    "stalls": Promised(
+        kinds=(CHAT,),
+        faults=Faults(stalls=tuple((int(n * 0.7 * SECOND), 250 * MS) for n in range(1, 42))),
+    ),
+}
+
+
+@cache
+def found(name: str) -> SettingsAnswer:
+    world = WORLDS[name]
+    run, cost = world.recorded(SEED)
+    return search(run, cost, world.window, POLICY)
+
+
+def names(trial: Trial | None) -> set[str]:
+    return set() if trial is None else {setting.name for setting in trial.settings}
+
+
+def rerun(name: str, trial: Trial) -> Trial:
+    """What the same world really gives under the settings of a trial."""
+    world = WORLDS[name].under(trial.settings)
+    run, cost = world.recorded(SEED)
+    classes = Forecaster(run, cost, world.window, POLICY).recorded().classes
+    return Trial(settings=trial.settings, classes=classes)
+
+
+def test_a_server_that_is_well_has_nothing_to_gain() -> None:
+    answer = found("well")
+
+    assert answer.form is None
+    assert (answer.best, answer.best_runtime, answer.capacity) == (None, None, None)
+    assert answer.tried <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "remedy"),
+    [
+        ("whole prompts", "max_batched_tokens", Remedy.RUNTIME),
+        ("no chunks", "chunked_prefill", Remedy.SETTINGS),
+        ("two slots", "max_num_seqs", Remedy.RUNTIME),
+        ("tight pool", "kv_memory", Remedy.SETTINGS),
+    ],
+)
+def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> None:
+    answer = found(name)
+
+    assert setting in names(answer.best)
+    assert answer.remedy is remedy
+    assert answer.form in (Form.MISCONFIGURED, Form.ONE_CLASS)
+
+
+def test_a_cap_for_tenants_is_what_helps_against_a_flood() -> None:
+    """The calm tenant then meets its objective. The flood is more than one server can do."""
+    answer = found("flood")
+
+    assert names(answer.best_runtime) == {"tenant_max_seqs"}
+    assert answer.best_runtime is not None
+    assert not answer.present.classes["chat"].is_met
+    assert answer.best_runtime.classes["chat"].is_met
+    assert answer.form is Form.AT_ITS_LIMIT
+    assert answer.capacity is not None
+
+
+@pytest.mark.parametrize("name", ["whole prompts", "no chunks", "two slots", "tight pool"])
+def test_settings_that_are_said_to_meet_the_objectives_do_on_a_rerun(name: str) -> None:
+    best = found(name).best
+
+    assert best is not None
+    assert best.is_met
+    assert rerun(name, best).is_met
+
+
+@pytest.mark.parametrize("name", ["whole prompts", "two slots", "flood", "overload"])
+def test_a_forecast_agrees_with_a_rerun(name: str) -> None:
+    best = found(name).best
+    assert best is not None
+    real = rerun(name, best)
+
+    for slo_class, one in best.classes.items():
+        assert one.good_share == pytest.approx(real.classes[slo_class].good_share, abs=0.08)
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_the_replay_without_a_change_is_what_was_recorded(name: str) -> None:
+    answer = found(name)
+
+    assert answer.present.classes.keys() == answer.recorded.keys()
+    for slo_class, one in answer.present.classes.items():
+        assert one.good_share == pytest.approx(answer.recorded[slo_class].good_share, abs=0.06)
+
+
+def test_an_overload_is_at_its_limit_and_replicas_meet_the_objectives() -> None:
+    answer = found("overload")
+
+    assert answer.form is Form.AT_ITS_LIMIT
+    assert answer.remedy is Remedy.CAPACITY
+    assert answer.capacity is not None
+    assert answer.capacity.replicas == 2
+    assert answer.capacity.is_met
+
+
+def test_prompts_that_take_longer_than_the_target_alone_are_impossible() -> None:
+    answer = found("too long")
+
+    assert answer.form is Form.IMPOSSIBLE
+    assert answer.impossible.keys() == {"voice"}
+    assert "prompt tokens" in answer.impossible["voice"]
+    assert "the target is 250 ms" in answer.impossible["voice"]
+    assert answer.impossible_missed["voice"] == answer.present.classes["voice"].missed
+    assert answer.capacity is None  # no replica computes a prompt faster
+
+
+def test_stalls_from_outside_are_not_blamed_on_settings() -> None:
+    """They come in a replay when they came, whatever the settings and the demand."""
+    answer = found("stalls")
+
+    assert answer.form is Form.OUTSIDE
+    assert answer.remedy is None
+
+
+def test_with_drawn_noise_alone_there_is_no_gain() -> None:
+    """A/A: the same settings under other noise are no better beyond the noise."""
+    from diagnosis.settings_search.gain import is_gain
+
+    world = WORLDS["two slots"]
+    run, cost = world.recorded(SEED)
+    forecaster = Forecaster(run, cost, world.window, POLICY)
+    noise = found("two slots").noise
+    replays = [forecaster.replay(noise=forecaster.drawn(seed)).trial for seed in range(4)]
+
+    assert not any(
+        is_gain(a.classes, b.classes, noise) for a in replays for b in replays if a is not b
+    )
+
+
+def test_only_runtime_gives_limits_that_the_running_server_can_have() -> None:
+    """Two slots at the start: more need a restart."""
+    world = WORLDS["two slots"]
+    run, cost = world.recorded(SEED)
+    answer = search(run, cost, world.window, POLICY, only_runtime=True)
+
+    assert answer.best == answer.best_runtime
+    assert answer.best is not None
+    assert answer.best.is_runtime
+    assert "max_num_seqs" not in names(answer.best)
+    assert answer.capacity is None
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_a_search_makes_a_bounded_number_of_replays(name: str) -> None:
+    world = WORLDS[name]
+    run, cost = world.recorded(SEED)
+    work = Forecaster(run, cost, world.window, POLICY).work
+
+    assert found(name).tried <= min(MOST_TRIALS, max(LEAST_TRIALS, SEARCH_WORK // work))
+
+
+def test_the_same_record_gives_the_same_answer() -> None:
+    world = WORLDS["whole prompts"]
+    run, cost = world.recorded(SEED)
+    again = search(run, cost, world.window, POLICY)
+
+    assert again.best == found("whole prompts").best
+    assert again.tried == found("whole prompts").tried
+
+
+def test_progress_names_each_trial() -> None:
+    world, said = WORLDS["two slots"], list[str]()
+    run, cost = world.recorded(SEED)
+    answer = search(run, cost, world.window, POLICY, progress=said.append)
+
+    assert len(said) == answer.tried
+    assert any("max_num_seqs 2 -> 4" in line for line in said)
