@@ -95,14 +95,16 @@ class Counts:
     xids: list[GpuXid] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
-        for entry in fields(self):
-            mine, theirs = getattr(self, entry.name), getattr(other, entry.name)
-            if isinstance(mine, Counter):
-                mine.update(theirs)
-            elif isinstance(mine, list):
-                mine.extend(theirs)
-            else:
-                setattr(self, entry.name, mine + theirs)
+        for name in _SUMS:
+            more = getattr(other, name)
+            if more:
+                setattr(self, name, getattr(self, name) + more)
+        for name in _COUNTERS:
+            counter = getattr(self, name)
+            for key, more in getattr(other, name).items():
+                counter[key] = counter.get(key, 0) + more
+        for name in _LISTS:
+            getattr(self, name).extend(getattr(other, name))
 
     def arrived(self, prompt_tokens: int) -> None:
         """A sequence came to the engine, admitted or refused."""
@@ -134,6 +136,15 @@ class Counts:
     def hit_share(self) -> float:
         """The cached part of the prompt tokens of admitted sequences."""
         return self.hit_tokens / max(1, self.known_tokens)
+
+
+def _names(kind: type | tuple[type, ...]) -> tuple[str, ...]:
+    """Fields of `Counts` of a kind; sums are made of them several times a tick."""
+    empty = Counts()
+    return tuple(one.name for one in fields(Counts) if isinstance(getattr(empty, one.name), kind))
+
+
+_SUMS, _COUNTERS, _LISTS = _names((int, float)), _names(Counter), _names(list)
 
 
 def add_live(

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.diagnosis.sensitivity.changes import Changes, Variant, changed, variants
 from benchmarks.diagnosis.sensitivity.result import Effect
-from benchmarks.diagnosis.sensitivity.shared import judge_all
+from benchmarks.diagnosis.sensitivity.shared import Record, judge_all
 from benchmarks.diagnosis.sensitivity.summary import rows_of
 from benchmarks.diagnosis.sensitivity.sweep import RECORD, ROOT, TWIN, Judged, Said, changes_for
 from benchmarks.diagnosis.twins import live_through
@@ -63,8 +63,8 @@ def test_a_change_reaches_what_modules_made_of_the_number_and_is_taken_back() ->
 
 def test_changes_take_part_where_their_numbers_are_used() -> None:
     """Numbers of replays decide no verdict, and those of alarms no root cause."""
-    of_verdicts = {one.variant.row.name for one in changes_for(TWIN)}
-    of_roots = {one.variant.row.name for one in changes_for(ROOT)}
+    of_verdicts = {one.variants[0].row.name for one in changes_for(TWIN)}
+    of_roots = {one.variants[0].row.name for one in changes_for(ROOT)}
 
     assert {"THRESHOLD", "GROWN_LENGTH", "LEAST_INVALID", "OUTLIER"} <= of_verdicts
     assert {"GROWN_LENGTH", "MOVED", "STALL", "OUTLIER"} <= of_roots
@@ -79,17 +79,16 @@ def test_verdicts_over_a_shared_fold_are_those_of_a_diagnoser_alone(name: str) -
     twin = build_twin(name, SEED)
     changes = [
         Changes(variant(number, factor))
-        for number in ("THRESHOLD", "GROWN_DEMAND", "LEAST_DELAYED", "ABORT_NS", "RANGE_MARGIN",
-                       "LATE_FACTS_NS", "REFRESH_TICKS")
+        for number in ("THRESHOLD", "GROWN_DEMAND", "LEAST_DELAYED", "LEAST_SHARE", "SLOW")
         for factor in (0.8, 1.25)
     ]  # fmt: skip
-    plain, *found = judge_all(twin.facts, twin.before, changes)
+    plain, *found = judge_all(Record(twin.facts, twin.before, twin.policy), changes)
 
     assert plain == live_through(twin)
     for change, verdicts in zip(changes, found, strict=True):
         with change.applied():
             alone = live_through(twin)
-        assert verdicts == alone, change.variant.name
+        assert verdicts == alone, change.variants[0].name
 
 
 def test_a_summary_counts_answers_that_differ_and_right_ones_lost() -> None:

@@ -63,13 +63,14 @@ def changed(row: Threshold, factor: float) -> Value:
 
 
 class Changes:
-    """The names that one variant sets: in which namespace, to what, and what was there."""
+    """The names that variants set: in which namespaces, to what, and what was there."""
 
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
+    def __init__(self, *changed_rows: Variant) -> None:
+        self.variants = changed_rows
         self._found: dict[tuple[str, str], tuple[Any, Any]] = {}
-        row = variant.row
-        self._replace(row.name, vars(sys.modules[row.module])[row.name], variant.value)
+        for variant in changed_rows:
+            row = variant.row
+            self._replace(row.name, vars(sys.modules[row.module])[row.name], variant.value)
         places = [(vars(sys.modules[at]), name, pair) for (at, name), pair in self._found.items()]
         self._sets = [(namespace, name, new) for namespace, name, (_, new) in places]
         self._back = [(namespace, name, old) for namespace, name, (old, _) in places]

@@ -67,7 +67,7 @@ def causes_of(twin: Twin, changes: Sequence[Changes]) -> list[Cause | None]:
                 found.append(_top(question, replays))
                 continue
             other = _question(twin)
-            same = change.variant.row.name not in _REPLAYED and _cost(other) == _cost(question)
+            same = change.variants[0].row.name not in _REPLAYED and _cost(other) == _cost(question)
             found.append(_top(other, replays if same else _Replays()))
     return found
 

@@ -1,8 +1,9 @@
 """Many diagnosers over one record, each with another number changed.
 
-Most of a diagnosis is summing facts, which is the same for all. So the facts are folded once, sums
-of the same stretch are made once, and so are fits to the same steps; each diagnoser only judges.
-A number that changes the fold itself, or a fit, gets one of its own.
+Most of a diagnosis is summing facts, which is the same for all whose numbers are of attribution or
+of verdicts. So for them facts are folded once, sums of the same stretch are made once, and so are
+fits to the same steps; each diagnoser only judges. A number of detection decides what is folded, so
+its diagnoser has a fold of its own.
 """
 
 from __future__ import annotations
@@ -11,32 +12,46 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.diagnosis.sensitivity.changes import Changes
+from benchmarks.diagnosis.sensitivity.changes import FACTORS, Changes
+from diagnosis.attribution.blame import blame
 from diagnosis.detection.aggregator import Aggregator
 from diagnosis.detection.counts import Counts
+from diagnosis.detection.excess import prompt_excess, slow_step_excess
 from diagnosis.detection.learning import BaselineLearner
-from diagnosis.detection.reference import Reference
+from diagnosis.detection.reference import Reference, fit_baseline, fit_cost
 from diagnosis.detection.requests import AffectedRequest, Requests
 from diagnosis.detection.steps import Steps
 from diagnosis.detection.window import Window
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from telemetry.facts.records import Fact, fact_ns
+from telemetry.requests.slo_policy import SloPolicy
 
 Verdicts = list[tuple[int, Diagnosis]]
-_FOLD = frozenset(f"diagnosis.detection.{name}" for name in ("aggregator", "requests", "counts"))
+Answer = TypeVar("Answer")
+GROUP = 8
+_FOLD = "diagnosis.detection."
 _TICKS = "LATE_FACTS_NS"  # moves the moments at which a diagnoser looks at the fold
 _FITTED = ("diagnosis.detection.reference", "telemetry.costs.cost_model")
 # what is remembered, and the modules of which a changed number may change it
-_REMEMBERED = {
-    "fit_baseline": _FITTED,
-    "fit_cost": _FITTED,
-    "slow_step_excess": _FITTED,
-    "prompt_excess": _FITTED,
-    "blame": ("diagnosis.attribution.", "diagnosis.detection.excess", *_FITTED),
+_REMEMBERED: dict[Callable[..., Any], tuple[str, ...]] = {
+    fit_baseline: _FITTED,
+    fit_cost: _FITTED,
+    slow_step_excess: _FITTED,
+    prompt_excess: _FITTED,
+    blame: ("diagnosis.attribution.", "diagnosis.detection.excess", *_FITTED),
 }
 _LEARNT = ("diagnosis.detection.learning", "diagnosis.detection.excess", *_FITTED)
+
+
+class Record(NamedTuple):
+    """Facts that are judged by a policy, if there is one; `before` is a record of a server that was
+    well."""
+
+    facts: Sequence[Fact]
+    before: Sequence[Fact] | None = None
+    policy: SloPolicy | None = None
 
 
 class SharedFold:
@@ -129,21 +144,18 @@ def _key(one: Any) -> Any:
     return one if isinstance(one, int | float) else id(one)
 
 
-def _using(name: str) -> list[dict[str, Any]]:
-    """The namespaces of diagnosis that have a class or function under its name."""
-    modules = [module for key, module in sys.modules.items() if key.startswith("diagnosis.")]
-    return [vars(module) for module in modules if callable(vars(module).get(name))]
-
-
 @contextmanager
-def _replaced(name: str, new: Any) -> Iterator[None]:
-    places = [(namespace, namespace[name]) for namespace in _using(name)]
-    for namespace, _ in places:
+def _replaced(old: Any, new: Any) -> Iterator[None]:
+    """A class or function of the diagnosis, wherever a module has it under its name."""
+    name = old.__name__
+    modules = [module for key, module in sys.modules.items() if key.startswith("diagnosis.")]
+    places = [vars(module) for module in modules if vars(module).get(name) is old]
+    for namespace in places:
         namespace[name] = new
     try:
         yield
     finally:
-        for namespace, old in places:
+        for namespace in places:
             namespace[name] = old
 
 
@@ -152,15 +164,19 @@ class _Judge:
     others it has its own."""
 
     def __init__(
-        self, change: Changes | None, baseline: Reference | None, fold: SharedFold | None
+        self,
+        change: Changes | None,
+        baseline: Reference | None,
+        policy: SloPolicy | None,
+        fold: SharedFold | None,
     ) -> None:
         self.fold, self.found = fold, Verdicts()
         self._modules = frozenset[str]() if change is None else change.modules
         self._touches: dict[tuple[str, ...], bool] = {}
         self._applied = nullcontext if change is None else change.applied
-        shared = nullcontext() if fold is None else _replaced("Aggregator", lambda: fold)
+        shared = nullcontext() if fold is None else _replaced(Aggregator, lambda: fold)
         with self._applied(), shared:
-            self.diagnoser = Diagnoser(baseline)
+            self.diagnoser = Diagnoser(baseline, policy)
 
     def touches(self, modules: tuple[str, ...]) -> bool:
         """Whether its change is one of a number in these modules."""
@@ -183,42 +199,82 @@ class _Judge:
             return self.diagnoser.baseline()
 
 
-def judge_all(
-    facts: Sequence[Fact], before: Sequence[Fact] | None, changes: Sequence[Changes]
-) -> list[Verdicts]:
-    """Every verdict on the record: without a change, then with each of `changes`. `before` is a
-    record of a server that was well."""
+def judge_each(
+    record: Record, changes: Sequence[Changes], answer: Callable[[Verdicts], Answer]
+) -> list[Answer]:
+    """The answer on a record: without a change, then with each of `changes`.
+
+    Those that may share a fold are judged each by itself. The others are judged GROUP at a time,
+    and each by itself only where the group's answer is another one: most change nothing.
+    """
+    shared = [change for change in changes if _may_share(change)]
+    plain, *found = judge_all(record, shared)
+    found_of = {change.variants: answer(one) for change, one in zip(shared, found, strict=True)}
+    usual, looked = answer(plain), _names_of(plain)
+    for group in _groups([change for change in changes if not _may_share(change)]):
+        (_, together) = judge_all(record, [Changes(*(one.variants[0] for one in group))])
+        if answer(together) == usual and _names_of(together) == looked:
+            found_of |= {change.variants: usual for change in group}
+            continue
+        for change in group:
+            (_, alone) = judge_all(record, [change])
+            found_of[change.variants] = answer(alone)
+    return [usual, *(found_of[change.variants] for change in changes)]
+
+
+def _may_share(change: Changes) -> bool:
+    """Numbers of detection decide what is folded, and when facts are looked at."""
+    names = {variant.row.name for variant in change.variants}
+    return _TICKS not in names and not any(one.startswith(_FOLD) for one in change.modules)
+
+
+def _groups(changes: Sequence[Changes]) -> list[list[Changes]]:
+    """Of one direction each, so that effects add up and hardly cancel."""
+    found: list[list[Changes]] = []
+    for factor in FACTORS:
+        mine = [change for change in changes if change.variants[0].factor == factor]
+        found += [mine[at : at + GROUP] for at in range(0, len(mine), GROUP)]
+    return found
+
+
+def _names_of(verdicts: Verdicts) -> list[str]:
+    """What stood first, one after the other."""
+    tops = [said.findings[0].symptom.value if said.findings else "" for _, said in verdicts]
+    return [top for top, before in zip(tops, ["", *tops], strict=False) if top != before]
+
+
+def judge_all(record: Record, changes: Sequence[Changes]) -> list[Verdicts]:
+    """Every verdict on the record: without a change, then with each of `changes`."""
     baselines: list[Reference | None] = [None] * (1 + len(changes))
     memory = _Memory()
     with ExitStack() as stack:
-        for name, modules in _REMEMBERED.items():
-            function = _using(name)[0][name]
-            stack.enter_context(_replaced(name, memory.of(function, modules)))
+        for function, modules in _REMEMBERED.items():
+            stack.enter_context(_replaced(function, memory.of(function, modules)))
         fit = BaselineLearner.fit
         stack.callback(setattr, BaselineLearner, "fit", fit)
         BaselineLearner.fit = memory.learnt(fit)
-        if before is not None:
+        if record.before is not None:
+            before = Record(record.before)
             baselines = [one.baseline(memory) for one in _run(before, baselines, changes, memory)]
-        return [judge.found for judge in _run(facts, baselines, changes, memory)]
+        return [judge.found for judge in _run(record, baselines, changes, memory)]
 
 
 def _run(
-    facts: Sequence[Fact],
+    record: Record,
     baselines: Sequence[Reference | None],
     changes: Sequence[Changes],
     memory: _Memory,
 ) -> list[_Judge]:
     folded = Aggregator()
     fold = SharedFold(folded)
-    with _replaced("Aggregator", lambda: folded):
-        first = _Judge(None, baselines[0], None)
+    with _replaced(Aggregator, lambda: folded):
+        first = _Judge(None, baselines[0], record.policy, None)
     judges = [first]
     for change, baseline in zip(changes, baselines[1:], strict=True):
-        is_alone = change.variant.row.name == _TICKS or bool(change.modules & _FOLD)
-        judges.append(_Judge(change, baseline, None if is_alone else fold))
+        judges.append(_Judge(change, baseline, record.policy, fold if _may_share(change) else None))
     shared = [judge for judge in judges[1:] if judge.fold is not None]
     batch: list[Fact] = []
-    for fact in facts:
+    for fact in record.facts:
         batch.append(fact)
         count = len(first.found)
         first.take([fact], memory)
@@ -229,6 +285,6 @@ def _run(
             fold.memo.clear()
     for judge in judges[1:]:
         if judge.fold is None:
-            for fact in facts:
+            for fact in record.facts:
                 judge.take([fact], memory)
     return judges

@@ -20,7 +20,7 @@ from benchmarks.diagnosis.records import folder_of
 from benchmarks.diagnosis.score import judge, slow_seconds, truth_of
 from benchmarks.diagnosis.sensitivity.changes import Changes, variants
 from benchmarks.diagnosis.sensitivity.roots import causes_of
-from benchmarks.diagnosis.sensitivity.shared import judge_all
+from benchmarks.diagnosis.sensitivity.shared import Record, Verdicts, judge_each
 from benchmarks.diagnosis.twins import HEALTHY, judge_verdicts
 from diagnosis.root_cause.root import ACTIONS
 from lab.twins.registry import TWINS, build_twin
@@ -109,7 +109,7 @@ def _decides_verdict(module: str) -> bool:
 def judged(case: Case) -> Judged:
     changes = changes_for(case.kind)
     answers = {TWIN: _twin, RECORD: _record, ROOT: _root}[case.kind](case, changes)
-    names = [change.variant.name for change in changes]
+    names = [change.variants[0].name for change in changes]
     return Judged(
         kind=case.kind,
         name=case.name,
@@ -135,30 +135,33 @@ def _twin(case: Case, changes: Sequence[Changes]) -> list[Said]:
     """The finding that stood longest in the second half of the fault, as `twins` has it."""
     twin = build_twin(case.name, case.seed, case.mechanism)
     truth = HEALTHY if case.name.startswith(HEALTHY) else case.name
-    found: list[Said] = []
-    for verdicts in judge_all(twin.facts, twin.before, changes):
+
+    def answer(verdicts: Verdicts) -> Said:
         one = judge_verdicts(twin, truth, verdicts, 0.0)
-        found.append(Said(answer=one.named[0], is_right=one.is_right, alarms=one.alarms_before))
-    return found
+        return Said(answer=one.named[0], is_right=one.is_right, alarms=one.alarms_before)
+
+    return judge_each(Record(twin.facts, twin.before, twin.policy), changes, answer)
 
 
 def _record(case: Case, changes: Sequence[Changes]) -> list[Said]:
     """What stood first for most of the second half of the fault, as `score` has it."""
     (kept,) = (one for one in read_kept(RESULTS) if one.episode.name == case.name)
-    episode, found = kept.episode, list[Said]()
+    episode = kept.episode
     with tempfile.TemporaryDirectory() as work:
         folder = folder_of(case.name, Path(work))
         assert folder is not None, f"{case.name} has no record"
         facts = list(open_journal(folder / "journal").facts())
         reference = folder / "reference.journal"
         before = list(open_journal(reference).facts()) if reference.exists() else None
-    for verdicts in judge_all(facts, before, changes):
+
+    def answer(verdicts: Verdicts) -> Said:
         turns = turns_of_verdicts(verdicts, episode.begin_ns)
         again = msgspec.structs.replace(episode, verdicts=turns)
         one = judge(again, slow_seconds(kept))
         right = one.answer == truth_of(episode)
-        found.append(Said(answer=one.answer, is_right=right, alarms=one.alarms))
-    return found
+        return Said(answer=one.answer, is_right=right, alarms=one.alarms)
+
+    return judge_each(Record(facts, before), changes, answer)
 
 
 def _root(case: Case, changes: Sequence[Changes]) -> list[Said]:
