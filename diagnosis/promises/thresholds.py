@@ -24,7 +24,7 @@ SURE_NATS: Annotated[
     "nats",
     "evidence in the long window that makes a miss sure",
     "by hand: chance below 1e-5 a look; an hour has some thousand looks, most of them at nearly "
-    "the same requests. `tests/diagnosis/test_chance.py` measures the false alarms",
+    "the same requests. `tests/diagnosis/promises/test_chance.py` measures the false alarms",
 ] = 12.0
 STILL_NATS: Annotated[
     float,

@@ -106,7 +106,8 @@ def _spread(found: np.ndarray, recent: Sequence[Measured]) -> float:
         return _FIRST_SPREAD
     columns = np.array([one.columns for one in recent])
     ratios = np.array([one.span_ns for one in recent]) / (columns @ found).clip(1)
-    before = np.median(sliding_window_view(ratios[:-1], _AROUND_STEPS), axis=1)
+    around = sliding_window_view(ratios[:-1], _AROUND_STEPS)
+    before = np.array([median(ratios_around) for ratios_around in around.tolist()])
     prompts, rows = (
         columns[_AROUND_STEPS:, 1 + BUDGET.terms.index(term)]
         for term in (Term.PROMPT_TOKENS, Term.DECODE_ROWS)
