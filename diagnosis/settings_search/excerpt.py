@@ -279,22 +279,21 @@ def _gateway_facts(
         for fact in run.others
         if isinstance(fact, RequestAccepted) and begin_ns <= fact.at_ns < end_ns
     }
-    found = [
+    known = [
         fact for fact in run.others if isinstance(fact, _GATEWAY) and fact.request_id in accepted
     ]
-    ended = {fact.request_id for fact in found if isinstance(fact, RequestEnded)}
+    ended = {fact.request_id for fact in known if isinstance(fact, RequestEnded)}
     last_ns: dict[int, int] = {}
     for step in run.steps.values():
         for row in step.rows:
             if row.sampled and not row.wasted:
                 last_ns[row.seq_id] = max(last_ns.get(row.seq_id, 0), step.committed_ns)
     ends_ns: dict[str, int] = {}
-    for fact in found:
+    for fact in known:
         if isinstance(fact, SequenceSubmitted) and fact.request_id not in ended:
             at_ns = last_ns.get(fact.seq_id, fact.at_ns)
             ends_ns[fact.request_id] = max(ends_ns.get(fact.request_id, 0), at_ns)
-    found += [_end(request_id, at_ns) for request_id, at_ns in ends_ns.items()]
-    return found
+    return [*known, *(_end(request_id, at_ns) for request_id, at_ns in ends_ns.items())]
 
 
 def _end(request_id: str, at_ns: int) -> RequestEnded:

@@ -88,9 +88,7 @@ def build_telemetry(
     kept = _kept(exporter)
     all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
-    timelines = TimelineStore(
-        capacity_bytes=config.recorder.timeline_bytes, judged=judged_by(policy)
-    )
+    timelines = _build_timelines(config, policy)
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
     listeners += [] if pilot is None else [pilot.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
@@ -120,6 +118,11 @@ def build_telemetry(
 def _kept(exporter: SpanExporterThread | None) -> Kept:
     """Whether the trace of an ended request was kept."""
     return lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept
+
+
+def _build_timelines(config: ServeConfig, policy: SloPolicy) -> TimelineStore:
+    kept_bytes = config.recorder.timeline_bytes
+    return TimelineStore(capacity_bytes=kept_bytes, judged=judged_by(policy))
 
 
 def _build_diagnoser(baseline: str | None, policy: SloPolicy) -> Diagnoser:

@@ -27,7 +27,7 @@ FLAGS = (
     "--model", "dummy:tiny", "--max-num-seqs", "16", "--max-model-len", "512", "--debug-key",
     "inside",
 )  # fmt: skip
-RATE, SECONDS = 25.0, 240.0  # requests a second, of which one place serves about half
+RATE, SECONDS = 12.0, 240.0  # requests a second, of which one place serves about two thirds
 WITHIN_S = 200.0  # the search has the lowest priority, and a machine of tests is busy
 
 
@@ -54,7 +54,7 @@ async def send(port: int, stop: threading.Event) -> None:
     requests = []
     while at_s < SECONDS:
         prompt = [draw.randrange(20, 250) for _ in range(draw.randint(20, 60))]
-        body = completion_body(prompt, draw.randint(60, 120))
+        body = completion_body(prompt, draw.randint(100, 160))
         requests.append(PlannedRequest(at_s=at_s, body=body, tenant="a"))
         at_s += draw.expovariate(RATE)
     task = asyncio.create_task(clients.send_all(requests, clock.now_ns()))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 SEED = 1
 CHAT = Kind(rate_per_s=5.0)
 LONG = Kind(rate_per_s=0.5, prompt=(600, 1200), outputs=(4, 20), slo_class="batch")
-FLOOD = Kind(rate_per_s=6.0, outputs=(60, 120), tenant="flood", slo_class="batch")
+FLOOD = Kind(rate_per_s=12.0, outputs=(60, 120), tenant="flood", slo_class="batch")
 GROWING = Kind(rate_per_s=5.0, prompt=(100, 300), outputs=(40, 80))
 
 
@@ -38,10 +38,7 @@ WORLDS: dict[str, Promised] = {
         limits=dataclasses.replace(GOOD, blocks_total=130, prefix_cache=False),
         cost=dataclasses.replace(COST, prefill_token_ns=60_000),
     ),
-    "flood": Promised(
-        kinds=(Kind(rate_per_s=2.0, tenant="calm"), FLOOD),
-        limits=dataclasses.replace(GOOD, max_seqs=8),
-    ),
+    "flood": Promised(kinds=(Kind(rate_per_s=2.0, tenant="calm"), FLOOD)),
     "overload": Promised(
         kinds=(Kind(rate_per_s=30.0),), limits=dataclasses.replace(GOOD, max_seqs=32)
     ),
@@ -92,7 +89,6 @@ def test_a_server_that_is_well_has_nothing_to_gain() -> None:
         ("no chunks", "chunked_prefill", Remedy.SETTINGS),
         ("two slots", "max_num_seqs", Remedy.RUNTIME),
         ("tight pool", "kv_memory", Remedy.SETTINGS),
-        ("flood", "tenant_max_seqs", Remedy.RUNTIME),
     ],
 )
 def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> None:
@@ -101,6 +97,18 @@ def test_the_wrong_setting_is_named(name: str, setting: str, remedy: Remedy) -> 
     assert setting in names(answer.best)
     assert answer.remedy is remedy
     assert answer.form in (Form.MISCONFIGURED, Form.ONE_CLASS)
+
+
+def test_a_cap_for_tenants_is_what_helps_against_a_flood() -> None:
+    """The calm tenant then meets its objective. The flood is more than one server can do."""
+    answer = found("flood")
+
+    assert names(answer.best_runtime) == {"tenant_max_seqs"}
+    assert answer.best_runtime is not None
+    assert not answer.present.classes["chat"].is_met
+    assert answer.best_runtime.classes["chat"].is_met
+    assert answer.form is Form.AT_ITS_LIMIT
+    assert answer.capacity is not None
 
 
 @pytest.mark.parametrize("name", ["whole prompts", "no chunks", "two slots", "tight pool"])

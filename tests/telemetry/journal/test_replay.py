@@ -70,7 +70,7 @@ class Folds:
             [self.histograms.on_measured],
             LedgerBuilder(lambda slo_class: ITL_TARGET_NS),
         )
-        self.diagnoser = Diagnoser()
+        self.diagnoser = Diagnoser(policy=DEFAULT_POLICY)
         self.drain_rate = DrainRate()
         self.step_cost = StepCostFold(self.costs.append)
 
