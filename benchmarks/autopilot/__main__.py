@@ -54,9 +54,9 @@ Result = TypeVar("Result", DrillResult, WorkloadResult)
 class Bench:
     """`--work` keeps capacities, servers' logs and results."""
 
-    def __init__(self, work: Path, model: str, *, again: bool) -> None:
+    def __init__(self, work: Path, model: str | None, *, again: bool) -> None:
         self.work, self.again = work, again
-        self.flags = ("--model", model, *FLAGS)
+        self.flags = (*(() if model is None else ("--model", model)), *FLAGS)
         self.cores = split_cores()
 
     def kept(self, name: str, kind: type[Result], measure: Callable[[], Result]) -> Result:
@@ -205,7 +205,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, help="of a drill after the first 60 s, or of a workload"
     )
-    parser.add_argument("--model", default="dummy:smollm2-135m", help="as for `phasescope serve`")
+    parser.add_argument("--model", help="as for `phasescope serve`")
     parser.add_argument("--work", type=Path, help="where runs are kept, uncommitted")
     parser.add_argument("--out", type=Path, help="the report (default: below benchmarks/results)")
     parser.add_argument("--again", action="store_true", help="run what is kept anew")

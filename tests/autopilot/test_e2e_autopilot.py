@@ -23,12 +23,13 @@ from tests.support.servers.server import Server, eventually
 pytestmark = pytest.mark.long
 
 KEY = {"authorization": "Bearer inside"}
+MODEL = "dummy:smollm2-135m"  # its steps take long enough for few to be replayed
 FLAGS = (
-    "--model", "dummy:tiny", "--max-num-seqs", "16", "--max-model-len", "512", "--debug-key",
+    "--model", MODEL, "--max-num-seqs", "16", "--max-model-len", "512", "--debug-key",
     "inside",
 )  # fmt: skip
-RATE, SECONDS = 25.0, 240.0  # requests a second, of which one place serves about half
-WITHIN_S = 200.0  # the search has the lowest priority, and a machine of tests is busy
+RATE, SECONDS = 2.0, 400.0  # requests a second, of which one place serves about half
+WITHIN_S = 240.0  # the search has the lowest priority, and a machine of tests is busy
 
 
 @contextmanager
@@ -43,6 +44,9 @@ def overloaded(mode: str) -> Iterator[Server]:
         sender.start()
         try:
             yield server
+        except AssertionError:
+            print(view(server), server.log())  # pytest shows it
+            raise
         finally:
             stop.set()
             sender.join()
@@ -54,7 +58,7 @@ async def send(port: int, stop: threading.Event) -> None:
     requests = []
     while at_s < SECONDS:
         prompt = [draw.randrange(20, 250) for _ in range(draw.randint(20, 60))]
-        body = completion_body(prompt, draw.randint(60, 120))
+        body = completion_body(prompt, draw.randint(20, 40))
         requests.append(PlannedRequest(at_s=at_s, body=body, tenant="a"))
         at_s += draw.expovariate(RATE)
     task = asyncio.create_task(clients.send_all(requests, clock.now_ns()))
