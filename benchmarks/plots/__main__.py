@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.plots import evidence, serving, settings, telemetry
-from benchmarks.plots.style import Plot, write
+from benchmarks.plots.style import RESULTS, Plot, write
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "results" / "img"
 PLOTS: tuple[Plot, ...] = (
@@ -30,9 +30,14 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for plot in PLOTS:
-        if not args.names or plot.name in args.names:
-            path = write(plot, args.out)
-            print(f"{path}: {path.stat().st_size / 1000:.1f} kB")
+        if args.names and plot.name not in args.names:
+            continue
+        missing = [name for name in plot.sources if not (RESULTS / name).exists()]
+        if missing:
+            print(f"{plot.name}: not measured yet, {', '.join(missing)} is not there")
+            continue
+        path = write(plot, args.out)
+        print(f"{path}: {path.stat().st_size / 1000:.1f} kB")
     return 0
 
 
