@@ -12,7 +12,7 @@ import pytest
 from benchmarks.diagnosis.episodes import CHAINS_DEV, TAILS_DEV, series
 from benchmarks.diagnosis.tails.intensities import GOOD_FOR_S, Intensities
 from diagnosis.symptoms import LATENCY
-from lab.drills.calibration.probe import Calibration, calibrate
+from lab.drills.calibration.probe import Calibration
 from lab.drills.calibration.steps import (
     BANDS,
     MOST_STEPS,
@@ -27,8 +27,7 @@ from lab.drills.client import Sent
 from lab.drills.harm import Harm, HarmMeasure, Level, reached
 from lab.drills.mechanism import CHAINS, SOAK, TAILS, TEST, Mechanism
 from lab.drills.mechanisms.health import ramp, states, stepwise, thinned
-from lab.drills.registry import MECHANISMS, find, of_series, of_split
-from lab.drills.spec import Capacity, EpisodeSpec
+from lab.drills.registry import MECHANISMS, of_series, of_split
 
 MS = 1_000_000
 LATE = Harm(measure=HarmMeasure.TTFT_P95)
@@ -254,24 +253,3 @@ def test_healthy_patterns_stay_below_capacity() -> None:
     for one in of_series(SOAK):
         assert not one.is_fault
         assert max(one.levels) <= 0.85
-
-
-# --- a real one ----------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_an_intensity_is_found_on_a_real_server(tmp_path: Path) -> None:
-    """Stalls of the loop, so often that a third of the requests has a gap."""
-    spec = EpisodeSpec(
-        symptom="host_stall",
-        mechanism="regex",
-        model="dummy:tiny",
-        out=tmp_path,
-        capacity=Capacity(requests_per_s=30, tokens_per_s=900),
-    )
-    (found,) = calibrate(spec, [Level.LOWER], lambda line: None)
-
-    assert found.tried
-    assert found.value is not None
-    assert find("host_stall", "regex").ends[0] <= found.intensity
-    assert found.is_met == BANDS[HarmMeasure.GAP_SHARE, Level.LOWER].has(found.value)
