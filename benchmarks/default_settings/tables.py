@@ -48,8 +48,8 @@ def machine(data: dict[str, Any]) -> str:
     for cell in data["cells"]:
         rounds[cell["load"]] = max(rounds.get(cell["load"], 0), cell["repetition"])
     by_count = {count: [one for one in rounds if rounds[one] == count] for count in rounds.values()}
-    counted = ", ".join(
-        f"{count} of {' and '.join(sorted(names))}" for count, names in sorted(by_count.items())
+    counted = "; ".join(
+        f"{count}: {', '.join(sorted(names))}" for count, names in sorted(by_count.items())
     )
     days = sorted({cell["at"][:10] for cell in data["cells"]})
     instructions = ", ".join(about["instructions"])
