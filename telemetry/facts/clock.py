@@ -110,6 +110,12 @@ def utc_stamp() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
+def utc_text(unix_s: float) -> str:
+    """Wall time for people and log readers, as in 2026-01-31T23:59:59.123456Z."""
+    whole_s, micros = divmod(round(unix_s * 1e6), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{micros:06d}Z"
+
+
 def thread_cpu_ns() -> int:
     """CPU time that the calling thread has used since its start, in ns."""
     return time.thread_time_ns()
