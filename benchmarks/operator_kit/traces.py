@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contract.client import ask, call, completion, prompt_ids
+from benchmarks.contract.client import ask, call, completion
 from benchmarks.contract.common import Figure, Server, above, equal, say
 from benchmarks.contract.spans import receiver_module
 from benchmarks.machine import machine
@@ -76,18 +77,24 @@ async def _load(server: Server) -> list[str]:
     async def stream(number: int) -> list[str]:
         found = []
         for turn in range(ROUNDS):
-            prompt = prompt_ids(f"short.{number}.{turn}", 24)
+            prompt = _prompt(f"short.{number}.{turn}", 24)
             found.append((await ask(server.port, completion(prompt, 96))).request_id)
         return found
 
     async def late_prompt(number: int) -> list[str]:
         await asyncio.sleep(0.15 * (number + 1))
-        prompt = prompt_ids(f"long.{number}", 800)
+        prompt = _prompt(f"long.{number}", 800)
         return [(await ask(server.port, completion(prompt, 4))).request_id]
 
     streams = [stream(number) for number in range(STREAMS)]
     prompts = [late_prompt(number) for number in range(LATE_PROMPTS)]
     return [one for found in await asyncio.gather(*streams, *prompts) for one in found]
+
+
+def _prompt(seed: str, tokens: int) -> list[int]:
+    """Tokens of the tiny model, others for every seed."""
+    draw = random.Random(seed)
+    return [draw.randrange(10, 500) for _ in range(tokens)]
 
 
 def through_a_collector(wire: str, slo_file: str) -> list[Figure]:
