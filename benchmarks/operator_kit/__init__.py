@@ -1,1 +1,1 @@
-"""The operator's kit against real programs: each shows one part of it, and fails when it does not hold."""
+"""The operator's kit against real programs: each script fails when what it shows does not hold."""
