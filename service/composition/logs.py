@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Literal
 
-from telemetry.facts.clock import utc_text
+from telemetry.facts.clock import iso_time
 
 LogFormat = Literal["text", "json"]
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "timestamp": utc_text(record.created),
+            "timestamp": iso_time(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),

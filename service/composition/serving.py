@@ -194,12 +194,11 @@ class Start:
         if self._telemetry.pusher is not None:
             self._say(f"metrics go to {self._telemetry.pusher.target}")
         address = address_of(self._config, self._port)
-        if self._config.logs.format == "json":
-            self._say(f"ready in {self.report.line()} at {address}")
-            return
-        self._say(f"ready in {self.report.line()} at {address}; try:")
-        sys.stderr.write(curl_line(self._config, self._port) + "\n")
-        sys.stderr.flush()
+        as_text = self._config.logs.format == "text"
+        self._say(f"ready in {self.report.line()} at {address}{'; try:' if as_text else ''}")
+        if as_text:
+            sys.stderr.write(curl_line(self._config, self._port) + "\n")
+            sys.stderr.flush()
 
 
 def address_of(config: ServeConfig, port: int) -> str:
