@@ -20,6 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
 from telemetry.traces.otlp import SpanExporterThread
+from telemetry.traces.otlp_delivery import RetryPolicy
 from telemetry.traces.otlp_exporters import Exporter, Signal, WireSettings
 from telemetry.traces.sampling import TailSampler
 from telemetry.traces.spans import SpanBuilder
@@ -69,10 +70,16 @@ def exporter_from_config(
     target = asked_target(endpoint)
     if target is None:
         return None
-    exporter = Exporter(wire_settings(endpoint, protocol))
-    builder = SpanBuilder(service_resource(service_name), new_span_id, server)
-    sampler = sampler or TailSampler()
-    return SpanExporterThread(exporter, builder, sampler, clock, target, span_events=span_events)
+    retry = RetryPolicy()
+    return SpanExporterThread(
+        Exporter(wire_settings(endpoint, protocol), retry.attempt_s),
+        SpanBuilder(service_resource(service_name), new_span_id, server),
+        sampler or TailSampler(),
+        clock,
+        target,
+        retry,
+        span_events=span_events,
+    )
 
 
 def asked_target(endpoint: str | None, signal: Signal = "traces") -> str | None:
@@ -91,13 +98,14 @@ def wire_settings(
     certificate that cannot be read: an exporter would go on without it."""
     target = endpoint or _env("ENDPOINT", signal)
     assert target is not None
-    for path in filter(None, (_env(name, signal) for name in _FILES)):
+    insecure = _is_insecure(endpoint, target, signal)
+    for path in () if insecure else filter(None, (_env(name, signal) for name in _FILES)):
         Path(path).read_bytes()
     asked = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
     is_http = asked.startswith("http")
     address = _http_url(endpoint, target, signal) if is_http else _authority(target)
     compress = (_env("COMPRESSION", signal) or "none").lower() == "gzip"
-    return WireSettings(address, is_http, signal, _is_insecure(endpoint, target, signal), compress)
+    return WireSettings(address, is_http, signal, insecure, compress)
 
 
 def metric_interval_s() -> float:

@@ -24,10 +24,10 @@ log = logging.getLogger("phasescope.otlp")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of a chunk. An attempt takes at most `attempt_s`, or what the exporter reads in
-    OTEL_EXPORTER_OTLP_TIMEOUT. Waits begin at `first_s` and double up to `longest_s`; a wait that
-    the receiver asks for is at most `longest_asked_s`. A chunk is given up when the next attempt
-    would begin more than `give_up_s` after the first."""
+    """Retries of a chunk. An attempt of the exporter takes at most `attempt_s`; None: what
+    OTEL_EXPORTER_OTLP_TIMEOUT says, else ten seconds. Waits begin at `first_s` and double up to
+    `longest_s`; a wait that the receiver asks for is at most `longest_asked_s`. A chunk is given up
+    when the next attempt would begin more than `give_up_s` after the first."""
 
     attempt_s: float | None = None
     first_s: float = 0.5
