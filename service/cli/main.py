@@ -24,7 +24,6 @@ from service.cli import (
 )
 from service.config.settings import ConfigError
 
-EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_PIPE
     except ConfigError as error:
         print(f"phasescope: {error}", file=sys.stderr)
-        return EXIT_CONFIG
+        return serve.EXIT_CONFIG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+from collections.abc import Callable
 
 import msgspec
 
 from service.cli.settings_flags import add_settings, checked, resolved
 from service.config.resolve import Resolution
-from service.config.settings import ConfigError, ModelRef, RecorderConfig
+from service.config.settings import ConfigError, ModelRef, RecorderConfig, ServeConfig
 from telemetry.facts.clock import MonotonicClock
+
+log = logging.getLogger("phasescope.serve")
+
+EXIT_CONFIG = 2
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,22 +26,37 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    from service.composition.startup import run_service
+    from service.composition.logs import set_up_logging
 
     resolution = resolved(args)
     config = checked(resolution)
-    model = _find_model(resolution, config.recorder)
+    say = set_up_logging(config.logs.format, _print_line)
+    try:
+        return _run(resolution, config, say)
+    except ConfigError as error:
+        if config.logs.format == "text":
+            raise
+        log.critical("%s", error)
+        return EXIT_CONFIG
+
+
+def _run(resolution: Resolution, config: ServeConfig, say: Callable[[str], None]) -> int:
+    from service.composition.startup import run_service
+
+    model = _find_model(resolution, config.recorder, say)
     engine = msgspec.structs.replace(config.engine, model=model)
-    return run_service(msgspec.structs.replace(config, engine=engine), _print_line)
+    return run_service(msgspec.structs.replace(config, engine=engine), say)
 
 
-def _find_model(resolution: Resolution, recorder: RecorderConfig) -> ModelRef:
+def _find_model(
+    resolution: Resolution, recorder: RecorderConfig, say: Callable[[str], None]
+) -> ModelRef:
     """The model, downloaded if need be, with the name that clients use. Raises ConfigError, and
     records that in the journal folder."""
     from service.model_files.model_store import resolve_model
 
     try:
-        model = resolve_model(resolution["model"], _print_line)
+        model = resolve_model(resolution["model"], say)
     except ConfigError as error:
         from service.composition.recording import record_failed_start
 

@@ -4,6 +4,7 @@ Only `service.cli` may import it.
 
 - `startup`: binds the port and starts the engine process, before heavy imports.
 - `serving`: the gateway's event loop from start to end.
+- `logs`: log lines as text or JSON.
 - `telemetry`, `telemetry_wiring`: folds, listeners and threads of telemetry; `metrics_wiring`,
   `tracing_wiring`, `recording`: what exports metrics, what exports spans, the flight recorder.
 - `root_wiring`, `root_worker`, `root_failures`: root cause by replay, in a child process, which

@@ -22,7 +22,7 @@ from telemetry.traces.otlp_config import (
     service_resource,
     wire_settings,
 )
-from telemetry.traces.otlp_wire import open_sender
+from telemetry.traces.otlp_exporters import Exporter
 
 
 def build_metrics(
@@ -59,13 +59,11 @@ def build_pusher(config: ServeConfig, clock: Clock, metrics: Metrics) -> MetricP
     if asked_target(tracing.endpoint, "metrics") is None:
         return None
     settings = wire_settings(tracing.endpoint, tracing.protocol, "metrics")
-    attributes = service_resource(tracing.service_name).attributes
-    resource = {name: str(value) for name, value in attributes.items()}
     return MetricPusher(
         metrics.families,
-        open_sender(settings),
+        Exporter(settings),
         clock,
-        resource,
+        service_resource(tracing.service_name),
         settings.endpoint,
         metric_interval_s(),
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import sys
-from collections.abc import Callable
 
+from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import build_telemetry
@@ -33,7 +32,6 @@ from telemetry.host.gc_watch import settle_collector
 from telemetry.metrics.connections import ConnectionCounts
 from telemetry.metrics.ingest_counts import IngestCounts
 
-Say = Callable[[str], None]
 _SUPERVISOR_END_S = 10.0
 # How long a computing thread keeps the interpreter lock while the event loop waits for it: with
 # Python's default of 5 ms, two in a row would make a token 10 ms late.
@@ -46,7 +44,6 @@ def serve(
     """Serve until a signal; returns the exit code. Raises ConfigError."""
     import uvloop
 
-    logging.basicConfig(level=logging.WARNING, format="phasescope: %(message)s", stream=sys.stderr)
     clock = MonotonicClock()
     sys.setswitchinterval(_SWITCH_S)
     try:
@@ -197,9 +194,11 @@ class Start:
         if self._telemetry.pusher is not None:
             self._say(f"metrics go to {self._telemetry.pusher.target}")
         address = address_of(self._config, self._port)
-        self._say(f"ready in {self.report.line()} at {address}; try:")
-        sys.stderr.write(curl_line(self._config, self._port) + "\n")
-        sys.stderr.flush()
+        as_text = self._config.logs.format == "text"
+        self._say(f"ready in {self.report.line()} at {address}{'; try:' if as_text else ''}")
+        if as_text:
+            sys.stderr.write(curl_line(self._config, self._port) + "\n")
+            sys.stderr.flush()
 
 
 def address_of(config: ServeConfig, port: int) -> str:

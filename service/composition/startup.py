@@ -21,7 +21,7 @@ from telemetry.facts.reasons import StartStage
 from telemetry.facts.stages import Stages
 
 if TYPE_CHECKING:
-    from service.composition.serving import Say
+    from service.composition.logs import Say
 
 
 def run_service(config: ServeConfig, say: Say) -> int:

@@ -48,6 +48,8 @@ def build_exporter(
         )
     except OSError as error:
         raise ConfigError(f"the OTLP certificate or key cannot be read: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"an OTEL_EXPORTER_OTLP_* variable is wrong: {error}") from error
 
 
 def tracing_view(exporter: SpanExporterThread | None) -> TracingView:

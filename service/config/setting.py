@@ -41,6 +41,7 @@ class Group(StrEnum):
     HTTP = "HTTP"
     CONNECTIONS = "connections"
     ACCESS = "access"
+    LOGS = "logs"
     TRACING = "tracing"
     MACHINE = "machine"
     RECORDER = "flight recorder"

@@ -20,6 +20,7 @@ from service.config.model_ref import ModelKind, ModelRef, ModelSettings, Samplin
 from service.config.setting import ConfigError
 from service.config.telemetry_settings import (
     AutopilotConfig,
+    LogsConfig,
     MetricsConfig,
     PeaksConfig,
     RecorderConfig,
@@ -37,6 +38,7 @@ __all__ = [
     "GatewayConfig",
     "HttpConfig",
     "KeysSettings",
+    "LogsConfig",
     "MetricsConfig",
     "ModelKind",
     "ModelRef",
@@ -55,6 +57,7 @@ SECTIONS: tuple[type[msgspec.Struct], ...] = (
     GatewayConfig,
     KeysSettings,
     HttpConfig,
+    LogsConfig,
     TracingConfig,
     PeaksConfig,
     RecorderConfig,
@@ -69,6 +72,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     gateway: GatewayConfig
     tracing: TracingConfig
+    logs: LogsConfig = LogsConfig()
     peaks: PeaksConfig = PeaksConfig()
     recorder: RecorderConfig = RecorderConfig()
     metrics: MetricsConfig = MetricsConfig()
@@ -78,6 +82,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError if a value, or two together, cannot work whatever the model is."""
         self.engine.validate()
         self.gateway.validate()
+        self.logs.validate()
         self.tracing.validate()
         self.peaks.validate()
         self.recorder.validate()

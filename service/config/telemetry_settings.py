@@ -1,4 +1,4 @@
-"""Traces, the machine's peaks, the flight recorder, SLO and metrics, the autopilot."""
+"""Logs, traces, the machine's peaks, the flight recorder, SLO and metrics, the autopilot."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ import msgspec
 from service.config.setting import ConfigError, Group, Unit, check_fields, setting
 
 _LEAST_RECORD_BYTES = 1 << 20
+
+
+class LogsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the service logs on stderr."""
+
+    format: Annotated[
+        Literal["text", "json"],
+        setting(
+            "--log-format",
+            Group.LOGS,
+            "json writes one object a line, with trace and span id where a request is concerned",
+        ),
+    ] = "text"
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot be."""
+        check_fields(self)
 
 
 class TracingConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,6 +87,12 @@ def unix_seconds() -> int:
     return int(time.time())
 
 
+def iso_time(unix_s: float) -> str:
+    """A wall clock stamp for log readers, as in 2026-01-31T23:59:59.123456Z."""
+    whole_s, micros = divmod(round(unix_s * 1e6), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{micros:06d}Z"
+
+
 def process_start_ns() -> int:
     """The monotonic stamp of the start of this process, to 10 ms; the present if the system does
     not report it."""

@@ -15,19 +15,22 @@ from telemetry.facts.clock import WallAnchor, read_wall_anchor
 from telemetry.metrics.metric import LATENCY_BOUNDS_S
 from telemetry.requests.classes import ClassBook, WorkloadClass
 from telemetry.requests.phases import Measure, RequestTimeline
+from telemetry.traces.traceparent import request_span_id
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in LATENCY_BOUNDS_S)
 _BOUNDS = np.array(_BOUNDS_NS, np.int64)
 _ANCHOR_EVERY_NS = 10_000_000_000
 
 Kept = Callable[[RequestTimeline], bool]
+SpanRef = tuple[str, int]  # trace id and span id
 
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """A value and the trace in which it was measured, at `unix_ns`."""
+    """A value, measured at `unix_ns`, and the trace and root span of its request."""
 
     trace_id: str
+    span_id: int
     value_ns: int
     unix_ns: int
 
@@ -56,14 +59,16 @@ class ExemplarStore:
         """Add all values of an ended request, gaps between tokens included, if it is kept."""
         if not self._kept(timeline):
             return
-        trace_id, workload = timeline.accepted.trace_id, timeline.workload
+        accepted, workload = timeline.accepted, timeline.workload
+        span_id = request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns)
+        span = (accepted.trace_id, span_id)
         for measured in timeline.measures():
-            self.add(measured.measure, workload, trace_id, measured.value_ns, measured.at_ns)
+            self.add(measured.measure, workload, span, measured.value_ns, measured.at_ns)
         for sequence in timeline.sequences:
-            self._add_gaps(workload, trace_id, sequence.token_ns, timeline.ended.at_ns)
+            self._add_gaps(workload, span, sequence.token_ns, timeline.ended.at_ns)
 
     def add(
-        self, measure: Measure, workload: WorkloadClass, trace_id: str, value_ns: int, at_ns: int
+        self, measure: Measure, workload: WorkloadClass, span: SpanRef, value_ns: int, at_ns: int
     ) -> None:
         """Add a value that was measured at `at_ns` in a kept trace."""
         if abs(at_ns - self._anchor.monotonic_ns) > _ANCHOR_EVERY_NS:
@@ -71,7 +76,7 @@ class ExemplarStore:
         key = (measure, self._book.bounded(workload))
         buckets = self._buckets.setdefault(key, {})
         unix_ns = self._anchor.to_unix_ns(at_ns)
-        buckets[bisect_left(_BOUNDS_NS, value_ns)] = Exemplar(trace_id, value_ns, unix_ns)
+        buckets[bisect_left(_BOUNDS_NS, value_ns)] = Exemplar(*span, value_ns, unix_ns)
 
     def of(self, measure: Measure, includes: Callable[[WorkloadClass], bool]) -> list[Exemplar]:
         """The exemplars of a measure in the classes that `includes` accepts, oldest first."""
@@ -84,7 +89,7 @@ class ExemplarStore:
         return sorted(found, key=lambda exemplar: exemplar.unix_ns)
 
     def _add_gaps(
-        self, workload: WorkloadClass, trace_id: str, token_ns: tuple[int, ...], at_ns: int
+        self, workload: WorkloadClass, span: SpanRef, token_ns: tuple[int, ...], at_ns: int
     ) -> None:
         """Add the last gap between tokens in each bucket, with the time of the request's end: only
         then is its trace kept, and Prometheus takes no exemplar older than its last one."""
@@ -93,7 +98,7 @@ class ExemplarStore:
         gaps = np.diff(np.array(token_ns, np.int64))
         _, from_end = np.unique(np.searchsorted(_BOUNDS, gaps)[::-1], return_index=True)
         for place in len(gaps) - 1 - from_end:
-            self.add(Measure.ITL, workload, trace_id, int(gaps[place]), at_ns)
+            self.add(Measure.ITL, workload, span, int(gaps[place]), at_ns)
 
 
 def by_bucket(exemplars: Iterable[Exemplar], bounds_s: tuple[float, ...]) -> dict[int, Exemplar]:

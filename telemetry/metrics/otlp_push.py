@@ -11,19 +11,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceResponse,
-)
+from opentelemetry.sdk.resources import Resource
 
 from telemetry.facts.clock import Clock, read_wall_anchor
-from telemetry.metrics.families import Family, Labels, one_by_one
-from telemetry.metrics.otlp_metrics import Interval, export_request
-from telemetry.traces.otlp_wire import Sender
+from telemetry.metrics.families import Family, one_by_one
+from telemetry.metrics.otlp_metrics import Interval, metrics_data
+from telemetry.traces.otlp_exporters import Answer, Exporter, one_line
 
 log = logging.getLogger("phasescope.otlp")
 
-_TIMEOUT_S = 5.0
-_LAST_TIMEOUT_S = 1.0
 _JOIN_S = 1.5
 
 
@@ -44,16 +40,16 @@ class MetricPusher:
     def __init__(
         self,
         collect: Callable[[], Sequence[Family]],
-        sender: Sender,
+        exporter: Exporter,
         clock: Clock,
-        resource: Labels,
+        resource: Resource,
         target: str,
         interval_s: float,
     ) -> None:
         self.stats = PushStats()
         self.target = target
         self._collect = collect
-        self._sender = sender
+        self._exporter = exporter
         self._clock = clock
         self._resource = resource
         self._interval_s = interval_s
@@ -73,39 +69,36 @@ class MetricPusher:
             self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             log.warning("the last metrics were not exported: %s does not answer", self.target)
-        closer = threading.Thread(target=self._sender.close, daemon=True)
+        closer = threading.Thread(target=self._exporter.close, daemon=True)
         closer.start()  # may wait for an export that hangs
         closer.join(_JOIN_S / 3)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            self._export(_TIMEOUT_S)
-        self._export(_LAST_TIMEOUT_S)
+            self._export()
+        self._export()
 
-    def _export(self, timeout_s: float) -> None:
+    def _export(self) -> None:
         begin_ns = self._clock.now_ns()
         try:
             interval = Interval(
                 self._anchor.to_unix_ns(self._started_ns), read_wall_anchor().unix_ns
             )
             families = one_by_one(self._collect())
-            request = export_request(families, self._resource, interval).SerializeToString()
-            answer = self._sender.send(request, timeout_s)
-            response = ExportMetricsServiceResponse.FromString(answer.body)
+            answer = self._exporter.export(metrics_data(families, self._resource, interval))
         except Exception as error:
-            self._note_failure(f"{type(error).__name__}: {error}".partition("\n")[0])
+            self._note_failure(one_line(error))
         else:
             if answer.error is None:
-                self._note_success(response)
+                self._note_success(answer)
             else:
                 self._note_failure(answer.error)
         self.stats.busy_ns += self._clock.now_ns() - begin_ns
 
-    def _note_success(self, response: ExportMetricsServiceResponse) -> None:
+    def _note_success(self, answer: Answer) -> None:
         self.stats.exported += 1
-        self.stats.points_rejected += response.partial_success.rejected_data_points
-        if response.partial_success.error_message:
-            self.stats.last_error = response.partial_success.error_message
+        self.stats.points_rejected += answer.rejected
+        self.stats.last_error = answer.message or self.stats.last_error
         if not self._reachable:
             log.warning("metrics reach %s again", self.target)
         self._reachable = True

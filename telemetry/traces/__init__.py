@@ -7,6 +7,7 @@ Reads timelines; measures nothing. No span carries a prompt, an output or a toke
     limit_events                                  changes of limits as events of spans
     link_targets, traceparent                     links between traces, W3C Trace Context
     otlp, export_queue                            the exporter's thread, and what it has to deliver
-    otlp_delivery, otlp_wire, otlp_config         retries, one attempt, settings
+    otlp_delivery, otlp_config                    retries, settings
+    otlp_exporters, otlp_http, otlp_grpc          one attempt of the official exporter
     tracing_view                                  counters of all this
 """

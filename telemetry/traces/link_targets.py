@@ -7,7 +7,6 @@ requests have, so neither tree has to be built before the other.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from telemetry.facts.reasons import Phase
 from telemetry.requests.account import Part, Stall
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, RequestTimeline
+from telemetry.traces.traceparent import span_id_of
 
 MAX_CHUNKS = 256
 _STEPS_KEPT = 16_384  # some 10 MiB: a request with one chunk takes two, and some 1.2 KiB
@@ -24,7 +24,7 @@ _MASKING = (Phase.DECODE, Phase.PREFILL)  # where masks are made, the later firs
 
 def chunk_span_id(trace_id: str, seq_id: int, step_id: int) -> int:
     """The id of a prefill chunk's span."""
-    return _id_of(f"{trace_id}/{seq_id}/{step_id}")
+    return span_id_of(f"{trace_id}/{seq_id}/{step_id}")
 
 
 def phase_span_id(timeline: RequestTimeline, phase: PhaseSpan) -> int | None:
@@ -32,7 +32,7 @@ def phase_span_id(timeline: RequestTimeline, phase: PhaseSpan) -> int | None:
     if not timeline.sequences:
         return None
     first = timeline.sequences[0].seq_id
-    return _id_of(f"{timeline.accepted.trace_id}/{first}/{phase.name.value}")
+    return span_id_of(f"{timeline.accepted.trace_id}/{first}/{phase.name.value}")
 
 
 def chunks_in(timeline: RequestTimeline, phase: PhaseSpan) -> list[ChunkSpan]:
@@ -137,7 +137,3 @@ class LinkTargets:
 
 def _size(target: Target) -> int:
     return 1 + len(target.steps)
-
-
-def _id_of(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1

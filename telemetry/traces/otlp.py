@@ -28,8 +28,8 @@ from telemetry.traces.export_queue import (
     TraceQueue,
     TracesInFlight,
 )
-from telemetry.traces.otlp_delivery import Delivered, Delivery, Lost, RetryPolicy
-from telemetry.traces.otlp_wire import Answer, Sender
+from telemetry.traces.otlp_delivery import Delivery, Lost, RetryPolicy
+from telemetry.traces.otlp_exporters import Answer, Exporter
 from telemetry.traces.sampling import KeptTraces, NotSampledReason, Sampled, TailSampler
 from telemetry.traces.spans import SpanBuilder
 from telemetry.traces.stall_spans import Attributes
@@ -56,7 +56,7 @@ class SpanExporterThread:
 
     def __init__(
         self,
-        sender: Sender,
+        exporter: Exporter,
         builder: SpanBuilder,
         sampler: TailSampler,
         clock: Clock,
@@ -71,7 +71,7 @@ class SpanExporterThread:
         self.lane = Lane()
         self._builder, self._span_events = builder, span_events
         self._clock = clock
-        self._delivery = Delivery(sender, clock, target, retry or RetryPolicy(), self._note)
+        self._delivery = Delivery(exporter, clock, target, retry or RetryPolicy(), self._note)
         self._stats = ExportStats()
         self._changed = threading.Condition()  # guards all below and the stats
         self._deferred = DeferredTraces()
@@ -236,23 +236,12 @@ class SpanExporterThread:
     def _send(self, spans: Sequence[ReadableSpan]) -> None:
         """Deliver a chunk and count it. A chunk that was stopped stays in flight: `_abandon` counts
         it."""
-        from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
-        outcome: Delivered | Lost | None
-        try:
-            request = encode_spans(spans).SerializeToString()
-        except Exception as error:
-            log.exception("a chunk of spans could not be encoded")
-            outcome = Lost(
-                DropReason.BUILD_ERROR, f"encoding spans: {type(error).__name__}: {error}"
-            )
-        else:
-            outcome = self._delivery.deliver(request, len(spans))
+        outcome = self._delivery.deliver(spans)
         with self._changed:
             if self._abandoned or outcome is None:
                 return
             match outcome:
-                case Delivered():
+                case Answer():
                     self._delivered(len(spans), outcome)
                 case Lost():
                     for trace_id in {span.context.trace_id for span in spans if span.context}:
@@ -267,25 +256,28 @@ class SpanExporterThread:
         self.kept.discard(trace_id)
         self._builder.targets.lost(trace_id)
 
-    def _note(self, answer: Answer, size_bytes: int) -> None:
+    def _note(self, answer: Answer) -> None:
         """An attempt was made, by the exporter's thread."""
         with self._changed:
             stats = self._stats
             stats.attempts += 1
             stats.attempts_failed += answer.error is not None
-            stats.bytes_sent += size_bytes
+            stats.bytes_sent += answer.size_bytes
             stats.busy_ns = thread_cpu_ns()
             stats.last_error = answer.error or stats.last_error
         if answer.error is not None:
             self.lane.append(ExportFailed(at_ns=self._clock.now_ns(), error=answer.error))
 
-    def _delivered(self, spans: int, outcome: Delivered) -> None:
+    def _delivered(self, spans: int, answer: Answer) -> None:
         stats, now_ns = self._stats, self._clock.now_ns()
         stats.last_export_ns = now_ns
         oldest_ns = self._in_flight.oldest_end_ns()
         stats.last_lag_ns = None if oldest_ns is None else now_ns - oldest_ns
-        stats.spans_exported += spans - outcome.rejected_spans
-        self._drop(DropReason.REJECTED, outcome.rejected_spans, outcome.message)
+        rejected, message = min(answer.rejected, spans), answer.message
+        if rejected:
+            message = f"the receiver rejected {rejected} spans: {message}"
+        stats.spans_exported += spans - rejected
+        self._drop(DropReason.REJECTED, rejected, message)
 
     def _not_sampled(self, timeline: RequestTimeline, reason: NotSampledReason) -> None:
         self._builder.targets.not_exported(timeline)

@@ -1,9 +1,10 @@
-"""Settings of the OTLP export, from flags and the standard OTEL_* variables.
+"""Whether, where and by which protocol spans and metrics are exported: flags and OTEL_* variables.
 
 Flags win. The variables are OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER and OTEL_METRICS_EXPORTER
 (`none`), OTEL_METRIC_EXPORT_INTERVAL (ms), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, and with or
-without `_TRACES` or `_METRICS` after OTLP: OTEL_EXPORTER_OTLP_ENDPOINT, _PROTOCOL, _HEADERS,
-_TIMEOUT (s), _COMPRESSION, _INSECURE, _CERTIFICATE, _CLIENT_KEY, _CLIENT_CERTIFICATE.
+without `_TRACES` or `_METRICS` after OTLP: OTEL_EXPORTER_OTLP_ENDPOINT, _PROTOCOL, _INSECURE, and,
+read by the official exporters, _HEADERS, _TIMEOUT (s), _COMPRESSION, _CERTIFICATE, _CLIENT_KEY,
+_CLIENT_CERTIFICATE.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import socket
-from dataclasses import replace
-from typing import Literal
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.util.re import parse_env_headers
 
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_delivery import RetryPolicy
-from telemetry.traces.otlp_wire import WireSettings, open_sender
+from telemetry.traces.otlp_exporters import Exporter, Signal, WireSettings
 from telemetry.traces.sampling import TailSampler
 from telemetry.traces.spans import SpanBuilder
 from telemetry.traces.stall_spans import Attributes
 from telemetry.traces.traceparent import new_span_id
 
-Signal = Literal["traces", "metrics"]
+_FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
 _METRIC_INTERVAL_S = 10.0
 
 
@@ -71,15 +70,14 @@ def exporter_from_config(
     target = asked_target(endpoint)
     if target is None:
         return None
-    sender = open_sender(wire_settings(endpoint, protocol))
-    builder = SpanBuilder(service_resource(service_name), new_span_id, server)
+    retry = RetryPolicy()
     return SpanExporterThread(
-        sender,
-        builder,
+        Exporter(wire_settings(endpoint, protocol), retry.attempt_s),
+        SpanBuilder(service_resource(service_name), new_span_id, server),
         sampler or TailSampler(),
         clock,
         target,
-        retry_policy(),
+        retry,
         span_events=span_events,
     )
 
@@ -96,23 +94,18 @@ def asked_target(endpoint: str | None, signal: Signal = "traces") -> str | None:
 def wire_settings(
     endpoint: str | None, protocol: str | None, signal: Signal = "traces"
 ) -> WireSettings:
-    """How a signal is sent; `endpoint` and `protocol` are the flags."""
+    """Where and how a signal is sent; `endpoint` and `protocol` are the flags. Raises OSError for a
+    certificate that cannot be read: an exporter would go on without it."""
     target = endpoint or _env("ENDPOINT", signal)
     assert target is not None
-    passes_rate = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
-    is_http = passes_rate.startswith("http")
-    headers = parse_env_headers(_env("HEADERS", signal) or "", liberal=True)
-    return WireSettings(
-        endpoint=_http_url(endpoint, target, signal) if is_http else _authority(target),
-        is_http=is_http,
-        signal=signal,
-        headers=tuple(headers.items()),
-        compress=(_env("COMPRESSION", signal) or "none").lower() == "gzip",
-        insecure=_is_insecure(endpoint, target, signal),
-        certificate=_env("CERTIFICATE", signal),
-        client_key=_env("CLIENT_KEY", signal),
-        client_certificate=_env("CLIENT_CERTIFICATE", signal),
-    )
+    insecure = _is_insecure(endpoint, target, signal)
+    for path in () if insecure else filter(None, (_env(name, signal) for name in _FILES)):
+        Path(path).read_bytes()
+    asked = protocol or _env("PROTOCOL", signal) or _guess_protocol(target)
+    is_http = asked.startswith("http")
+    address = _http_url(endpoint, target, signal) if is_http else _authority(target)
+    compress = (_env("COMPRESSION", signal) or "none").lower() == "gzip"
+    return WireSettings(address, is_http, signal, insecure, compress)
 
 
 def metric_interval_s() -> float:
@@ -122,15 +115,6 @@ def metric_interval_s() -> float:
     except ValueError:
         return _METRIC_INTERVAL_S
     return stated_ms / 1000 if stated_ms > 0 else _METRIC_INTERVAL_S
-
-
-def retry_policy() -> RetryPolicy:
-    """OTEL_EXPORTER_OTLP_TIMEOUT limits one attempt; a value that is no number is ignored."""
-    policy = RetryPolicy()
-    try:
-        return replace(policy, attempt_s=float(_env("TIMEOUT", "traces") or policy.attempt_s))
-    except ValueError:
-        return policy
 
 
 def _version() -> str:

@@ -1,7 +1,8 @@
-"""Delivers one encoded chunk: tries until the receiver takes it, refuses it, or time is up.
+"""Delivers one chunk of spans: tries until the receiver takes it, refuses it, or time is up.
 
 Waits can be cut short from another thread: after `hurry` there is one more attempt, after `stop`
-none.
+none. That, a wait as long as the receiver asks for, and an outage of a minute are more than the
+retries inside the official exporter can do.
 """
 
 from __future__ import annotations
@@ -9,37 +10,30 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opentelemetry.sdk.trace import ReadableSpan
+
 from telemetry.facts.clock import Clock
-from telemetry.traces.otlp_wire import Answer, Sender
+from telemetry.traces.otlp_exporters import Answer, Exporter
 from telemetry.traces.tracing_view import DropReason
 
 log = logging.getLogger("phasescope.otlp")
 
-LAST_ATTEMPT_S = 1.2
-
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of a chunk. An attempt takes at most `attempt_s`. Waits begin at `first_s` and double
-    up to `longest_s`; a wait that the receiver asks for is at most `longest_asked_s`. A chunk is
-    given up when the next attempt would begin more than `give_up_s` after the first."""
+    """Retries of a chunk. An attempt of the exporter takes at most `attempt_s`; None: what
+    OTEL_EXPORTER_OTLP_TIMEOUT says, else ten seconds. Waits begin at `first_s` and double up to
+    `longest_s`; a wait that the receiver asks for is at most `longest_asked_s`. A chunk is given up
+    when the next attempt would begin more than `give_up_s` after the first."""
 
-    attempt_s: float = 5.0
+    attempt_s: float | None = None
     first_s: float = 0.5
     longest_s: float = 5.0
     longest_asked_s: float = 30.0
     give_up_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The receiver took the chunk but for `rejected_spans`; `message` is what it answered."""
-
-    rejected_spans: int
-    message: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +45,18 @@ class Lost:
 
 
 class Delivery:
-    """One sender with retries. `on_attempt(answer, size_bytes)` is called after every attempt."""
+    """One exporter with retries. `on_attempt` is called after every attempt."""
 
     def __init__(
         self,
-        sender: Sender,
+        exporter: Exporter,
         clock: Clock,
         target: str,
         retry: RetryPolicy,
-        on_attempt: Callable[[Answer, int], None],
+        on_attempt: Callable[[Answer], None],
     ) -> None:
-        self._sender = sender
+        self.close = exporter.close
+        self._exporter = exporter
         self._clock = clock
         self._target = target
         self._retry = retry
@@ -87,17 +82,19 @@ class Delivery:
         self._stop.set()
         self._hurry.set()
 
-    def close(self) -> None:
-        """Close the sender."""
-        self._sender.close()
-
-    def deliver(self, request: bytes, spans: int) -> Delivered | Lost | None:
-        """Deliver a chunk of `spans` spans; None when it was stopped before there was a result."""
+    def deliver(self, spans: Sequence[ReadableSpan]) -> Answer | Lost | None:
+        """Deliver a chunk; the answer that took it. None when it was stopped before there was a
+        result."""
         first_ns, wait_s = self._clock.now_ns(), self._retry.first_s
         while not self.stopped:
-            answer = self._attempt(request)
+            answer = self._attempt(spans)
             if answer.error is None:
-                return _delivered(answer.body, spans)
+                return answer
+            if self._stop.is_set():
+                break  # it may have failed because it was closed
+            if not answer.sent:
+                log.error("a chunk of spans could not be encoded: %s", answer.error)
+                return Lost(DropReason.BUILD_ERROR, f"encoding spans: {answer.error}")
             if not answer.retryable:
                 return Lost(DropReason.REJECTED, answer.error)
             if self.hurried:
@@ -110,11 +107,12 @@ class Delivery:
             wait_s = min(2 * wait_s, self._retry.longest_s)
         return None
 
-    def _attempt(self, request: bytes) -> Answer:
+    def _attempt(self, spans: Sequence[ReadableSpan]) -> Answer:
         """One attempt. Logs once when the receiver becomes unreachable and once when it is back."""
-        limit_s = LAST_ATTEMPT_S if self.hurried else self._retry.attempt_s
-        answer = self._sender.send(request, min(limit_s, self._retry.attempt_s))
-        self._on_attempt(answer, len(request))
+        answer = self._exporter.export(spans)
+        if not answer.sent:
+            return answer
+        self._on_attempt(answer)
         taken = answer.error is None
         if taken and not self._reachable:
             log.warning("spans reach %s again", self._target)
@@ -129,17 +127,3 @@ class Delivery:
         if answer.retry_after_s is not None:
             return min(answer.retry_after_s, self._retry.longest_asked_s)
         return wait_s * (0.8 + secrets.randbelow(401) / 1000)
-
-
-def _delivered(body: bytes, spans: int) -> Delivered:
-    """The result in the response. A body that cannot be read counts as accepted: the status was."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
-    try:
-        partial = ExportTraceServiceResponse.FromString(body).partial_success
-    except Exception:
-        return Delivered(0, None)
-    rejected = min(max(partial.rejected_spans, 0), spans)
-    if not rejected:
-        return Delivered(0, partial.error_message or None)
-    return Delivered(rejected, f"the receiver rejected {rejected} spans: {partial.error_message}")

@@ -42,6 +42,7 @@ from telemetry.traces.span_attributes import (
     token_gaps,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
+from telemetry.traces.traceparent import request_span_id
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
@@ -139,6 +140,7 @@ class _Tree:
             ],
             kind=SpanKind.SERVER,
             status=status,
+            span_id=request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns),
         )
 
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from dataclasses import dataclass
@@ -45,6 +46,17 @@ def new_trace_id() -> str:
 
 def new_span_id() -> str:
     return _random_hex(8)
+
+
+def span_id_of(name: str) -> int:
+    """The id of a span that is known by a name before it is built."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1
+
+
+def request_span_id(trace_id: str, request_id: str, accepted_ns: int) -> int:
+    """The id of a request's root span. Logs and exemplars name it while the span does not exist.
+    The stamp tells apart two requests to which a client gave the same ids."""
+    return span_id_of(f"{trace_id}/{request_id}/{accepted_ns}")
 
 
 def _random_hex(count_bytes: int) -> str:

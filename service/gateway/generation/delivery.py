@@ -116,7 +116,11 @@ class Delivery:
                     self._recorder.status = error.status
                     await send_error(self._send, error)
         except (TimeoutError, OSError, RuntimeError):
-            log.debug("request %s: the error could not be delivered", self._recorder.request_id)
+            log.debug(
+                "request %s: the error could not be delivered",
+                self._recorder.request_id,
+                extra=self._recorder.about(),
+            )
 
     def _error_event(self, error: ApiError) -> bytes:
         if not self._typed:

@@ -99,7 +99,7 @@ class GenerationHandler:
             if not self._delivery.streaming:
                 await self._report_interruption(reason)
         except Exception:
-            log.exception("request %s failed", self.request_id)
+            log.exception("request %s failed", self.request_id, extra=self._recorder.about())
             await self._delivery.send_error(internal())
         finally:
             self._on_blocked_write(False)

@@ -21,7 +21,12 @@ from telemetry.facts.records import (
     RequestTokenized,
     SequenceSubmitted,
 )
-from telemetry.traces.traceparent import new_trace_id, parse_traceparent, parse_tracestate
+from telemetry.traces.traceparent import (
+    new_trace_id,
+    parse_traceparent,
+    parse_tracestate,
+    request_span_id,
+)
 
 
 class RequestRecorder:
@@ -35,6 +40,7 @@ class RequestRecorder:
         self._read_ns = clock.now_ns()
         self.accepted_ns = self._read_ns if arrived_ns is None else min(arrived_ns, self._read_ns)
         self.status = 0
+        self._trace_id: str | None = None
         self.slo_class = ""
         self.output_valid: bool | None = None
         self._lane = lane
@@ -50,12 +56,13 @@ class RequestRecorder:
         parent = parse_traceparent(header(scope, b"traceparent"))
         state = parse_tracestate(header(scope, b"tracestate")) if parent else None
         self.slo_class = label(header(scope, b"x-slo-class"))
+        self._trace_id = parent.trace_id if parent else new_trace_id()
         self._lane.append(
             RequestAccepted(
                 request_id=self.request_id,
                 at_ns=self.accepted_ns,
                 read_ns=self._read_ns,
-                trace_id=parent.trace_id if parent else new_trace_id(),
+                trace_id=self._trace_id,
                 parent_span_id=parent.span_id if parent else None,
                 trace_sampled=parent.sampled if parent else None,
                 trace_state=state,
@@ -65,6 +72,14 @@ class RequestRecorder:
                 slo_class=self.slo_class,
             )
         )
+
+    def about(self) -> dict[str, str]:
+        """The request, its trace and its root span, for a log record's `extra`."""
+        found = {"request_id": self.request_id}
+        if self._trace_id is not None:
+            span_id = request_span_id(self._trace_id, self.request_id, self.accepted_ns)
+            found |= {"trace_id": self._trace_id, "span_id": f"{span_id:016x}"}
+        return found
 
     def parsed(self, request: GenerationRequest, model: str, at_ns: int, waited_ns: int) -> None:
         self._lane.append(

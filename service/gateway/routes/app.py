@@ -141,5 +141,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _crash(request: Request, error: Exception) -> Response:
-    log.error("request %s failed", request.scope["state"]["request_id"], exc_info=error)
+    request_id = request.scope["state"]["request_id"]
+    log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
     return error_response(internal())

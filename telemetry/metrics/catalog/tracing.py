@@ -53,7 +53,9 @@ EXPORT_FAILURES = Metric(
     "Number of requests that the span receiver did not take.",
 )
 EXPORT_BYTES = Metric(
-    "phasescope_span_export_bytes", Kind.COUNTER, "Bytes of encoded spans sent, before compression."
+    "phasescope_span_export_bytes",
+    Kind.COUNTER,
+    "Bytes of encoded spans sent; over HTTP after compression.",
 )
 EXPORT_SECONDS = Metric(
     "phasescope_span_export_cpu_seconds",

@@ -12,7 +12,7 @@ from telemetry.facts.clock import MonotonicClock, WallAnchor
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_config import service_resource, wire_settings
 from telemetry.traces.otlp_delivery import RetryPolicy
-from telemetry.traces.otlp_wire import open_sender
+from telemetry.traces.otlp_exporters import Exporter
 from telemetry.traces.sampling import TailSampler
 from telemetry.traces.spans import SpanBuilder
 from telemetry.traces.traceparent import new_span_id
@@ -39,7 +39,7 @@ def exporting(
 ) -> Iterator[SpanExporterThread]:
     """A running exporter; shut down at the end, which must come before a hang is over."""
     thread = SpanExporterThread(
-        open_sender(wire_settings(endpoint, WIRES[protocol])),
+        Exporter(wire_settings(endpoint, WIRES[protocol]), retry.attempt_s),
         builder or SpanBuilder(service_resource("svc"), new_span_id),
         sampler or TailSampler(),
         MonotonicClock(),

@@ -238,7 +238,7 @@ def test_a_trace_that_was_not_kept_is_not_an_exemplar() -> None:
 
 
 def exemplar(value_s: float, at_s: float) -> Exemplar:
-    return Exemplar(f"{value_s}@{at_s}", round(value_s * 1e9), round(at_s * 1e9))
+    return Exemplar(f"{value_s}@{at_s}", 1, round(value_s * 1e9), round(at_s * 1e9))
 
 
 def test_an_older_prometheus_is_given_the_slowest_exemplar_of_the_last_minute() -> None:

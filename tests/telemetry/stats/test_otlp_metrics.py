@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.resources import Resource
 
 from telemetry.facts.clock import MonotonicClock
 from telemetry.metrics.catalog import all_metrics
-from telemetry.metrics.otlp_metrics import Interval, export_request
+from telemetry.metrics.otlp_metrics import Interval, metrics_data
 from telemetry.metrics.otlp_push import MetricPusher, PushStats
 from telemetry.numbers.hdr import OTLP_SCALE
 from telemetry.requests.classes import workload_class
 from telemetry.requests.phases import Measure, Measured
-from telemetry.traces.otlp_config import asked_target, wire_settings
-from telemetry.traces.otlp_wire import open_sender
+from telemetry.traces.otlp_config import asked_target, service_resource, wire_settings
+from telemetry.traces.otlp_exporters import Exporter
 from tests.support.servers.otlp_receiver import Fault, OtlpReceiver
 from tests.support.worlds.facts import MS
 from tests.support.worlds.metrics_world import UNIX_NS, MetricsWorld, engine_started, one_request
@@ -36,10 +38,10 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[OtlpReceiver]:
 
 def pusher_to(endpoint: str, wire: str, interval_s: float = 0.05) -> MetricPusher:
     world = MetricsWorld().feed([engine_started(), *one_request([10, 400], trace_id=TRACE)])
-    sender = open_sender(wire_settings(endpoint, wire, "metrics"))
-    resource = {"service.name": "phasescope"}
+    exporter = Exporter(wire_settings(endpoint, wire, "metrics"))
+    resource = service_resource("phasescope")
     return MetricPusher(
-        world.metrics.families, sender, MonotonicClock(), resource, endpoint, interval_s
+        world.metrics.families, exporter, MonotonicClock(), resource, endpoint, interval_s
     )
 
 
@@ -77,6 +79,7 @@ def test_a_receiver_gets_every_kind_of_metric(receiver: OtlpReceiver) -> None:
     assert itl.sum == pytest.approx(0.41)
     assert itl.max == 0.4
     assert {e.trace_id.hex() for e in itl.exemplars} == {TRACE}
+    assert all(any(e.span_id) for e in itl.exemplars)
     (duration,) = found["gen_ai.server.request.duration"].exponential_histogram.data_points
     assert attributes(duration)["gen_ai.provider.name"] == "phasescope"
     assert found["gen_ai.server.request.duration"].unit == "s"
@@ -174,7 +177,8 @@ def test_exponential_buckets_hold_their_values(values: list[int]) -> None:
     world = MetricsWorld()
     for value in values:
         world.histograms.on_measured(Measured(Measure.E2E, value, 0, workload_class("", "", 4, 0)))
-    request = export_request(world.metrics.families(), {}, Interval(UNIX_NS, UNIX_NS + 1))
+    interval = Interval(UNIX_NS, UNIX_NS + 1)
+    request = encode_metrics(metrics_data(world.metrics.families(), Resource({}), interval))
     (metric,) = [
         metric
         for metric in request.resource_metrics[0].scope_metrics[0].metrics
