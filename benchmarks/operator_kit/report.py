@@ -53,6 +53,7 @@ class Opened:
     page_width: int
     screen_width: int
     headings: list[str] = field(default_factory=list)
+    axe: list[str] = field(default_factory=list)
 
     def check(self, cause: str) -> None:
         """Raises Failed."""
@@ -63,6 +64,8 @@ class Opened:
             raise Failed(f"the console has {self.console}")
         if self.requested:
             raise Failed(f"the page loads {self.requested}")
+        if self.axe:
+            raise Failed(f"axe-core finds {self.axe}")
         if self.page_width > self.screen_width:
             raise Failed(f"{self.page_width} px do not fit a {self.screen} of {self.screen_width}")
 
@@ -164,18 +167,20 @@ def open_report(report: Path, screenshots: Path | None) -> list[Opened]:
         browser = playwright.chromium.launch(
             executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
         )
-        for screen, (width, height) in SCREENS.items():
+        for screen, size in SCREENS.items():
             for scheme in SCHEMES:
-                context = browser.new_context(
-                    offline=True,
-                    java_script_enabled=False,
-                    color_scheme=scheme,
-                    viewport={"width": width, "height": height},
-                )
-                opened.append(_open(context, report, screen, scheme, width, screenshots))
+                context = browser.new_context(java_script_enabled=False, **_options(scheme, size))
+                one = _open(context, report, screen, scheme, size[0], screenshots)
                 context.close()
+                one.axe = _axe(browser, report, _options(scheme, size))
+                opened.append(one)
         browser.close()
     return opened
+
+
+def _options(scheme: str, size: tuple[int, int]) -> dict[str, Any]:
+    viewport = {"width": size[0], "height": size[1]}
+    return {"offline": True, "color_scheme": scheme, "viewport": viewport}
 
 
 def _open(
@@ -188,7 +193,6 @@ def _open(
     page.on("pageerror", lambda error: console.append(str(error)))
     page.on("request", lambda request: requested.append(request.url))
     page.goto(report.resolve().as_uri())
-    box = page.locator("main").bounding_box()
     if screenshots is not None:
         screenshots.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=screenshots / f"report-{screen}-{scheme}.png")
@@ -200,10 +204,27 @@ def _open(
         heading=page.locator("h1").inner_text(),
         requested=[url for url in requested if url != report.resolve().as_uri()],
         console=console,
-        page_width=round(box["width"]),
+        page_width=page.evaluate("document.documentElement.scrollWidth"),
         screen_width=width,
         headings=[text.strip() for text in page.locator("main > h2").all_inner_texts()],
     )
+
+
+def _axe(browser: Any, report: Path, options: dict[str, Any]) -> list[str]:
+    """What axe-core finds that is serious or worse; it is a script, so here these are allowed."""
+    axe = need("axe_playwright_python.sync_playwright", "dev")
+    context = browser.new_context(bypass_csp=True, **options)
+    page = context.new_page()
+    page.goto(report.resolve().as_uri())
+    for summary in page.locator("summary").all():
+        summary.click()
+    found = axe.Axe().run(page).response["violations"]
+    context.close()
+    return [
+        f"{one['id']}: {one['help']} ({one['nodes'][0]['target']})"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 if __name__ == "__main__":

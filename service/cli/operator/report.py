@@ -88,13 +88,20 @@ def _read(args: argparse.Namespace) -> tuple[Incident, Help]:
 
     baseline = None if args.baseline is None else read_baseline(args.baseline)
     policy, progress = policy_from(args), Ticker(MonotonicClock())
-    source = args.source if is_url(args.source) else Path(args.source).name
+    source = _without_login(args.source) if is_url(args.source) else Path(args.source).name
     with journal_of(args.source, args.debug_key) as journal:
         incident = incident_of(journal, source, policy, baseline, progress)
         helped = Help(why_not="Not asked for (--no-replay).")
         if not args.no_replay:
             helped = help_of(journal, incident, policy, baseline, progress)
     return incident, helped
+
+
+def _without_login(url: str) -> str:
+    """A report is sent to others."""
+    scheme, _, rest = url.rstrip("/").partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _about() -> About:
