@@ -59,19 +59,14 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """The JSON schema of its arguments, without references."""
         schema = msgspec.json.schema(self.kind)
-        names = schema.get("$defs", {})
-        found = names.pop(self.kind.__name__)
+        definitions = schema.get("$defs", {})
+        found: dict[str, Any] = definitions.pop(self.kind.__name__)
         for field in found.get("properties", {}).values():
-            reference = field.pop("$ref", None) or _inner_reference(field)
-            if reference is not None:
-                field |= {k: v for k, v in names[reference].items() if k not in field}
-        return {"additionalProperties": False, **found}
-
-
-def _inner_reference(field: dict[str, Any]) -> str | None:
-    inner = field.pop("allOf", None) or [{}]
-    reference = inner[0].get("$ref")
-    return None if reference is None else str(reference)
+            reference = field.pop("$ref", "")
+            if reference:
+                meant = definitions[reference.rpartition("/")[2]]
+                field |= {key: value for key, value in meant.items() if key not in field}
+        return found
 
 
 class Tools:
