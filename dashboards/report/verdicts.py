@@ -82,4 +82,5 @@ def harm_ms(said: Diagnosis) -> float:
 
 
 def _named(said: Diagnosis) -> tuple[str, ...]:
-    return (said.verdict, *(finding.symptom.value for finding in said.findings))
+    """Whatever comes first: an order that changes is no new verdict."""
+    return (said.verdict, *sorted(finding.symptom.value for finding in said.findings))
