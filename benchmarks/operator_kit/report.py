@@ -116,8 +116,8 @@ def show(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     return {
         "drill": args.drill,
         "seed": args.seed,
-        "folder": folder.name.split("-", 2)[-1],
-        "folders": sorted(path.name.split("-", 2)[-1] for path in incidents.iterdir()),
+        "folder": folder.name.split("-", 3)[-1],
+        "folders": sorted(path.name.split("-", 3)[-1] for path in incidents.iterdir()),
         "bytes": sizes,
         "facts": facts,
         "fault_s": [result.on_s, result.off_s],

@@ -33,12 +33,12 @@ _MISSED: dict[Verdict, str] = {
 def chosen(
     findings: Sequence[Finding], lines: Mapping[str, RequestLine], begin_ns: int, end_ns: int
 ) -> dict[str, str]:
-    """The ids of the requests to show, with the reason: victims that the verdict names, then those
-    that missed their SLO, then the slowest; each time those with the longest delay first."""
+    """The ids of the requests to show, with the reason: victims of the first cause, in its order,
+    then those that missed their SLO, then the slowest; those with the longest delay first."""
     during = [
         line for line in lines.values() if line.accepted_ns < end_ns and line.ended_ns > begin_ns
     ]
-    victims = [name for finding in findings for name in finding.victims if name in lines]
+    victims = [name for finding in findings[:1] for name in finding.victims if name in lines]
     found: dict[str, str] = {}
     _add(found, victims, lambda name: _NAMED_VICTIM)
     worst = sorted(during, key=_lateness_ns, reverse=True)

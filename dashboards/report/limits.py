@@ -68,5 +68,5 @@ class EngineFold:
         return found
 
     def _started_at(self, at_ns: int) -> EngineStarted | None:
-        before = [one for one in self._starts if one.at_ns <= at_ns]
-        return (before or self._starts or [None])[-1]
+        found = [one for one in self._starts if one.at_ns <= at_ns] or self._starts
+        return found[-1] if found else None

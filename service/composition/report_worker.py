@@ -73,6 +73,7 @@ class ReportWorker:
         self._held: set[str] = set()
         self._healthy_since_ns: int | None = None
         self._not_before_ns: int | None = None
+        self._numbers = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="phasescope-reports", daemon=True)
 
@@ -130,7 +131,8 @@ class ReportWorker:
         """Raises OSError."""
         self._not_before_ns = self._clock.now_ns() + self._interval_ns
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = f"{utc_stamp()}-{os.getpid()}-{found.name}"
+        self._numbers += 1
+        name = f"{utc_stamp()}-{os.getpid()}-{self._numbers:04d}-{found.name}"
         partial = self._folder / f"{name}{_PARTIAL}"
         partial.mkdir(mode=0o700)
         try:

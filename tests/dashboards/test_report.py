@@ -89,9 +89,9 @@ def test_its_times_are_those_of_the_fault(incident: Incident) -> None:
     truth = interference()
     assert truth.onset_ns is not None
 
-    assert abs(incident.begin_ns - truth.onset_ns) < 3 * SECOND
+    assert abs(incident.begin_ns - truth.onset_ns) < 5 * SECOND
     assert incident.ends_s is None
-    assert incident.duration_s == pytest.approx(INTO_S, abs=3)
+    assert incident.duration_s == pytest.approx(INTO_S, abs=5)
     assert [one.end_s for one in incident.spells[:-1]] == [
         one.begin_s for one in incident.spells[1:]
     ]
