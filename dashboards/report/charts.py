@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from dashboards.report.incident import Incident, LoadPoint
+from dashboards.report.incident import Incident, LoadPoint, Spell
 
 WIDTH, LEFT, RIGHT = 960.0, 56.0, 10.0
 _STRIP_TOP, _STRIP_HEIGHT = 6.0, 16.0
@@ -91,14 +91,24 @@ def picture(incident: Incident) -> Picture | None:
         band_width=round(band[1] - band[0], 1),
         strip=tuple(
             Rect(
-                one.verdict, x(one.begin_s), _STRIP_TOP,
-                round(x(one.end_s) - x(one.begin_s), 1), _STRIP_HEIGHT,
+                one.verdict, first, _STRIP_TOP, round(last - first, 1), _STRIP_HEIGHT,
             )
-            for one in incident.spells
+            for one, first, last in _whole(incident.spells, x, begin_s, end_s)
         ),
         panels=panels,
         ticks=tuple(Tick(x(at_s), _offset(at_s)) for at_s in _ticks(begin_s, end_s)),
     )  # fmt: skip
+
+
+def _whole(
+    spells: Sequence[Spell], x: Callable[[float], float], begin_s: float, end_s: float
+) -> Iterator[tuple[Spell, float, float]]:
+    """Each with its edges; the first and the last reach to the edges of the picture, which are
+    those of whole seconds."""
+    for place, one in enumerate(spells):
+        first = begin_s if place == 0 else one.begin_s
+        last = end_s if place == len(spells) - 1 else one.end_s
+        yield one, x(first), x(last)
 
 
 def _panels(
@@ -139,9 +149,9 @@ def _requests(
             if height:
                 rects.append(Rect(kind, left, round(base - height, 1), width, height))
                 base -= height
-    unit = "a second" if step_s == 1 else f"in {step_s:.0f} s"
+    unit = "second" if step_s == 1 else f"{step_s:.0f} s"
     return Panel(
-        title=f"Requests that ended {unit}",
+        title=f"Requests that ended in each {unit}",
         top=top,
         height=_PANEL_HEIGHT,
         top_label=str(most),

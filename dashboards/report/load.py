@@ -54,7 +54,7 @@ class LoadFold:
         self, lines: Iterable[RequestLine], begin_ns: int, end_ns: int, zero_ns: int
     ) -> tuple[tuple[LoadPoint, ...], float]:
         """[begin, end) in at most 180 intervals, and their length in seconds. Requests count where
-        they ended; those in flight count as missed where they are beyond a target, at the end."""
+        they ended."""
         first, last = begin_ns // SECOND_NS, max(begin_ns, end_ns - 1) // SECOND_NS
         width = -(-(last - first + 1) // _POINTS)
         good, missed = _ended(lines)
@@ -87,8 +87,6 @@ def _ended(lines: Iterable[RequestLine]) -> tuple[Counter[int], Counter[int]]:
     good: Counter[int] = Counter()
     missed: Counter[int] = Counter()
     for line in lines:
-        if line.is_hit:
-            missed[line.ended_ns // SECOND_NS] += 1
-        elif not line.is_live:
-            good[line.ended_ns // SECOND_NS] += 1
+        if not line.is_live:
+            (missed if line.is_hit else good)[line.ended_ns // SECOND_NS] += 1
     return good, missed

@@ -8,7 +8,7 @@ from heapq import heappush, heappushpop
 from typing import Any
 
 from dashboards.report.incident import Tone
-from dashboards.report.verdicts import Said
+from dashboards.report.verdicts import HEALTHY, Said
 from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import (
     CacheFlushed,
@@ -106,18 +106,26 @@ class MomentsFold:
 
 
 def of_verdicts(said: Sequence[Said]) -> list[Happened]:
-    """A moment for each verdict."""
+    """A moment for each verdict, and for each cause that joins it. One that comes and goes within
+    an incident is told once."""
     found: list[Happened] = []
+    verdict, known = "", set[str]()
     for one in said:
         diagnosis = one.diagnosis
-        names = ", ".join(finding.symptom.value for finding in diagnosis.findings)
-        if diagnosis.verdict == "healthy":
-            found.append(Happened(one.at_ns, Tone.GOOD, "Verdict: healthy"))
-        elif diagnosis.verdict == "fault":
-            found.append(Happened(one.at_ns, Tone.BAD, f"Verdict: {names}"))
-        else:
-            why = diagnosis.why or names
-            found.append(Happened(one.at_ns, Tone.BAD, f"Verdict: indeterminate, {why}"))
+        names = [finding.symptom.value for finding in diagnosis.findings]
+        new = [name for name in names if name not in known]
+        if diagnosis.verdict == HEALTHY:
+            if verdict != HEALTHY:
+                found.append(Happened(one.at_ns, Tone.GOOD, "Verdict: healthy"))
+            known.clear()
+        elif diagnosis.verdict != verdict:
+            told = ", ".join(names) if diagnosis.verdict == "fault" else diagnosis.why
+            told = told if diagnosis.verdict == "fault" else f"indeterminate, {told}"
+            found.append(Happened(one.at_ns, Tone.BAD, f"Verdict: {told}"))
+        elif new:
+            found.append(Happened(one.at_ns, Tone.BAD, f"Also found: {', '.join(new)}"))
+        verdict = diagnosis.verdict
+        known.update(names)
     return found
 
 

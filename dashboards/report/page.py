@@ -5,6 +5,7 @@ All values are escaped: tenants, classes and reasons are words of clients and op
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +16,14 @@ from dashboards.report.charts import picture
 from dashboards.report.incident import Help, Incident
 from dashboards.report.moments import shown
 from dashboards.report.runbook import Sections, runbook
-from diagnosis.symptoms import Symptom
+from diagnosis.evidence import Counted, Late, Measurement, Promised
+from diagnosis.symptoms import Evidence, Symptom
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STEPS_SHOWN = ("Mitigate now", "Confirm", "Fix", "Is it over?")
 _SECOND_MS, _MINUTE_MS = 1_000.0, 60_000.0
+_ACRONYMS = ("cpu", "kv", "slo")
+_LONG_MS = re.compile(r"\b(\d{1,3}(?:,\d{3})+|\d{4,}(?:\.\d+)?) ms\b")
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +68,19 @@ def commands(source: str) -> tuple[tuple[str, str], ...]:
 
 def title_of(symptom: Symptom) -> str:
     """A symptom as a heading."""
-    return symptom.value.replace("_", " ").capitalize()
+    words = symptom.value.split("_")
+    found = [word.upper() if word in _ACRONYMS else word for word in words]
+    return " ".join([found[0][:1].upper() + found[0][1:], *found[1:]])
+
+
+def meaning_of(evidence: Evidence) -> str:
+    """What a quantity of a finding is; empty for one of an older version."""
+    for kind in (Measurement, Counted, Late, Promised):
+        try:
+            return kind.named(evidence.name).meaning
+        except KeyError:
+            continue
+    return ""
 
 
 def _sections(incident: Incident) -> Sections:
@@ -92,7 +108,7 @@ def _environment() -> Environment:
     )
     found.filters.update(
         duration=_duration, offset=_offset, percent=_percent, number=_number, title_of=title_of,
-        limit=shown, permille=_permille,
+        limit=shown, permille=_permille, readable=_readable, brief=_brief, meaning=meaning_of,
     )  # fmt: skip
     return found
 
@@ -108,6 +124,16 @@ def _duration(value_ms: float | None) -> str:
         return f"{value_ms / 1e3:.2f} s"
     digits = 0 if value_ms >= 100 else 1 if value_ms >= 10 else 2
     return f"{value_ms:.{digits}f} ms"
+
+
+def _readable(text: str) -> str:
+    """The same words, with long times in larger units."""
+    return _LONG_MS.sub(lambda found: _duration(float(found[1].replace(",", ""))), text)
+
+
+def _brief(claim: str) -> str:
+    """A claim up to its details."""
+    return re.split(r"[,:] ", claim, maxsplit=1)[0]
 
 
 def _offset(at_s: float) -> str:
