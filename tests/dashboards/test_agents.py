@@ -75,7 +75,7 @@ def test_an_agent_lists_the_tools_and_asks_a_real_server(server: Server) -> None
     assert {f"`{tool.name}`" for tool in listed} == {
         line.split("|")[1].strip()
         for line in PAGE.read_text().splitlines()
-        if line.startswith("| `") and "answers" not in line and not _is_kind(line)
+        if line.startswith("| `") and not _is_kind(line)
     }
     assert answers["health"]["ready"] is True
     assert answers["diagnosis"]["verdict"] in ("healthy", "fault", "indeterminate")
@@ -190,9 +190,7 @@ def test_the_key_comes_from_the_environment(fake: Fake) -> None:
     async def ask(session: ClientSession) -> Any:
         return await session.call_tool("diagnosis", {})
 
-    assert not with_agent(fake.url, ask, {"PHASESCOPE_DEBUG_KEY": KEY}).is_error
-    refused = with_agent(fake.url, ask, {"PHASESCOPE_DEBUG_KEY": ""})
-    assert answer_of(refused)["error"]["kind"] == "unauthorized"
+    assert answer_of(with_agent(fake.url, ask, {"PHASESCOPE_DEBUG_KEY": KEY})) == {}
 
 
 def test_a_server_that_is_not_there_is_unreachable() -> None:
