@@ -16,10 +16,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diagnosis.detection.tail_thresholds import INCIDENT_NS
+from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, NiceChild
 from service.composition.root_failures import RootFailure, RootFailures, reason_of
@@ -31,8 +32,11 @@ log = logging.getLogger("phasescope.reports")
 
 REPORT, STACKS, DUMP = "report.html", "stacks.txt", "incident.journal"
 SETTLE_NS = 3_000_000_000
+PATIENT_NS = 15_000_000_000  # where no cause is found yet: it often follows
 _POLL_S = 0.5
 _PARTIAL = ".partial"
+_INDETERMINATE = "indeterminate"
+_UNEXPLAINED = (_INDETERMINATE, Symptom.SLO_MISSED.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,11 @@ class _Found:
     name: str
     at_ns: int
     stacks: str
+
+    @property
+    def due_ns(self) -> int:
+        """When its folder is written, if it has not ended before."""
+        return self.at_ns + (PATIENT_NS if self.name in _UNEXPLAINED else SETTLE_NS)
 
 
 class ReportWorker:
@@ -112,13 +121,22 @@ class ReportWorker:
                 self._held.clear()
         else:
             self._healthy_since_ns = None
-            if self._found is None and name not in self._told:
-                self._find(name, now_ns)
+            self._named(name, now_ns)
         found = self._found
-        if found is not None and (name is None or now_ns - found.at_ns >= SETTLE_NS):
+        if found is not None and (name is None or now_ns >= found.due_ns):
             self._found = None
             self._told.add(found.name)
             self._write(found)
+
+    def _named(self, name: str, now_ns: int) -> None:
+        """What the diagnosis says first now. A cause takes the place of a verdict without one."""
+        found = self._found
+        if name in self._told or (found is not None and found.name not in _UNEXPLAINED):
+            return
+        if found is None:
+            self._find(name, now_ns)
+        elif name != found.name:
+            self._found = replace(found, name=name, at_ns=now_ns)
 
     def _find(self, name: str, now_ns: int) -> None:
         if self._not_before_ns is not None and now_ns < self._not_before_ns:
@@ -180,7 +198,7 @@ def _name_of(said: Diagnosis) -> str | None:
     """The first cause, or that there is none to be named; None while nothing is wrong."""
     if said.verdict == "healthy":
         return None
-    return said.findings[0].symptom.value if said.findings else said.verdict
+    return said.findings[0].symptom.value if said.findings else _INDETERMINATE
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -94,6 +94,23 @@ def test_a_cause_that_is_over_at_once_has_a_folder_too(tmp_path: Path) -> None:
     assert world.names() == ["host_stall"]
 
 
+def test_a_cause_that_follows_a_broken_promise_gives_the_folder_its_name(tmp_path: Path) -> None:
+    """A promise that is broken says what it costs, and not why: its folder waits longer."""
+    world, missed = World(tmp_path), fault(Symptom.SLO_MISSED)
+    world.incident(missed)
+    assert world.names() == []
+    world.look(STALL)
+    world.look(missed)
+    assert world.names() == ["host_stall"]
+    world.look(HEALTHY)
+    world.look(HEALTHY, 40 * SECOND)
+    world.clock.advance(MINUTE_NS)
+    for _ in range(6):
+        world.look(missed)
+
+    assert world.names() == ["host_stall", "slo_missed"]
+
+
 def test_a_lasting_fault_has_one_folder_and_a_new_incident_another(tmp_path: Path) -> None:
     world = World(tmp_path)
     for _ in range(60):
