@@ -150,10 +150,11 @@ def _folder_of(incidents: Path, cause: str) -> Path:
 
 
 def _check_stacks(text: str) -> None:
-    """Both processes, twice. Raises Failed."""
-    for process, function in (("gateway", "phasescope-reports"), ("engine", "loop.py")):
-        if text.count(f"\n{process}\n") != 2 or function not in text:
-            raise Failed(f"the stacks lack the {process}")
+    """Of both processes, twice, and of several threads each. Raises Failed."""
+    for process in ("gateway", "engine"):
+        parts = text.split(f"\n{process}\n")[1:]
+        if len(parts) != 2 or any(part.count("hread ") < 2 for part in parts):
+            raise Failed(f"the stacks lack threads of the {process}")
 
 
 def open_report(report: Path, screenshots: Path | None) -> list[Opened]:
