@@ -140,7 +140,7 @@ def test_the_command_says_what_it_wrote(
 ) -> None:
     assert main(["export", str(journal.path), "--out", str(tmp_path / "tables")]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"\d+ requests, \d+ steps, \d+ ledger", said)
+    assert re.search(r"requests \d+ rows, steps \d+ rows, ledger \d+ rows", said)
     assert "in flight" in said
 
     assert main(["export", str(tmp_path / "nothing"), "--out", str(tmp_path)]) == 1

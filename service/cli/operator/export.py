@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if note is not None:
         print(f"phasescope: {note}", file=sys.stderr)
-    rows = ", ".join(f"{count} {name}" for name, count in done.rows.items())
+    rows = ", ".join(f"{name} {count} rows" for name, count in done.rows.items())
     live = f"; {done.in_flight} requests were in flight and are left out" if done.in_flight else ""
     print(f"{args.out}: {rows}{live}")
     return 0
