@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnosis.detection.tail_thresholds import INCIDENT_NS
+from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from telemetry.facts.records import Fact, fact_ns
 
@@ -26,7 +27,7 @@ class Said:
 @dataclass(slots=True)
 class Spread:
     """One incident: from its onset to the verdict that ended it, None while it lasts. `worst` is
-    the diagnosis at which requests had lost most time."""
+    the diagnosis at which requests had lost most time to a cause."""
 
     found_ns: int
     onset_ns: int
@@ -65,7 +66,7 @@ class VerdictWatch:
             return
         last.end_ns = None
         last.onset_ns = min(last.onset_ns, onset_ns)
-        if harm_ms(now) >= harm_ms(last.worst):
+        if _weight(now) >= _weight(last.worst):
             last.worst = now
 
 
@@ -76,9 +77,13 @@ def onset_of(said: Diagnosis) -> int | None:
     return min((f.onset_ns for f in said.findings if f.onset_ns is not None), default=None)
 
 
-def harm_ms(said: Diagnosis) -> float:
-    """Requests' time that was lost to the first cause; a verdict without one is the least."""
-    return said.findings[0].harm_ms if said.findings else -1.0
+def _weight(said: Diagnosis) -> tuple[bool, float]:
+    """Whether there is a cause, and requests' time that was lost to it. A broken promise is none:
+    it says what a cause costs."""
+    if not said.findings:
+        return False, -1.0
+    top = said.findings[0]
+    return top.symptom is not Symptom.SLO_MISSED, top.harm_ms
 
 
 def _named(said: Diagnosis) -> tuple[str, ...]:
