@@ -13,11 +13,17 @@ from dashboards.report.build import IncidentFold, incident_of
 from dashboards.report.incident import Help, Incident
 from dashboards.report.page import About, report_page
 from dashboards.report.runbook import Block, Kind, Piece, blocks, runbook
+from diagnosis.root_cause.counterfactual import Explanation
+from diagnosis.root_cause.counterfactual import Gain as ReplayGain
+from diagnosis.root_cause.interventions import Cause
+from diagnosis.root_cause.root import RelativeWindow, RootCause
+from diagnosis.settings_search.answer import ClassForecast, Setting, SettingsAnswer, Trial
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.runbook import HEADINGS
 from service.cli.main import main
+from service.cli.operator.report_help import help_from
 from telemetry.facts.reasons import EndReason
-from telemetry.facts.records import RequestAccepted, fact_ns
+from telemetry.facts.records import fact_ns
 from telemetry.requests.slo_policy import DEFAULT_POLICY
 from tests.support.worlds.facts import accepted, request_ended
 from tests.support.worlds.incidents import INTO_S, interference, journal_of_facts, lasting
@@ -249,18 +255,39 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "nothing" in capsys.readouterr().err
 
 
-def test_the_command_says_what_would_have_helped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = twin("host_stall", "collections")
-    assert one.onset_ns is not None
-    facts = [fact for fact in one.facts if fact_ns(fact) < one.onset_ns + INTO_S * SECOND]
-    assert any(isinstance(fact, RequestAccepted) for fact in facts)
-    journal = journal_of_facts(tmp_path, facts)
-    file = tmp_path / "out.html"
+def test_what_would_have_helped_is_told_with_the_gain_that_it_promises(incident: Incident) -> None:
+    """The best setting that can be set now comes first, then each cause that was taken away."""
+    gain = ReplayGain(
+        cause=Cause.PROMPTS, symptom="ttft_p95", gain=0.75, share=0.9, spared_ms=9000.0
+    )
+    setting = Setting(name="max_batched_tokens", value=128, was=2048, runtime=True)
+    now, then = _class(0.8), _class(0.98)
+    answer = SettingsAnswer(
+        window_s=20.0, present=Trial(settings=(), classes={"chat": now}), recorded={"chat": now},
+        noise={"chat": 0.01}, best_runtime=Trial(settings=(setting,), classes={"chat": then}),
+        best=None, capacity=None, impossible={}, tried=3, cpu_s=1.0,
+    )  # fmt: skip
+    root = RootCause(
+        window=RelativeWindow(20, 0), reference=RelativeWindow(60, 20), remedies={}, promises={},
+        explanation=Explanation(
+            requests=60, moved={"ttft_p95": (100.0, 400.0)}, gains=(gain,), tried=(Cause.PROMPTS,)
+        ),
+        settings=answer,
+    )  # fmt: skip
+    helped = help_from(root, {"prefill_interference": "route long prompts elsewhere: 75 % less"})
+    text = report_page(incident, helped, ABOUT)
 
-    assert main(["report", str(journal.path), "-o", str(file)]) == 0
-    text = file.read_text()
-    assert "Would have helped:" in text
-    assert "Without stalls" in text
-    assert re.search(r"\d+ ms -&gt; \d+ ms", text)
+    assert [one.is_runtime for one in helped.gains] == [True, None, None]
+    assert helped.gains[0].action == "Set max_batched_tokens 2048 -> 128"
+    assert helped.gains[0].promise == "chat 80 % -> 98 % good"
+    assert helped.gains[2].promise.startswith("ttft_p95 400 ms -> 100 ms (75 % less")
+    assert {one.label for one in helped.forecasts} >= {"measured", "best that can be set now"}
+    assert "Would have helped:" in text[: text.index('<nav aria-label="Sections">')]
+    Page(text)
+
+
+def _class(good_share: float) -> ClassForecast:
+    return ClassForecast(
+        requests=50, good_share=good_share, ttft_p95_ms=300.0, itl_p99_ms=None,
+        output_tokens_per_s=90.0, late_first_tokens=3, slow_tokens=0, objective=0.95,
+    )  # fmt: skip

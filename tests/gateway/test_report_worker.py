@@ -172,7 +172,7 @@ def test_the_oldest_folders_go_and_what_a_killed_server_left(tmp_path: Path) -> 
 def test_a_report_that_cannot_be_made_is_counted_and_the_rest_is_kept(
     tmp_path: Path, program: str, reasons: dict[str, int], report: str | None
 ) -> None:
-    world = World(tmp_path, program, limit_s=2)
+    world = World(tmp_path, program, limit_s=1)
     world.incident(OVERLOAD)
     (folder,) = world.folder.iterdir()
     counted = {labels["reason"]: n for labels, n in world.worker.families()[2][1] if n}

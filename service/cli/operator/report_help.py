@@ -16,13 +16,16 @@ from diagnosis.root_cause.root import (
 from diagnosis.root_cause.thresholds import LEAST_REFERENCE_S, REPLAYED_REFERENCE_NS
 from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Trial
 from diagnosis.settings_search.words import sentences
+from diagnosis.spans import Span
 from diagnosis.verdicts.classifier import Diagnosis
 from diagnosis.verdicts.offline import policy_for
-from lab.replay.recorded import NotReplayable
+from lab.replay.recorded import NotReplayable, read_runs
+from telemetry.facts.records import fact_ns
 from telemetry.journal.journal_reader import Journal
 from telemetry.requests.slo_policy import SloPolicy
 
 _LEAST_WINDOW_S = 1.0
+_MARGIN_NS = 1_000  # seconds before the end are not exact to the nanosecond
 
 
 def help_of(
@@ -38,7 +41,7 @@ def help_of(
     try:
         if incident.ends_s is None:
             found = root_cause(journal, None, None, baseline, progress, policy_for(journal, policy))
-            return _help(found, found.promises)
+            return help_from(found, found.promises)
         return _help_of_past(journal, incident, baseline, progress)
     except NotReplayable as error:
         return Help(why_not=f"It could not be replayed: {error}.")
@@ -53,20 +56,24 @@ def _help_of_past(
     """Of an incident that was over before the record ended: its own time against that before it.
     Settings are searched for the last seconds of a record only, so they are not here. Raises
     NotReplayable."""
-    last_ns = incident.last_ns
-    begin_ns = max(incident.first_ns, incident.begin_ns - REPLAYED_REFERENCE_NS)
-    window = RelativeWindow((last_ns - incident.begin_ns) / 1e9, (last_ns - incident.end_ns) / 1e9)
-    reference = RelativeWindow((last_ns - begin_ns) / 1e9, window.from_s)
+    progress("reading the journal")
+    run = read_runs(journal.facts())[-1]
+    stamps = [fact_ns(fact) for fact in (*run.facts, *run.others)]
+    last_ns = max(stamps, default=run.started.at_ns)
+    known_ns = max(run.started.at_ns, journal.header.cut_ns or 0)
+    begin_ns = max(known_ns + _MARGIN_NS, incident.begin_ns - REPLAYED_REFERENCE_NS)
+    window = RelativeWindow.of(Span(incident.begin_ns, min(incident.end_ns, last_ns)), last_ns)
+    reference = RelativeWindow.of(Span(begin_ns, incident.begin_ns), last_ns)
     if window.from_s - window.until_s < _LEAST_WINDOW_S:
         raise NotReplayable("it was over within a second")
     if baseline is None and reference.from_s - reference.until_s < LEAST_REFERENCE_S:
         raise NotReplayable("the record has too little time from before it to compare with")
     found = root_cause(journal, window, reference, baseline, progress)
     said = Diagnosis(incident.findings, 0, 0, False, verdict=incident.verdict)
-    return _help(found, promises_of(said, found.explanation))
+    return help_from(found, promises_of(said, found.explanation))
 
 
-def _help(found: RootCause, promises: dict[str, str]) -> Help:
+def help_from(found: RootCause, promises: dict[str, str]) -> Help:
     """The promise against each finding, then what the removal of each cause would have given, and
     the best settings."""
     gains = [Gain(action=f"Against {symptom}", promise=told) for symptom, told in promises.items()]
