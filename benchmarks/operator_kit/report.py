@@ -5,8 +5,10 @@ after the drill's cause, with stacks of both processes, a dump that can be read,
 real Chromium opens without a network and with JavaScript off: it names the cause, loads nothing,
 prints no error on the console, and fits a phone.
 
-    .venv/bin/python -m benchmarks.operator_kit.report [--drill prefill_interference]
-        [--screenshots FOLDER]
+    .venv/bin/python -m benchmarks.operator_kit.report [--drill NAME] [--screenshots FOLDER]
+
+A stopped engine, the default, is found on any machine. Drills that slow a server down, such as
+prefill_interference, want a machine of their own: whatever else runs there is a cause, too.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Opened:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--drill", default="prefill_interference", help="the class of fault")
+    parser.add_argument("--drill", default="engine_hung", help="the class of fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", help="as for `phasescope serve`")
     parser.add_argument("--screenshots", type=Path, help="folder for pictures of the report")
