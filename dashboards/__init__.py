@@ -2,8 +2,12 @@
 
     monitor        the live terminal monitor (rich), over /debug/snapshot and /debug/diagnosis
     timeline       a journal as a trace file for ui.perfetto.dev
+    report         an incident as one HTML file
+    export         requests, steps and ledgers as Parquet
+    agents         a read-only server of the Model Context Protocol
     explain        one request as a waterfall, with its ledger and its late tokens
     source         where facts come from: a dump, a journal folder, a running server
+    extras         packages that only some views need
     prometheus     scrape configuration and alerting rules
 
 A view draws what folds have computed; it computes no metric. It runs on any machine and imports

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import diagnosis, facts, flags, http
+from docs.generate import columns, diagnosis, facts, flags, http
 from service.gateway.http import limits_doc
 from telemetry.metrics import metrics_doc
 
@@ -19,4 +19,5 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "facts.md": facts.document,
     REFERENCE / "thresholds.md": diagnosis.thresholds,
     REFERENCE / "evidence.md": diagnosis.evidence,
+    REFERENCE / "columns.md": columns.document,
 }

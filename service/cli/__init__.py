@@ -2,6 +2,7 @@
 
 - `main`: finds the subcommand and turns known errors into one line.
 - `settings_flags`: the flags of `serve` and `config`, made from `service.config`.
+- `operator`: the commands of the operator's kit, such as `report`.
 - `source`: the arguments that say where facts come from, shared by the commands that read them.
 
 A module imports what its command needs inside `run`, so that `--help` and the start of `serve` stay

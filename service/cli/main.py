@@ -22,6 +22,7 @@ from service.cli import (
     timeline,
     top,
 )
+from service.cli.operator import export, mcp, report
 from service.config.settings import ConfigError
 
 EXIT_INTERRUPTED = 130
@@ -47,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
         plan,
         profile,
         timeline,
+        report,
+        export,
+        mcp,
         drill,
         engine,
     ):

@@ -9,5 +9,7 @@ Only `service.cli` may import it.
   `tracing_wiring`, `recording`: what exports metrics, what exports spans, the flight recorder.
 - `root_wiring`, `root_worker`, `root_failures`: root cause by replay, in a child process, which
   `replay_child` runs.
+- `report_wiring`, `report_worker`, `thread_stacks`: a folder for each incident, with report, stacks
+  and dump.
 - `autopilot_wiring`, `autopilot_worker`: better limits by replay, proposed or set.
 """

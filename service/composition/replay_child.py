@@ -1,5 +1,5 @@
-"""Runs `phasescope diagnose` on a dump of the flight recorder, in a child process of the lowest
-priority, so that a replay takes nothing from the server beside it."""
+"""Runs commands of ours, such as `phasescope diagnose` on a dump of the flight recorder, in a child
+process of the lowest priority, so that a replay takes nothing from the server beside it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,13 @@ class ChildFailed(Exception):
         self.reason = reason
 
 
-class ReplayChild:
-    """`frames` gives the contents of a dump; `command` is what `diagnose ...` is appended to, and
-    `limit_s` how long it may take. One thread runs it, any may kill it."""
+class NiceChild:
+    """`command` is what arguments are appended to, and `limit_s` how long it may take. One thread
+    runs it, any may kill it."""
 
-    def __init__(
-        self,
-        frames: Callable[[], list[bytes]],
-        command: tuple[str, ...] = COMMAND,
-        limit_s: float = TIMEOUT_S,
-    ) -> None:
+    def __init__(self, command: tuple[str, ...] = COMMAND, limit_s: float = TIMEOUT_S) -> None:
         self.cpu_s = 0.0  # of all runs
-        self._frames, self._command, self._limit_s = frames, command, limit_s
+        self._command, self._limit_s = command, limit_s
         self._child: subprocess.Popen[bytes] | None = None
 
     def kill(self) -> None:
@@ -46,17 +41,8 @@ class ReplayChild:
         if child is not None:
             child.kill()
 
-    def run(self, arguments: Sequence[str]) -> bytes:
-        """What `diagnose DUMP ARGUMENTS` writes to its standard output.
-
-        Raises ChildFailed, or the error of a dump that cannot be taken or written.
-        """
-        with tempfile.TemporaryDirectory(prefix="phasescope-replay-") as folder:
-            path = Path(folder) / "now.journal"
-            path.write_bytes(b"".join(self._frames()))
-            return self._run(["diagnose", str(path), *arguments])
-
-    def _run(self, arguments: list[str]) -> bytes:
+    def run_command(self, arguments: Sequence[str]) -> bytes:
+        """What it writes to its standard output. Raises ChildFailed."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [*self._command, *arguments]
         try:
@@ -92,6 +78,29 @@ class ReplayChild:
             return output, errors, True
         finally:
             self.cpu_s += _children_s() - before_s
+
+
+class ReplayChild(NiceChild):
+    """Runs `diagnose` on a dump; `frames` gives its contents."""
+
+    def __init__(
+        self,
+        frames: Callable[[], list[bytes]],
+        command: tuple[str, ...] = COMMAND,
+        limit_s: float = TIMEOUT_S,
+    ) -> None:
+        super().__init__(command, limit_s)
+        self._frames = frames
+
+    def run(self, arguments: Sequence[str]) -> bytes:
+        """What `diagnose DUMP ARGUMENTS` writes to its standard output.
+
+        Raises ChildFailed, or the error of a dump that cannot be taken or written.
+        """
+        with tempfile.TemporaryDirectory(prefix="phasescope-replay-") as folder:
+            path = Path(folder) / "now.journal"
+            path.write_bytes(b"".join(self._frames()))
+            return self.run_command(["diagnose", str(path), *arguments])
 
 
 def _children_s() -> float:

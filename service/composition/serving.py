@@ -80,8 +80,9 @@ async def _serve(
         # in this order: the gateway's facts of a sequence then come before the engine's, or with
         lanes = (engine_lane, gateway_lane)
         telemetry = build_telemetry(
-            config, clock, engine_client, lanes, port, lambda: bool(live), connections, counts
-        )
+            config, clock, engine_client, lanes, port, lambda: bool(live), connections, counts,
+            lambda: supervisor.engine,
+        )  # fmt: skip
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)

@@ -11,6 +11,7 @@ from diagnosis.autopilot.view import AutopilotView
 from diagnosis.verdicts.classifier import Diagnoser
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import call_concurrently
+from service.composition.report_worker import ReportWorker
 from service.composition.root_wiring import current_diagnosis
 from service.composition.root_worker import NOTHING, RootWorker
 from service.composition.tracing_wiring import tracing_view
@@ -52,6 +53,7 @@ class Telemetry:
     recorder: FlightRecorder | None
     root_worker: RootWorker | None
     slo_policy: SloPolicy
+    report_worker: ReportWorker | None = None
     autopilot_worker: AutopilotWorker | None = None
     why_no_autopilot: str = ""
 
@@ -132,8 +134,9 @@ class Telemetry:
         self.pump.start()
         if self.recorder is not None:
             self.recorder.start()
-        if self.root_worker is not None:
-            self.root_worker.start()
+        for worker in (self.root_worker, self.report_worker):
+            if worker is not None:
+                worker.start()
         if self.autopilot_worker is not None:
             self.autopilot_worker.start()
 
@@ -141,8 +144,9 @@ class Telemetry:
         """Fold what is left, then send what is left; bounded."""
         if self.autopilot_worker is not None:
             self.autopilot_worker.stop()
-        if self.root_worker is not None:
-            self.root_worker.stop()
+        for worker in (self.report_worker, self.root_worker):
+            if worker is not None:
+                worker.stop()
         self.pump.stop()
         self.machine.stop()
         with self.pump.lock:

@@ -17,6 +17,8 @@ from service.composition.autopilot_wiring import build_autopilot, why_off
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
+from service.composition.report_wiring import build_report_worker
+from service.composition.report_worker import ReportWorker
 from service.composition.root_wiring import build_root_worker, current_diagnosis
 from service.composition.root_worker import RootWorker
 from service.composition.telemetry import Telemetry
@@ -24,6 +26,7 @@ from service.composition.tracing_wiring import build_exporter, tracing_view
 from service.config.settings import ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
+from service.gateway.engine_client.engine_process import EngineProcess
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
@@ -65,6 +68,7 @@ def build_telemetry(
     is_busy: Callable[[], bool],
     connections: ConnectionCounts,
     ingest: IngestCounts,
+    engine: Callable[[], EngineProcess | None],
 ) -> Telemetry:
     """Connect lanes, folds and listeners. To be called on the event loop. Raises ConfigError."""
     policy = policy_of(config.metrics.slo_file)
@@ -82,9 +86,9 @@ def build_telemetry(
     suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
     root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
-    more = _more_families(
-        client, pump, machine, ledgers, diagnoser, (root_worker, pilot), connections, ingest
-    )
+    reports = build_report_worker(config, clock, pump, diagnoser, recorder, engine)
+    workers = (root_worker, pilot, reports)
+    more = _more_families(client, pump, machine, ledgers, diagnoser, workers, connections, ingest)
     kept = _kept(exporter)
     all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
@@ -107,6 +111,7 @@ def build_telemetry(
         ledger_builder=ledgers,
         recorder=recorder,
         root_worker=root_worker,
+        report_worker=reports,
         slo_policy=policy,
         autopilot_worker=pilot,
         why_no_autopilot=why_off(config),
@@ -172,12 +177,12 @@ def _more_families(
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
     diagnoser: Diagnoser,
-    workers: tuple[RootWorker | None, AutopilotWorker | None],
+    workers: tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None],
     connections: ConnectionCounts,
     ingest: IngestCounts,
 ) -> MoreFamilies:
     """Metrics of other owners than the folds."""
-    root_worker, pilot = workers
+    root_worker, pilot, reports = workers
     return lambda: [
         *machine_families(machine),
         *heartbeat_families(client.health.heartbeat_age_ns, client.health.hangs),
@@ -185,6 +190,7 @@ def _more_families(
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),
+        *(() if reports is None else reports.families()),
         *connection_families(connections),
         *ingest_families(ingest),
     ]

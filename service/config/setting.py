@@ -56,6 +56,7 @@ class Unit(StrEnum):
     CONNECTIONS = "connections"
     CURRENCY = "currency units an hour"
     FILES = "files"
+    FOLDERS = "folders"
     GB_PER_S = "GB/s"
     GFLOP_PER_S = "GFLOP/s"
     MILLISECONDS = "ms"

@@ -197,10 +197,44 @@ class RecorderConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the lowest priority that takes a twentieth of one core",
         ),
     ] = True
+    report_dir: Annotated[
+        str | None,
+        setting(
+            "--report-dir",
+            Group.RECORDER,
+            "write a folder there for each incident: an HTML report, the stacks of both processes "
+            "and a dump, with no prompt or output in it",
+            metavar="DIR",
+            unset="no reports",
+        ),
+    ] = None
+    reports_kept: Annotated[
+        int,
+        setting(
+            "--reports-kept",
+            Group.RECORDER,
+            "incident folders that are kept; the oldest are removed",
+            unit=Unit.FOLDERS,
+            ge=1,
+        ),
+    ] = 8
+    report_interval_s: Annotated[
+        float,
+        setting(
+            "--report-interval",
+            Group.RECORDER,
+            "least time between two reports",
+            unit=Unit.SECONDS,
+            metavar="SECONDS",
+            ge=1,
+        ),
+    ] = 300.0
 
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work."""
         check_fields(self)
+        if self.report_dir is not None and not self.journal_bytes:
+            raise ConfigError("--report-dir needs the flight recorder: --journal-memory is 0")
         if self.journal_bytes and self.journal_bytes < _LEAST_RECORD_BYTES:
             raise ConfigError("--journal-memory must be 0 (off) or at least 1MiB")
 

@@ -116,6 +116,11 @@ def utc_stamp() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
+def utc_text(unix_ns: int) -> str:
+    """A wall clock stamp for readers, as in 2026-01-31 23:59:59 UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_ns // 1_000_000_000))
+
+
 def thread_cpu_ns() -> int:
     """CPU time that the calling thread has used since its start, in ns."""
     return time.thread_time_ns()

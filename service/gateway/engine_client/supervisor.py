@@ -58,6 +58,11 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self.restarts = 0
 
+    @property
+    def engine(self) -> EngineProcess | None:
+        """The process that runs or starts now; any thread may ask."""
+        return self._engine
+
     async def run(self) -> None:
         """Run one engine after the other until `stop`. Raises EngineStartFailed."""
         pause_s = _FIRST_PAUSE_S

@@ -67,3 +67,15 @@ STALLS = Metric(
     Kind.COUNTER,
     "Number of times that an engine with work committed no step for too long.",
 )
+REPORTS = Metric("phasescope_reports", Kind.COUNTER, "Number of incident folders written.")
+REPORTS_SUPPRESSED = Metric(
+    "phasescope_reports_suppressed",
+    Kind.COUNTER,
+    "Number of incidents without a folder because one had been written shortly before.",
+)
+REPORT_FAILURES = Metric(
+    "phasescope_report_failures",
+    Kind.COUNTER,
+    "Number of incident folders that could not be written, or not whole, by reason.",
+    ("reason",),
+)

@@ -1,0 +1,8 @@
+"""Commands of the operator's kit: what is sent to colleagues, taken to a notebook, or asked by an
+agent.
+
+- `report`, `report_help`: an incident as one HTML file, and what would have helped.
+- `export`: requests, steps and ledgers as Parquet files.
+- `mcp`: a read-only server of the Model Context Protocol over the debug routes.
+- `ticker`: a line of progress every two seconds.
+"""

@@ -1,0 +1,60 @@
+"""`phasescope mcp`: a read-only MCP server over a server's debug routes, on standard input and
+output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from service.cli.source import DEFAULT_URL
+from service.config.settings import ConfigError
+from telemetry.facts.clock import MonotonicClock
+
+_VARIABLE = "PHASESCOPE_DEBUG_KEY"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "mcp",
+        help="let an agent ask a server what is wrong, by the Model Context Protocol",
+        description="Serves read-only tools over the debug routes of a server, on standard input "
+        f"and output. The debug key comes from {_VARIABLE} or a file: what an agent's "
+        "configuration has on a command line is seen by others.",
+    )
+    parser.add_argument(
+        "url", nargs="?", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})"
+    )
+    parser.add_argument(
+        "--debug-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file with the server's debug key (or {_VARIABLE})",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dashboards.agents.reader import DebugReader
+    from dashboards.agents.serving import serve_stdio
+    from dashboards.agents.tools import Tools
+    from dashboards.extras import ExtraMissing
+
+    tools = Tools(DebugReader(args.url, _debug_key(args.debug_key_file)), MonotonicClock())
+    try:
+        serve_stdio(tools)
+    except ExtraMissing as error:
+        print(f"phasescope: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _debug_key(file: Path | None) -> str | None:
+    """Raises ConfigError."""
+    if file is None:
+        return os.environ.get(_VARIABLE)
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except OSError as error:
+        raise ConfigError(f"--debug-key-file {file}: {error.strerror}") from error

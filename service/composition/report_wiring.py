@@ -1,0 +1,56 @@
+"""Builds the worker that writes a folder for each incident; part of the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from service.composition.report_worker import ReportWorker
+from service.composition.root_wiring import current_diagnosis
+from service.composition.thread_stacks import both_stacks
+from service.config.settings import ConfigError, ServeConfig
+from service.gateway.engine_client.engine_process import EngineProcess
+from telemetry.facts.clock import Clock
+from telemetry.facts.pump import Pump
+from telemetry.journal.flight_recorder import FlightRecorder
+
+
+def build_report_worker(
+    config: ServeConfig,
+    clock: Clock,
+    pump: Pump,
+    diagnoser: Diagnoser,
+    recorder: FlightRecorder | None,
+    engine: Callable[[], EngineProcess | None],
+) -> ReportWorker | None:
+    """None without `--report-dir`. Raises ConfigError if the folder cannot be written."""
+    settings = config.recorder
+    if settings.report_dir is None or recorder is None:
+        return None
+    folder = Path(settings.report_dir)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--report-dir {folder}: {error.strerror}") from error
+
+    def diagnosis() -> Diagnosis:
+        with pump.lock:
+            return current_diagnosis(pump, diagnoser)
+
+    arguments: list[str] = []
+    if config.metrics.baseline is not None:
+        arguments += ["--baseline", config.metrics.baseline]
+    if config.metrics.slo_file is not None:
+        arguments += ["--slo-file", config.metrics.slo_file]
+    return ReportWorker(
+        clock,
+        diagnosis,
+        partial(recorder.frames, "incident"),
+        partial(both_stacks, engine),
+        folder,
+        settings.reports_kept,
+        int(settings.report_interval_s * 1e9),
+        arguments,
+    )
