@@ -6,7 +6,7 @@ left out. Of the rest, in this order:
     what the machine or the settings of a few cause, and of the others not    those are bad
     the same finding on all, of what they are sent                           bad traffic
     the same finding on all, and not of what they are sent                   a common cause
-    a few with a finding, or slow, that get more than their share            uneven traffic
+    a few that are sent more than the others, or something worse             uneven traffic
     a few with a finding, or slow                                            those are bad
     anything else                                                            not enough to say
 """
@@ -48,16 +48,29 @@ class Scope(StrEnum):
 
 
 class BadReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that is not like the others. `symptom` is its finding, None where it is only slow;
-    `alone_in` what it has and none of the others (a version, a back end, a model)."""
+    """A replica that is not like the others. `symptom` is its finding, None where it is only slow,
+    and `culprits` whom that names; `alone_in` what it has and none of the others (a version, a back
+    end, a model)."""
 
     name: str
     symptom: Symptom | None = None
     side: Side | None = None
     claim: str = ""
+    culprits: tuple[str, ...] = ()
     compared: Comparison | None = None
     load_ratio: float | None = None
     alone_in: tuple[str, ...] = ()
+
+    @property
+    def is_slow(self) -> bool:
+        return self.compared is not None and self.compared.is_slow
+
+    @property
+    def is_sent_more(self) -> bool:
+        """More than its share, or something that names whose it is."""
+        if (self.load_ratio or 0.0) >= UNEVEN_RATIO:
+            return True
+        return self.side is Side.TRAFFIC and (bool(self.culprits) or not self.is_slow)
 
 
 class InCommon(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +86,11 @@ class InCommon(msgspec.Struct, frozen=True, kw_only=True):
 class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """`judged` replicas had traffic, or failed. `shared` are the symptoms that all of these show
     (or nearly all: `showing` show the first), the one that cost most first; `why` says why there is
-    not enough to say."""
+    not enough to say. `unread` more do not answer."""
 
     scope: Scope
     judged: int
+    unread: int = 0
     bad: tuple[BadReplica, ...] = ()
     shared: tuple[Symptom, ...] = ()
     showing: int = 0
@@ -86,6 +100,11 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(replicas: Sequence[Replica]) -> FleetVerdict:
     """What is said of the fleet. Names of replicas must differ."""
+    unread = sum(not one.is_read for one in replicas)
+    return msgspec.structs.replace(_judged(replicas), unread=unread)
+
+
+def _judged(replicas: Sequence[Replica]) -> FleetVerdict:
     judged = [one for one in replicas if one.is_read and (one.has_failed or not one.is_idle)]
     count = len(judged)
     if count < LEAST_REPLICAS:
@@ -118,10 +137,13 @@ def _of_a_few(judged: Sequence[Replica], bad: Sequence[BadReplica]) -> FleetVerd
     count = len(judged)
     if len(bad) > MINORITY_SHARE * count:
         said = [f"{one.name} {'slow' if one.symptom is None else one.symptom.value}" for one in bad]
-        why = f"replicas show different things: {', '.join(said)}"
+        why = (
+            f"{len(bad)} of {count} replicas have trouble, too many for an exception, and no cause "
+            f"is on all: {', '.join(said)}"
+        )
         return FleetVerdict(scope=Scope.NOT_ENOUGH, judged=count, bad=tuple(bad), why=why)
-    is_uneven = all((one.load_ratio or 0) >= UNEVEN_RATIO for one in bad)
-    scope = Scope.UNEVEN_TRAFFIC if is_uneven else Scope.BAD_REPLICA
+    is_sent = all(one.is_sent_more for one in bad)
+    scope = Scope.UNEVEN_TRAFFIC if is_sent else Scope.BAD_REPLICA
     return FleetVerdict(scope=scope, judged=count, bad=tuple(bad))
 
 
@@ -162,8 +184,7 @@ def _bad(replica: Replica, judged: Sequence[Replica]) -> BadReplica | None:
     """None for a replica that has no finding and is not slow."""
     causes = _causes(replica)
     described = _described(replica, judged, causes[0] if causes else None)
-    is_slow = described.compared is not None and described.compared.is_slow
-    return described if causes or is_slow else None
+    return described if causes or described.is_slow else None
 
 
 def _described(replica: Replica, judged: Sequence[Replica], finding: Finding | None) -> BadReplica:
@@ -174,6 +195,7 @@ def _described(replica: Replica, judged: Sequence[Replica], finding: Finding | N
         symptom=None if finding is None else finding.symptom,
         side=None if finding is None else side_of(finding),
         claim="" if finding is None else finding.claim,
+        culprits=() if finding is None else finding.culprits,
         compared=comparison(replica, alike),
         load_ratio=load_ratio(replica, others),
         alone_in=tuple(

@@ -7,11 +7,17 @@ from typing import assert_never
 from diagnosis.fleet.compare import Comparison
 from diagnosis.fleet.judge import BadReplica, FleetVerdict, InCommon, Scope
 from diagnosis.fleet.sides import Side
+from diagnosis.fleet.thresholds import UNEVEN_RATIO
+
+_MOST_CULPRITS = 3
 
 
 def sentences(verdict: FleetVerdict) -> tuple[str, ...]:
     """The first is the verdict."""
-    return (_verdict(verdict), *map(_bad, verdict.bad), *map(_common, verdict.in_common))
+    first = _verdict(verdict)
+    if verdict.unread:
+        first += f" ({verdict.unread} without an answer)"
+    return (first, *map(_bad, verdict.bad), *map(_common, verdict.in_common))
 
 
 def _verdict(verdict: FleetVerdict) -> str:
@@ -34,7 +40,7 @@ def _verdict(verdict: FleetVerdict) -> str:
             )
         case Scope.UNEVEN_TRAFFIC:
             names = ", ".join(one.name for one in verdict.bad)
-            return f"uneven traffic: more than its share goes to {names}; look at the balancer"
+            return f"uneven traffic: {names} of {judged} gets more, or worse, than the others"
         case Scope.NOT_ENOUGH:
             return f"not enough to say: {verdict.why}"
         case _:
@@ -49,7 +55,10 @@ def _bad(bad: BadReplica) -> str:
     if bad.compared is not None:
         said.append(compared_text(bad.compared))
     if bad.load_ratio is not None:
-        said.append(f"it has {bad.load_ratio:.1f} times the others' median of requests")
+        more = "; look at the balancer" if bad.load_ratio >= UNEVEN_RATIO else ""
+        said.append(f"it has {bad.load_ratio:.1f} times the others' median of requests{more}")
+    if bad.culprits:
+        said.append(f"culprits {', '.join(bad.culprits[:_MOST_CULPRITS])}")
     said += [f"it alone has {what}" for what in bad.alone_in]
     return "; ".join(said)
 

@@ -132,15 +132,25 @@ def test_a_replica_that_gets_more_than_its_share_is_uneven_traffic() -> None:
     verdict = judge([*healthy(3), much])
 
     assert (verdict.scope, names(verdict)) == (Scope.UNEVEN_TRAFFIC, ["much"])
-    assert "look at the balancer" in sentences(verdict)[0]
-    assert "it has 3.3 times the others' median of requests" in sentences(verdict)[1]
+    assert (
+        "it has 3.3 times the others' median of requests; look at the bal" in sentences(verdict)[1]
+    )
 
 
-def test_a_replica_that_was_sent_something_bad_is_named_with_that() -> None:
-    verdict = judge([*healthy(2), replica("hit", finding(S.PREFILL_INTERFERENCE, 900.0, "q"))])
+def test_a_replica_that_was_sent_something_bad_is_not_bad_itself() -> None:
+    """Though it is slow: the finding names whose it is."""
+    verdict = judge([*healthy(2), slow("hit", finding(S.PREFILL_INTERFERENCE, 900.0, "q7"))])
 
-    assert (verdict.scope, names(verdict)) == (Scope.BAD_REPLICA, ["hit"])
+    assert (verdict.scope, names(verdict)) == (Scope.UNEVEN_TRAFFIC, ["hit"])
     assert "what it was sent and not about its machine" in sentences(verdict)[1]
+    assert sentences(verdict)[1].endswith("culprits q7")
+
+
+def test_a_replica_that_cannot_do_what_the_others_do_is_bad() -> None:
+    """Overloaded by as much as all get, and slower for it: nothing says why, and it is the one."""
+    verdict = judge([*healthy(3), slow("weak", finding(S.QUEUE_OVERLOAD))])
+
+    assert (verdict.scope, names(verdict)) == (Scope.BAD_REPLICA, ["weak"])
 
 
 def test_an_idle_replica_is_no_evidence_for_anything() -> None:
@@ -155,6 +165,7 @@ def test_an_unreachable_replica_does_not_stop_the_judgement_of_the_others() -> N
     verdict = judge([*healthy(2), slow("bad", finding(S.THROTTLED)), unreachable("gone")])
 
     assert (verdict.scope, names(verdict), verdict.judged) == (Scope.BAD_REPLICA, ["bad"], 3)
+    assert sentences(verdict)[0] == "one bad replica of 3: bad (1 without an answer)"
 
 
 def test_the_only_replica_of_another_version_is_told_to_be_that() -> None:
@@ -179,7 +190,7 @@ def test_with_traffic_on_one_replica_only_there_is_not_enough_to_say() -> None:
 
     assert verdict.scope is Scope.NOT_ENOUGH
     assert sentences(verdict)[0] == (
-        "not enough to say: 1 of 3 replicas had traffic in the last minute"
+        "not enough to say: 1 of 3 replicas had traffic in the last minute (1 without an answer)"
     )
 
 

@@ -111,5 +111,7 @@ def test_every_replica_is_a_line_whatever_its_state() -> None:
 def test_nothing_but_unread_replicas_is_an_answer_too() -> None:
     fleet = diagnose_fleet([unreachable("a"), unreachable("b")])
 
-    assert fleet.said == ("not enough to say: 0 of 2 replicas had traffic in the last minute",)
+    assert fleet.said == (
+        "not enough to say: 0 of 2 replicas had traffic in the last minute (2 without an answer)",
+    )
     assert (fleet.findings, fleet.slo, fleet.latencies) == ((), (), {})
