@@ -49,11 +49,11 @@ def replicas(fleet: FleetDiagnosis, width: int) -> Panel:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("finding", no_wrap=True, overflow="ellipsis", ratio=2)
     for line in fleet.replicas:
-        name = Text(_short(line.name), style=_STATE_STYLE[line.state])
+        named = Text(_short(line.name), style=_STATE_STYLE[line.state])
         if line.state is ReplicaState.UNREAD:
-            table.add_row(name, *[""] * 7, Text(line.why, style="bold red"))
+            table.add_row(named, *[""] * 7, Text(line.why, style="bold red"))
         else:
-            table.add_row(name, *_numbers(line), _finding(line))
+            table.add_row(named, *_numbers(line), _finding(line))
     return Panel(table, title="replicas, last 60 s", title_align="left", width=width)
 
 

@@ -45,7 +45,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "sources",
         nargs="*",
         metavar="SOURCE",
-        default=[DEFAULT_URL],
         help=f"the server (default {DEFAULT_URL}), or a dump or journal folder of one; several are "
         "judged as one fleet",
     )
@@ -111,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
     if len(args.sources) > 1:
         return _fleet(args)
-    (args.source,) = args.sources
+    (args.source,) = args.sources or [DEFAULT_URL]
     try:
         if args.save_baseline is not None:
             return _save_baseline(args)
