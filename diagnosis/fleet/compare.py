@@ -10,10 +10,10 @@ import msgspec
 from diagnosis.fleet.replica import Replica
 from diagnosis.fleet.thresholds import (
     COMPARED_QUANTILE,
-    LEAST_COMPARED,
+    LEAST_OF_KIND,
     LEAST_OTHERS,
     OUTSIDE_RATIO,
-    SLOW_RATIO,
+    SLOW_REPLICA_RATIO,
 )
 from telemetry.numbers.hdr import Distribution
 from telemetry.numbers.quantiles import median
@@ -43,7 +43,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def is_slow(self) -> bool:
         """Beyond what replicas differ by, whatever else is known of this one."""
         outside = self.value_ns >= OUTSIDE_RATIO * self.largest_ns
-        return self.others >= LEAST_OTHERS and outside and self.ratio >= SLOW_RATIO
+        return self.others >= LEAST_OTHERS and outside and self.ratio >= SLOW_REPLICA_RATIO
 
 
 def comparison(replica: Replica, others: Sequence[Replica]) -> Comparison | None:
@@ -85,7 +85,7 @@ def _of(measure: Measure, replica: Replica, others: Sequence[Replica]) -> Compar
 
 
 def _is_enough(values: Distribution) -> bool:
-    return values.count >= LEAST_COMPARED
+    return values.count >= LEAST_OF_KIND
 
 
 def _compared_ns(values: Distribution) -> int:

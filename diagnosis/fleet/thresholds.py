@@ -16,7 +16,7 @@ COMPARED_QUANTILE: Annotated[
     float, "quantile", "of each latency: what is compared between replicas",
     "by hand: a tail of a minute's requests is a few of them, and a median hides every second step",
 ] = 0.9  # fmt: skip
-LEAST_COMPARED: Annotated[
+LEAST_OF_KIND: Annotated[
     int, "values", "of one kind of requests: fewer are not compared",
     "by hand: three values lie above the compared quantile of thirty",
 ] = 30  # fmt: skip
@@ -25,7 +25,7 @@ LEAST_OTHERS: Annotated[
     "comparison with no fewer",
     "of two replicas that differ, and have no finding, either may be the odd one",
 ] = 2  # fmt: skip
-SLOW_RATIO: Annotated[
+SLOW_REPLICA_RATIO: Annotated[
     float, "ratio", "a replica with so many times the others' median latency is slow",
     "by hand: replicas of one model under shared traffic differ by a few tens of percent",
 ] = 2.0  # fmt: skip

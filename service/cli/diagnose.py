@@ -49,6 +49,30 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "judged as one fleet",
     )
     add_debug_key(parser)
+    _add_replay(parser)
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="compare with this file of --save-baseline, not with earlier time of the same run",
+    )
+    parser.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="FILE",
+        help="save what is usual for this server, for a later --baseline",
+    )
+    parser.add_argument(
+        "--slo-file",
+        metavar="FILE",
+        help="judge promises by the SLO classes of this file, not by those of the server",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    """Flags of what is answered by replays."""
     parser.add_argument(
         "--root",
         action="store_true",
@@ -79,25 +103,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FROM:UNTIL",
         help="with --root: the time to compare with, in the same form (default: before the fault)",
     )
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="compare with this file of --save-baseline, not with earlier time of the same run",
-    )
-    parser.add_argument(
-        "--save-baseline",
-        type=Path,
-        metavar="FILE",
-        help="save what is usual for this server, for a later --baseline",
-    )
-    parser.add_argument(
-        "--slo-file",
-        metavar="FILE",
-        help="judge promises by the SLO classes of this file, not by those of the server",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
