@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--interval must be at least 0.1 s")
     if len(args.urls) > 1:
         return _fleet(args)
-    client = Client(*(args.urls or [DEFAULT_URL]), args.debug_key)
+    client = Client(args.urls[0] if args.urls else DEFAULT_URL, args.debug_key)
     if args.once:
         return print_once(client)
     return watch(client, args.interval)
