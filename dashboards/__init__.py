@@ -1,6 +1,7 @@
 """Dashboards: views of facts, and nothing else.
 
     monitor        the live terminal monitor (rich), over /debug/snapshot and /debug/diagnosis
+    fleet          several servers at once, in the monitor and in diagnose
     timeline       a journal as a trace file for ui.perfetto.dev
     report         an incident as one HTML file
     export         requests, steps and ledgers as Parquet

@@ -8,6 +8,7 @@
     attribution  excess time, charged to causes
     promises     SLO classes that are missed, and in which form
     verdicts     findings, checks by counting, confidence, the verdict
+    fleet        several servers: one bad replica, bad traffic, or not enough to say
     spans        a stretch of time of a record
     settings_search  what other settings would have given every SLO class
     root_cause   differential replay, what-if replay, capacity

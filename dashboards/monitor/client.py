@@ -22,6 +22,10 @@ _HINTS = {401: "; give --debug-key", 404: "; unknown, or no longer kept"}
 T = TypeVar("T")
 
 
+class _Owned(msgspec.Struct):
+    tenant: str = ""
+
+
 class Unreachable(Exception):
     """The server does not answer, or not like phasescope; the message is one line."""
 
@@ -44,6 +48,17 @@ class Client:
     def explained(self, request_id: str) -> Explained:
         """Raises Unreachable; also when the server does not know the request."""
         return self._get(f"/debug/requests/{quote(request_id, safe='')}", Explained)
+
+    def histograms(self, window: str) -> bytes:
+        """As they came, for `telemetry.stats.histogram_report.merge`. Raises Unreachable."""
+        return bytes(self._get(f"/debug/histograms?window={quote(window)}", msgspec.Raw))
+
+    def tenant(self, request_id: str) -> str:
+        """Whose request it is; empty where it is unknown, or no longer kept."""
+        try:
+            return self._get(f"/debug/requests/{quote(request_id, safe='')}", _Owned).tenant
+        except Unreachable:
+            return ""
 
     def limits(self) -> LimitsView:
         """Raises Unreachable."""

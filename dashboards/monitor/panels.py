@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -9,6 +11,8 @@ from rich.text import Text
 
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.limits import LimitValue
+from telemetry.numbers.quantiles import Percentiles
+from telemetry.stats.slo_report import SloStatus
 from telemetry.stats.window import Cell, GridRow, Snapshot
 
 MEASURES = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
@@ -99,15 +103,15 @@ def kv_bar(snapshot: Snapshot, width: int) -> Text:
     return bar
 
 
-def latencies(snapshot: Snapshot, width: int) -> Panel:
-    """Percentiles of the last minute."""
+def latencies(percentiles: Mapping[str, Percentiles], width: int) -> Panel:
+    """Percentiles of the last minute, by measure."""
     table = Table(box=None, padding=(0, 1), expand=True)
     with_count = width >= _COUNT_WIDTH
     table.add_column("last 60 s" if with_count else "60 s", style="dim")
     for name in ("count", "p50", "p95", "p99", "max")[0 if with_count else 1 :]:
         table.add_column(name, justify="right", no_wrap=True)
     for measure in MEASURES:
-        found = snapshot.percentiles.get(measure)
+        found = percentiles.get(measure)
         if found is None:
             continue
         values = (found.p50_ns, found.p95_ns, found.p99_ns, found.max_ns)
@@ -142,11 +146,11 @@ def _grid_line(row: GridRow, columns: int) -> Text:
     return line
 
 
-def goodput(snapshot: Snapshot) -> Text:
+def goodput(classes: Iterable[SloStatus]) -> Text:
     """The share of requests that met the SLO and the burn rate, of each class with requests."""
     line = Text(" goodput", style="dim", no_wrap=True, overflow="ellipsis")
     shown = False
-    for status in snapshot.slo.classes if snapshot.slo else ():
+    for status in classes:
         window = status.windows[0]
         if window.burn is None:
             continue

@@ -26,12 +26,15 @@ def screen(
         left = width * 2 // 5
         middle: list[RenderableType] = [
             Columns(
-                [panels.load(snapshot, left), panels.latencies(snapshot, width - left - 1)],
+                [
+                    panels.load(snapshot, left),
+                    panels.latencies(snapshot.percentiles, width - left - 1),
+                ],
                 padding=(0, 1),
             )
         ]
     else:
-        middle = [panels.load(snapshot, width), panels.latencies(snapshot, width)]
+        middle = [panels.load(snapshot, width), panels.latencies(snapshot.percentiles, width)]
     changed = [panels.limits(snapshot)] if snapshot.limits_changed else []
     if diagnosis is not None and any(finding.promises for finding in diagnosis.findings):
         changed.insert(0, panels.promises(diagnosis))
@@ -41,7 +44,7 @@ def screen(
     return Group(
         panels.header(snapshot, url, note),
         *middle,
-        panels.goodput(snapshot),
+        panels.goodput(snapshot.slo.classes if snapshot.slo else ()),
         *changed,
         panels.findings(diagnosis, width),
         panels.grid(snapshot, width, max(5, height - lines)),

@@ -15,6 +15,7 @@ HEADINGS = (
     "Is it over?",
     "Reproduce",
     "False friends",
+    "On vLLM",
 )
 
 

@@ -1,4 +1,5 @@
-"""`phasescope diagnose`: what is wrong with a running server, or was when a dump was taken."""
+"""`phasescope diagnose`: what is wrong with a running server, or was when a dump was taken; of
+several, whether one of them is bad or what they are sent."""
 
 from __future__ import annotations
 
@@ -15,8 +16,15 @@ from service.cli.diagnose_settings import (
     print_settings,
     search_settings,
 )
-from service.cli.source import add_source
+from service.cli.source import DEFAULT_URL, add_debug_key
+from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
+
+_UNREAD, _PARTLY_READ = 1, 3
+_OF_ONE = (
+    "root", "settings", "only_runtime", "window", "reference", "baseline", "save_baseline",
+    "slo_file",
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from diagnosis.root_cause.root import RelativeWindow, RootCause
@@ -25,8 +33,46 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("diagnose", help="what slows a server down, with evidence")
-    add_source(parser, "the server, or a dump or journal folder of one")
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="what slows a server down, with evidence; of several, one of them or their traffic",
+        description="What slows a server down, with evidence. Of several servers: whether one of "
+        "them is bad, or what they are sent. Exit status: 0 everything was read, whatever was "
+        "found; 1 nothing could be read; 2 wrong arguments; 3 of several some could not be read, "
+        "and the others are judged.",
+    )
+    parser.add_argument(
+        "sources",
+        nargs="*",
+        metavar="SOURCE",
+        help=f"the server (default {DEFAULT_URL}), or a dump or journal folder of one; several are "
+        "judged as one fleet",
+    )
+    add_debug_key(parser)
+    _add_replay(parser)
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="compare with this file of --save-baseline, not with earlier time of the same run",
+    )
+    parser.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="FILE",
+        help="save what is usual for this server, for a later --baseline",
+    )
+    parser.add_argument(
+        "--slo-file",
+        metavar="FILE",
+        help="judge promises by the SLO classes of this file, not by those of the server",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    """Flags of what is answered by replays."""
     parser.add_argument(
         "--root",
         action="store_true",
@@ -57,25 +103,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FROM:UNTIL",
         help="with --root: the time to compare with, in the same form (default: before the fault)",
     )
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="compare with this file of --save-baseline, not with earlier time of the same run",
-    )
-    parser.add_argument(
-        "--save-baseline",
-        type=Path,
-        metavar="FILE",
-        help="save what is usual for this server, for a later --baseline",
-    )
-    parser.add_argument(
-        "--slo-file",
-        metavar="FILE",
-        help="judge promises by the SLO classes of this file, not by those of the server",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,6 +113,9 @@ def run(args: argparse.Namespace) -> int:
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
 
+    if len(args.sources) > 1:
+        return _fleet(args)
+    (args.source,) = args.sources or [DEFAULT_URL]
     try:
         if args.save_baseline is not None:
             return _save_baseline(args)
@@ -103,12 +133,36 @@ def run(args: argparse.Namespace) -> int:
             )
     except (Unreachable, JournalError, NotReplayable, BaselineError) as error:
         print(f"phasescope: {error}", file=sys.stderr)
-        return 1
+        return _UNREAD
     if args.json:
         print(msgspec.json.format(encoded).decode())
     else:
         print_text()
     return 0
+
+
+def _fleet(args: argparse.Namespace) -> int:
+    """Several sources. Raises ConfigError."""
+    import msgspec
+
+    from dashboards.fleet.read import read_fleet
+    from dashboards.fleet.text import lines
+    from diagnosis.fleet.view import diagnose_fleet
+
+    given = [name for name in _OF_ONE if getattr(args, name)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(
+            f"{flags} goes with one server or dump, and {len(args.sources)} are given"
+        )
+    fleet = diagnose_fleet(read_fleet(args.sources, args.debug_key))
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(fleet)).decode())
+    else:
+        print("\n".join(lines(fleet)))
+    if fleet.unread == len(fleet.replicas):
+        return _UNREAD
+    return _PARTLY_READ if fleet.unread else 0
 
 
 def _relative_window(text: str) -> RelativeWindow:

@@ -1,15 +1,21 @@
-"""`phasescope top`: the live monitor of a running server."""
+"""`phasescope top`: the live monitor of one running server, or of several."""
 
 from __future__ import annotations
 
 import argparse
 
-from service.cli.source import add_debug_key
+from service.cli.source import DEFAULT_URL, add_debug_key
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("top", help="watch a server: batch, queue, cache, latencies")
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server")
+    parser = subparsers.add_parser("top", help="watch servers: batch, queue, cache, latencies")
+    parser.add_argument(
+        "urls",
+        nargs="*",
+        metavar="URL",
+        help=f"the server (default {DEFAULT_URL}); of several, one line each, and what they show "
+        "together",
+    )
     parser.add_argument(
         "--interval", type=float, default=0.5, help="seconds between frames (default 0.5)"
     )
@@ -25,7 +31,17 @@ def run(args: argparse.Namespace) -> int:
 
     if args.interval < 0.1:
         raise ConfigError("--interval must be at least 0.1 s")
-    client = Client(args.url, args.debug_key)
+    if len(args.urls) > 1:
+        return _fleet(args)
+    client = Client(args.urls[0] if args.urls else DEFAULT_URL, args.debug_key)
     if args.once:
         return print_once(client)
     return watch(client, args.interval)
+
+
+def _fleet(args: argparse.Namespace) -> int:
+    from dashboards.fleet.app import print_fleet_once, watch_fleet
+
+    if args.once:
+        return print_fleet_once(args.urls, args.debug_key)
+    return watch_fleet(args.urls, args.debug_key, args.interval)

@@ -33,6 +33,7 @@ from telemetry.facts.clock import Clock
 from telemetry.facts.isolation import Isolation
 from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
+from telemetry.facts.version import installed_version
 from telemetry.host.machine import MachineWatch
 from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
@@ -168,6 +169,7 @@ def _suppliers(
         slo=slo.report,
         autopilot=lambda: None if pilot is None else pilot.line(),
         metric_pushes=lambda: push_counts(pusher()),
+        version=installed_version(),
     )
 
 

@@ -4,6 +4,7 @@ base, reasons                                  shared small types, closed enums
 engine_records, records, host_records, stages  the facts
 autopilot_records                              decisions about limits
 limits                                         limits that change at run time, by name
+version                                        of phasescope, as installed
 clock                                          the only place that reads time
 recorder                                       lanes, the queues that facts are written to
 pump, fair_lock, isolation                     moves facts from lanes to folds

@@ -12,7 +12,7 @@ from typing import Any
 from telemetry.facts.reasons import EndReason, Outcome
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloClass, SloPolicy
-from telemetry.stats.slo_report import Cost, SloReport, SloStatus, SloWindow, Verdict
+from telemetry.stats.slo_report import Cost, SloReport, SloStatus, SloWindow, Verdict, burn_of
 
 WINDOWS_S = (60, 300, 3600)
 _SLOT_NS = 10_000_000_000
@@ -232,9 +232,6 @@ class SloFold:
 
 
 def _window(whole: _Slot, window_s: int, covered_s: float, objective: float) -> SloWindow:
-    burn = None
-    if whole.attempted:
-        burn = (whole.attempted - whole.good) / whole.attempted / (1 - objective)
     return SloWindow(
         window_s=window_s,
         covered_s=covered_s,
@@ -244,7 +241,7 @@ def _window(whole: _Slot, window_s: int, covered_s: float, objective: float) -> 
         good_tokens=whole.good_tokens,
         good_requests_per_s=whole.good / covered_s if covered_s else 0.0,
         good_tokens_per_s=whole.good_tokens / covered_s if covered_s else 0.0,
-        burn=burn,
+        burn=burn_of(whole.attempted, whole.good, objective),
     )
 
 

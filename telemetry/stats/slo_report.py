@@ -62,6 +62,11 @@ class SloWindow(msgspec.Struct, frozen=True, kw_only=True):
     burn: float | None
 
 
+def burn_of(attempted: int, good: int, objective: float) -> float | None:
+    """The share of requests that missed over the share that may; None without attempted ones."""
+    return (attempted - good) / attempted / (1 - objective) if attempted else None
+
+
 class SloStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One class: its targets, its requests by verdict since the start, and its windows."""
 

@@ -64,6 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     budget of its own: that of the last one is `step_budget_tokens`, `step_tokens` of them were
     computed, and `step_target_ns` is the latency target that bounded it. In
     `steps_target_unreachable_total` steps the decodes alone took longer than their target.
+    `version` is that of the server, empty where it is not known.
     """
 
     at_ns: int
@@ -115,3 +116,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     step_target_ns: int | None = None
     steps_target_unreachable_total: int = 0
     autopilot: AutopilotLine | None = None
+    version: str = ""

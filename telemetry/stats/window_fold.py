@@ -51,6 +51,7 @@ class Suppliers:
     slo: Callable[[int], SloReport | None] = lambda now_ns: None
     autopilot: Callable[[], AutopilotLine | None] = lambda: None
     metric_pushes: Callable[[], tuple[int, int, int] | None] = lambda: None
+    version: str = ""
 
 
 @dataclass(slots=True)
@@ -172,6 +173,7 @@ class WindowFold:
             step_target_ns=last.target_ns if last else None,
             steps_target_unreachable_total=self._targets.unreachable,
             autopilot=self._suppliers.autopilot(),
+            version=self._suppliers.version,
         )
 
     def _take(self, fact: Fact) -> None:
