@@ -3,8 +3,9 @@
 A server is put under a load with something of everything: classes, tenants, long prompts, schemas,
 drafts, cancellations, slow readers, a queue. Two Prometheuses scrape it, one with native histograms
 and one with classic buckets, as either may be what Grafana asks. Each query of each panel must have
-data in both, and each panel with exemplars must have one whose trace was received. Panels that need
-what is not here (a GPU, a trace store) are named.
+data in both, and each panel with exemplars must have one whose trace was received. What searches
+for traces ask for (service, span, attribute) must be in what was received. Panels that need what is
+not here (a GPU, a trace store) are named.
 
     .venv/bin/python -m benchmarks.operator_kit.grafana [--seconds 90]
 """
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.operator_kit.load import everything
@@ -28,6 +30,7 @@ from benchmarks.starter import serving
 from dashboards.grafana.boards import BOARDS
 from dashboards.grafana.files import BESIDE
 from dashboards.grafana.spec import Needs
+from dashboards.grafana.traces import OF_CLASS, SERVICE
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.prometheus_server import Prometheus
 
@@ -122,6 +125,16 @@ def ask_all(kind: str, prometheus: Prometheus, begin_s: float, ids: set[str]) ->
     return found
 
 
+def searches_find(trees: list[Any]) -> list[str]:
+    """What searches of the boards would not find in these traces."""
+    searches = [panel.traces for board in BOARDS for panel in board.panels if panel.traces]
+    names = {name for tree in trees for name in tree.names}
+    lacking = [search.span for search in searches if search.span and search.span not in names]
+    lacking += [tag for tag in OF_CLASS.tags if not any(tree.attribute(tag) for tree in trees)]
+    services = {tree.resource["service.name"] for tree in trees}
+    return lacking if services == {SERVICE} else [*lacking, f"services are {services}"]
+
+
 def variables_have_values(prometheus: Prometheus) -> bool:
     """The instance and the classes that the boards let one choose from."""
     instances = prometheus.query("count by (instance) (phasescope_ready)")
@@ -143,11 +156,14 @@ def measure(seconds: float) -> tuple[dict[str, Found], float, int]:
         requests = asyncio.run(everything(server.port, seconds))
         time.sleep(5)  # the last exports and scrapes
         took_s = time.time() - begin_s
-        ids = {tree.trace_id for tree in receiver.trees()}
+        trees = receiver.trees()
+        ids = {tree.trace_id for tree in trees}
+        lacking = searches_find(trees)
         assert all(map(variables_have_values, scrapers.values())), "no values for the variables"
         found = {
             kind: ask_all(kind, prometheus, begin_s, ids) for kind, prometheus in scrapers.items()
         }
+    found["native"].empty += [f"no trace has what a search wants: {one}" for one in lacking]
     return found, took_s, requests
 
 

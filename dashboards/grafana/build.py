@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from typing import Any
-
-from grafana_foundation_sdk.builders import common as common_builders
-from grafana_foundation_sdk.builders import (
-    dashboard as dashboards,
-)
-from grafana_foundation_sdk.builders import (
-    heatmap,
-    prometheus,
-    stat,
-    statetimeline,
-    table,
-    timeseries,
-)
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.cog.runtime import UnknownDataquery
-from grafana_foundation_sdk.models import common
-from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.grafana import traces
 from dashboards.grafana.spec import Board, Panel, Query, Show, TraceQuery, TraceStore
 from telemetry.metrics.catalog import engine, slo
+
+with warnings.catch_warnings():
+    # It prefers the newer form of boards, which only the last Grafanas read.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import common as common_builders
+    from grafana_foundation_sdk.builders import dashboard as dashboards
+    from grafana_foundation_sdk.builders import (
+        heatmap,
+        prometheus,
+        stat,
+        statetimeline,
+        table,
+        timeseries,
+    )
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.cog.runtime import UnknownDataquery
+    from grafana_foundation_sdk.models import common
+    from grafana_foundation_sdk.models import dashboard as models
+    from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 TAG = "phasescope"
 _PROMETHEUS = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -48,8 +51,6 @@ def json_of(board: Board, store: TraceStore = TraceStore.JAEGER) -> str:
 
 def read_back(text: str) -> str:
     """The same board once the SDK's types have read it: what they do not know is lost."""
-    import json
-
     register_default_plugins()
     return _encoded(models.Dashboard.from_json(json.loads(text)))
 

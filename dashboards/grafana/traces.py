@@ -38,7 +38,10 @@ def _asked(store: TraceStore, asked: TraceQuery) -> dict[str, object]:
         case TraceStore.JAEGER:
             return {"query": asked.trace_id} if asked.trace_id else _jaeger(asked)
         case TraceStore.TEMPO:
-            return {"queryType": "traceql", "query": asked.trace_id or _traceql(asked)} | {
+            return {
+                "queryType": "traceql",
+                "query": asked.trace_id or _traceql(asked),
+                "filters": [],
                 "limit": _LIMIT,
                 "tableType": "traces",
             }

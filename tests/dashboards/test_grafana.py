@@ -18,7 +18,7 @@ from dashboards.grafana.build import read_back
 from dashboards.grafana.spec import Board, Needs, TraceStore
 from telemetry.metrics.catalog import all_metrics
 from telemetry.metrics.metric import Kind
-from telemetry.traces import span_attributes, stall_spans
+from telemetry.traces import span_attributes, spans
 from tests.support.servers.prometheus_server import required
 
 GRID_WIDTH = 24
@@ -138,9 +138,7 @@ def test_latencies_lead_to_traces_by_exemplar_and_by_class() -> None:
 
 
 def test_searches_for_traces_use_words_that_spans_have() -> None:
-    source = "".join(
-        Path(module.__file__ or "").read_text() for module in (span_attributes, stall_spans)
-    )
+    source = "".join(Path(module.__file__ or "").read_text() for module in (span_attributes, spans))
 
     for board in BOARDS:
         for panel in board.panels:

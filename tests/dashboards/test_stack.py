@@ -63,10 +63,10 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 )
 def test_the_server_is_started_with_flags_that_it_has(words: list[str]) -> None:
     """And listens where others look for it."""
-    arguments = served(words)
+    given = served(words).given
 
-    assert arguments.port == PORT
-    assert arguments.host == "0.0.0.0"
+    assert given["port"] == PORT
+    assert given["host"] == "0.0.0.0"
 
 
 def test_the_image_builds_from_what_is_there_and_runs_as_nobody() -> None:
