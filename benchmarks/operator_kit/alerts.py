@@ -197,6 +197,8 @@ def drill(folder: Path, inbox: Inbox, stack: contextlib.ExitStack) -> dict[str, 
     held = of_name(manager, "PhasescopeReplicaDown")
     found["inhibited"] = [alert["labels"]["instance"] for alert in held if inhibited(alert)]
     assert len(found["inhibited"]) == 2, held
+    told_of = {alert["labels"]["instance"] for alert in inbox.alerts("ticket", "firing")}
+    assert told_of == {targets[1]}, told_of
     replicas[0].start()
     found["back_s"] = told(
         inbox, "the page is resolved", "page", "resolved", "PhasescopeAllReplicasDown"

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 CLASSES, TENANTS = ("chat", "voice", "batch", "code"), ("red", "green", "blue")
-WORKERS = 24
+WORKERS = 12
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}},

@@ -120,8 +120,9 @@ def is_here(needs: str) -> bool:
     words = needs.split()
     if shutil.which(words[0]) is None:
         return False
-    asked = subprocess.run([*words, "--help"], capture_output=True)
-    return len(words) == 1 or asked.returncode == 0
+    if len(words) == 1:
+        return True
+    return subprocess.run([*words, "version"], capture_output=True).returncode == 0
 
 
 def run(check: Check) -> str:

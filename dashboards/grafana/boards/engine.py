@@ -82,6 +82,7 @@ _STEPS = Row(
             ),
             unit="percentunit",
             about=f"{engine.DEVICE_BUSY.help} {engine.DEVICE_BUBBLE.help}",
+            needs=Needs.GPU,
         ),
         Panel(
             title="Device time of sampled decode steps",
@@ -89,6 +90,7 @@ _STEPS = Row(
             unit="percentunit",
             about=engine.DEVICE_PHASE.help,
             stacked=True,
+            needs=Needs.GPU,
         ),
         Panel(
             title="Ranks waiting for the slowest",

@@ -30,9 +30,9 @@ def required() -> None:
 
 class Prometheus:
     """`with Prometheus("127.0.0.1:8000") as prometheus:` with our configuration, scraping
-    every second; without `native` it takes classic buckets, as it does by default."""
+    every second or as told; without `native` it takes classic buckets, as it does by default."""
 
-    def __init__(self, target: str, native: bool = True) -> None:
+    def __init__(self, target: str, native: bool = True, every_s: int = 1) -> None:
         self._features = ("native-histograms",) if native else ()
         self._folder = tempfile.TemporaryDirectory(prefix="phasescope-prometheus-")
         folder = Path(self._folder.name)
@@ -41,7 +41,8 @@ class Prometheus:
         text = CONFIG.read_text()
         assert "127.0.0.1:8000" in text
         text = text.replace("127.0.0.1:8000", target)
-        (folder / "prometheus.yml").write_text(text.replace("_interval: 15s", "_interval: 1s"))
+        text = text.replace("_interval: 15s", f"_interval: {every_s}s")
+        (folder / "prometheus.yml").write_text(text)
         self._port = free_port()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30)
 
