@@ -6,6 +6,11 @@ from dashboards.grafana.queries import highest, rate, total
 from dashboards.grafana.spec import Board, Panel, Query, Row, Show
 from telemetry.metrics.catalog import harm, machine
 
+_FIRING = (
+    "max by (alertname, instance, symptom, slo_class) "
+    '(ALERTS{alertname=~"Phasescope.+", alertstate="firing"})'
+)
+
 _FINDINGS = Row(
     title="Findings",
     panels=(
@@ -44,9 +49,9 @@ _FINDINGS = Row(
         ),
         Panel(
             title="Alerts that fire",
-            show=Show.TABLE,
-            queries=(Query('ALERTS{alertname=~"Phasescope.*", alertstate="firing"}', ""),),
-            about="As Prometheus evaluates dashboards/prometheus.",
+            show=Show.STATES,
+            queries=(Query(_FIRING, "{{instance}} {{alertname}} {{symptom}} {{slo_class}}"),),
+            about="As Prometheus evaluates the rules of dashboards/prometheus.",
         ),
     ),
 )
