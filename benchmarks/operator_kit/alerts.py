@@ -199,10 +199,10 @@ def drill(folder: Path, inbox: Inbox, stack: contextlib.ExitStack) -> dict[str, 
     assert len(found["inhibited"]) == 2, held
     told_of = {alert["labels"]["instance"] for alert in inbox.alerts("ticket", "firing")}
     assert told_of == {targets[1]}, told_of
+    begin_s = time.monotonic()
     replicas[0].start()
-    found["back_s"] = told(
-        inbox, "the page is resolved", "page", "resolved", "PhasescopeAllReplicasDown"
-    )
+    told(inbox, "the page is resolved", "page", "resolved", "PhasescopeAllReplicasDown")
+    found["resolved_since_restart_s"] = round(time.monotonic() - begin_s, 1)
     return found
 
 
