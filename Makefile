@@ -50,9 +50,9 @@ docs: $(VENV)/.dev ## Write the generated references and build the site in build
 site: $(VENV)/.dev ## Build the site; no link may lead nowhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-prometheus: ## Install Debian's prometheus and promtool, which some tests want (needs root)
-	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { apt-get update -qq && \
-		apt-get install -y -qq --no-install-recommends prometheus; }
+prometheus: ## Install Debian's Prometheus and Alertmanager, which some tests want (needs root)
+	@command -v promtool >/dev/null && command -v amtool >/dev/null || { apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager; }
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .

@@ -23,6 +23,7 @@ from service.config.resolve import Source, resolve
 from telemetry.requests.slo_policy import read_policy
 from tests.diagnosis.test_runbooks import all_options, anchors, documented_metrics, options, parsers
 from tests.support.programs import read_command
+from tests.support.servers.prometheus_server import RULES
 from tests.support.servers.server import Server, spawn
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ LINKED = [*WRITTEN, *GENERATED, ROOT / "CHANGELOG.md", ROOT / ".github/CONTRIBUT
 DEFAULT_URL = "http://127.0.0.1:8000"
 NOBODY = "http://127.0.0.1:9"  # traces that nobody takes can be changed all the same
 README_LINES, README_BYTES, PICTURE_BYTES = 150, 12_000, 150_000
+OTHERS = ("docker", "kubectl", "promtool", "amtool")
 OTHERS_FLAGS = frozenset({"--enable-feature", "--no-build-isolation"})
 
 _LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
@@ -126,7 +128,7 @@ def check(words: list[str]) -> None:
         (extra,) = re.findall(r"\.\[(\w+)\]", " ".join(rest))
         assert extra in extras["project"]["optional-dependencies"], words
     else:
-        assert command == "curl", words
+        assert command in ("curl", *OTHERS), words
 
 
 @pytest.mark.parametrize("page", GENERATED, ids=name)
@@ -225,7 +227,7 @@ def test_metrics_that_are_named_are_in_the_catalog(page: Path) -> None:
 
 
 def test_alerts_that_are_named_are_in_the_rules_and_all_of_those_are_named() -> None:
-    rules = (ROOT / "dashboards/prometheus/rules.yml").read_text()
+    rules = "".join(path.read_text() for path in RULES)
     told = (ROOT / "docs/operate/alerts.md").read_text()
 
     alerts = set(re.findall(r"- alert: (\w+)", rules))

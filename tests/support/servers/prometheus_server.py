@@ -16,6 +16,7 @@ import pytest
 from tests.support.servers.server import eventually, free_port
 
 CONFIG = Path(__file__).parents[3] / "dashboards/prometheus/prometheus.yml"
+RULES = tuple(CONFIG.with_name(name) for name in ("rules.yml", "fleet.yml"))
 
 
 def required() -> None:
@@ -29,16 +30,19 @@ def required() -> None:
 
 class Prometheus:
     """`with Prometheus("127.0.0.1:8000") as prometheus:` with our configuration, scraping
-    every second."""
+    every second or as told; without `native` it takes classic buckets, as it does by default."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, native: bool = True, every_s: int = 1) -> None:
+        self._features = ("native-histograms",) if native else ()
         self._folder = tempfile.TemporaryDirectory(prefix="phasescope-prometheus-")
         folder = Path(self._folder.name)
-        shutil.copy(CONFIG.with_name("rules.yml"), folder)
+        for rules in RULES:
+            shutil.copy(rules, folder)
         text = CONFIG.read_text()
         assert "127.0.0.1:8000" in text
         text = text.replace("127.0.0.1:8000", target)
-        (folder / "prometheus.yml").write_text(text.replace("_interval: 15s", "_interval: 1s"))
+        text = text.replace("_interval: 15s", f"_interval: {every_s}s")
+        (folder / "prometheus.yml").write_text(text)
         self._port = free_port()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30)
 
@@ -51,7 +55,7 @@ class Prometheus:
                 f"--config.file={folder}/prometheus.yml",
                 f"--storage.tsdb.path={folder}/data",
                 f"--web.listen-address=127.0.0.1:{self._port}",
-                "--enable-feature=native-histograms,exemplar-storage",
+                f"--enable-feature={','.join((*self._features, 'exemplar-storage'))}",
             ],
             stdout=self._log,
             stderr=self._log,
@@ -80,6 +84,13 @@ class Prometheus:
     def query(self, promql: str) -> list[dict[str, Any]]:
         """Result vector of an instant query, as of now."""
         return self._get("/api/v1/query", query=promql)["result"]
+
+    def query_range(
+        self, promql: str, start_s: float, end_s: float, step_s: float
+    ) -> list[dict[str, Any]]:
+        """Result matrix, as a panel asks for it."""
+        times = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:g}"}
+        return self._get("/api/v1/query_range", query=promql, **times)["result"]
 
     def value(self, promql: str) -> float | None:
         """The one value of a query; None while there is none."""

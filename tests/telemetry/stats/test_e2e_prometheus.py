@@ -15,7 +15,7 @@ import pytest
 
 from telemetry.metrics.metric import LATENCY_BOUNDS_S
 from tests.support.servers.otlp_receiver import OtlpReceiver
-from tests.support.servers.prometheus_server import CONFIG, Prometheus, required
+from tests.support.servers.prometheus_server import CONFIG, RULES, Prometheus, required
 from tests.support.servers.server import Server, eventually
 
 REQUESTS = 100  # as few as give each of the percents a request of its own
@@ -186,8 +186,9 @@ def test_the_series_of_dashboards_exist(measured: Measured) -> None:
     "arguments",
     [
         ("check", "config", str(CONFIG)),
-        ("check", "rules", str(CONFIG.with_name("rules.yml"))),
+        ("check", "rules", *map(str, RULES)),
         ("test", "rules", str(CONFIG.with_name("rules_test.yml"))),
+        ("test", "rules", str(CONFIG.with_name("fleet_test.yml"))),
     ],
 )
 def test_promtool_accepts_what_we_ship(arguments: tuple[str, ...]) -> None:
@@ -198,7 +199,8 @@ def test_promtool_accepts_what_we_ship(arguments: tuple[str, ...]) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-def test_rules_name_only_metrics_that_exist() -> None:
+@pytest.mark.parametrize("rules", RULES, ids=lambda path: path.name)
+def test_rules_name_only_metrics_that_exist(rules: Path) -> None:
     """A typing error in a rule is an alert that never comes."""
     import re
 
@@ -207,8 +209,7 @@ def test_rules_name_only_metrics_that_exist() -> None:
 
     known = {metric.exposed for metric in all_metrics()}
     histograms = {metric.name for metric in all_metrics() if metric.kind is Kind.HISTOGRAM}
-    text = Path(CONFIG.with_name("rules.yml")).read_text()
-    named = set(re.findall(r"\bphasescope_[a-z0-9_]+", text))
+    named = set(re.findall(r"\bphasescope_[a-z0-9_]+", rules.read_text()))
 
     assert named
     assert named <= known | histograms

@@ -1,0 +1,216 @@
+"""The board to begin with: are promises kept, by which replica are they not, and what is wrong."""
+
+from __future__ import annotations
+
+from dashboards.grafana.boards.slo import burn, good_share
+from dashboards.grafana.queries import highest, quantile, rate, samples, share, total
+from dashboards.grafana.spec import Board, Needs, Panel, Query, Row, Show
+from telemetry.metrics.catalog import engine, gateway, harm, slo
+from telemetry.metrics.catalog.latency import HISTOGRAMS
+from telemetry.requests.phases import Measure
+
+TTFT, ITL = (
+    next(metric for metric in HISTOGRAMS if metric.measure is measure)
+    for measure in (Measure.TTFT, Measure.ITL)
+)
+
+_COST = samples(slo.COST, 'window="300s"')
+
+_NOW = Row(
+    title="Now",
+    panels=(
+        Panel(
+            title="Replicas ready",
+            show=Show.NUMBER,
+            queries=(Query(total(engine.READY)),),
+            about="How many servers take requests.",
+            warn_below=1,
+            width=4,
+            height=4,
+        ),
+        Panel(
+            title="Requests a second",
+            show=Show.NUMBER,
+            queries=(Query(rate(gateway.REQUESTS)),),
+            about=gateway.REQUESTS.help,
+            width=4,
+            height=4,
+        ),
+        Panel(
+            title="Output tokens a second",
+            show=Show.NUMBER,
+            queries=(Query(rate(engine.OUTPUT_TOKENS)),),
+            about=engine.OUTPUT_TOKENS.help,
+            width=4,
+            height=4,
+        ),
+        Panel(
+            title="Good requests",
+            show=Show.NUMBER,
+            queries=(Query(good_share()),),
+            unit="percentunit",
+            about="Share of requests that met the SLO of their class.",
+            warn_below=0.99,
+            width=4,
+            height=4,
+        ),
+        Panel(
+            title="Worst burn of an error budget",
+            show=Show.NUMBER,
+            queries=(Query(f"max ({burn()})"),),
+            about="Over all classes. At 1 a budget lasts exactly its period.",
+            warn_above=1,
+            width=4,
+            height=4,
+        ),
+        Panel(
+            title="KV cache in use",
+            show=Show.NUMBER,
+            queries=(Query(share(total(engine.BLOCKS_USED), total(engine.BLOCKS_TOTAL))),),
+            unit="percentunit",
+            about=engine.BLOCKS_USED.help,
+            warn_above=0.95,
+            max_value=1,
+            width=4,
+            height=4,
+        ),
+    ),
+)
+
+_PROMISES = Row(
+    title="Promises",
+    panels=(
+        Panel(
+            title="Time to first token, p99 by class",
+            queries=(Query(quantile(0.99, TTFT, "slo_class"), "{{slo_class}}", exemplars=True),),
+            unit="s",
+            about=f"{TTFT.help} Diamonds are requests: each leads to its trace.",
+            links_to_traces=True,
+        ),
+        Panel(
+            title="Inter-token latency, p99 by class",
+            queries=(Query(quantile(0.99, ITL, "slo_class"), "{{slo_class}}", exemplars=True),),
+            unit="s",
+            about=f"{ITL.help} Diamonds are requests: each leads to its trace.",
+            links_to_traces=True,
+        ),
+        Panel(
+            title="Burn of the error budget by class",
+            queries=(Query(burn(), "{{slo_class}}"),),
+            about="At 1 the budget lasts exactly its period; the alerts page above 14.4 and 6.",
+            warn_above=1,
+        ),
+        Panel(
+            title="Requests by outcome",
+            queries=(Query(rate(gateway.REQUESTS, "outcome"), "{{outcome}}"),),
+            unit="reqps",
+            about=gateway.REQUESTS.help,
+            stacked=True,
+        ),
+        Panel(
+            title="Running and waiting",
+            queries=(
+                Query(total(engine.RUNNING), "running"),
+                Query(total(engine.WAITING), "waiting"),
+            ),
+            about=f"{engine.RUNNING.help} {engine.WAITING.help}",
+        ),
+        Panel(
+            title="What is wrong",
+            show=Show.STATES,
+            queries=(
+                Query(highest(harm.FINDING, "instance", "symptom"), "{{instance}} {{symptom}}"),
+            ),
+            about="Findings of the diagnosis; empty while nothing is found. "
+            "Each has a runbook of its name.",
+        ),
+    ),
+)
+
+_REPLICAS = Row(
+    title="Replicas beside each other",
+    panels=(
+        Panel(
+            title="Good requests by replica",
+            queries=(Query(good_share("instance"), "{{instance}}"),),
+            unit="percentunit",
+            about="One line below the others is one bad replica; all of them, bad traffic.",
+            max_value=1,
+        ),
+        Panel(
+            title="Time to first token, p99 by replica",
+            queries=(Query(quantile(0.99, TTFT, "instance"), "{{instance}}"),),
+            unit="s",
+            about=TTFT.help,
+        ),
+        Panel(
+            title="Inter-token latency, p99 by replica",
+            queries=(Query(quantile(0.99, ITL, "instance"), "{{instance}}"),),
+            unit="s",
+            about=ITL.help,
+        ),
+        Panel(
+            title="Output tokens a second by replica",
+            queries=(Query(rate(engine.OUTPUT_TOKENS, "instance"), "{{instance}}"),),
+            about=engine.OUTPUT_TOKENS.help,
+        ),
+        Panel(
+            title="Waiting by replica",
+            queries=(Query(total(engine.WAITING, "instance"), "{{instance}}"),),
+            about=engine.WAITING.help,
+        ),
+        Panel(
+            title="Cost of a million tokens",
+            queries=(Query(f"avg by (which) ({_COST})", "of {{which}} requests"),),
+            about=slo.COST.help,
+            needs=Needs.PRICE,
+        ),
+    ),
+)
+
+_GATEWAY = Row(
+    title="Gateway",
+    panels=(
+        Panel(
+            title="Connections",
+            queries=(Query(total(gateway.CONNECTIONS, "instance"), "{{instance}}"),),
+            about=gateway.CONNECTIONS.help,
+        ),
+        Panel(
+            title="Connections accepted, refused and not to be had",
+            queries=(
+                Query(rate(gateway.CONNECTIONS_ACCEPTED), "accepted"),
+                Query(rate(gateway.CONNECTIONS_REFUSED, "reason"), "refused: {{reason}}"),
+                Query(rate(gateway.ACCEPT_FAILURES), "accept failed"),
+            ),
+            unit="cps",
+            about=f"{gateway.CONNECTIONS_REFUSED.help} {gateway.ACCEPT_FAILURES.help}",
+        ),
+        Panel(
+            title="Bodies that wait to be read",
+            queries=(Query(total(gateway.INGEST_WAITING, "instance"), "{{instance}}"),),
+            about=gateway.INGEST_WAITING.help,
+        ),
+        Panel(
+            title="Size of the bodies that wait",
+            queries=(Query(total(gateway.INGEST_WAITING_BYTES, "instance"), "{{instance}}"),),
+            unit="bytes",
+            about=gateway.INGEST_WAITING_BYTES.help,
+        ),
+        Panel(
+            title="Bodies refused, ingest workers ended",
+            queries=(
+                Query(rate(gateway.INGEST_REFUSED), "refused"),
+                Query(rate(gateway.INGEST_WORKERS_ENDED, "reason"), "worker ended: {{reason}}"),
+            ),
+            about=f"{gateway.INGEST_REFUSED.help} {gateway.INGEST_WORKERS_ENDED.help}",
+        ),
+    ),
+)
+
+BOARD = Board(
+    name="overview",
+    title="phasescope / Overview",
+    about="Are promises kept, by which replica are they not, and what is wrong.",
+    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY),
+)

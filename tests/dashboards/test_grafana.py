@@ -1,0 +1,156 @@
+"""Boards are what the catalog says, and what Grafana's own types read."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.grafana import files, traces
+from dashboards.grafana.boards import BOARDS
+from dashboards.grafana.build import read_back
+from dashboards.grafana.spec import Board, Needs, TraceStore
+from telemetry.metrics.catalog import all_metrics
+from telemetry.metrics.metric import Kind
+from telemetry.traces import span_attributes, spans
+from tests.support.servers.prometheus_server import required
+
+GRID_WIDTH = 24
+TEXTS = files.texts()
+
+each = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+
+
+def text(board: Board) -> str:
+    return TEXTS[f"{board.name}.json"]
+
+
+def panels(board: Board) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(text(board))["panels"]
+    return found
+
+
+def exprs() -> list[str]:
+    """Every query, with what Grafana would put in for its variables."""
+    found = [query.expr for board in BOARDS for panel in board.panels for query in panel.queries]
+    return [expr.replace("$__rate_interval", "1m").replace("$", "") for expr in found]
+
+
+@each
+def test_the_committed_board_is_not_stale(board: Board) -> None:
+    """`python -m dashboards.grafana` writes it."""
+    assert (files.BESIDE / f"{board.name}.json").read_text() == text(board)
+
+
+def test_no_board_is_left_over() -> None:
+    assert {path.name for path in files.BESIDE.glob("*.json")} == set(TEXTS)
+
+
+@each
+def test_the_types_of_the_sdk_read_a_board_without_losing_anything(board: Board) -> None:
+    """A key that Grafana does not know would be gone."""
+    assert json.loads(read_back(text(board))) == json.loads(text(board))
+
+
+def test_every_metric_of_the_catalog_is_on_a_board() -> None:
+    """Whoever adds one says where an operator sees it."""
+    named = set(re.findall(r"\b(?:phasescope|gen_ai)_\w+", "\n".join(exprs())))
+    catalog = {metric.exposed: metric for metric in all_metrics()}
+
+    for metric in catalog.values():
+        names = {metric.exposed}
+        if metric.kind is Kind.HISTOGRAM:
+            names |= {f"{metric.exposed}_bucket"}
+        assert names <= named, metric.name
+    histograms = [name for name, metric in catalog.items() if metric.kind is Kind.HISTOGRAM]
+    parts = {f"{name}{end}" for name in histograms for end in ("_bucket", "_sum", "_count")}
+    assert named <= catalog.keys() | parts | {"gen_ai_operation_name", "gen_ai_request_model"}
+
+
+@each
+def test_panels_have_names_of_their_own_and_say_what_they_show(board: Board) -> None:
+    titles = [panel["title"] for panel in panels(board)]
+    ids = [panel["id"] for panel in panels(board)]
+
+    assert len(titles) == len(set(titles))
+    assert len(ids) == len(set(ids))
+    for panel in board.panels:
+        assert panel.about.endswith("."), panel.title
+        assert panel.queries or panel.traces, panel.title
+
+
+@each
+def test_panels_do_not_overlap(board: Board) -> None:
+    places = [panel["gridPos"] for panel in panels(board)]
+
+    for one, other in combinations(places, 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y, (one, other)
+    assert all(place["x"] + place["w"] <= GRID_WIDTH for place in places)
+
+
+@each
+def test_every_query_obeys_the_variables(board: Board) -> None:
+    """Of data source, instance and class; nothing is asked of a fixed data source."""
+    variables = {one["name"] for one in json.loads(text(board))["templating"]["list"]}
+    assert {"datasource", "traces", "instance", "slo_class"} <= variables
+
+    for panel in panels(board):
+        for target in panel.get("targets", ()):
+            assert target["datasource"]["uid"] in ("${datasource}", "${traces}"), panel["title"]
+            if "phasescope_" in target.get("expr", ""):
+                assert 'instance=~"$instance"' in target["expr"], panel["title"]
+    asked = "".join(query.expr for panel in board.panels for query in panel.queries)
+    assert set(re.findall(r"\$(\w+)", asked)) <= {"instance", "slo_class", "__rate_interval"}
+
+
+def test_promtool_reads_every_query(tmp_path: Path) -> None:
+    required()
+    rules = [{"record": f"panel:{n}", "expr": expr} for n, expr in enumerate(exprs())]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": rules}]}))
+    answer = subprocess.run(
+        ["promtool", "check", "rules", "--lint=none", str(path)], capture_output=True, text=True
+    )
+
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_latencies_lead_to_traces_by_exemplar_and_by_class() -> None:
+    """A diamond is a request; a line leads to a search for its class."""
+    overview, classes, *_ = BOARDS
+    for board in (overview, classes):
+        found = [panel for panel in panels(board) if "first token" in panel["title"].lower()]
+        assert any(t.get("exemplar") for panel in found for t in panel["targets"])
+        links = [
+            link["url"]
+            for panel in found
+            for link in panel.get("fieldConfig", {}).get("defaults", {}).get("links", ())
+        ]
+        assert any("${traces}" in link and "phasescope.slo_class" in link for link in links)
+
+
+def test_searches_for_traces_use_words_that_spans_have() -> None:
+    source = "".join(Path(module.__file__ or "").read_text() for module in (span_attributes, spans))
+
+    for board in BOARDS:
+        for panel in board.panels:
+            if panel.traces is None:
+                continue
+            assert panel.needs is Needs.TRACE_STORE
+            assert not panel.traces.span or f'"{panel.traces.span}"' in source
+    assert all(f'"{name}"' in source for name in traces.OF_CLASS.tags)
+
+
+def test_boards_for_tempo_ask_nothing_of_jaeger() -> None:
+    for name, board in files.texts(TraceStore.TEMPO).items():
+        assert "jaeger" not in board
+        assert board != TEXTS[name]
+        assert json.loads(read_back(board)) == json.loads(board)
