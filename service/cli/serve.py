@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from service.cli.console import require_console
 from service.cli.settings_flags import add_settings, checked, resolved
 from service.config.resolve import Resolution
 from service.config.settings import ConfigError, ModelRef, RecorderConfig, ServeConfig
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     resolution = resolved(args)
     config = checked(resolution)
+    if config.console.enabled:
+        require_console()
     say = set_up_logging(config.logs.format, _print_line)
     try:
         return _run(resolution, config, say)
