@@ -44,6 +44,7 @@ from telemetry.facts.records import (
 )
 from telemetry.journal.journal_reader import Journal
 from telemetry.ledger.builder import DEFAULT_ITL_TARGET_NS, LedgerBuilder
+from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 
@@ -124,7 +125,7 @@ class _Builder:
         self._phases.close()
         self._is_over = True
         for request_id in self._requests.live:
-            end = _end_of_journal(request_id, self._last_ns)
+            end = assumed_end(request_id, self._last_ns, EndReason.SHUTDOWN)
             self._requests.ended(end)
             self._phases.on_facts((end,))
         self._phases.close()
@@ -174,20 +175,3 @@ def _origin_ns(journal: Journal) -> int:
 def _metadata(journal: Journal) -> Args:
     header: Args = msgspec.to_builtins(journal.header)
     return {"source": "phasescope", "origin_monotonic_ns": _origin_ns(journal), **header}
-
-
-def _end_of_journal(request_id: str, at_ns: int) -> RequestEnded:
-    """An end fact for a request in flight, so that it can be drawn."""
-    return RequestEnded(
-        request_id=request_id,
-        at_ns=at_ns,
-        reason=EndReason.SHUTDOWN,
-        status=0,
-        error_type=None,
-        output_tokens=0,
-        first_sent_ns=None,
-        detokenized_ns=None,
-        detokenize_busy_ns=0,
-        bytes_sent=0,
-        detected_ns=None,
-    )

@@ -49,6 +49,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.requests.assumed_end import assumed_end
 
 _GATEWAY = (RequestAccepted, RequestParsed, RequestTokenized, SequenceSubmitted, RequestEnded)
 
@@ -293,20 +294,7 @@ def _gateway_facts(
         if isinstance(fact, SequenceSubmitted) and fact.request_id not in ended:
             at_ns = last_ns.get(fact.seq_id, fact.at_ns)
             ends_ns[fact.request_id] = max(ends_ns.get(fact.request_id, 0), at_ns)
-    return [*known, *(_end(request_id, at_ns) for request_id, at_ns in ends_ns.items())]
-
-
-def _end(request_id: str, at_ns: int) -> RequestEnded:
-    return RequestEnded(
-        request_id=request_id,
-        at_ns=at_ns,
-        reason=EndReason.MAX_TOKENS,
-        status=200,
-        error_type=None,
-        output_tokens=0,
-        first_sent_ns=None,
-        detokenized_ns=None,
-        detokenize_busy_ns=0,
-        bytes_sent=0,
-        detected_ns=None,
-    )
+    return [
+        *known,
+        *(assumed_end(one, at_ns, EndReason.MAX_TOKENS, 200) for one, at_ns in ends_ns.items()),
+    ]

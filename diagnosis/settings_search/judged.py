@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from diagnosis.settings_search.answer import ClassForecast
-from diagnosis.settings_search.thresholds import GAPS_PER_LATE_ONE
 from diagnosis.spans import Span
 from lab.replay.recorded import RecordedRun
 from telemetry.facts.reasons import EndReason
@@ -25,10 +24,11 @@ from telemetry.facts.records import (
     fact_ns,
 )
 from telemetry.numbers.quantiles import quantile
+from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
 from telemetry.requests.slo_policy import SloClass, SloPolicy
-from telemetry.stats.slo import judge
+from telemetry.stats.slo import allowed_late, judge
 from telemetry.stats.slo_report import Verdict
 
 _TTFT_QUANTILE, _ITL_QUANTILE = 0.95, 0.99
@@ -64,7 +64,10 @@ def judged(
             live.pop(fact.request_id, None)
         fold.on_facts((fact,))
     waited = [request_id for request_id in live if request_id not in given_up]
-    unfinished = [fold.provisional(_end(request_id, window.end_ns)) for request_id in waited]
+    unfinished = [
+        fold.provisional(assumed_end(request_id, window.end_ns, EndReason.MAX_TOKENS, 200))
+        for request_id in waited
+    ]
     fold.close()
     tallies: dict[str, _Tally] = {}
     missed: set[str] = set()
@@ -133,7 +136,7 @@ def _judge_unfinished(
     if waited_ns > target.ttft_ns:
         return Verdict.LATE_FIRST_TOKEN
     late = sum(gap > target.itl_ns for gap in _gaps_ns(timeline))
-    if late > max(expected, timeline.token_count) // GAPS_PER_LATE_ONE:
+    if late > allowed_late(max(expected, timeline.token_count)):
         return Verdict.SLOW_TOKENS
     return Verdict.UNMEASURED
 
@@ -183,20 +186,3 @@ class _Tally:
 
 def _ms(value_ns: float | None) -> float | None:
     return None if value_ns is None else value_ns / 1e6
-
-
-def _end(request_id: str, at_ns: int) -> RequestEnded:
-    """The end of a request that goes on, so that it has a timeline."""
-    return RequestEnded(
-        request_id=request_id,
-        at_ns=at_ns,
-        reason=EndReason.MAX_TOKENS,
-        status=200,
-        error_type=None,
-        output_tokens=0,
-        first_sent_ns=None,
-        detokenized_ns=None,
-        detokenize_busy_ns=0,
-        bytes_sent=0,
-        detected_ns=None,
-    )

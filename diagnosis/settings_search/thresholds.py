@@ -34,12 +34,6 @@ BEFORE_NS: Annotated[
     "limits are set so long before the first sequence of an excerpt comes",
     "any time before it: the engine is idle then",
 ] = 1_000
-GAPS_PER_LATE_ONE: Annotated[
-    int,
-    "gaps",
-    "of which one may be late in a good request",
-    "as `telemetry.stats.slo` judges: the 99th percentile",
-] = 100
 
 # --- what counts as a gain -----------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from telemetry.facts.records import (
     SequenceSubmitted,
     fact_ns,
 )
+from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
 from telemetry.requests.ledger_guard import LedgerGuard, LedgerSource
 from telemetry.requests.phases import Measure, Measured, RequestTimeline, tile
@@ -212,7 +213,14 @@ class PhaseFold:
         for request_id, request in list(self._requests.items()):
             is_over = request_id not in live and request.accepted.was_read_before(listed.at_ns)
             if is_over and request.ended is None:
-                self._request_fact(end_lost(request.accepted, listed.at_ns))
+                self._request_fact(
+                    assumed_end(
+                        request.accepted.request_id,
+                        listed.at_ns,
+                        EndReason.END_LOST,
+                        error_type=EndReason.END_LOST.value,
+                    )
+                )
 
     def _note_gap(self) -> None:
         """Facts were lost: requests that are live now are not measured."""
@@ -268,23 +276,6 @@ class PhaseFold:
             request.workload = _classify(request)
         sequence.workload = request.workload
         return request.workload
-
-
-def end_lost(accepted: RequestAccepted, at_ns: int) -> RequestEnded:
-    """A terminal fact in place of a lost one: the request had ended by `at_ns`."""
-    return RequestEnded(
-        request_id=accepted.request_id,
-        at_ns=at_ns,
-        reason=EndReason.END_LOST,
-        status=0,
-        error_type=EndReason.END_LOST.value,
-        output_tokens=0,
-        first_sent_ns=None,
-        detokenized_ns=None,
-        detokenize_busy_ns=0,
-        bytes_sent=0,
-        detected_ns=None,
-    )
 
 
 def _classify(request: _Request) -> WorkloadClass:

@@ -170,7 +170,7 @@ def test_a_stopped_engine_is_detected_and_dumped_within_a_second(
     eventually(lambda: recorded.snapshot()["output_tokens_total"] > 5, "some tokens")
     pid = recorded.snapshot()["engine_pid"]
     os.kill(pid, signal.SIGSTOP)
-    late = stream(recorded, "late", max_tokens=4)  # work, even if "stuck" had ended before the signal
+    late = stream(recorded, "late", max_tokens=4)  # work, should "stuck" have ended
     try:
         answer = recorded.client.post("/debug/dump")
         assert answer.status_code == 200, answer.text
