@@ -121,9 +121,7 @@ def fail_a_request() -> tuple[RequestAccepted, RequestEnded]:
         pass
 
     async def run() -> None:
-        handler = GenerationHandler(
-            cast(GatewayState, state), Operation.TEXT, scope, receive, send
-        )
+        handler = GenerationHandler(cast(GatewayState, state), Operation.TEXT, scope, receive, send)
         await handler.run()
 
     asyncio.run(run())
