@@ -31,8 +31,6 @@ def run(args: argparse.Namespace) -> int:
 
     resolution = resolved(args)
     config = checked(resolution)
-    if config.console.enabled:
-        require_console()
     say = set_up_logging(config.logs.format, _print_line)
     try:
         return _run(resolution, config, say)
@@ -46,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
 def _run(resolution: Resolution, config: ServeConfig, say: Callable[[str], None]) -> int:
     from service.composition.startup import run_service
 
+    if config.console.enabled:
+        require_console()
     model = _find_model(resolution, config.recorder, say)
     engine = msgspec.structs.replace(config.engine, model=model)
     return run_service(msgspec.structs.replace(config, engine=engine), say)
