@@ -44,14 +44,21 @@ def table(header: list[str], rows: Iterable[list[str]]) -> str:
 
 def machine(data: dict[str, Any]) -> str:
     about = data["about"]["machine"]
-    numbers = {cell["repetition"] for cell in data["cells"]}
+    rounds: dict[str, int] = {}
+    for cell in data["cells"]:
+        rounds[cell["load"]] = max(rounds.get(cell["load"], 0), cell["repetition"])
+    by_count = {count: [one for one in rounds if rounds[one] == count] for count in rounds.values()}
+    counted = "; ".join(
+        f"{count}: {', '.join(sorted(names))}" for count, names in sorted(by_count.items())
+    )
     days = sorted({cell["at"][:10] for cell in data["cells"]})
     instructions = ", ".join(about["instructions"])
     return (
         f"- Machine: {about['cores']} cores of an {about['cpu']} ({instructions}), "
         f"{about['memory_gib']} GiB.\n"
         f"- Measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}; medians of "
-        f"{max(numbers)} interleaved rounds, with the least and the most."
+        "interleaved rounds, with the least and the most.\n"
+        f"- Rounds: {counted}."
     )
 
 

@@ -247,7 +247,7 @@ def test_loads_that_alternate_do_not_make_it_swing() -> None:
     assert len(found.told(Decision.ROLLED_BACK)) <= 4
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_the_invariants_hold_in_any_world(seed: int) -> None:
     """Truth, forecast, load, verdicts and events are drawn; `World` checks AP-1 to AP-7 at each

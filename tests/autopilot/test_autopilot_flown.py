@@ -55,7 +55,8 @@ def test_a_wrong_limit_is_found_set_measured_and_kept(name: str) -> None:
 
 def test_with_advice_only_nothing_is_set() -> None:
     wrong = SET["max_num_seqs"]
-    flown = Flown(WRONG["max_num_seqs"], seed=1, wrong=wrong, acts=False)
+    promised = dataclasses.replace(WRONG["max_num_seqs"], seconds=70.0)
+    flown = Flown(promised, seed=1, wrong=wrong, acts=False)
     flown.run()
 
     assert flown.told(Decision.PROPOSED)

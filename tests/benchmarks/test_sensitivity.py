@@ -79,9 +79,14 @@ def test_verdicts_over_a_shared_fold_are_those_of_a_diagnoser_alone(name: str) -
     twin = build_twin(name, SEED)
     changes = [
         Changes(variant(number, factor))
-        for number in ("THRESHOLD", "GROWN_DEMAND", "LEAST_DELAYED", "LEAST_SHARE", "SLOW")
-        for factor in (0.8, 1.25)
-    ]  # fmt: skip
+        for number, factor in (
+            ("THRESHOLD", 0.8),
+            ("GROWN_DEMAND", 1.25),
+            ("LEAST_DELAYED", 0.8),
+            ("LEAST_SHARE", 1.25),
+            ("SLOW", 0.8),
+        )
+    ]
     plain, *found = judge_all(Record(twin.facts, twin.before, twin.policy), changes)
 
     assert plain == live_through(twin)

@@ -93,11 +93,10 @@ def test_greedy_texts_are_those_of_the_torch_executor(depth: int) -> None:
     assert runtime.captured <= 2 * len(executor.graphs.buckets)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_texts_survive_preemption(depth: int) -> None:
+def test_texts_survive_preemption() -> None:
     executor, _ = ours()
     wanted = engine_of(reference(), 1).greedy(PROMPTS, 30)
-    short = engine_of(executor, depth, blocks_total=8)
+    short = engine_of(executor, 2, blocks_total=8)
 
     assert short.greedy(PROMPTS, 30) == wanted
     assert short.preemptions > 0
@@ -161,11 +160,10 @@ def test_graphs_are_captured_the_largest_first_and_once() -> None:
     assert runtime.captured == captured == 6, "each with marks within, and without"
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_texts_are_the_same_after_the_warm_up(depth: int) -> None:
+def test_texts_are_the_same_after_the_warm_up() -> None:
     """The warm-up ends with a row that samples no token."""
     executor, _ = ours()
-    engine = engine_of(executor, depth)
+    engine = engine_of(executor, 2)
     warm_up(executor, engine.limits, MonotonicClock())
 
     assert engine.greedy(PROMPTS[:2], 4) == engine_of(reference(), 1).greedy(PROMPTS[:2], 4)
