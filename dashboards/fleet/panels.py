@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -42,19 +43,21 @@ def verdict(fleet: FleetDiagnosis) -> Text:
 
 
 def replicas(fleet: FleetDiagnosis, width: int) -> Panel:
-    """One line each; one that does not answer says why."""
+    """One line each; those that do not answer come last and say why."""
     table = Table(box=None, padding=(0, 1), expand=True)
     table.add_column("replica", no_wrap=True, overflow="ellipsis", ratio=3)
     for name in ("run", "wait", "KV", "tok/s", "TTFT p95", "ITL p99", "good"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("finding", no_wrap=True, overflow="ellipsis", ratio=2)
+    silent: list[Text] = []
     for line in fleet.replicas:
         named = Text(_short(line.name), style=_STATE_STYLE[line.state])
         if line.state is ReplicaState.UNREAD:
-            table.add_row(named, *[""] * 7, Text(line.why, style="bold red"))
+            silent.append(Text(f" {named} {line.why}", style=_STATE_STYLE[line.state]))
         else:
             table.add_row(named, *_numbers(line), _finding(line))
-    return Panel(table, title="replicas, last 60 s", title_align="left", width=width)
+    lines: list[RenderableType] = [table, *silent]
+    return Panel(Group(*lines), title="replicas, last 60 s", title_align="left", width=width)
 
 
 def findings(fleet: FleetDiagnosis, width: int) -> Panel:

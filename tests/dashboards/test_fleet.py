@@ -84,7 +84,8 @@ def test_a_frame_has_the_verdict_a_line_for_each_and_what_they_have_together(wid
 
     for expected in (
         "5 replicas", "3 serving", "1 idle", "1 no answer", "one bad replica of 3", "r0:8000",
-        "bad:8000", "spare:8000", "gone:8000", "goodput", "chat 91.7 % good", "ttft",
+        "bad:8000", "spare:8000", "gone:8000 cannot be read: [Errno 111]", "refused", "goodput",
+        "chat 91.7 % good", "ttft",
         "throttled on bad:8000", "runbooks/throttled.md",
     ):  # fmt: skip
         assert expected in shown, expected
