@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dashboards.report.build import IncidentFold, incident_of
-from dashboards.report.incident import Help, Incident
+from dashboards.report.incident import Gain, Help, Incident
 from dashboards.report.page import About, report_page
 from dashboards.report.runbook import Block, Kind, Piece, blocks, runbook
 from diagnosis.root_cause.counterfactual import Explanation
@@ -21,7 +21,7 @@ from diagnosis.settings_search.answer import ClassForecast, Setting, SettingsAns
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.runbook import HEADINGS
 from service.cli.main import main
-from service.cli.operator.report_help import help_from
+from service.cli.operator.report_help import beyond_replay, help_from
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import fact_ns
 from telemetry.requests.slo_policy import DEFAULT_POLICY
@@ -278,12 +278,29 @@ def test_what_would_have_helped_is_told_with_the_gain_that_it_promises(incident:
     text = report_page(incident, helped, ABOUT)
 
     assert [one.is_runtime for one in helped.gains] == [True, None, None]
+    assert [one.is_remedy for one in helped.gains] == [True, True, False]
     assert helped.gains[0].action == "Set max_batched_tokens 2048 -> 128"
     assert helped.gains[0].promise == "chat 80 % -> 98 % good"
     assert helped.gains[2].promise.startswith("ttft_p95 400 ms -> 100 ms (75 % less")
     assert {one.label for one in helped.forecasts} >= {"measured", "best that can be set now"}
     assert "Would have helped:" in text[: text.index('<nav aria-label="Sections">')]
     Page(text)
+
+
+def test_no_remedy_is_promised_where_the_cause_lies_outside_of_the_scheduler(
+    incident: Incident,
+) -> None:
+    """A replay of a hung engine finds that time is missing, and that is no remedy."""
+    assert incident.top is not None
+    hung = msgspec.structs.replace(incident.top, symptom=Symptom.ENGINE_HUNG)
+    stopped = msgspec.structs.replace(incident, findings=(hung,))
+    told = Gain(action="Without residual: look for neighbours", promise="ttft_p95 99 % less")
+    helped = Help(gains=(told,), why_not=beyond_replay(stopped))
+    text = report_page(stopped, helped, ABOUT)
+
+    assert beyond_replay(incident) == ""
+    assert "engine_hung lies outside of what a scheduler decides" in text
+    assert "Would have helped:" not in text
 
 
 def _class(good_share: float) -> ClassForecast:
