@@ -135,14 +135,14 @@ def test_an_incident_that_is_over_is_told_with_its_end_and_its_worst_moment(
 def test_a_journal_gives_the_same_incident_however_it_is_cut_in_batches() -> None:
     facts = lasting(interference())
     saids = []
-    for size in (1, 512, len(facts)):
+    for size in (97, len(facts)):
         fold = IncidentFold(DEFAULT_POLICY)
         for first in range(0, len(facts), size):
             fold.on_facts(facts[first : first + size])
         fold.close()
         saids.append((fold.watch.said, fold.watch.incidents, fold.lines.lines, fold.moments.all()))
 
-    assert saids[0] == saids[1] == saids[2]
+    assert saids[0] == saids[1]
 
 
 def test_requests_in_flight_at_the_end_of_a_hang_are_counted_as_late(tmp_path: Path) -> None:
