@@ -163,11 +163,13 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """What would have helped, by replay: the action, the gain that is promised, and whether it can
-    be set while the server runs (None: it is no setting)."""
+    be set while the server runs (None: it is no setting). `is_remedy`: it is one against what was
+    found, and not only a difference that costs time."""
 
     action: str
     promise: str
     is_runtime: bool | None = None
+    is_remedy: bool = False
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +184,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Help(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of the replays; `why_not` says why there is none."""
+    """The answer of the replays; `why_not` says why there is none, or no remedy."""
 
     gains: tuple[Gain, ...] = ()
     sentences: tuple[str, ...] = ()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from dashboards.report.incident import Forecast, Gain, Help, Incident
 from diagnosis.detection.reference import Reference
 from diagnosis.root_cause.root import (
+    ACTIONS,
     REMEDIES,
     RelativeWindow,
     RootCause,
@@ -17,6 +20,7 @@ from diagnosis.root_cause.thresholds import LEAST_REFERENCE_S, REPLAYED_REFERENC
 from diagnosis.settings_search.answer import ClassForecast, SettingsAnswer, Trial
 from diagnosis.settings_search.words import sentences
 from diagnosis.spans import Span
+from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnosis
 from diagnosis.verdicts.offline import policy_for
 from lab.replay.recorded import NotReplayable, read_runs
@@ -41,10 +45,23 @@ def help_of(
     try:
         if incident.ends_s is None:
             found = root_cause(journal, None, None, baseline, progress, policy_for(journal, policy))
-            return help_from(found, found.promises)
-        return _help_of_past(journal, incident, baseline, progress)
+            helped = help_from(found, found.promises)
+        else:
+            helped = _help_of_past(journal, incident, baseline, progress)
     except NotReplayable as error:
         return Help(why_not=f"It could not be replayed: {error}.")
+    return msgspec.structs.replace(helped, why_not=beyond_replay(incident))
+
+
+def beyond_replay(incident: Incident) -> str:
+    """Why no remedy is promised against the first cause; empty where a replay can tell."""
+    top = incident.top
+    if top is None or top.symptom in ACTIONS or top.symptom is Symptom.SLO_MISSED:
+        return ""
+    return (
+        f"{top.symptom.value} lies outside of what a scheduler decides, so no replay can promise a "
+        "gain against it: follow the runbook."
+    )
 
 
 def _help_of_past(
@@ -76,7 +93,10 @@ def _help_of_past(
 def help_from(found: RootCause, promises: dict[str, str]) -> Help:
     """The promise against each finding, then what the removal of each cause would have given, and
     the best settings."""
-    gains = [Gain(action=f"Against {symptom}", promise=told) for symptom, told in promises.items()]
+    gains = [
+        Gain(action=f"Against {symptom}", promise=told, is_remedy=True)
+        for symptom, told in promises.items()
+    ]
     for gain in found.explanation.gains:
         before_ms, now_ms = found.explanation.moved[gain.symptom]
         gains.append(
@@ -104,7 +124,9 @@ def _settings_gains(answer: SettingsAnswer) -> list[Gain]:
         if trial is not None and trial.settings:
             action = "Set " + ", ".join(str(setting) for setting in trial.settings)
             promise = _promise(trial, answer)
-            found.append(Gain(action=action, promise=promise, is_runtime=trial.is_runtime))
+            found.append(
+                Gain(action=action, promise=promise, is_runtime=trial.is_runtime, is_remedy=True)
+            )
     return found
 
 
