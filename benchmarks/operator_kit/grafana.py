@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -47,7 +48,7 @@ FLAGS = (
     "--stream-buffer", "16", "--price-per-hour", "1", "--peak-gb-per-s", "10",
     "--peak-gflop-per-s", "100", "--vllm-metrics",
 )  # fmt: skip
-LACKING = frozenset({Needs.GPU, Needs.RANKS, Needs.COUNTERS, Needs.TRACE_STORE, Needs.TROUBLE})
+LACKING = frozenset({Needs.GPU, Needs.RANKS, Needs.COUNTERS, Needs.TRACE_STORE})
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=90, help="length of the load")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if shutil.which("prometheus") is None:
+        print("prometheus is not installed: run `make prometheus`", file=sys.stderr)
+        return 1
     found, took_s, requests = measure(args.seconds)
     wrong = [line for one in found.values() for line in (*one.failed, *one.empty)]
     not_here = found["native"].not_here

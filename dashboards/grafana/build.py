@@ -186,8 +186,6 @@ def _limits(made: Any, panel: Panel) -> Any:
     if panel.max_value is not None:
         made = made.max(panel.max_value)
     steps = [models.Threshold(value=None, color=_GREEN)]
-    if panel.show is Show.STATES:
-        steps.append(models.Threshold(value=1, color=_RED))
     if panel.warn_above is not None:
         steps.append(models.Threshold(value=panel.warn_above, color=_RED))
     if panel.warn_below is not None:
@@ -195,6 +193,9 @@ def _limits(made: Any, panel: Panel) -> Any:
             models.Threshold(value=None, color=_RED),
             models.Threshold(value=panel.warn_below, color=_GREEN),
         ]
+    if panel.show is Show.STATES:
+        by_threshold = dashboards.FieldColor().mode(models.FieldColorModeId.THRESHOLDS)
+        made = made.color_scheme(by_threshold)
     mode = models.ThresholdsMode.ABSOLUTE
     return made.thresholds(dashboards.ThresholdsConfig().mode(mode).steps(steps))
 

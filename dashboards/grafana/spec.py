@@ -42,11 +42,10 @@ class Needs(StrEnum):
     PEAKS = "peaks of the machine (--peak-gb-per-s)"
     PRICE = "a price (--price-per-hour)"
     TRACE_STORE = "a trace store"
-    TROUBLE = "something that went wrong"
 
     @property
     def is_usual(self) -> bool:
-        return self in (Needs.LOAD, Needs.TRACE_STORE, Needs.TROUBLE)
+        return self in (Needs.LOAD, Needs.TRACE_STORE)
 
 
 class TraceStore(StrEnum):

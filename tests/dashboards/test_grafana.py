@@ -16,12 +16,19 @@ from dashboards.grafana import files, traces
 from dashboards.grafana.boards import BOARDS
 from dashboards.grafana.build import read_back
 from dashboards.grafana.spec import Board, Needs, TraceStore
+from telemetry.facts.host_records import HostSampled
+from telemetry.host import gpu as gpu_sampler
+from telemetry.host import gpu_device, gpu_gpm
 from telemetry.metrics.catalog import all_metrics
 from telemetry.metrics.metric import Kind
 from telemetry.traces import span_attributes, spans
 from tests.support.servers.prometheus_server import required
 
 GRID_WIDTH = 24
+# the window of a sample, a bit mask, and totals of which a rate is drawn
+NOT_DRAWN = {
+    "at_ns", "window_ns", "clock_events", "energy_j", "pcie_sent_bytes", "pcie_received_bytes",
+}  # fmt: skip
 TEXTS = files.texts()
 
 each = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
@@ -109,6 +116,24 @@ def test_every_query_obeys_the_variables(board: Board) -> None:
                 assert 'instance=~"$instance"' in target["expr"], panel["title"]
     asked = "".join(query.expr for panel in board.panels for query in panel.queries)
     assert set(re.findall(r"\$(\w+)", asked)) <= {"instance", "slo_class", "__rate_interval"}
+
+
+def test_panels_of_the_machine_ask_for_quantities_that_are_measured() -> None:
+    """By patterns of their names, which no scrape on a machine without a GPU could try."""
+    patterns: dict[str, set[str]] = {"phasescope_host": set(), "phasescope_gpu": set()}
+    for expr in exprs():
+        for metric, pattern in re.findall(r'(phasescope_\w+)\{[^}]*quantity=~"([^"]+)"', expr):
+            patterns[metric].add(pattern)
+    host = {field for field in HostSampled.__struct_fields__ if field.endswith(("_ns", "_bytes"))}
+    gpu = {*gpu_device._MEMORY, *gpu_device._REMAPPED, *gpu_device._SCALARS, *gpu_device._FIELDS}
+    gpu |= {*gpu_gpm._METRICS, "gpu_busy_pct", "memory_controller_busy_pct"}
+    gpu |= set(gpu_sampler._COUNTERS.values())
+
+    for metric, known in (("phasescope_host", host), ("phasescope_gpu", gpu)):
+        for pattern in patterns[metric]:
+            assert any(re.fullmatch(pattern, quantity) for quantity in known), pattern
+        shown = {q for q in known if any(re.fullmatch(p, q) for p in patterns[metric])}
+        assert known - shown <= NOT_DRAWN
 
 
 def test_promtool_reads_every_query(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ _FINDINGS = Row(
             ),
             about="Empty while nothing is found. One replica: look at that machine; all of them: "
             "look at the traffic. `phasescope diagnose` has the evidence.",
+            warn_above=1,
             width=12,
         ),
         Panel(
@@ -52,6 +53,7 @@ _FINDINGS = Row(
             show=Show.STATES,
             queries=(Query(_FIRING, "{{instance}} {{alertname}} {{symptom}} {{slo_class}}"),),
             about="As Prometheus evaluates the rules of dashboards/prometheus.",
+            warn_above=1,
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.grafana.queries import highest, rate, total
+from dashboards.grafana.queries import RATE_WINDOW, highest, rate, samples, total
 from dashboards.grafana.spec import Board, Needs, Panel, Query, Row
 from telemetry.metrics.catalog import machine
 
@@ -28,6 +28,12 @@ def _gpu(title: str, pattern: str, unit: str, about: str, factor: str = "") -> P
         needs=Needs.GPU,
     )
 
+
+_SLOWED = (
+    "max by (instance, gpu, quantity) (rate("
+    + samples(machine.GPU, 'quantity=~"power_capped_s|power_braked_s|thermally_.*_s"')
+    + f"[{RATE_WINDOW}]))"
+)
 
 _PROCESSES = Row(
     title="Processes",
@@ -150,7 +156,20 @@ _GPUS = Row(
             "Below the highest one under load: throttled by power or heat.",
             " * 1e6",
         ),
-        _gpu("PCIe", "pcie_.*_bytes_per_s", "Bps", "Sent and received."),
+        Panel(
+            title="Time slowed down by power or heat",
+            queries=(Query(_SLOWED, "{{instance}} {{gpu}} {{quantity}}"),),
+            unit="percentunit",
+            about="Share of the time in which the driver lowered the clocks, by its reason.",
+            needs=Needs.GPU,
+        ),
+        _gpu("PCIe and NVLink", "(pcie|nvlink)_.*_bytes_per_s", "Bps", "Sent and received."),
+        _gpu(
+            "Errors of memory and bus",
+            "ecc_.*|remap.*|pcie_replays",
+            "short",
+            "Corrected ones are early signs; a failed remapping wants a new GPU.",
+        ),
         Panel(
             title="Errors of the driver since the start",
             queries=(

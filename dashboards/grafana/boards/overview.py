@@ -123,6 +123,7 @@ _PROMISES = Row(
             ),
             about="Findings of the diagnosis; empty while nothing is found. "
             "Each has a runbook of its name.",
+            warn_above=1,
         ),
     ),
 )
