@@ -91,14 +91,12 @@ def build_telemetry(
     reports = build_report_worker(config, clock, pump, diagnoser, recorder, engine)
     workers = (root_worker, pilot, reports)
     more = _more_families(client, pump, machine, ledgers, diagnoser, workers, connections, ingest)
-    kept = _kept(exporter)
-    all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
+    all_metrics = build_metrics(config, clock, pump, window, histograms, slo, _kept(exporter), more)
     pusher = build_pusher(config, clock, all_metrics)
     timelines = _build_timelines(config, policy)
     request_list = RequestList(judged_by(policy), clock.now_ns())
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
-    listeners.append(request_list.on_timeline)
-    listeners += [] if pilot is None else [pilot.on_timeline]
+    listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,

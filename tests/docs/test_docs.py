@@ -125,7 +125,7 @@ def check(words: list[str]) -> None:
         assert find_spec(rest[1]), words
     elif command == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())
-        (extra,) = re.findall(r"\.\[(\w+)\]", " ".join(rest))
+        (extra,) = re.findall(r"(?:\.|phasescope)\[(\w+)\]", " ".join(rest))
         assert extra in extras["project"]["optional-dependencies"], words
     else:
         assert command in ("curl", *OTHERS), words
