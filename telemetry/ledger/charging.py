@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from telemetry.facts.reasons import HostProcess
 from telemetry.host.pauses import Pause
@@ -202,16 +203,37 @@ class Charger:
     def _charge_pause(
         self, state: State, reason: str, since_ns: int, until_ns: int, cause: str
     ) -> None:
-        left_ns = until_ns - since_ns
-        for index in range(*self._tape.overlapping(since_ns, until_ns)):
-            stamps, slow_ns = self._tape.stamps(index), self._tape.sum(Share.SLOW, index, index + 1)
-            for start, stop, parts in _PAUSABLE:
-                within_ns = min(until_ns, stamps[stop]) - max(since_ns, stamps[start])
-                if within_ns > 0:
-                    left_ns -= within_ns
-                    most_ns = min(within_ns, slow_ns) if start is At.FORWARD else within_ns
-                    self._move_to_stall(state, reason, parts, most_ns, cause)
-        self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), left_ns, cause)
+        """All steps together: what is taken of a part is the same as step by step, since nothing
+        else changes it meanwhile."""
+        tape, left_ns = self._tape, until_ns - since_ns
+        first, stop = tape.overlapping(since_ns, until_ns)
+        cut = [i for i in (first, stop - 1) if first < stop and self._cut(i, since_ns, until_ns)]
+        whole_first = first + 1 if first in cut else first
+        whole_stop = stop - 1 if stop - 1 in cut else stop
+        gap_ns = host_ns = slow_ns = sample_ns = 0
+        if whole_first < whole_stop:
+            sums = tape.sums(whole_first, whole_stop)
+            left_ns -= sum(sums)
+            gap_ns = sums[Share.SHORT_GAP] + sums[Share.LONG_GAP]
+            host_ns, slow_ns = sums[Share.HOST], sums[Share.SLOW]
+            sample_ns = sums[Share.SAMPLING] + sums[Share.MASK]
+        for index in dict.fromkeys(cut):
+            covered = self._covered(index, since_ns, until_ns)
+            before_ns, start_ns, forward_ns, sampling_ns, end_ns = covered
+            left_ns -= sum(covered)
+            gap_ns += before_ns
+            host_ns += start_ns + end_ns
+            slow_ns += min(forward_ns, tape.sum(Share.SLOW, index, index + 1))
+            sample_ns += sampling_ns
+        self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), gap_ns + left_ns, cause)
+        self._move_to_stall(state, reason, (Part.HOST,), host_ns, cause)
+        self._move_to_stall(state, reason, (Part.SLOW_STEP,), slow_ns, cause)
+        self._move_to_stall(state, reason, (Part.SAMPLE,), sample_ns, cause)
+
+    def _covered(self, index: int, begin_ns: int, end_ns: int) -> list[int]:
+        """How much of [begin, end) lies before the step, and in each of its parts in order."""
+        stamps = self._tape.stamps(index)[: At.END + 1]
+        return [max(0, min(end_ns, b) - max(begin_ns, a)) for a, b in pairwise(stamps)]
 
     def _move_to_stall(
         self, state: State, reason: str, parts: tuple[Part, ...], most_ns: int, cause: str
@@ -224,13 +246,6 @@ class Charger:
                 most_ns -= taken_ns
 
 
-_PAUSABLE = (
-    (At.BEFORE, At.START, (Part.UNATTRIBUTED, Part.GAP)),
-    (At.START, At.FORWARD, (Part.HOST,)),
-    (At.FORWARD, At.SAMPLE, (Part.SLOW_STEP,)),
-    (At.SAMPLE, At.COLLECTED, (Part.SAMPLE,)),
-    (At.COLLECTED, At.END, (Part.HOST,)),
-)
 _PLAIN_SHARES = (
     (Share.HOST, Part.HOST),
     (Share.BASE, Part.BASE),
@@ -245,10 +260,12 @@ _PLAIN_SHARES = (
 def _overlaps(pauses: deque[Pause], begin_ns: int, end_ns: int) -> Iterator[tuple[Pause, int, int]]:
     """The pauses that overlap [begin, end), each with the part [since, until) that it covers. Where
     only the lost time is known, it is taken to lie at the end of the pause."""
+    if begin_ns >= end_ns:
+        return
     for pause in reversed(pauses):
-        if pause.end_ns <= begin_ns:
+        stop_ns = pause.end_ns
+        if stop_ns <= begin_ns:
             break
-        since_ns = max(begin_ns, pause.end_ns - pause.lost_ns)
-        until_ns = min(end_ns, pause.end_ns)
-        if since_ns < until_ns:
-            yield pause, since_ns, until_ns
+        start_ns = stop_ns - pause.lost_ns
+        if start_ns < end_ns and start_ns < stop_ns:
+            yield pause, max(begin_ns, start_ns), min(end_ns, stop_ns)
