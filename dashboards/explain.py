@@ -39,6 +39,33 @@ class ExplainedLedger(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]
 
 
+class ExplainedChunk(msgspec.Struct, frozen=True):
+    """One prefill chunk."""
+
+    step_id: int
+    start_ns: int
+    end_ns: int
+    tokens: int
+    context_tokens: int
+
+
+class ExplainedGap(msgspec.Struct, frozen=True):
+    """From a preemption to the next token."""
+
+    step_id: int
+    start_ns: int
+    end_ns: int
+
+
+class ExplainedSequence(msgspec.Struct, frozen=True):
+    """One choice of the request; `wait_ns` is time in the queue by reason."""
+
+    seq_id: int
+    wait_ns: dict[str, int] = {}
+    chunks: tuple[ExplainedChunk, ...] = ()
+    preempted: tuple[ExplainedGap, ...] = ()
+
+
 class ExplainedPromise(msgspec.Struct, frozen=True, rename={"slo_class": "class"}):
     """The class of an ended request, its targets, and whether they were met."""
 
@@ -57,6 +84,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     e2e_ns: int
     phases: tuple[ExplainedPhase, ...]
+    tenant: str = ""
+    sequences: tuple[ExplainedSequence, ...] = ()
     ttft_ns: int | None = None
     tpot_ns: int | None = None
     prompt_tokens: int | None = None

@@ -13,7 +13,8 @@ import msgspec
 from dashboards.explain import Explained
 from diagnosis.verdicts.classifier import Diagnosis
 from telemetry.facts.limits import LimitsView
-from telemetry.stats.window import Snapshot
+from telemetry.requests.request_list import RequestsPage
+from telemetry.stats.window import Batch, Snapshot
 
 _TIMEOUT_S = 3.0
 _CHANGE_TIMEOUT_S = 10.0  # the server waits for the engine
@@ -23,7 +24,12 @@ T = TypeVar("T")
 
 
 class Unreachable(Exception):
-    """The server does not answer, or not like phasescope; the message is one line."""
+    """The server does not answer, or not like phasescope; the message is one line. `status` is that
+    of an answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Client:
@@ -31,6 +37,7 @@ class Client:
 
     def __init__(self, url: str, debug_key: str | None = None) -> None:
         self.url = url.rstrip("/") if "//" in url else f"http://{url.rstrip('/')}"
+        self.debug_key = debug_key
         self._headers = {"authorization": f"Bearer {debug_key}"} if debug_key else {}
 
     def snapshot(self) -> Snapshot:
@@ -40,6 +47,18 @@ class Client:
     def diagnosis(self) -> Diagnosis:
         """Raises Unreachable."""
         return self._get("/debug/diagnosis", Diagnosis)
+
+    def requests(self, since: int, limit: int) -> RequestsPage:
+        """Requests that have ended, from that number on. Raises Unreachable."""
+        return self._get(f"/debug/requests?since={since}&limit={limit}", RequestsPage)
+
+    def batch(self, rows: int) -> Batch:
+        """Raises Unreachable."""
+        return self._get(f"/debug/batch?rows={rows}", Batch)
+
+    def root(self) -> dict[str, Any]:
+        """The last root cause analysis. Raises Unreachable."""
+        return self._get("/debug/root", dict[str, Any])
 
     def explained(self, request_id: str) -> Explained:
         """Raises Unreachable; also when the server does not know the request."""
@@ -68,7 +87,8 @@ class Client:
                 return msgspec.json.decode(answer.read(), type=kind)
         except urllib.error.HTTPError as error:
             hint = _HINTS.get(error.code) or _said(error)
-            raise Unreachable(f"{self.url}{path} answers {error.code}{hint}") from error
+            message = f"{self.url}{path} answers {error.code}{hint}"
+            raise Unreachable(message, error.code) from error
         except (OSError, ValueError, HTTPException, msgspec.MsgspecError) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(f"{self.url} cannot be read: {reason}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from service.config.settings import ConfigError
 if TYPE_CHECKING:
     from telemetry.facts.limits import LimitsView, SetBy
 
-_SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 _SHOWN_CHANGES = 5
 
 
@@ -69,42 +67,17 @@ def _split(words: list[str]) -> tuple[str, list[str]]:
 
 def _body(changes: list[str], by: str | None, why: str) -> dict[str, Any]:
     """The body of PUT /debug/limits. Raises ConfigError."""
+    from dashboards.monitor.limit_values import limit_value
+
     body: dict[str, Any] = {"why": why} if by is None else {"why": why, "by": by}
     for word in changes:
         name, _, text = word.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
-        body[name] = _weights(text) if name == "tenant_weights" else _value(text.strip())
+        try:
+            body[name] = limit_value(name, text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     return body
-
-
-def _value(text: str) -> str | int | float | bool | None:
-    """A value as it is meant; the server knows which are possible."""
-    if text.lower() == "none":
-        return None
-    if text.lower() in _SWITCHES:
-        return _SWITCHES[text.lower()]
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if math.isfinite(number):
-            return number  # JSON has no other
-    return text
-
-
-def _weights(text: str) -> dict[str, float]:
-    """`a:2,b:0.5`; none takes all away."""
-    found: dict[str, float] = {}
-    for pair in text.split(",") if text.strip().lower() != "none" else ():
-        tenant, colon, weight = pair.rpartition(":")
-        try:
-            found[tenant.strip()] = float(weight)
-        except ValueError:
-            colon = ""
-        if not colon or not math.isfinite(found[tenant.strip()]):
-            raise ConfigError(f"tenant_weights={text}: give TENANT:WEIGHT, as in a:2,b:0.5")
-    return found
 
 
 def _say(view: LimitsView) -> None:

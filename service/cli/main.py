@@ -9,6 +9,7 @@ import sys
 from service.cli import (
     bench,
     config,
+    console,
     diagnose,
     drill,
     engine,
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         pull,
         bench,
         top,
+        console,
         limits,
         explain,
         diagnose,

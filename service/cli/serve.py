@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from service.cli.console import require_console
 from service.cli.settings_flags import add_settings, checked, resolved
 from service.config.resolve import Resolution
 from service.config.settings import ConfigError, ModelRef, RecorderConfig
@@ -24,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
 
     resolution = resolved(args)
     config = checked(resolution)
+    if config.console.enabled:
+        require_console()
     model = _find_model(resolution, config.recorder)
     engine = msgspec.structs.replace(config.engine, model=model)
     return run_service(msgspec.structs.replace(config, engine=engine), _print_line)

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from service.composition.console import ConsoleProcess
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import build_telemetry
@@ -88,7 +89,8 @@ async def _serve(
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
-        start = Start(config, clock, engine_client, telemetry, ingest, stages, port, say)
+        console = ConsoleProcess(config, port)
+        start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)
         state = GatewayState(
             config=config.gateway,
             clock=clock,
@@ -107,7 +109,10 @@ async def _serve(
             connections=connections,
             slo=telemetry.slo_policy,
         )
-        await _run(state, telemetry, ingest, supervisor, listener, engine, start)
+        try:
+            await _run(state, telemetry, ingest, supervisor, listener, engine, start)
+        finally:
+            await asyncio.to_thread(console.stop)
     finally:
         await end_engine(supervisor, engine)
     await engine
@@ -169,6 +174,7 @@ class Start:
         telemetry: Telemetry,
         ingest: IngestPool,
         stages: Stages,
+        console: ConsoleProcess,
         port: int,
         say: Say,
     ) -> None:
@@ -179,6 +185,7 @@ class Start:
         self._telemetry = telemetry
         self._ingest = ingest
         self._stages = stages
+        self._console = console
         self._port = port
         self._say = say
 
@@ -200,6 +207,10 @@ class Start:
         self._say(f"ready in {self.report.line()} at {address}; try:")
         sys.stderr.write(curl_line(self._config, self._port) + "\n")
         sys.stderr.flush()
+        try:
+            self._console.start()
+        except OSError as error:
+            self._say(f"the console does not start: {error}")
 
 
 def address_of(config: ServeConfig, port: int) -> str:

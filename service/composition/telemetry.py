@@ -23,6 +23,7 @@ from telemetry.ledger.builder import LedgerBuilder
 from telemetry.metrics.exposition import Metrics
 from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.phase_fold import PhaseFold
+from telemetry.requests.request_list import LIVE_SHOWN, RequestList
 from telemetry.requests.slo_policy import SloPolicy
 from telemetry.requests.timelines import TimelineStore
 from telemetry.requests.timings import RequestTimings, timings_of
@@ -43,6 +44,7 @@ class Telemetry:
     window: WindowFold
     all_metrics: Metrics
     timelines: TimelineStore
+    request_list: RequestList
     diagnoser: Diagnoser
     exporter: SpanExporterThread | None
     pusher: MetricPusher | None
@@ -65,6 +67,16 @@ class Telemetry:
     def request(self, request_id: str) -> bytes | None:
         with self.pump.caught_up():
             return self.timelines.get(request_id, self.phases, self.clock.now_ns())
+
+    def requests(self, since: int, most: int) -> bytes:
+        with self.pump.caught_up():
+            live, total = self.phases.oldest(LIVE_SHOWN), self.phases.live
+            return self.request_list.since(since, most, live, total, self.clock.now_ns())
+
+    def batch(self, rows: int) -> bytes:
+        with self.pump.caught_up():
+            found = self.window.batch(rows, self.clock.now_ns())
+        return msgspec.json.encode(found)
 
     def harm(self) -> bytes:
         with self.pump.caught_up():

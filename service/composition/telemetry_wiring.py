@@ -45,6 +45,7 @@ from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
+from telemetry.requests.request_list import RequestList
 from telemetry.requests.slo_policy import SloPolicy, policy_of
 from telemetry.requests.timelines import TimelineStore
 from telemetry.stats.drain_rate import DrainRate
@@ -89,7 +90,9 @@ def build_telemetry(
     all_metrics = build_metrics(config, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
     timelines = _build_timelines(config, policy)
+    request_list = RequestList(judged_by(policy), clock.now_ns())
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
+    listeners.append(request_list.on_timeline)
     listeners += [] if pilot is None else [pilot.on_timeline]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
@@ -99,6 +102,7 @@ def build_telemetry(
         window=window,
         all_metrics=all_metrics,
         timelines=timelines,
+        request_list=request_list,
         diagnoser=diagnoser,
         exporter=exporter,
         pusher=pusher,

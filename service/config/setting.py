@@ -46,6 +46,7 @@ class Group(StrEnum):
     RECORDER = "flight recorder"
     METRICS = "SLO and metrics"
     AUTOPILOT = "autopilot"
+    CONSOLE = "web console"
 
 
 class Unit(StrEnum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from service.config.console_settings import ConsoleConfig
 from service.config.engine_settings import EXECUTORS, EngineConfig
 from service.config.gateway_settings import (
     ANY_ADDRESS,
@@ -33,6 +34,7 @@ __all__ = [
     "SECTIONS",
     "AutopilotConfig",
     "ConfigError",
+    "ConsoleConfig",
     "EngineConfig",
     "GatewayConfig",
     "HttpConfig",
@@ -60,6 +62,7 @@ SECTIONS: tuple[type[msgspec.Struct], ...] = (
     RecorderConfig,
     MetricsConfig,
     AutopilotConfig,
+    ConsoleConfig,
 )
 
 
@@ -73,6 +76,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     recorder: RecorderConfig = RecorderConfig()
     metrics: MetricsConfig = MetricsConfig()
     autopilot: AutopilotConfig = AutopilotConfig()
+    console: ConsoleConfig = ConsoleConfig()
 
     def validate(self) -> None:
         """Raise ConfigError if a value, or two together, cannot work whatever the model is."""
@@ -83,8 +87,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         self.recorder.validate()
         self.metrics.validate()
         self.autopilot.validate()
+        self.console.validate()
         if self.autopilot.mode == "act" and not self.recorder.journal_bytes:
             raise ConfigError(
                 "--autopilot act replays what the flight recorder has, and --journal-memory is 0: "
                 "give it memory, or --autopilot off"
+            )
+        if self.console.enabled and (self.gateway.http.uds or self.gateway.http.is_tls):
+            raise ConfigError(
+                "--console reads the server over plain HTTP: with --uds or TLS start "
+                "`phasescope console URL` yourself"
             )

@@ -12,6 +12,7 @@ from service.config.setting import Group, Setting, settings_of
 from service.config.settings import (
     SECTIONS,
     AutopilotConfig,
+    ConsoleConfig,
     EngineConfig,
     GatewayConfig,
     HttpConfig,
@@ -54,4 +55,5 @@ def build(values: Mapping[str, Any], model: ModelRef, keys: TenantKeys) -> Serve
         recorder=RecorderConfig(**fields(RecorderConfig)),
         metrics=MetricsConfig(**fields(MetricsConfig)),
         autopilot=AutopilotConfig(**fields(AutopilotConfig)),
+        console=ConsoleConfig(**fields(ConsoleConfig)),
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import islice
 
 from telemetry.facts.engine_records import (
     GrammarCompiled,
@@ -97,6 +98,11 @@ class PhaseFold:
         """The first fact of a request whose timeline has not been emitted."""
         found = self._requests.get(request_id)
         return None if found is None else found.accepted
+
+    def oldest(self, most: int) -> list[RequestAccepted]:
+        """The first facts of the requests that have not ended, in the order of arrival."""
+        live = (one.accepted for one in self._requests.values() if one.ended is None)
+        return list(islice(live, most))
 
     def on_facts(self, facts: Many[Fact]) -> None:
         for fact in facts:

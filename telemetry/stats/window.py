@@ -41,6 +41,18 @@ class GridRow(msgspec.Struct, frozen=True):
     cells: str
 
 
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch grid, with as many rows as were asked for of `total`; the last step computed
+    `step_tokens` of its `step_budget_tokens`."""
+
+    at_ns: int
+    step_ids: tuple[int, int] | None
+    total: int
+    rows: tuple[GridRow, ...]
+    step_tokens: int | None
+    step_budget_tokens: int | None
+
+
 class AutopilotLine(msgspec.Struct, frozen=True, kw_only=True):
     """What the autopilot is doing, and its last decision; None before the first."""
 

@@ -26,7 +26,14 @@ from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.step_targets import StepTargets
 from telemetry.stats.totals import Totals
-from telemetry.stats.window import PERCENTILE_WINDOW_S, AutopilotLine, Cell, GridRow, Snapshot
+from telemetry.stats.window import (
+    PERCENTILE_WINDOW_S,
+    AutopilotLine,
+    Batch,
+    Cell,
+    GridRow,
+    Snapshot,
+)
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000
@@ -292,14 +299,29 @@ class WindowFold:
         while self._ends and self._ends[0] < edge_ns:
             self._ends.popleft()
 
+    def batch(self, rows: int, now_ns: int) -> Batch:
+        """The batch grid with up to so many rows."""
+        visible, last = self._visible(), self._last_step
+        return Batch(
+            at_ns=now_ns,
+            step_ids=(self._step_ids[0], self._step_ids[-1]) if self._step_ids else None,
+            total=len(visible),
+            rows=tuple(self._grid_row(seen) for seen in visible[:rows]),
+            step_tokens=sum(row.tokens for row in last.rows) if last else None,
+            step_budget_tokens=last.budget_tokens if last else None,
+        )
+
     def _grid(self) -> tuple[GridRow, ...]:
+        return tuple(self._grid_row(seen) for seen in self._visible()[:GRID_ROWS])
+
+    def _visible(self) -> list[_Seen]:
         """The live sequences, oldest first, then those that ended within the grid."""
         if not self._step_ids:
-            return ()
+            return []
         oldest = self._step_ids[0]
         visible = [s for s in self._seen.values() if s.ended_step is None or s.ended_step >= oldest]
         visible.sort(key=lambda s: (s.ended_step is not None, s.seq_id))
-        return tuple(self._grid_row(seen) for seen in visible[:GRID_ROWS])
+        return visible
 
     def _grid_row(self, seen: _Seen) -> GridRow:
         cells: list[str] = []

@@ -33,6 +33,15 @@ class Views(Protocol):
         """JSON of a request's timeline; None when it is not stored."""
         ...
 
+    def requests(self, since: int, most: int) -> bytes:
+        """JSON of ended requests from number `since` on, one line each, and of those that are
+        live."""
+        ...
+
+    def batch(self, rows: int) -> bytes:
+        """JSON of the batch grid with up to so many rows."""
+        ...
+
     def diagnosis(self) -> bytes:
         """JSON with the ranked findings."""
         ...

@@ -108,6 +108,10 @@ BY_CHARACTERS = Limit(64, "characters", "`by` of `PUT /debug/limits`", "it is a 
 WHY_CHARACTERS = Limit(
     200, "characters", "`why` of `PUT /debug/limits`", "it becomes an attribute of spans"
 )
+LISTED_REQUESTS = Limit(
+    1000, "requests", "`limit` of `GET /debug/requests`", "the next ones are asked for by number"
+)
+BATCH_ROWS = Limit(256, "rows", "`rows` of `GET /debug/batch`", "more fit on no screen")
 PROFILE_STEPS = Limit(200, "steps", "`steps` of a profile", "the trace grows with each")
 PROFILE_S = Limit(120, "seconds", "`timeout_s` of a profile", "profiling slows every step")
 

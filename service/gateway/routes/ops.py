@@ -29,7 +29,12 @@ from service.gateway.errors import (
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import identify, refusal
-from service.gateway.routes import limits_route, profile_route, recorder_routes
+from service.gateway.routes import (
+    followed_routes,
+    limits_route,
+    profile_route,
+    recorder_routes,
+)
 from telemetry.facts.reasons import EndReason
 from telemetry.numbers.windows import WINDOWS_S
 from telemetry.stats.histogram_report import TOTAL
@@ -68,7 +73,9 @@ def ops_routes(state: GatewayState) -> list[Route]:
         ("/debug/telemetry", _telemetry),
         ("/debug/histograms", _histograms),
         ("/debug/slo", _slo),
+        ("/debug/requests", followed_routes.requests),
         ("/debug/requests/{request_id}", _request),
+        ("/debug/batch", followed_routes.batch),
         ("/debug/journal", recorder_routes.journal),
         ("/debug/limits", limits_route.limits_in_force),
     ]

@@ -34,6 +34,19 @@ class MetricsQuery(Struct, frozen=True, kw_only=True):
     classes: str = ""
 
 
+class RequestsQuery(Struct, frozen=True, kw_only=True):
+    """Ended requests from number `since` on, `limit` of them."""
+
+    since: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=limits.LISTED_REQUESTS.value)] = 200
+
+
+class BatchQuery(Struct, frozen=True, kw_only=True):
+    """As many rows of the batch grid."""
+
+    rows: Annotated[int, Meta(ge=1, le=limits.BATCH_ROWS.value)] = 64
+
+
 class ProfileQuery(Struct, frozen=True, kw_only=True):
     """A profile ends after `steps` steps or `timeout_s` seconds, whichever is first."""
 

@@ -9,8 +9,16 @@ from service.gateway.ingest.request_types import ChatBody, CompletionBody
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange, TracingChange
-from service.gateway.routes.query_types import HistogramsQuery, MetricsQuery, ProfileQuery
+from service.gateway.routes.query_types import (
+    BatchQuery,
+    HistogramsQuery,
+    MetricsQuery,
+    ProfileQuery,
+    RequestsQuery,
+)
 from telemetry.facts.limits import LimitsView
+from telemetry.requests.request_list import RequestsPage
+from telemetry.stats.window import Batch
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -163,6 +171,14 @@ DEBUG = [
         query=HistogramsQuery, errors=(400,),
     ),
     _view("/debug/slo", "SLOs and how well they are met"),
+    _view(
+        "/debug/requests", "Ended requests by number, one line each, and those that are live",
+        answer=RequestsPage, query=RequestsQuery, errors=(400,),
+    ),
+    _view(
+        "/debug/batch", "The batch: what each sequence did in the last steps",
+        answer=Batch, query=BatchQuery, errors=(400,),
+    ),
     _view(
         "/debug/requests/{request_id}", "The timeline of one request", errors=(404,),
         path_parameters=_REQUEST_ID,

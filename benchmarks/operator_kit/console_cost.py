@@ -1,0 +1,132 @@
+"""What a console costs the server it looks at: throughput with and without its polling, in pairs.
+
+    .venv/bin/python -m benchmarks.operator_kit.console_cost [--pairs 20] [--streams 8]
+
+One server, whose blocks of load alternate as `benchmarks.paired` says. In every second block a
+console polls it as it does while a tab shows the batch, the limits and the overview: the poller of
+the console in a process of its own, which also draws the overview after each poll. Between its
+blocks it is stopped (SIGSTOP). The control is without against without. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contract.client import call
+from benchmarks.contract.common import Figure, Server, at_most, say
+from benchmarks.machine import machine
+from benchmarks.paired import Block, Load, Pair, costs, run_block, run_quad
+
+RESULTS = Path(__file__).parents[1] / "results" / "console_cost.json"
+WITHOUT, CONTROL, WITH = "without", "without again", "with"
+LIMIT_PERCENT = 0.5
+SERVE = ("--no-prefix-cache", "--queue-limit", "512")
+POLLER = "benchmarks.operator_kit.console_poller"
+
+
+class PollerProcess:
+    """The console's poller; stopped but for its blocks."""
+
+    def __init__(self, url: str) -> None:
+        self._process = subprocess.Popen((sys.executable, "-m", POLLER, url), stdin=subprocess.PIPE)
+
+    @contextlib.contextmanager
+    def polling(self) -> Iterator[None]:
+        os.kill(self._process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGSTOP)
+
+    def close(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+        self._process.terminate()
+        self._process.wait(10)
+
+
+async def measure(server: Server, poller: PollerProcess, load: Load, pairs: int) -> dict[str, Any]:
+    """Quads of both kinds in turn, so that both see the same minutes."""
+    found: dict[str, list[Pair]] = {"control": [], "console": []}
+    blocks: list[dict[str, Any]] = []
+
+    async def one(state: str) -> Block:
+        with poller.polling() if state == WITH else contextlib.nullcontext():
+            block = await run_block(server, load, state, f"{len(blocks)}")
+        await server.until_empty()
+        blocks.append(block.summary())
+        return block
+
+    for state in (WITHOUT, WITH, WITHOUT, WITH):
+        await one(state)  # warm-up, not counted
+    blocks.clear()
+    for number in range((pairs + 1) // 2):
+        for kind, other in (("control", CONTROL), ("console", WITH)):
+            say(f"quad {number + 1} of {(pairs + 1) // 2}, {kind}:")
+            found[kind] += await run_quad(WITHOUT, other, number, one)
+    return {"pairs": found, "blocks": blocks}
+
+
+def figures(pairs: dict[str, list[Pair]]) -> list[Figure]:
+    """What is claimed: at most half a percent of throughput beyond what two equal states differ."""
+    noise = max(0.0, costs(pairs["control"])["throughput"].high)
+    mine = costs(pairs["console"])["throughput"].percent
+    label = "throughput that the console costs, beyond A/A noise (%)"
+    return [at_most(label, max(0.0, mine - noise), LIMIT_PERCENT)]
+
+
+async def cost(args: argparse.Namespace) -> int:
+    load = Load(args.streams, args.prompt, args.output, args.rounds)
+    async with Server(*SERVE, *args.serve) as server:
+        poller = PollerProcess(f"http://127.0.0.1:{server.port}")
+        try:
+            found = await measure(server, poller, load, args.pairs)
+        finally:
+            poller.close()
+        model = (await call(server.port, "GET", "/v1/models"))[1]["data"][0]
+    made = figures(found["pairs"])
+    table = {kind: {name: one.as_dict() for name, one in costs(pairs).items()}
+             for kind, pairs in found["pairs"].items()}  # fmt: skip
+    about = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "machine": machine(),
+        "server": server.flags,
+        "model": model,
+        "load": asdict(load),
+        "costs": table,
+        "figures": [asdict(figure) for figure in made],
+        "blocks": found["blocks"],
+    }
+    args.out.write_text(json.dumps(about, indent=1) + "\n")
+    for kind, pairs in found["pairs"].items():
+        say(f"{kind}: throughput {costs(pairs)['throughput']}")
+    for figure in made:
+        say(figure.line())
+    return 0 if all(figure.holds for figure in made) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of each kind")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=16, help="tokens in")
+    parser.add_argument("--output", type=int, default=192, help="tokens out, of each stream")
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each stream in a block")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("serve", nargs="*", help="further flags of serve, after --")
+    return asyncio.run(cost(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

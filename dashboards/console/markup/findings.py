@@ -1,0 +1,145 @@
+"""Findings: what is wrong, who did it, why the server thinks so, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup
+
+from dashboards.console.markup.html import badge, href, join, link, request_href, table, tag
+from dashboards.console.markup.words import Clock, percent, plain
+from dashboards.console.model.requests import RequestIndex
+from dashboards.console.model.whatif import RootAnswer
+from diagnosis.evidence import Counted, Late, Measurement, Promised
+from diagnosis.symptoms import Finding, MissedPromise
+from diagnosis.verdicts.classifier import Diagnosis
+
+_NAMED = 6
+_MEANINGS = {
+    one.value: one.meaning for kind in (Measurement, Counted, Late, Promised) for one in kind
+}
+
+Who = Callable[[str], Markup]
+
+
+def who_of(index: RequestIndex) -> Who:
+    """A request or a tenant as a link to what is known of it."""
+    tenants = frozenset(index.tenants())
+
+    def who(name: str) -> Markup:
+        if name in tenants and index.get(name) is None:
+            return link(href("/requests", tenant=name), f"tenant {name}")
+        return link(request_href(name), name)
+
+    return who
+
+
+def verdict(diagnosis: Diagnosis, who: Who) -> Markup:
+    """The verdict in one line that is read out when it changes."""
+    if diagnosis.verdict == "healthy":
+        return tag(
+            "div", tag("strong", "Healthy"), " Nothing delays requests beyond what is usual.",
+            class_="verdict good", role="status",
+        )  # fmt: skip
+    first = diagnosis.findings[0] if diagnosis.findings else None
+    if diagnosis.verdict == "indeterminate" or first is None:
+        return tag(
+            "div", tag("strong", "Cannot tell"), " ", diagnosis.why, class_="verdict warn",
+            role="status",
+        )  # fmt: skip
+    more = len(diagnosis.findings) - 1
+    return tag(
+        "div",
+        tag("strong", plain(first.symptom.value)),
+        " ",
+        first.claim,
+        f" ({more} more below)" if more else None,
+        tag("span", " Guilty: ", _people(first.culprits[:2], who)) if first.culprits else None,
+        class_="verdict bad",
+        role="status",
+    )
+
+
+def findings(
+    diagnosis: Diagnosis, root: RootAnswer | None, who: Who, clock: Clock, heading: str = "h3"
+) -> Markup:
+    """All findings, the one with most harm first."""
+    return join([finding(one, root, who, clock, heading) for one in diagnosis.findings])
+
+
+def finding(
+    one: Finding, root: RootAnswer | None, who: Who, clock: Clock, heading: str = "h3"
+) -> Markup:
+    """One finding with everything that is behind it."""
+    since = "" if one.onset_ns is None else f" since {clock.utc(one.onset_ns)} UTC"
+    lost = f"{one.harm_ms:,.0f} ms of requests' time lost{since}"
+    if one.share < 1:
+        lost += f", {percent(one.share, 1)} of all that was lost"
+    return tag(
+        "article",
+        tag(heading, plain(one.symptom.value), " ", badge(f"confidence {one.confidence:.2f}")),
+        tag("p", one.claim, class_="claim"),
+        tag("p", lost, class_="quiet") if one.harm_ms else None,
+        tag("p", "By way of: ", one.chain_text) if one.chain else None,
+        tag("p", f"Comes back: {one.blows} times so far, one in {one.period_s:g} s.")
+        if one.period_s
+        else None,
+        _named("Guilty", one.culprits, who),
+        _named("Delayed", one.victims, who),
+        _what_if(one, root),
+        [_promise(promise) for promise in one.promises],
+        _evidence(one),
+        _excluded(one),
+        tag("p", "Runbook: ", tag("code", one.runbook)) if one.runbook else None,
+        class_="finding",
+    )
+
+
+def _named(title: str, names: Sequence[str], who: Who) -> Markup | None:
+    if not names:
+        return None
+    return tag("p", tag("b", f"{title}: "), _people(names[:_NAMED], who), _rest(names))
+
+
+def _rest(names: Sequence[str]) -> str | None:
+    return f" and {len(names) - _NAMED} more" if len(names) > _NAMED else None
+
+
+def _people(names: Sequence[str], who: Who) -> Markup:
+    return Markup(", ").join(who(name) for name in names)
+
+
+def _what_if(one: Finding, root: RootAnswer | None) -> Markup | None:
+    """What a replay says that removing the cause would have spared."""
+    said = [root.promises[one.symptom.value]] if root and one.symptom.value in root.promises else []
+    said += [one.answer] if one.answer else []
+    if not said:
+        return None
+    return tag("p", tag("b", "What if: "), "; ".join(said), ".", class_="what-if")
+
+
+def _promise(one: MissedPromise) -> Markup:
+    binds = f" The setting {one.setting} binds." if one.setting else ""
+    return tag(
+        "p",
+        f"Class {one.slo_class} ({plain(one.form.value).lower()}): {one.missed} of {one.requests} "
+        f"requests missed their SLO in 30 s, burn {one.burn:.1f}.{binds}",
+    )
+
+
+def _evidence(one: Finding) -> Markup | None:
+    if not one.evidence:
+        return None
+    rows = [(item.name, item.text, _MEANINGS.get(item.name, "")) for item in one.evidence]
+    shown = table(f"Evidence of {one.symptom.value}", ("measured", "value", "what it is"), rows,
+                  numbers={1}, wide={2})  # fmt: skip
+    return tag("details", tag("summary", f"Evidence: {len(rows)} measurements"), shown, open=True)
+
+
+def _excluded(one: Finding) -> Markup | None:
+    if not one.excluded:
+        return None
+    rows = [tag("li", tag("b", plain(item.symptom.value)), ": ", item.reason)
+            for item in one.excluded]  # fmt: skip
+    return tag("details", tag("summary", f"Looks alike, and is not it: {len(rows)}"),
+               tag("ul", rows))  # fmt: skip

@@ -1,0 +1,72 @@
+"""Numbers and times as people read them."""
+
+from __future__ import annotations
+
+import msgspec
+
+_DAY_S = 86_400
+NOTHING = "-"
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """`now_ns` is the server's monotonic clock as far as the console knows it; `offset_ns` turns a
+    stamp of that clock into Unix time."""
+
+    now_ns: int
+    offset_ns: int
+
+    def utc(self, at_ns: int) -> str:
+        """The time of day."""
+        second = (at_ns + self.offset_ns) // 1_000_000_000 % _DAY_S
+        return f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+
+    def ago(self, at_ns: int) -> str:
+        return f"{span(max(0, self.now_ns - at_ns))} ago"
+
+
+def ms(value_ns: int | None) -> str:
+    """Three digits, with the unit; a dash where nothing was measured."""
+    if value_ns is None:
+        return NOTHING
+    value_ms = value_ns / 1e6
+    if value_ms >= 60_000:
+        return span(value_ns)
+    if value_ms >= 1_000:
+        return f"{value_ms / 1000:.2f} s" if value_ms < 10_000 else f"{value_ms / 1000:.1f} s"
+    if value_ms >= 100:
+        return f"{value_ms:.0f} ms"
+    return f"{value_ms:.1f} ms" if value_ms >= 10 else f"{value_ms:.2f} ms"
+
+
+def span(value_ns: int) -> str:
+    """Seconds, or minutes and seconds."""
+    seconds = value_ns // 1_000_000_000
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def percent(part: float, whole: float) -> str:
+    if not whole:
+        return NOTHING
+    share = 100 * part / whole
+    return (
+        f"{share:.0f} %"
+        if share >= 99.95 or (share < 10 and share == int(share))
+        else (f"{share:.1f} %")
+    )
+
+
+def plain(name: str) -> str:
+    """`prefill_interference` as two words with a capital."""
+    words = name.replace("_", " ").replace("gateway.", "")
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,1 @@
+"""What the console shows, without any drawing."""

@@ -1,0 +1,62 @@
+"""Incidents: for how long each symptom was found, from the moments of the last minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from dashboards.console.model.moments import Moment
+from diagnosis.detection.tail_thresholds import INCIDENT_NS
+from diagnosis.symptoms import Finding, Symptom
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One symptom from its onset until it was last found; `finding` is the one with most harm.
+    `end_ns` is None while it holds."""
+
+    symptom: Symptom
+    begin_ns: int
+    found_ns: int
+    last_ns: int
+    finding: Finding
+    end_ns: int | None = None
+
+    def until_ns(self, now_ns: int) -> int:
+        return now_ns if self.end_ns is None else self.end_ns
+
+
+def incidents_of(moments: Iterable[Moment]) -> list[Incident]:
+    """Oldest first. A symptom that comes back within INCIDENT_NS goes on with its incident, as it
+    does for the server itself."""
+    done: list[Incident] = []
+    held: dict[Symptom, Incident] = {}
+    newest_ns: int | None = None
+    for moment in moments:
+        newest_ns = moment.at_ns
+        for finding in moment.diagnosis.findings:
+            old = held.get(finding.symptom)
+            if old is not None and moment.at_ns - old.last_ns > INCIDENT_NS:
+                done.append(_ended(held.pop(finding.symptom)))
+                old = None
+            held[finding.symptom] = _grown(old, finding, moment.at_ns)
+    done += [one if one.last_ns == newest_ns else _ended(one) for one in held.values()]
+    return sorted(done, key=lambda one: (one.begin_ns, one.symptom))
+
+
+def _grown(old: Incident | None, finding: Finding, at_ns: int) -> Incident:
+    if old is None:
+        onset_ns = at_ns if finding.onset_ns is None else min(finding.onset_ns, at_ns)
+        return Incident(
+            symptom=finding.symptom,
+            begin_ns=onset_ns,
+            found_ns=at_ns,
+            last_ns=at_ns,
+            finding=finding,
+        )
+    worst = finding if finding.harm_ms >= old.finding.harm_ms else old.finding
+    return msgspec.structs.replace(old, last_ns=at_ns, finding=worst)
+
+
+def _ended(one: Incident) -> Incident:
+    return msgspec.structs.replace(one, end_ns=one.last_ns)

@@ -1,0 +1,1 @@
+"""The console's process: polling, pages, and who may call it."""

@@ -1,0 +1,84 @@
+"""Runs the console: one process, one poller, one page for each view."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from nicegui import app, ui
+
+from dashboards.console.web.guard import Guard
+from dashboards.console.web.pages import add_pages
+from dashboards.console.web.parts import add_assets
+from dashboards.console.web.poller import Poller
+from dashboards.console.web.recording import read_recorder
+from dashboards.monitor.client import Client
+from telemetry.facts.clock import MonotonicClock
+
+_NICER = 10  # the server may be on this machine, and its requests come first
+_KEPT_S = 30.0
+
+
+def run_console(
+    client: Client, host: str, port: int, say: Callable[[str], None], with_parent: bool = False
+) -> int:
+    """Serve the console until a signal. `with_parent`: also until standard input ends, which it
+    does when the process that started this one has ended."""
+    os.nice(_NICER)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def start(coroutine: Callable[[], object]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(coroutine())  # type: ignore[call-overload]
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    poller = Poller(
+        client,
+        MonotonicClock(),
+        on_first=lambda: start(lambda: read_recorder(poller.client, poller.known)),
+        may_change=is_loopback(host),
+    )
+    add_assets()
+    add_pages(poller)
+    app.add_middleware(Guard, listens_on=host)
+    app.on_startup(lambda: start(poller.run))
+    app.on_startup(lambda: say(f"console at http://{_shown(host)}:{port}, of {client.url}"))
+    if with_parent:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    ui.run(
+        host=host,
+        port=port,
+        title="phasescope",
+        favicon="🔭",
+        dark=None,
+        reload=False,
+        show=False,
+        tailwind=False,
+        show_welcome_message=False,
+        binding_refresh_interval=None,
+        reconnect_timeout=_KEPT_S,
+        access_log=False,
+    )
+    return 0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
