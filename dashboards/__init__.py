@@ -1,6 +1,7 @@
 """Dashboards: views of facts, and nothing else.
 
     monitor        the live terminal monitor (rich), over /debug/snapshot and /debug/diagnosis
+    console        the web console (NiceGUI), over the same routes and the flight recorder
     timeline       a journal as a trace file for ui.perfetto.dev
     explain        one request as a waterfall, with its ledger and its late tokens
     source         where facts come from: a dump, a journal folder, a running server

@@ -1,1 +1,1 @@
-"""Parts of the operator's kit, shown with real programs: `python -m benchmarks.operator_kit.NAME`."""
+"""The operator's kit shown with real programs: `python -m benchmarks.operator_kit.NAME`."""

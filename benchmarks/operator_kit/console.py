@@ -199,9 +199,6 @@ async def check_many(browser: Browser, seen: Seen) -> None:
     server = Server("--model", "dummy:tiny", "--queue-limit", "64")
     url = f"http://127.0.0.1:{server.port}"
     async with server, Console(url) as console, tab(browser, seen) as page:
-        Console(f"http://127.0.0.1:{server.port}") as console,
-        tab(browser, seen) as page,
-    ):
         await many_requests(server.port, MANY)
         await look(page, console.url + "/requests?order=slowest")
         lead = page.locator("main .lead")
