@@ -13,7 +13,7 @@ Attribute = str | int | float | bool | None
 _VOID = frozenset({"input", "br", "hr", "rect", "line", "circle", "path", "polyline"})
 
 
-def tag(name: str, *children: Child | Iterable[Child], **attributes: Attribute) -> Markup:
+def tag(name: str, /, *children: Child | Iterable[Child], **attributes: Attribute) -> Markup:
     """One element. `class_` and `for_` are the attributes class and for, `aria_label` is
     aria-label; None and False leave an attribute out, True has no value."""
     shown = Markup("").join(

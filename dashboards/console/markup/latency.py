@@ -53,7 +53,7 @@ def picture(
     """The heatmap of one class and measure. Each count is a way to its requests."""
     name, measure = chosen
     mine = [line for line in lines if line.slo_class == name]
-    heat = heat_of(mine, measure, begin_ns, clock.now_ns)
+    heat = heat_of(mine, measure, begin_ns, clock.now_ns, target_ns)
     title = f"{MEASURES[measure]} of {name or 'all classes'}, last {span(clock.now_ns - begin_ns)}"
     total = sum(heat.counts.values())
     if not total:

@@ -56,14 +56,11 @@ def count(value: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
+    """To a tenth; what is not all is never 100 %."""
     if not whole:
         return NOTHING
-    share = 100 * part / whole
-    return (
-        f"{share:.0f} %"
-        if share >= 99.95 or (share < 10 and share == int(share))
-        else (f"{share:.1f} %")
-    )
+    share = round(100 * part / whole, 1)
+    return f"{99.9 if share >= 100 and part < whole else share:g} %"
 
 
 def plain(name: str) -> str:

@@ -70,8 +70,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return None if not self.target_ns else self.p95_ns / self.target_ns
 
 
-def heat_of(lines: Sequence[RequestLine], measure: str, begin_ns: int, end_ns: int) -> Heat:
-    """The requests that ended in [begin, end)."""
+def heat_of(
+    lines: Sequence[RequestLine],
+    measure: str,
+    begin_ns: int,
+    end_ns: int,
+    target_ns: int | None = None,
+) -> Heat:
+    """The requests that ended in [begin, end). The row of `target_ns` is there too."""
     column_ns = max(1, -(-(end_ns - begin_ns) // _COLUMNS))
     found = [
         (line.ended_ns, value)
@@ -79,6 +85,7 @@ def heat_of(lines: Sequence[RequestLine], measure: str, begin_ns: int, end_ns: i
         if begin_ns <= line.ended_ns < end_ns and (value := measured(line, measure)) is not None
     ]
     values = [value for _, value in found]
+    values += [] if target_ns is None else [target_ns]
     low = _row(min(values, default=_LOW_NS))
     high = max(_row(max(values, default=_LOW_NS)), low + 5)
     counts = Counter(((at_ns - begin_ns) // column_ns, _row(value) - low) for at_ns, value in found)

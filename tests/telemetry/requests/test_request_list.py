@@ -20,8 +20,14 @@ from tests.support.worlds.timelines import finished
 def filled(count: int, capacity: int = 100) -> RequestList:
     made = RequestList(judged_by(DEFAULT_POLICY), run_ns=77, capacity=capacity)
     for number in range(count):
-        made.on_timeline(finished(request_id=f"r{number}", tenant="red"))
+        made.on_timeline(named(f"r{number}", tenant="red"))
     return made
+
+
+def named(request_id: str, **fields: str) -> RequestTimeline:
+    timeline = finished(**fields)
+    accepted = msgspec.structs.replace(timeline.accepted, request_id=request_id)
+    return dataclasses.replace(timeline, accepted=accepted)
 
 
 def asked(
@@ -97,9 +103,8 @@ def test_requests_in_flight_are_beside_the_ended_ones() -> None:
 
 def test_a_line_is_small() -> None:
     """Ten thousand of them are a few megabytes."""
-    timelines: list[RequestTimeline] = [finished(request_id="r" * 64, tenant="t" * 64)]
     made = RequestList(judged_by(DEFAULT_POLICY), run_ns=0)
-    made.on_timeline(timelines[0])
+    made.on_timeline(named("r" * 64, tenant="t" * 64))
     page: dict[str, Any] = msgspec.json.decode(made.since(0, 1, (), 0, 0))
 
     assert len(msgspec.json.encode(page["requests"][0])) < 800
