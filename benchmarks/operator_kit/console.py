@@ -15,6 +15,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,14 @@ from benchmarks.operator_kit.console_browser import (
     tab,
     yield_cpu,
 )
-from benchmarks.operator_kit.console_load import CULPRIT, FLAGS, VICTIM, Traffic, many_requests
+from benchmarks.operator_kit.console_load import (
+    CULPRIT,
+    FLAGS,
+    VICTIM,
+    Traffic,
+    many_requests,
+    slo_flags,
+)
 
 CALM_S = 45
 FOUND_WITHIN_MS, RECOVERED_WITHIN_MS = 60_000, 90_000
@@ -84,7 +92,7 @@ async def follow_drill(page: Page, console: Console, traffic: Traffic, pictures:
     """Healthy, finding, guilty request in two clicks, victim and back, recovery."""
     await look(page, console.url)
     verdict = page.locator(".verdict")
-    await expect(verdict).to_contain_text("Healthy", timeout=SOON_MS)
+    await expect(verdict).to_contain_text("Healthy", timeout=RECOVERED_WITHIN_MS)
     await pictures.take(page, "healthy")
     traffic.fault()
     guilty = page.locator(f".verdict a:has-text('{CULPRIT}-')").first
@@ -114,7 +122,6 @@ async def follow_drill(page: Page, console: Console, traffic: Traffic, pictures:
 async def check_incident(page: Page, console: Console, pictures: Pictures) -> None:
     """The incident is listed, and the slider shows the server as it was in it."""
     await look(page, console.url + "/incidents")
-    await expect(page.locator(".verdict")).to_contain_text("Healthy", timeout=SOON_MS)
     first = page.locator("table:has-text('Incidents, newest first') tbody th a").first
     name = await first.text_content() or ""
     await first.click()
@@ -123,7 +130,7 @@ async def check_incident(page: Page, console: Console, pictures: Pictures) -> No
     slider = page.locator("input[type=range]")
     await slider.focus()
     await slider.press("End")  # the right end is now
-    await expect(page.locator(".verdict")).to_contain_text("Healthy", timeout=SOON_MS)
+    await expect(page.locator("main .lead")).to_contain_text(", 0 s ago", timeout=SOON_MS)
     say(f"the incident ({name}) is listed, and the slider goes back to it")
 
 
@@ -249,9 +256,10 @@ async def take_views(browser: Browser, console: Console, pictures: Pictures) -> 
         await pictures.take(page, "phone")
 
 
-async def show(args: argparse.Namespace) -> None:
+async def show(args: argparse.Namespace, folder: Path) -> None:
     seen, pictures = Seen(), Pictures(args.screenshots)
-    server = Server(*FLAGS)
+    flags = (*FLAGS, *slo_flags(folder))
+    server = Server(*flags)
     async with chromium() as browser:
         async with server, Console(f"http://127.0.0.1:{server.port}") as console:
             traffic = Traffic(server.port)
@@ -284,7 +292,8 @@ def main() -> int:
     args = parser.parse_args()
     yield_cpu()
     try:
-        asyncio.run(show(args))
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(show(args, Path(folder)))
     except (Failed, AssertionError) as error:
         say(f"does not hold: {error}")
         return 1

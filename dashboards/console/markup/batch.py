@@ -21,7 +21,7 @@ def render(batch: Batch | None, snapshot: Snapshot) -> Markup:
         "div",
         tag("p", _summary(snapshot, batch), class_="lead"),
         legend(),
-        grid(rows, steps),
+        tag("div", grid(rows, steps), class_="card"),
         tag("p", f"{hidden} more sequences are not shown.") if hidden > 0 else None,
     )
 
@@ -51,4 +51,4 @@ def grid(rows: Sequence[GridRow], steps: tuple[int, int] | None) -> Markup:
     ]
     caption = f"Sequences in steps {steps[0]:,} to {steps[1]:,}, oldest step on the left"
     heads = ("request", "state", "prompt", "output", "steps")
-    return table(caption, heads, shown, numbers={2, 3}, wide={2}, class_="grid")
+    return table(caption, heads, shown, numbers={2, 3}, wide={1, 2}, class_="grid")

@@ -34,8 +34,8 @@ def who_of(index: RequestIndex) -> Who:
     return who
 
 
-def verdict(diagnosis: Diagnosis, who: Who) -> Markup:
-    """The verdict in one line that is read out when it changes."""
+def verdict(diagnosis: Diagnosis, who: Who, root: RootAnswer | None = None) -> Markup:
+    """The verdict, who is guilty and what would help: read out when it changes."""
     if diagnosis.verdict == "healthy":
         return tag(
             "div", tag("strong", "Healthy"), " Nothing delays requests beyond what is usual.",
@@ -54,7 +54,8 @@ def verdict(diagnosis: Diagnosis, who: Who) -> Markup:
         " ",
         first.claim,
         f" ({more} more below)" if more else None,
-        tag("span", " Guilty: ", _people(first.culprits[:2], who)) if first.culprits else None,
+        tag("div", "Guilty: ", _people(first.culprits[:3], who)) if first.culprits else None,
+        tag("div", f"What if: {said}.") if (said := _promised(first, root)) else None,
         class_="verdict bad",
         role="status",
     )
@@ -63,17 +64,28 @@ def verdict(diagnosis: Diagnosis, who: Who) -> Markup:
 def findings(
     diagnosis: Diagnosis, root: RootAnswer | None, who: Who, clock: Clock, heading: str = "h3"
 ) -> Markup:
-    """All findings, the one with most harm first."""
-    return join([finding(one, root, who, clock, heading) for one in diagnosis.findings])
+    """All findings, the one with most harm first; its evidence is open."""
+    return join(
+        [
+            finding(one, root, who, clock, heading, is_open=place == 0)
+            for place, one in enumerate(diagnosis.findings)
+        ]
+    )
 
 
 def finding(
-    one: Finding, root: RootAnswer | None, who: Who, clock: Clock, heading: str = "h3"
+    one: Finding,
+    root: RootAnswer | None,
+    who: Who,
+    clock: Clock,
+    heading: str = "h3",
+    *,
+    is_open: bool = True,
 ) -> Markup:
     """One finding with everything that is behind it."""
     since = "" if one.onset_ns is None else f" since {clock.utc(one.onset_ns)} UTC"
     lost = f"{one.harm_ms:,.0f} ms of requests' time lost{since}"
-    if one.share < 1:
+    if 0 < one.share < 1:
         lost += f", {percent(one.share, 1)} of all that was lost"
     return tag(
         "article",
@@ -88,7 +100,7 @@ def finding(
         _named("Delayed", one.victims, who),
         _what_if(one, root),
         [_promise(promise) for promise in one.promises],
-        _evidence(one),
+        _evidence(one, is_open),
         _excluded(one),
         tag("p", "Runbook: ", tag("code", one.runbook)) if one.runbook else None,
         class_="finding",
@@ -110,12 +122,14 @@ def _people(names: Sequence[str], who: Who) -> Markup:
 
 
 def _what_if(one: Finding, root: RootAnswer | None) -> Markup | None:
-    """What a replay says that removing the cause would have spared."""
+    said = _promised(one, root)
+    return tag("p", tag("b", "What if: "), f"{said}.", class_="what-if") if said else None
+
+
+def _promised(one: Finding, root: RootAnswer | None) -> str:
+    """What a replay says that removing the cause would have spared; empty where it says nothing."""
     said = [root.promises[one.symptom.value]] if root and one.symptom.value in root.promises else []
-    said += [one.answer] if one.answer else []
-    if not said:
-        return None
-    return tag("p", tag("b", "What if: "), "; ".join(said), ".", class_="what-if")
+    return "; ".join([*said, one.answer] if one.answer else said)
 
 
 def _promise(one: MissedPromise) -> Markup:
@@ -127,13 +141,15 @@ def _promise(one: MissedPromise) -> Markup:
     )
 
 
-def _evidence(one: Finding) -> Markup | None:
+def _evidence(one: Finding, is_open: bool) -> Markup | None:
     if not one.evidence:
         return None
     rows = [(item.name, item.text, _MEANINGS.get(item.name, "")) for item in one.evidence]
     shown = table(f"Evidence of {one.symptom.value}", ("measured", "value", "what it is"), rows,
                   numbers={1}, wide={2})  # fmt: skip
-    return tag("details", tag("summary", f"Evidence: {len(rows)} measurements"), shown, open=True)
+    return tag(
+        "details", tag("summary", f"Evidence: {len(rows)} measurements"), shown, open=is_open
+    )
 
 
 def _excluded(one: Finding) -> Markup | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 
 from markupsafe import Markup
 
@@ -10,71 +11,65 @@ from dashboards.console.markup import batch as batch_markup
 from dashboards.console.markup import findings as findings_markup
 from dashboards.console.markup.charts import legend, polyline
 from dashboards.console.markup.findings import Who
-from dashboards.console.markup.html import href, link, table, tag
+from dashboards.console.markup.html import card, href, link, table, tag
 from dashboards.console.markup.overview import burn_of, gauges
-from dashboards.console.markup.words import NOTHING, Clock, plain, span
+from dashboards.console.markup.words import NOTHING, Clock, count, plain, span
 from dashboards.console.model.incidents import Incident
 from dashboards.console.model.moments import History, Moment
 from dashboards.console.model.whatif import RootAnswer
 
-_WIDTH, _LANE, _LINE = 1000, 16, 56
 _SECOND_NS = 1_000_000_000
+_CLAIM_CHARACTERS = 140
+_WIDTH, _HEIGHT = 1000, 44
 
 
 def strip(history: History, incidents: Sequence[Incident], at_ns: int) -> Markup:
-    """All minutes at once: incidents as bands, waiting requests and burn as lines below, and a mark
-    at the chosen time."""
+    """All known minutes at once: a row for each symptom, waiting requests and burn as lines, and a
+    mark at the chosen time."""
     moments = history.moments
     begin_ns, end_ns = moments[0].at_ns, moments[-1].at_ns
     wide_ns = max(1, end_ns - begin_ns)
 
-    def x(stamp_ns: int) -> float:
-        return _WIDTH * min(max(stamp_ns - begin_ns, 0), wide_ns) / wide_ns
+    def share(stamp_ns: int) -> float:
+        return 100 * min(max(stamp_ns - begin_ns, 0), wide_ns) / wide_ns
 
-    lanes = {name: i for i, name in enumerate(dict.fromkeys(one.symptom for one in incidents))}
-    bands = [
-        tag("rect", x=f"{x(one.begin_ns):.1f}", y=lanes[one.symptom] * _LANE + 2,
-            width=f"{max(3.0, x(one.until_ns(end_ns)) - x(one.begin_ns)):.1f}", height=_LANE - 4,
-            class_="band")
-        for one in incidents
-    ]  # fmt: skip
-    top = len(lanes) * _LANE
+    def band(one: Incident) -> Markup:
+        left = share(one.begin_ns)
+        width = max(0.4, share(one.until_ns(end_ns)) - left)
+        return tag("span", class_="band", style=f"left:{left:.2f}%;width:{width:.2f}%")
+
+    mark = tag("span", class_="mark", style=f"left:{share(at_ns):.2f}%")
+    by_symptom = {one.symptom: [two for two in incidents if two.symptom is one.symptom]
+                  for one in incidents}  # fmt: skip
+    rows = [
+        _row(plain(symptom.value), [band(one) for one in found], mark)
+        for symptom, found in by_symptom.items()
+    ]
     waiting = [(one.at_ns, float(one.snapshot.waiting)) for one in moments]
     burn = [(one.at_ns, burn_of(one.snapshot) or 0.0) for one in moments]
-    height = top + _LINE
-    mark = f"{x(at_ns):.1f}"
-    label = f"{len(incidents)} incidents in {span(wide_ns)}; {len(moments)} moments are known"
-    return tag(
-        "svg",
-        bands,
-        _line(waiting, begin_ns, wide_ns, top, "waiting"),
-        _line(burn, begin_ns, wide_ns, top, "burn"),
-        tag("line", x1=mark, y1=0, x2=mark, y2=height, class_="mark"),
-        viewBox=f"0 0 {_WIDTH} {height}",
-        preserveAspectRatio="none",
-        class_="strip",
-        style=f"height:{height}px",
-        role="img",
-        aria_label=label,
-    )
+    for name, points in (("waiting", waiting), ("burn", burn)):
+        most = count(max(value for _, value in points))
+        rows.append(_row(f"{plain(name)}, at most {most}", [_line(points, name)], mark, "lines"))
+    scale = tag("p", tag("span", f"{span(wide_ns)} ago"), tag("span", "now"), class_="scale")
+    label = f"{len(incidents)} incidents in the last {span(wide_ns)}"
+    return tag("div", rows, _row("", [scale], None, "ends"), class_="strip", role="group",
+               aria_label=label)  # fmt: skip
 
 
-def _line(
-    points: Sequence[tuple[int, float]], begin_ns: int, wide_ns: int, top: int, name: str
-) -> Markup:
+def _row(name: str, inner: Sequence[Markup], mark: Markup | None, kind: str = "") -> Markup:
+    shown = tag("div", inner, mark, class_=f"lane {kind}".strip())
+    return tag("div", tag("span", name), shown, class_="strip-row")
+
+
+def _line(points: Sequence[tuple[int, float]], name: str) -> Markup:
+    begin_ns, wide_ns = points[0][0], max(1, points[-1][0] - points[0][0])
     high = max(1.0, *(value for _, value in points))
-    every = max(1, len(points) // 400)
     places = [
-        (_WIDTH * (at - begin_ns) / wide_ns, top + _LINE - 3 - (_LINE - 6) * value / high)
-        for at, value in points[::every]
+        (_WIDTH * (at - begin_ns) / wide_ns, _HEIGHT - 3 - (_HEIGHT - 6) * value / high)
+        for at, value in points[:: max(1, len(points) // 400)]
     ]
-    return polyline(places, name)
-
-
-def strip_legend() -> Markup:
-    words = (("band", "incident"), ("waiting", "requests that wait"), ("burn", "burn"))
-    return tag("p", [tag("span", tag("i", class_=name), words) for name, words in words],
-               class_="legend strip-legend")  # fmt: skip
+    return tag("svg", polyline(places, name), viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+               preserveAspectRatio="none", aria_hidden="true")  # fmt: skip
 
 
 def listing(incidents: Sequence[Incident], clock: Clock, who: Who, newest_ns: int) -> Markup:
@@ -89,12 +84,13 @@ def listing(incidents: Sequence[Incident], clock: Clock, who: Who, newest_ns: in
             "holds" if one.end_ns is None else "over",
             f"{one.finding.harm_ms:,.0f} ms",
             who(one.finding.culprits[0]) if one.finding.culprits else NOTHING,
-            one.finding.claim,
+            shorten(one.finding.claim, _CLAIM_CHARACTERS, placeholder=" ..."),
         )
         for one in reversed(incidents)
     ]
-    heads = ("incident", "began (UTC)", "for", "", "time lost", "first culprit", "what it was")
-    return table("Incidents, newest first", heads, rows, numbers={1, 2, 4}, wide={3, 6})
+    heads = ("incident", "began (UTC)", "for", "state", "time lost", "first culprit", "what it was")
+    shown = table("Incidents, newest first", heads, rows, numbers={1, 2, 4}, wide={3, 6})
+    return tag("div", shown, class_="card")
 
 
 def state(moment: Moment, root: RootAnswer | None, who: Who, clock: Clock) -> Markup:
@@ -109,8 +105,8 @@ def state(moment: Moment, root: RootAnswer | None, who: Who, clock: Clock) -> Ma
         tag("section", tag("h2", "Findings then"), found, newest, class_="findings")
         if moment.diagnosis.findings
         else None,
-        tag("section", tag("h2", "Batch then"), legend(),
-            batch_markup.grid(snapshot.grid, snapshot.grid_step_ids)),
+        card("Batch then", legend(),
+             batch_markup.grid(snapshot.grid, snapshot.grid_step_ids)),
     )  # fmt: skip
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from dashboards.console.markup.html import card, href, link, table, tag
+from dashboards.console.markup.html import Child, card, href, link, table, tag
 from dashboards.console.markup.requests import address
 from dashboards.console.markup.words import NOTHING, Clock, count, ms, span
 from dashboards.console.model.heat import MEASURES, Cell, Heat, heat_of
-from dashboards.console.model.requests import Query
+from dashboards.console.model.requests import MEASURE_OF, Order, Query
 from telemetry.requests.request_list import RequestLine
 
 SHADES = 5
@@ -20,12 +20,13 @@ def matrix(cells: Mapping[str, Mapping[str, Cell]], chosen: tuple[str, str]) -> 
     """One row a class, one column a measure; what misses its target is marked."""
     if not cells:
         return tag("p", "No request has ended in these minutes.", class_="quiet")
-    rows = [
-        (name, *(_matrix_cell(cells[name].get(measure), chosen) for measure in MEASURES))
+    rows: list[list[Child | tuple[Child, str]]] = [
+        [name, *(_matrix_cell(cells[name].get(measure), chosen) for measure in MEASURES)]
         for name in sorted(cells)
     ]
     heads = ("class", *MEASURES.values())
-    return table("p95 and p99 by class and phase", heads, rows, class_="matrix")
+    shown = table("p95 and p99 by class and phase", heads, rows, class_="matrix")
+    return tag("div", shown, class_="card")
 
 
 def _matrix_cell(cell: Cell | None, chosen: tuple[str, str]) -> tuple[Markup | str, str]:
@@ -68,10 +69,8 @@ def picture(
     )  # fmt: skip
 
 
-def _order(measure: str) -> str:
-    orders = {"ttft": "first_token", "late": "late_token", "queue": "queue", "prefill": "prefill",
-              "decode": "decode"}  # fmt: skip
-    return orders.get(measure, "slowest")
+def _order(measure: str) -> Order:
+    return next((order for order, name in MEASURE_OF.items() if name == measure), Order.E2E)
 
 
 def _heat(heat: Heat, name: str, measure: str, target_ns: int | None, label: str) -> Markup:

@@ -49,7 +49,7 @@ def render(view: Overview) -> Markup:
     none = tag("p", "Nothing is found to be wrong.", class_="quiet")
     return tag(
         "div",
-        findings_markup.verdict(diagnosis, who),
+        findings_markup.verdict(diagnosis, who, view.root),
         gauges(view.moment, view.history),
         tag("section", tag("h2", "Findings"), shown or none, class_="findings"),
         tag("div", _slowest(view, who), _live(view), class_="pair"),
@@ -191,7 +191,7 @@ def _budget(snapshot: Snapshot) -> Markup:
     unreachable = snapshot.steps_target_unreachable_total
     return card(
         "Step budget in force",
-        tag("p", budget(snapshot), class_="big-text"),
+        tag("p", _budget_words(snapshot), class_="big-text"),
         tag("p", f"Half of the steps take at most {ms(snapshot.step_ns_p50)}.")
         if snapshot.step_ns_p50 is not None
         else None,
@@ -204,6 +204,16 @@ def _budget(snapshot: Snapshot) -> Markup:
     )
 
 
+def _budget_words(snapshot: Snapshot) -> str:
+    """What a step may compute; of an automatic budget, what the last one did."""
+    if not snapshot.auto_budget or snapshot.step_tokens is None:
+        return budget(snapshot)
+    target_ns = snapshot.step_target_ns
+    bounded = "" if target_ns is None else f", bounded by a target of {ms(target_ns)}"
+    computed = f"{count(snapshot.step_tokens)} of {count(snapshot.step_budget_tokens)} tokens"
+    return f"Automatic: the last step computed {computed}{bounded}"
+
+
 def _latency(snapshot: Snapshot) -> Markup:
     rows = [
         (name, ms(found.p50_ns), ms(found.p95_ns), ms(found.p99_ns))
@@ -211,9 +221,12 @@ def _latency(snapshot: Snapshot) -> Markup:
         if (found := snapshot.percentiles.get(measure)) is not None and found.count
     ]
     if not rows:
-        return card("Latency, 60 s", tag("p", "No request in the last minute."))
-    shown = table("Latency of the last 60 s", ("", "p50", "p95", "p99"), rows, numbers={1, 2, 3})
-    return card("Latency, 60 s", shown, tag("p", link("/latency", "By class and phase")))
+        return card("Latency, 60 s", tag("p", "No request in the last minute."), class_="double")
+    shown = table(
+        "Latency of the last 60 s", ("measure", "p50", "p95", "p99"), rows, numbers={1, 2, 3}
+    )
+    more = tag("p", link("/latency", "By class and phase"))
+    return card("Latency, 60 s", shown, more, class_="double")
 
 
 def _big(value: str, unit: str) -> Markup:

@@ -86,7 +86,9 @@ def render(page: Page, query: Query, index: RequestIndex, clock: Clock) -> Marku
         "div",
         tag("p", f"{count(page.found)} requests {known}, {_ORDERS[query.order]}.", class_="lead"),
         _narrowed(query, clock),
-        lines_table(page.lines, who_of(index), clock) if page.lines else tag("p", "None."),
+        tag("div", lines_table(page.lines, who_of(index), clock), class_="card")
+        if page.lines
+        else tag("p", "None."),
         _paging(page, query),
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from dashboards.console.markup.findings import Who
-from dashboards.console.markup.html import badge, card, definition, link, request_href, table, tag
-from dashboards.console.markup.words import NOTHING, count, ms, percent, plain
+from dashboards.console.markup.html import badge, card, definition, link, table, tag
+from dashboards.console.markup.words import NOTHING, count, ms, part, percent, plain
 from dashboards.console.model.requests import RequestIndex
 from dashboards.console.model.waterfall import Bar, Taken, Waterfall
 from dashboards.explain import Explained
@@ -56,15 +56,20 @@ def _facts(explained: Explained) -> Markup:
     verdict = NOTHING if slo is None else f"{slo.slo_class}: {plain(slo.verdict).lower()}"
     level = "good" if slo is not None and slo.verdict == "good" else "warn"
     prefill = explained.prefill
-    chunks = "" if prefill is None else f", prefill in {prefill.chunks} chunks"
+    many = prefill is not None and prefill.chunks > 1
+    chunks = f", prefill in {prefill.chunks} chunks" if prefill and many else ""
     tokens = f"{count(explained.prompt_tokens)} in ({count(explained.cached_tokens)} cached)"
+    first, per = (slo.ttft_target_ns, slo.itl_target_ns) if slo else (None, None)
     return definition(
         (
             ("SLO", badge(verdict, level)),
             ("ended", explained.reason or NOTHING),
             ("tenant", explained.tenant or NOTHING),
-            ("first token", f"{ms(explained.ttft_ns)}{_target(slo and slo.ttft_target_ns)}"),
-            ("per token", f"{ms(explained.tpot_ns)}{_target(slo and slo.itl_target_ns)}"),
+            (
+                "first token",
+                f"{ms(explained.ttft_ns)}{_target(first)}",
+            ),
+            ("per token", f"{ms(explained.tpot_ns)}{_target(per)}"),
             ("tokens", f"{tokens}, {count(explained.output_tokens)} out{chunks}"),
             ("late tokens", count(len(explained.stalls) + explained.stalls_cut)),
             ("trace", tag("code", explained.trace_id)),
@@ -96,7 +101,7 @@ def _taker_row(
         who(one.request_id),
         ms(one.ns),
         percent(one.ns, fall.whole_ns),
-        ", ".join(plain(part).lower() for part in one.parts),
+        ", ".join(part(name) for name in one.parts),
         known.slo_class if known else NOTHING,
         (known.tenant or NOTHING) if known else NOTHING,
         count(known.prompt_tokens) if known else NOTHING,
@@ -132,7 +137,9 @@ def _bar(bar: Bar, whole_ns: int, who: Who) -> Markup:
     left, width = 100 * bar.begin_ns / whole_ns, 100 * bar.ns / whole_ns
     position = f"left:{min(left, 99.6):.3f}%;width:{max(width, 0.4):.3f}%"
     blamed = tag("span", " by ", who(bar.who)) if bar.who else None
-    note = tag("span", f" {plain(bar.note).lower()}", class_="quiet") if bar.note else None
+    why = "" if bar.part is None else f": {part(bar.part)}"
+    said = f"{why} {plain(bar.note).lower()}" if bar.note else why
+    note = tag("span", said, class_="quiet") if said else None
     return tag(
         "li",
         tag("span", plain(bar.label), note, blamed, class_="what"),
@@ -150,7 +157,7 @@ def _ledger(explained: Explained, who: Who) -> Markup | None:
     rows = [
         (
             plain(entry.state.value) + (f": {plain(entry.reason).lower()}" if entry.reason else ""),
-            plain(entry.part.value),
+            part(entry.part),
             _payer(entry.payer, entry.part, who),
             ms(entry.ns),
             percent(entry.ns, explained.e2e_ns),
@@ -162,10 +169,10 @@ def _ledger(explained: Explained, who: Who) -> Markup | None:
     return tag("details", tag("summary", f"Exact ledger: {len(rows)} parts"), shown, class_="card")
 
 
-def _payer(payer: str | None, part: Part, who: Who) -> Markup | str:
+def _payer(payer: str | None, of: Part, who: Who) -> Markup | str:
     if payer is None:
         return NOTHING
-    return payer if part is Part.HOST_STALL else who(payer)
+    return payer if of is Part.HOST_STALL else who(payer)
 
 
 def unknown(request_id: str, index: RequestIndex) -> Markup:
@@ -177,7 +184,3 @@ def unknown(request_id: str, index: RequestIndex) -> Markup:
     )
     return tag("div", tag("p", text, class_="lead"), known,
                tag("p", link("/requests", "Search requests")))  # fmt: skip
-
-
-def heading(request_id: str) -> Markup:
-    return link(request_href(request_id), request_id)

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import msgspec
 
+from telemetry.requests.account import Part
+
 _DAY_S = 86_400
 NOTHING = "-"
+_SHORT = {"slo": "SLO", "kv": "KV", "cpu": "CPU", "gpu": "GPU"}
+_PARTS = {
+    Part.OWN_PREFILL: "its own prompt",
+    Part.OWN_RECOMPUTE: "its own prompt again, after a preemption",
+    Part.OWN_AVOIDABLE: "its own prompt, which a larger cache would have had",
+    Part.OWN_DECODE: "its own decode",
+    Part.BASE: "the fixed cost of steps",
+    Part.CO_PREFILL: "a prompt in the same steps",
+    Part.CO_DECODE: "decodes of others in the same steps",
+    Part.CO_MASK: "a mask in the same steps",
+    Part.SLOW_STEP: "steps slower than predicted",
+    Part.HOST_STALL: "a pause of the process",
+    Part.CLIENT: "its client, who did not read",
+    Part.LOST_STEP: "a step that was lost with the engine",
+}
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -65,5 +82,11 @@ def percent(part: float, whole: float) -> str:
 
 def plain(name: str) -> str:
     """`prefill_interference` as two words with a capital."""
-    words = name.replace("_", " ").replace("gateway.", "")
-    return words[:1].upper() + words[1:]
+    words = name.replace("_", " ").replace("gateway.", "").split(" ")
+    shown = " ".join(_SHORT.get(word, word) for word in words)
+    return shown[:1].upper() + shown[1:]
+
+
+def part(name: Part) -> str:
+    """A part of the ledger in words, of the request whose ledger it is."""
+    return _PARTS.get(name, plain(name.value).lower())

@@ -36,25 +36,33 @@ def incidents_of(moments: Iterable[Moment]) -> list[Incident]:
         newest_ns = moment.at_ns
         for finding in moment.diagnosis.findings:
             old = held.get(finding.symptom)
-            if old is not None and moment.at_ns - old.last_ns > INCIDENT_NS:
-                done.append(_ended(held.pop(finding.symptom)))
-                old = None
-            held[finding.symptom] = _grown(old, finding, moment.at_ns)
+            if old is None or moment.at_ns - old.last_ns > INCIDENT_NS:
+                done += [] if old is None else [_ended(old)]
+                held[finding.symptom] = _begun(finding, moment.at_ns, old)
+            else:
+                held[finding.symptom] = _grown(old, finding, moment.at_ns)
     done += [one if one.last_ns == newest_ns else _ended(one) for one in held.values()]
     return sorted(done, key=lambda one: (one.begin_ns, one.symptom))
 
 
-def _grown(old: Incident | None, finding: Finding, at_ns: int) -> Incident:
-    if old is None:
-        onset_ns = at_ns if finding.onset_ns is None else min(finding.onset_ns, at_ns)
-        return Incident(
-            symptom=finding.symptom,
-            begin_ns=onset_ns,
-            found_ns=at_ns,
-            last_ns=at_ns,
-            finding=finding,
-        )
+def _begun(finding: Finding, at_ns: int, before: Incident | None) -> Incident:
+    """Not earlier than the end of the same symptom's last incident."""
+    onset_ns = at_ns if finding.onset_ns is None else min(finding.onset_ns, at_ns)
+    return Incident(
+        symptom=finding.symptom,
+        begin_ns=onset_ns if before is None else max(onset_ns, before.last_ns),
+        found_ns=at_ns,
+        last_ns=at_ns,
+        finding=finding,
+    )
+
+
+def _grown(old: Incident, finding: Finding, at_ns: int) -> Incident:
+    """The finding with more harm is kept, and the culprits of the one before where it has none."""
     worst = finding if finding.harm_ms >= old.finding.harm_ms else old.finding
+    if not worst.culprits:
+        culprits = old.finding.culprits or finding.culprits
+        worst = msgspec.structs.replace(worst, culprits=culprits)
     return msgspec.structs.replace(old, last_ns=at_ns, finding=worst)
 
 

@@ -85,7 +85,7 @@ def measured(line: RequestLine, measure: str) -> int | None:
             return line.phases_ns.get(measure)
 
 
-_MEASURE_OF = {
+MEASURE_OF = {
     Order.E2E: "e2e",
     Order.TTFT: "ttft",
     Order.QUEUE: "queue",
@@ -168,7 +168,7 @@ class RequestIndex:
 def _sorted(lines: Iterable[RequestLine], order: Order) -> list[RequestLine]:
     """Of equal ones the newest first; those without the value are left out."""
     newest_first = sorted(lines, key=lambda one: -one.number)
-    measure = _MEASURE_OF.get(order)
+    measure = MEASURE_OF.get(order)
     if measure is None:
         return newest_first
     values = [(value, one) for one in newest_first if (value := measured(one, measure)) is not None]

@@ -15,13 +15,14 @@ CHUNKS_SHOWN = 64
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """[begin_ns, end_ns) since the request was accepted. `kind` says how it is drawn, `who` the
-    request that a late token waited for."""
+    request that a late token waited for, `part` what it waited for."""
 
     kind: str
     label: str
     begin_ns: int
     end_ns: int
     note: str = ""
+    part: Part | None = None
     who: str | None = None
 
     @property
@@ -34,7 +35,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     ns: int
-    parts: dict[str, int]
+    parts: dict[Part, int]
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +119,8 @@ def _late(explained: Explained, origin_ns: int) -> tuple[list[Bar], int]:
             label="late token",
             begin_ns=one.begin_ns - origin_ns,
             end_ns=one.end_ns - origin_ns,
-            note=" ".join(filter(None, (one.part.value, one.reason, one.cause))),
+            note=" ".join(filter(None, (one.reason, one.cause))),
+            part=one.part,
             who=one.culprit_request_id,
         )
         for one in longest
@@ -128,9 +130,9 @@ def _late(explained: Explained, origin_ns: int) -> tuple[list[Bar], int]:
 
 def _takers(explained: Explained) -> tuple[Taken, ...]:
     """Other requests that the ledger names, with most time first."""
-    parts: dict[str, Counter[str]] = {}
+    parts: dict[str, Counter[Part]] = {}
     for entry in explained.ledger.entries if explained.ledger else ():
         if entry.payer is not None and entry.part is not Part.HOST_STALL:
-            parts.setdefault(entry.payer, Counter())[entry.part.value] += entry.ns
+            parts.setdefault(entry.payer, Counter())[entry.part] += entry.ns
     found = [Taken(request_id=name, ns=one.total(), parts=dict(one)) for name, one in parts.items()]
     return tuple(sorted(found, key=lambda one: (-one.ns, one.request_id)))

@@ -8,6 +8,7 @@ from nicegui import ui
 from dashboards.console.markup import incidents as markup
 from dashboards.console.markup.findings import who_of
 from dashboards.console.markup.html import tag
+from dashboards.console.markup.words import Clock
 from dashboards.console.model.incidents import incidents_of
 from dashboards.console.model.moments import Moment
 from dashboards.console.web.parts import Frame
@@ -49,14 +50,16 @@ def incident_page(poller: Poller, at: str) -> None:
     """`at` is a stamp of the server's clock, or empty for now."""
     known, chosen = poller.known, _Chosen(poller, at)
     frame = Frame(poller, "incidents", "Incidents")
-    clock = lambda: known.clock(poller.clock.now_ns())  # noqa: E731
+
+    def clock() -> Clock:
+        return known.clock(poller.clock.now_ns())
 
     def strip() -> Markup:
         moment = chosen.moment()
         if moment is None or len(known.history) < 2:
             return tag("p", "Too few moments are known yet.", class_="quiet")
         found = incidents_of(known.history.moments)
-        return tag("div", markup.strip(known.history, found, moment.at_ns), markup.strip_legend())
+        return markup.strip(known.history, found, moment.at_ns)
 
     def when() -> Markup:
         moment = chosen.moment()
@@ -79,7 +82,9 @@ def incident_page(poller: Poller, at: str) -> None:
 
     with frame.main:
         frame.keep(strip)
-        slider = _slider(frame, chosen)
+        with ui.element("div").classes("strip-row"):
+            ui.html("Time", sanitize=False, tag="span")
+            slider = _slider(frame, chosen)
         frame.keep(when)
         frame.keep(lambda: _bounds(slider, poller, chosen))
         frame.keep(listing)

@@ -23,6 +23,7 @@
     }
     apply(theme);
   };
+  document.documentElement.lang = "en";
   apply(read());
   document.addEventListener("click", (event) => {
     if (event.target.closest("#theme")) turn();

@@ -47,10 +47,12 @@ class _Form:
         self._frame = frame
         self._given = {"name": "", "value": "", "why": ""}
         self._said = ""
-        self._offered: tuple[str, ...] = ()
+        self._offered = False
         form = ui.element("form").classes("change").props("action=#")
         with form:
-            self._choose()
+            self._choice = ui.element("label")
+            with self._choice:
+                ui.html("limit", sanitize=False, tag="span")
             self._field("value", "new value", "as in 16, auto, none, on, a:2,b:0.5")
             self._field("why", "reason, which is recorded", "what you saw")
             with ui.element("button").props("type=submit"):
@@ -58,23 +60,19 @@ class _Form:
         form.on("submit.prevent", self._change)
         frame.keep(lambda: tag("p", self._said, role="status", class_="lead"))
 
-    def _choose(self) -> None:
-        with ui.element("label"):
-            ui.html("limit", sanitize=False, tag="span")
-            self._names = ui.element("select").props("name=limit")
-        self._names.on("change", lambda event: self._take("name", event.args), js_handler=_VALUE)
-        self.offer(())
-
     def offer(self, names: Iterable[str]) -> None:
-        """The limits that can be chosen; once they are there, they stay."""
-        if self._offered and self._offered == tuple(names):
+        """The limits that can be chosen. The choice is made once they are known, all at once: the
+        browser then shows the first, which chooses none."""
+        if self._offered:
             return
-        self._offered = tuple(names)
-        self._names.clear()
-        with self._names:
-            for name in ("", *self._offered):
-                with ui.element("option").props(f'value="{name}"'):
-                    ui.html(name or "choose one", sanitize=False, tag="span")
+        self._offered = True
+        with self._choice:
+            chosen = ui.element("select").props("name=limit")
+            with chosen:
+                for name in ("", *names):
+                    with ui.element("option").props(f'value="{name}"'):
+                        ui.html(name or "choose one", sanitize=False, tag="span")
+        chosen.on("change", lambda event: self._take("name", event.args), js_handler=_VALUE)
 
     def _field(self, name: str, title: str, placeholder: str) -> None:
         with ui.element("label"):

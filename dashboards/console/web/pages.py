@@ -26,7 +26,9 @@ from dashboards.console.web.poller import Poller
 from dashboards.console.web.state import Known
 from dashboards.explain import Explained
 from dashboards.monitor.client import Unreachable
+from telemetry.stats.slo_report import SloStatus
 
+_LEAST_NS = 60_000_000_000
 WAITING = tag("p", "Nothing is known yet.", class_="quiet")
 
 
@@ -113,8 +115,9 @@ def _latency(poller: Poller, wanted: tuple[str, str]) -> Markup:
     """The matrix of the last ten minutes, and the picture of one of its cells."""
     known = poller.known
     clock = known.clock(poller.clock.now_ns())
-    begin_ns = clock.now_ns - CHART_NS
-    lines = known.index.since(begin_ns)
+    lines = known.index.since(clock.now_ns - CHART_NS)
+    oldest_ns = min((line.ended_ns for line in lines), default=clock.now_ns)
+    begin_ns = min(oldest_ns, clock.now_ns - _LEAST_NS)
     statuses = _statuses(known)
     cells = cells_of(lines, statuses, begin_ns)
     name, measure = wanted
@@ -131,6 +134,6 @@ def _latency(poller: Poller, wanted: tuple[str, str]) -> Markup:
     )  # fmt: skip
 
 
-def _statuses(known: Known) -> tuple[latency_markup.SloStatus, ...]:
+def _statuses(known: Known) -> tuple[SloStatus, ...]:
     slo = known.moment.snapshot.slo if known.moment else None
     return slo.classes if slo else ()

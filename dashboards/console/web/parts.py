@@ -48,11 +48,13 @@ class Frame:
         self._seen = -1
         self._parts: list[tuple[Live, Callable[[], Markup | str]]] = []
         ui.page_title(f"{title} - phasescope")
-        with ui.element("header").classes("top"):
+        with ui.element("header").classes("top"), ui.element("div"):
+            Live(_first())
+            self.keep(self._server)
             Live(_views(view))
-        self.keep(self._header)
+        self.keep(self._notices)
         self._key_form()
-        self.main = ui.element("main").props("id=main tabindex=-1")
+        self.main = ui.element("div").props("id=main tabindex=-1")  # within the library's <main>
         with self.main:
             Live(tag("h1", title))
         tab: Tab = ui.context.client
@@ -77,11 +79,11 @@ class Frame:
         for part, render in self._parts:
             part.show(render())
 
-    def _header(self) -> Markup:
+    def _notices(self) -> Markup:
         known = self._poller.known
         shown = notices(known.link, known.moment, self._poller.clock.now_ns(), known.reading)
         lines = [tag("p", one.text, class_=f"notice {one.level}", role="status") for one in shown]
-        return tag("div", self._server(), join(lines))
+        return join(lines)
 
     def _server(self) -> Markup:
         known = self._poller.known
@@ -117,22 +119,21 @@ class Frame:
         self._key.on("submit.prevent", use)
 
 
+def _first() -> Markup:
+    """The name, and the button of the colours."""
+    theme = tag("button", "Colours: ", tag("span", "auto", id="theme-name"), id="theme",
+                class_="plain", type="button")  # fmt: skip
+    skip = link("#main", "Skip to the content", class_="skip")
+    return tag("div", skip, link("/", "phasescope console", class_="name"), theme, class_="first")
+
+
 def _views(current: str) -> Markup:
-    """The name, the views, and the button of the colours."""
     links = [
         link(to, words, data_key=str(number),
              aria_current="page" if name == current else None)
         for number, (name, (to, words)) in enumerate(VIEWS.items(), start=1)
     ]  # fmt: skip
-    theme = tag("button", "Colours: ", tag("span", "auto", id="theme-name"), id="theme",
-                class_="plain", type="button")  # fmt: skip
-    return tag(
-        "div",
-        link("#main", "Skip to the content", class_="skip"),
-        link("/", "phasescope console", class_="name"),
-        theme,
-        tag("nav", links, class_="views", aria_label="views"),
-    )
+    return tag("nav", links, class_="views", aria_label="views")
 
 
 def add_assets() -> None:

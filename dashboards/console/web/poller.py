@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -48,7 +49,7 @@ class Poller:
         self.clock = clock
         self.may_change = may_change
         self._on_first = on_first
-        self._slow_ns: int | None = None
+        self._asked_ns: dict[str, int] = {}
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -115,28 +116,33 @@ class Poller:
         """What is new since the last time; the first times, a page after the other."""
         for _ in range(_PAGES_AT_ONCE):
             since = self.known.index.next
-            page = await self._ask(lambda since=since: self.client.requests(since, _PAGE))
+            page = await self._ask(partial(self.client.requests, since, _PAGE))
             if self.known.index.take(page) and len(page.requests) < _PAGE:
                 return
 
     async def _ask_slow(self, is_wrong: bool) -> None:
-        now_ns = self.clock.now_ns()
-        if self._slow_ns is not None and now_ns - self._slow_ns < _SLOW_EVERY_NS:
-            return
         known = self.known
-        if is_wrong:
+        if not is_wrong:
+            known.root = None
+        elif self._is_due("root"):
             try:
                 known.root = root_answer(await self._ask(self.client.root))
             except msgspec.ValidationError as error:
                 log.warning("the root cause cannot be read: %s", error)
-        else:
-            known.root = None
-        if self.watchers.any("limits"):
+        if self.watchers.any("limits") and self._is_due("limits"):
             try:
                 known.limits, known.limits_error = await self._ask(self.client.limits), ""
             except Unreachable as error:  # there are none without an engine
                 known.limits_error = str(error)
-        self._slow_ns = now_ns
+
+    def _is_due(self, what: str) -> bool:
+        """Whether it was last asked for long enough ago; from now on it counts as asked."""
+        now_ns = self.clock.now_ns()
+        last_ns = self._asked_ns.get(what)
+        if last_ns is not None and now_ns - last_ns < _SLOW_EVERY_NS:
+            return False
+        self._asked_ns[what] = now_ns
+        return True
 
     def _link(self, error: Unreachable | None) -> None:
         """What the last poll says of the link; a state lasts since it began."""

@@ -20,6 +20,7 @@ from diagnosis.symptoms import Symptom
 from telemetry.facts.clock import ManualClock
 from telemetry.journal.journal import Journal
 from telemetry.journal.journal_reader import open_journal
+from telemetry.requests.account import Part
 from telemetry.requests.timelines import describe
 from tests.dashboards.console.samples import (
     SECOND,
@@ -211,7 +212,7 @@ def test_the_takers_of_a_request_are_summed_over_the_parts_and_causes_are_none_o
     fall = waterfall_of(explained_of(ledger=ledger))
 
     assert [(one.request_id, one.ns) for one in fall.takers] == [("b", 40), ("a", 35)]
-    assert fall.takers[1].parts == {"co_prefill": 30, "co_mask": 5}
+    assert fall.takers[1].parts == {Part.CO_PREFILL: 30, Part.CO_MASK: 5}
 
 
 def test_a_request_in_flight_has_no_bars() -> None:
