@@ -18,21 +18,21 @@ from telemetry.requests.request_list import RequestLine
 
 def render(explained: Explained, fall: Waterfall, index: RequestIndex, who: Who) -> Markup:
     """The page of one request."""
+    victims = index.victims(explained.request_id)
     if explained.outcome == "running":
         return tag(
             "div",
             tag("p", f"In flight for {ms(explained.e2e_ns)}. The waterfall is drawn when it has "
                 "ended; until then ", link("/batch", "the batch"), " shows what it does.",
                 class_="lead"),
-            _taken_from(index.victims(explained.request_id), who),
+            _taken_from(victims, who),
         )  # fmt: skip
     return tag(
         "div",
         tag("p", _summary(explained, fall), class_="lead"),
         _facts(explained),
-        _guilty(fall, index, who),
+        tag("div", _guilty(fall, index, who), _taken_from(victims, who), class_="pair"),
         _bars(explained, fall, who),
-        _taken_from(index.victims(explained.request_id), who),
         _ledger(explained, who),
     )
 
@@ -78,7 +78,7 @@ def _facts(explained: Explained) -> Markup:
 
 
 def _target(target_ns: int | None) -> str:
-    return f" (promised {ms(target_ns)})" if target_ns else ""
+    return f", promised {ms(target_ns)}" if target_ns else ""
 
 
 def _guilty(fall: Waterfall, index: RequestIndex, who: Who) -> Markup:
@@ -87,9 +87,9 @@ def _guilty(fall: Waterfall, index: RequestIndex, who: Who) -> Markup:
         text = "No other request's prompt or mask took its time."
         return card("Who took its time", tag("p", text))
     rows = [_taker_row(one, fall, index, who) for one in fall.takers[:8]]
-    heads = ("request", "took", "share", "by", "class", "tenant", "prompt tokens")
-    shown = table("Requests that took this one's time", heads, rows, numbers={1, 2, 6},
-                  wide={4, 5, 6})  # fmt: skip
+    heads = ("request", "took", "share", "by", "tenant", "prompt tokens")
+    shown = table("Requests that took this one's time", heads, rows, numbers={1, 2, 5},
+                  wide={4, 5})  # fmt: skip
     return card("Who took its time", shown)
 
 
@@ -102,7 +102,6 @@ def _taker_row(
         ms(one.ns),
         percent(one.ns, fall.whole_ns),
         ", ".join(part(name) for name in one.parts),
-        known.slo_class if known else NOTHING,
         (known.tenant or NOTHING) if known else NOTHING,
         count(known.prompt_tokens) if known else NOTHING,
     )

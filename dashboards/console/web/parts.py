@@ -117,6 +117,7 @@ class Frame:
                 self._poller.use_key(given["key"])
 
         self._key.on("submit.prevent", use)
+        self._key.set_visibility(self._poller.known.link.state is LinkState.WANTS_KEY)
 
 
 def _first() -> Markup:
