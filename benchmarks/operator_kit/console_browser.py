@@ -112,15 +112,15 @@ class Console:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()  # as the end of its parent does
         try:
-            await asyncio.to_thread(self._process.wait, 10)
+            await asyncio.to_thread(self._process.wait, 30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise Failed("the console does not end with its parent") from None
+            require(any(error), "the console does not end with its parent")
 
     def said(self) -> str:
         return self.log.read_text(errors="replace").strip()
