@@ -163,8 +163,8 @@ async def tab(
 
 async def look(page: Page, url: str) -> None:
     """Open an address and wait until its page is drawn."""
-    await page.goto(url)
-    await page.wait_for_selector("main h1", timeout=20_000)
+    await page.goto(url, timeout=60_000)
+    await page.wait_for_selector("main h1", timeout=45_000)
     await page.wait_for_timeout(800)
 
 
