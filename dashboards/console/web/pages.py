@@ -34,6 +34,11 @@ WAITING = tag("p", "Nothing is known yet.", class_="quiet")
 
 def add_pages(poller: Poller) -> None:
     """Register all pages; each tab draws its own from what the poller knows."""
+    _add_state_pages(poller)
+    _add_request_pages(poller)
+
+
+def _add_state_pages(poller: Poller) -> None:
     known = poller.known
 
     def drawn(draw: Callable[[Moment], Markup]) -> Callable[[], Markup]:
@@ -50,6 +55,27 @@ def add_pages(poller: Poller) -> None:
         frame = Frame(poller, "batch", "Batch")
         with frame.main:
             frame.keep(drawn(lambda moment: batch_markup.render(known.batch, moment.snapshot)))
+
+    @ui.page("/latency")
+    def latency(request: Request) -> None:
+        frame = Frame(poller, "latency", "Latency by class and phase")
+        given = dict(request.query_params)
+        measure = given.get("measure", "ttft")
+        wanted = given.get("slo_class", ""), measure if measure in MEASURES else "ttft"
+        with frame.main:
+            frame.keep(lambda: _latency(poller, wanted))
+
+    @ui.page("/incidents")
+    def incidents(request: Request) -> None:
+        incident_page(poller, request.query_params.get("at", ""))
+
+    @ui.page("/limits")
+    def limits() -> None:
+        limits_page(poller)
+
+
+def _add_request_pages(poller: Poller) -> None:
+    known = poller.known
 
     @ui.page("/requests")
     def requests(request: Request) -> None:
@@ -78,23 +104,6 @@ def add_pages(poller: Poller) -> None:
 
         with frame.main:
             frame.keep(draw)
-
-    @ui.page("/latency")
-    def latency(request: Request) -> None:
-        frame = Frame(poller, "latency", "Latency by class and phase")
-        given = dict(request.query_params)
-        measure = given.get("measure", "ttft")
-        wanted = given.get("slo_class", ""), measure if measure in MEASURES else "ttft"
-        with frame.main:
-            frame.keep(lambda: _latency(poller, wanted))
-
-    @ui.page("/incidents")
-    def incidents(request: Request) -> None:
-        incident_page(poller, request.query_params.get("at", ""))
-
-    @ui.page("/limits")
-    def limits() -> None:
-        limits_page(poller)
 
 
 def _overview(poller: Poller, moment: Moment) -> Overview:
