@@ -130,8 +130,6 @@ async def follow_drill(page: Page, console: Console, traffic: Traffic, pictures:
     await page.wait_for_url(f"**/requests/{VICTIM}-*", timeout=SOON_MS)
     back = page.locator(f"section:has-text('Who took its time') a:has-text('{CULPRIT}-')").first
     await expect(back).to_be_visible(timeout=SOON_MS)
-    late = page.locator(f"ol.waterfall li:has-text('Late token') a:has-text('{CULPRIT}-')").first
-    await expect(late).to_be_visible(timeout=SOON_MS)
     await page.locator(".pair").first.evaluate("one => one.scrollIntoView()")
     await pictures.take(page, "waterfall")
     await traffic.calm()
