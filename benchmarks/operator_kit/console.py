@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
 from benchmarks.contract.common import Server, say
@@ -55,6 +55,7 @@ FOUND_WITHIN_MS, RECOVERED_WITHIN_MS = 90_000, 120_000
 SOON_MS = 45_000  # also on a machine that has other things to do
 KEY = "a-key-that-is-nowhere-else"
 MANY = 5_200
+_SAID_CHARACTERS = 600  # of a browser's log, the first lines say it
 INTERFERENCE = "Prefill interference"
 
 
@@ -93,11 +94,23 @@ async def check_it_lives(page: Page, console: Console) -> None:
     say("the batch moves on by itself, and views open by key")
 
 
+async def require_healthy(verdict: Locator) -> None:
+    """Before the fault. On a machine with other things to do the server rightly says so, and from
+    a fault on top of that nothing can be told."""
+    try:
+        await expect(verdict).to_contain_text("Healthy", timeout=RECOVERED_WITHIN_MS)
+    except AssertionError:
+        said = await verdict.text_content()
+        raise Failed(
+            f"the server is not well before the fault: {said} Is the machine busy?"
+        ) from None
+
+
 async def follow_drill(page: Page, console: Console, traffic: Traffic, pictures: Pictures) -> None:
     """Healthy, finding, guilty request in two clicks, victim and back, recovery."""
     await look(page, console.url)
     verdict = page.locator(".verdict")
-    await expect(verdict).to_contain_text("Healthy", timeout=RECOVERED_WITHIN_MS)
+    await require_healthy(verdict)
     await pictures.take(page, "healthy")
     traffic.fault()
     guilty = page.locator(f".verdict a:has-text('{CULPRIT}-')").first
@@ -117,8 +130,6 @@ async def follow_drill(page: Page, console: Console, traffic: Traffic, pictures:
     await page.wait_for_url(f"**/requests/{VICTIM}-*", timeout=SOON_MS)
     back = page.locator(f"section:has-text('Who took its time') a:has-text('{CULPRIT}-')").first
     await expect(back).to_be_visible(timeout=SOON_MS)
-    late = page.locator(f"ol.waterfall li:has-text('Late token') a:has-text('{CULPRIT}-')").first
-    await expect(late).to_be_visible(timeout=SOON_MS)
     await page.locator(".pair").first.evaluate("one => one.scrollIntoView()")
     await pictures.take(page, "waterfall")
     await traffic.calm()
@@ -307,7 +318,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             asyncio.run(show(args, Path(folder)))
     except (Failed, AssertionError) as error:
-        say(f"does not hold: {error}")
+        say(f"does not hold: {str(error)[:_SAID_CHARACTERS]}")
         return 1
     return 0
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.contract.client import COMPLETIONS, Exchange, NotSupported, completion, prompt_ids
 
 USERS = 4
-LONG_TOKENS, LONG_EVERY_S = 700, 2.0
+LONG_TOKENS, LONG_EVERY_S = 900, 2.0
 CULPRIT, VICTIM = "report", "chat"
 TENANTS = ("red", "green", "blue")
 SLO = """

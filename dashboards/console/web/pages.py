@@ -29,13 +29,19 @@ from dashboards.monitor.client import Unreachable
 from telemetry.stats.slo_report import SloStatus
 
 _LEAST_NS = 60_000_000_000
+_ASK_AGAIN_S = 2.0
+_NOT_FOUND = 404
 WAITING = tag("p", "Nothing is known yet.", class_="quiet")
 
 
 def add_pages(poller: Poller) -> None:
     """Register all pages; each tab draws its own from what the poller knows."""
-    known = poller.known
+    _add_state_pages(poller)
     _add_request_pages(poller)
+
+
+def _add_state_pages(poller: Poller) -> None:
+    known = poller.known
 
     def drawn(draw: Callable[[Moment], Markup]) -> Callable[[], Markup]:
         return lambda: WAITING if known.moment is None else draw(known.moment)
@@ -71,7 +77,6 @@ def add_pages(poller: Poller) -> None:
 
 
 def _add_request_pages(poller: Poller) -> None:
-    """The list of requests, and each of them."""
     known = poller.known
 
     @ui.page("/requests")
@@ -94,13 +99,23 @@ def _add_request_pages(poller: Poller) -> None:
         found = await _explained(poller, request_id)
 
         def draw() -> Markup:
-            if not isinstance(found, Explained):
-                return tag("div", found, waterfall_markup.unknown(request_id, known.index))
-            fall = waterfall_of(found)
-            return waterfall_markup.render(found, fall, known.index, who_of(known.index))
+            if isinstance(found, Explained):
+                fall = waterfall_of(found)
+                return waterfall_markup.render(found, fall, known.index, who_of(known.index))
+            if found.status == _NOT_FOUND:
+                return waterfall_markup.unknown(request_id, known.index)
+            return tag("p", "It is asked for again and again until the server answers.")
+
+        async def ask_again() -> None:
+            """Until it has ended: then it changes no more."""
+            nonlocal found
+            if not isinstance(found, Explained) or found.outcome == "running":
+                found = await _explained(poller, request_id)
+                frame.redraw(force=True)
 
         with frame.main:
             frame.keep(draw)
+            ui.timer(_ASK_AGAIN_S, ask_again)
 
 
 def _overview(poller: Poller, moment: Moment) -> Overview:
@@ -109,12 +124,12 @@ def _overview(poller: Poller, moment: Moment) -> Overview:
     return Overview(moment, known.history, known.index, known.root, clock)
 
 
-async def _explained(poller: Poller, request_id: str) -> Explained | Markup:
+async def _explained(poller: Poller, request_id: str) -> Explained | Unreachable:
     """The request, or why it is not there."""
     try:
         return await poller.explained(request_id)
     except Unreachable as error:
-        return tag("p", str(error), class_="quiet")
+        return error
 
 
 def _latency(poller: Poller, wanted: tuple[str, str]) -> Markup:

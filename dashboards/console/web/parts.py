@@ -91,8 +91,9 @@ class Frame:
         words: list[Markup | str] = [tag("span", self._poller.client.url)]
         if moment is not None:
             one = moment.snapshot
-            is_up = known.link.state is LinkState.UP and one.ready
-            words += [" ", badge("ready" if is_up else "not ready", "good" if is_up else "bad")]
+            state = "ready" if one.ready else "not ready"
+            state = state if known.link.state is LinkState.UP else "no answer"
+            words += [" ", badge(state, "good" if state == "ready" else "bad")]
             words.append(f" {one.model or 'no engine'}")
             words.append(f" on {one.backend}" if one.backend else "")
             if one.engine_restarts:
