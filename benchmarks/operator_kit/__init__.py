@@ -1,1 +1,1 @@
-"""The operator's kit shown with real programs: `python -m benchmarks.operator_kit.NAME`."""
+"""The operator's kit against real programs: each script fails when what it shows does not hold."""

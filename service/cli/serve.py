@@ -31,9 +31,22 @@ def run(args: argparse.Namespace) -> int:
 
     resolution = resolved(args)
     config = checked(resolution)
+    say = set_up_logging(config.logs.format, _print_line)
+    try:
+        return _run(resolution, config, say)
+    except ConfigError as error:
+        if config.logs.format == "text":
+            raise
+        log.critical("%s", error)
+        return EXIT_CONFIG
+
+
+def _run(resolution: Resolution, config: ServeConfig, say: Callable[[str], None]) -> int:
+    from service.composition.startup import run_service
+
     if config.console.enabled:
         require_console()
-    model = _find_model(resolution, config.recorder)
+    model = _find_model(resolution, config.recorder, say)
     engine = msgspec.structs.replace(config.engine, model=model)
     return run_service(msgspec.structs.replace(config, engine=engine), say)
 

@@ -7,6 +7,7 @@ import socket
 import sys
 
 from service.composition.console import ConsoleProcess
+from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry
 from service.composition.telemetry_wiring import build_telemetry
@@ -201,9 +202,11 @@ class Start:
         if self._telemetry.pusher is not None:
             self._say(f"metrics go to {self._telemetry.pusher.target}")
         address = address_of(self._config, self._port)
-        self._say(f"ready in {self.report.line()} at {address}; try:")
-        sys.stderr.write(curl_line(self._config, self._port) + "\n")
-        sys.stderr.flush()
+        as_text = self._config.logs.format == "text"
+        self._say(f"ready in {self.report.line()} at {address}{'; try:' if as_text else ''}")
+        if as_text:
+            sys.stderr.write(curl_line(self._config, self._port) + "\n")
+            sys.stderr.flush()
         try:
             self._console.start()
         except OSError as error:

@@ -96,8 +96,7 @@ def build_telemetry(
     timelines = _build_timelines(config, policy)
     request_list = RequestList(judged_by(policy), clock.now_ns())
     listeners = _listeners(timelines, window, exporter, all_metrics, recorder, slo)
-    listeners.append(request_list.on_timeline)
-    listeners += [] if pilot is None else [pilot.on_timeline]
+    listeners += [one.on_timeline for one in (request_list, pilot) if one is not None]
     phases = PhaseFold(listeners, [histograms.on_measured], ledgers, isolation=pump.isolation)
     telemetry = Telemetry(
         clock=clock,

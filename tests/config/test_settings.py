@@ -139,8 +139,9 @@ def test_a_value_reaches_the_struct_that_holds_it(one: Setting) -> None:
 
 
 def parts(config: ServeConfig) -> list[msgspec.Struct]:
-    return [config.engine, config.gateway, config.gateway.http, config.tracing, config.peaks,
-            config.recorder, config.metrics, config.autopilot, config.console]  # fmt: skip
+    return [config.engine, config.gateway, config.gateway.http, config.logs, config.tracing,
+            config.peaks, config.recorder, config.metrics, config.autopilot,
+            config.console]  # fmt: skip
 
 
 @each
