@@ -154,6 +154,7 @@ def measure(seconds: float) -> tuple[dict[str, Found], float, int]:
         receiver = stack.enter_context(OtlpReceiver("grpc"))
         dumps = stack.enter_context(tempfile.TemporaryDirectory(prefix="phasescope-dumps-"))
         more = ("--otlp-endpoint", receiver.endpoint, "--dump-dir", dumps)
+        more += ("--report-dir", f"{dumps}/incidents")
         server = stack.enter_context(serving(*FLAGS, *more))
         target = f"127.0.0.1:{server.port}"
         scrapers = {

@@ -96,13 +96,6 @@ class ReportWorker:
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def families(self) -> list[tuple[Metric, list[tuple[dict[str, str], float]]]]:
-        return [
-            (catalog.REPORTS, [({}, float(self.written))]),
-            (catalog.REPORTS_SUPPRESSED, [({}, float(self.suppressed))]),
-            *self.failures.families(),
-        ]
-
     def _run(self) -> None:
         while not self._stopped.wait(_POLL_S):
             try:
@@ -204,3 +197,17 @@ def _name_of(said: Diagnosis) -> str | None:
 def _write_private(path: Path, data: bytes) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(data)
+
+
+def report_families(
+    worker: ReportWorker | None,
+) -> list[tuple[Metric, list[tuple[dict[str, str], float]]]]:
+    """Without a worker the families have names and no sample."""
+    if worker is None:
+        names = (catalog.REPORTS, catalog.REPORTS_SUPPRESSED, catalog.REPORT_FAILURES)
+        return [(metric, []) for metric in names]
+    return [
+        (catalog.REPORTS, [({}, float(worker.written))]),
+        (catalog.REPORTS_SUPPRESSED, [({}, float(worker.suppressed))]),
+        *worker.failures.families(),
+    ]

@@ -18,7 +18,7 @@ from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
 from service.composition.report_wiring import build_report_worker
-from service.composition.report_worker import ReportWorker
+from service.composition.report_worker import ReportWorker, report_families
 from service.composition.root_wiring import build_root_worker, current_diagnosis
 from service.composition.root_worker import RootWorker
 from service.composition.telemetry import Telemetry
@@ -194,7 +194,7 @@ def _more_families(
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),
-        *(() if reports is None else reports.families()),
+        *report_families(reports),
         *connection_families(connections),
         *ingest_families(ingest),
     ]

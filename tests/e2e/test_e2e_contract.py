@@ -220,7 +220,7 @@ def test_a_drain_lets_running_requests_finish_refuses_new_ones_and_exports_every
             results: list[dict[str, Any]] = []
 
             def run() -> None:
-                results.append(ids(server, [20, 21], max_tokens=300))
+                results.append(ids(server, [20, 21], max_tokens=1500))
 
             worker = threading.Thread(target=run)
             worker.start()
@@ -235,7 +235,7 @@ def test_a_drain_lets_running_requests_finish_refuses_new_ones_and_exports_every
 
         assert answer.json()["error"]["code"] == "draining"
         assert "retry-after" in answer.headers
-        assert results[0]["completion_tokens"] == 300
+        assert results[0]["completion_tokens"] == 1500
         found = {tree.attribute("gen_ai.request.id") for tree in receiver.trees()}
         assert results[0]["id"] in found
         assert answer.headers["x-request-id"] in found

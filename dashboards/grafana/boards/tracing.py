@@ -196,6 +196,15 @@ _RECORD = Row(
             ),
             about=f"{recording.DUMPS.help} {recording.DUMPS_SUPPRESSED.help}",
         ),
+        Panel(
+            title="Incident folders since the start",
+            queries=(
+                Query(total(recording.REPORTS), "written"),
+                Query(total(recording.REPORTS_SUPPRESSED), "suppressed"),
+                Query(total(recording.REPORT_FAILURES, "reason"), "failed: {{reason}}"),
+            ),
+            about=f"{recording.REPORTS.help} {recording.REPORTS_SUPPRESSED.help}",
+        ),
     ),
 )
 
