@@ -10,7 +10,14 @@ import pytest
 
 from diagnosis.symptoms import Finding, Symptom
 from diagnosis.verdicts.classifier import Diagnosis
-from service.composition.report_worker import DUMP, REPORT, SETTLE_NS, STACKS, ReportWorker
+from service.composition.report_worker import (
+    DUMP,
+    REPORT,
+    SETTLE_NS,
+    STACKS,
+    ReportWorker,
+    report_families,
+)
 from service.composition.thread_stacks import both_stacks, gateway_stacks
 from telemetry.facts.clock import ManualClock
 from tests.support.worlds.twin_cases import SECOND
@@ -175,7 +182,7 @@ def test_a_report_that_cannot_be_made_is_counted_and_the_rest_is_kept(
     world = World(tmp_path, program, limit_s=1)
     world.incident(OVERLOAD)
     (folder,) = world.folder.iterdir()
-    counted = {labels["reason"]: n for labels, n in world.worker.families()[2][1] if n}
+    counted = {labels["reason"]: n for labels, n in report_families(world.worker)[2][1] if n}
 
     assert counted == reasons
     assert (folder / DUMP).exists()
