@@ -358,7 +358,7 @@ def test_a_stall_of_a_real_engine_is_measured_by_its_clients(tmp_path: Path) -> 
         for one in log
         if label.on_ns <= one.due_ns < label.off_ns
     ]
-    assert max(held_up_us) >= 200_000
+    assert max(held_up_us) >= 100_000  # who comes in the middle of it waits for the rest
     assert result.on_s == pytest.approx(spec.phases.fault_at_s, abs=1.0)
     assert (tmp_path / result.name / "journal").stat().st_size > 0
     assert label.symptom.encode() not in (tmp_path / result.name / "server.log").read_bytes()
