@@ -98,9 +98,10 @@ class Pump:
         """Folds, listeners and ticks that raised and are not called any more."""
         return self.isolation.detached
 
-    def run_once(self, within_ns: int | None = None) -> int:
+    def run_once(self, within_ns: int | None = None, wait_s: float = -1) -> int:
         """Feed everything that is in the lanes now to all folds, for at most `within_ns`. Returns
-        the number of facts that this call fed; another thread may have fed some.
+        the number of facts that this call fed; another thread may have fed some. It ends early when
+        the lock was not free within `wait_s` (-1: it waits).
 
         If the caller does not hold the lock, it is free between two pieces. All lanes are drained
         together, in the order in which they were added, the engine's before the gateway's: the
@@ -108,10 +109,12 @@ class Pump:
         step before it was submitted.
         """
         fed, begin_ns = 0, self._clock.now_ns()
-        with self.lock:
-            goal = self._drains + 1
+        goal: int | None = None
         while within_ns is None or self._clock.now_ns() - begin_ns <= within_ns:
-            with self.lock:
+            if not self.lock.acquire(timeout=wait_s):
+                return fed
+            try:
+                goal = self._drains + 1 if goal is None else goal
                 if not self._pending:
                     if self._drains >= goal:
                         return fed
@@ -119,6 +122,8 @@ class Pump:
                 fed += self._feed_piece()
                 if not self._pending and self._drains >= goal:
                     return fed
+            finally:
+                self.lock.release()
             sleep_ns(0)  # releases the interpreter
         return fed
 

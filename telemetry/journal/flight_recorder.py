@@ -27,7 +27,7 @@ from telemetry.journal.watchdog import StallWatchdog
 log = logging.getLogger("phasescope.recorder")
 
 _TICK_S = 0.25
-_PUMP_WAIT_S = 0.25
+_PUMP_WAIT_S = 1.0
 _DUMP_DELAY_NS = 500_000_000
 _JOIN_S = 5.0
 
@@ -149,12 +149,9 @@ class FlightRecorder:
         self._take_dumps(is_last=True)
 
     def _catch_up(self) -> None:
-        """Feed the facts in the lanes to the folds, unless a fold blocks the pump."""
-        if self._pump.lock.acquire(timeout=_PUMP_WAIT_S):
-            try:
-                self._pump.run_once()
-            finally:
-                self._pump.lock.release()
+        """Feed the facts in the lanes to the folds, unless a fold blocks the pump. Readers have
+        the lock between two pieces."""
+        self._pump.run_once(wait_s=_PUMP_WAIT_S)
 
     def _watch(self) -> None:
         now_ns = self._clock.now_ns()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.pump import PIECE_WEIGHT, Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, fact_ns
+from telemetry.journal.journal_reader import read_journal
+from tests.support.servers.recording import Recording
 from tests.support.worlds.facts import MS, accepted, decode, queued, step
 
 
@@ -68,6 +71,19 @@ def test_a_reader_gets_the_lock_between_two_pieces_of_a_large_drain() -> None:
     waited.join()
     assert waited.seen == [(PIECE_WEIGHT, PIECE_WEIGHT)]  # after one piece, not after twenty
     assert waited.batches == after.batches == [PIECE_WEIGHT] * 20
+
+
+def test_a_reader_gets_the_lock_between_two_pieces_that_a_dump_feeds(tmp_path: Path) -> None:
+    """A dump wants what is in the lanes; metrics do not wait for all of it."""
+    recording = Recording(tmp_path)
+    waited = WithReader(recording.pump)
+    recording.pump.add_fold("waited", waited)
+    backlog(recording.lane, 20 * PIECE_WEIGHT)
+    dump = recording.dump()
+    waited.join()
+
+    assert waited.seen == [(PIECE_WEIGHT, PIECE_WEIGHT)]
+    assert len(list(read_journal(Path(dump.path)))) == 20 * PIECE_WEIGHT
 
 
 def test_a_reader_that_catches_up_sees_all_facts_in_every_fold() -> None:
