@@ -20,16 +20,15 @@ FILES = {"report.html", "stacks.txt", "incident.journal"}
 
 
 def test_an_incident_has_a_folder_without_prompts_outputs_or_token_ids(tmp_path: Path) -> None:
-    """The engine is stopped while requests run, and goes on after the verdict."""
+    """The engine is stopped before a request comes, which waits for it, and goes on after the
+    verdict."""
     reports = tmp_path / "incidents"
     args = ("--model", "dummy:tiny", "--report-dir", str(reports), "--no-root-cause")
     with Server(*args) as server:
         done = server.completion(prompt=f"{CANARY} one", max_tokens=24, ignore_eos=True)
         output = done.json()["choices"][0]["text"]
         server.completion(prompt=TOKEN_IDS, max_tokens=4, ignore_eos=True).raise_for_status()
-        asking = _ask_in_background(server)
         folder = _incident(server, reports)
-        asking.join(30)
         metrics = server.client.get("/metrics").text
     texts = {path.name: path.read_bytes() for path in folder.iterdir()}
     facts = list(open_journal(folder / "incident.journal").facts())
@@ -51,27 +50,28 @@ def test_an_incident_has_a_folder_without_prompts_outputs_or_token_ids(tmp_path:
 
 
 def _ask_in_background(server: Server) -> threading.Thread:
-    """A long request, which is in flight during the incident."""
+    """A request that a stopped engine cannot end: it is in flight during the incident."""
 
     def ask() -> None:
-        body = {"prompt": f"{CANARY} two", "max_tokens": 1500, "ignore_eos": True}
+        body = {"prompt": f"{CANARY} two", "max_tokens": 64, "ignore_eos": True}
         server.client.post(
             "/v1/completions", json=body, headers={"x-request-id": "the-canary-request"}
         )
 
     thread = threading.Thread(target=ask)
     thread.start()
-    eventually(lambda: server.snapshot()["running"], "the long request")
     return thread
 
 
 def _incident(server: Server, reports: Path) -> Path:
     pid = server.snapshot()["engine_pid"]
     os.kill(pid, signal.SIGSTOP)
+    asking = _ask_in_background(server)
     try:
         eventually(lambda: _verdict(server) == "fault", "the verdict")
     finally:
         os.kill(pid, signal.SIGCONT)
+    asking.join(30)
 
     def whole() -> Path | None:
         found = [path for path in reports.iterdir() if path.suffix != ".partial"]
