@@ -79,6 +79,7 @@ class Measurement(_Quantity):
     WAIT_GRAMMAR = "wait_grammar", Unit.MS, "of it for a grammar that is compiled"
     WAIT_CLIENT_PAUSE = "wait_client_pause", Unit.MS, "of it behind a client that does not read"
     WAIT_PREEMPTED = "wait_preempted", Unit.MS, "of it by requests that lost their blocks"
+    WAIT_REMOTE_KV = "wait_remote_kv", Unit.MS, "of it for KV blocks from elsewhere"
     # the gateway
     INGEST_WORK = "ingest_work", Unit.MS, "parsing and tokenizing, beyond the baseline"
     WAVE = "wave", Unit.MS, "in the queue, of requests that the gateway had held up"

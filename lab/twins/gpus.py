@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.twins.physics import SECOND
-from telemetry.facts.engine_records import DeviceTimes
+from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid
 from telemetry.facts.records import Fact
 

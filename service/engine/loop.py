@@ -30,7 +30,8 @@ from service.engine.inbox import (
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.facts.clock import Clock
-from telemetry.facts.engine_records import DeviceTimes, EngineIdled, RecordingSet, Row, StepRecorded
+from telemetry.facts.device_times import DeviceTimes
+from telemetry.facts.engine_records import EngineIdled, RecordingSet, Row, StepRecorded
 from telemetry.facts.recorder import Lane
 
 

@@ -17,7 +17,8 @@ from enum import StrEnum
 
 import msgspec
 
-from telemetry.facts.engine_records import DeviceTimes, Skip
+from telemetry.facts.device_times import DeviceTimes
+from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import EndReason
 
 

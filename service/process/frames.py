@@ -1,16 +1,13 @@
 """The messages between gateway and engine process, and their framing.
 
-Each message is MessagePack behind a 4-byte little-endian length, over one local stream
-socket. From gateway to engine: one `Launch`, one `UseVocabulary`, then commands. From
-engine to gateway: `LoadProgress` while it loads, then one `Frame` a step: the emitted tokens
-and the step's facts are the same message, so no view can run ahead of another.
+The messages are framed by `telemetry.facts.framing`, over one local stream socket. From gateway to
+engine: one `Launch`, one `UseVocabulary`, then commands. From engine to gateway: `LoadProgress`
+while it loads, then one `Frame` a step: the emitted tokens and the step's facts are the same
+message, so no view can run ahead of another.
 `ProfileEnded` answers a `StartProfile`. `EngineFailed` is the engine's last message when it fails.
 """
 
 from __future__ import annotations
-
-import struct
-from collections.abc import Iterator
 
 import msgspec
 
@@ -27,12 +24,11 @@ from service.engine.inbox import (
 )
 from service.engine.plan import Emission
 from service.engine.vocabulary import Vocabulary
+from telemetry.facts.framing import framed
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact
 
 EXIT_RANK_LOST = 3  # exit code of the engine process; 2 is an invalid configuration
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-_LENGTH = struct.Struct("<I")
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -127,27 +123,4 @@ to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder
 
 def encode(message: ToEngine | ToGateway) -> bytes:
     """One framed message."""
-    payload = _encoder.encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-class Unframer:
-    """Cuts a byte stream back into message payloads."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Payloads completed by `data`. Raises ValueError on an impossible length."""
-        self._buffer += data
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"frame of {length} bytes: the stream is out of step")
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            yield bytes(self._buffer[start + _LENGTH.size : end])
-            start = end
-        del self._buffer[:start]
+    return framed(_encoder.encode(message))

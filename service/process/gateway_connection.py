@@ -16,6 +16,7 @@ import socket
 from collections import deque
 
 from service.process import frames
+from telemetry.facts.framing import Unframer
 from telemetry.facts.reasons import FactSource
 from telemetry.facts.recorder import Gap
 
@@ -33,7 +34,7 @@ class GatewayConnection:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._unframer = frames.Unframer()
+        self._unframer = Unframer()
         self._backlog: deque[memoryview] = deque()
         self._backlog_bytes = 0
         self._dropped_facts = 0

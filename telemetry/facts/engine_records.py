@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
+from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 
@@ -17,7 +18,9 @@ from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 class EngineStarted(_Fact, frozen=True):
     """The engine is ready; its limits are facts, so that replay needs no other source.
 
-    `stages` tile the time from the start of its process to `at_ns`.
+    `stages` tile the time from the start of its process to `at_ns`. `engine` is the name of the
+    program; of one that is not ours, `settings` are its own limits under its own names, and
+    `unobserved` names what its adapter cannot see.
     """
 
     at_ns: int
@@ -53,6 +56,10 @@ class EngineStarted(_Fact, frozen=True):
     tenant_weights: dict[str, float] = msgspec.field(default_factory=dict)
     budget_ceiling_tokens: int = 0
     warm_up: tuple[WarmUpStep, ...] = ()
+    engine: str = "phasescope"
+    engine_version: str = ""
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    unobserved: tuple[str, ...] = ()
 
 
 class SequenceQueued(_Fact, frozen=True):
@@ -62,6 +69,7 @@ class SequenceQueued(_Fact, frozen=True):
     the text up to the end of that block. Of a long prompt only the first blocks are here;
     `StepRecorded.blocks_sealed` has the others. None: it may not share blocks. `first_token_by_ns`
     (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
+    `received_ns` is when the process of an attached engine received it; None: not known.
     """
 
     seq_id: int
@@ -77,6 +85,7 @@ class SequenceQueued(_Fact, frozen=True):
     first_token_by_ns: int | None = None
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    received_ns: int | None = None
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -237,19 +246,6 @@ class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seq_id: int
     first_block: int
     blocks: tuple[int, ...]
-
-
-class DeviceTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step by the device's own clock: `busy_ns` from its first operation to its last, and
-    `bubble_ns` before that in which the device was idle since the step before (None for the first
-    step and for one after idling). Some steps also have `attention_ns`, `matrices_ns` (with what
-    lies between them) and `sampling_ns`; in the others these are None."""
-
-    busy_ns: int
-    bubble_ns: int | None = None
-    attention_ns: int | None = None
-    matrices_ns: int | None = None
-    sampling_ns: int | None = None
 
 
 class StepRecorded(_Fact, frozen=True):

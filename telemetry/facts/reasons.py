@@ -96,6 +96,7 @@ class WaitReason(StrEnum):
     GRAMMAR = "grammar"
     CLIENT_PAUSE = "client_pause"
     PREEMPTED = "preempted"
+    REMOTE_KV = "remote_kv"  # its KV blocks come from another machine or store
 
 
 class Phase(StrEnum):

@@ -189,7 +189,8 @@ class RequestEnded(_Fact, frozen=True):
     `detokenized_ns` is when the last token had become text; `detokenize_busy_ns` is the
     time spent in detokenizing all tokens. `detected_ns` is when a disconnect or timeout was
     detected. `output_valid` says whether a constrained output that ended by itself obeys its
-    constraint; None without a constraint, or for an output that was cut.
+    constraint; None without a constraint, or for an output that was cut. `received_ns` is when
+    the front end of an attached engine received the last token; None: not known.
     """
 
     request_id: str
@@ -204,6 +205,7 @@ class RequestEnded(_Fact, frozen=True):
     bytes_sent: int
     detected_ns: int | None
     output_valid: bool | None = None
+    received_ns: int | None = None
 
 
 Fact = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_records import (
-    DeviceTimes,
     GrammarCompiled,
     SequenceAdmitted,
     SequencePaused,

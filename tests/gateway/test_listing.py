@@ -10,6 +10,7 @@ from service.process.gateway_connection import GatewayConnection
 from service.process.live_sequences import SequenceLister
 from telemetry.facts.clock import ManualClock
 from telemetry.facts.engine_records import EngineIdled, SequencesListed
+from telemetry.facts.framing import Unframer
 from telemetry.facts.reasons import FactSource
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact, FactsLost, RequestsListed
@@ -91,7 +92,7 @@ def test_facts_that_the_engine_drops_are_reported_in_the_next_frame_that_has_roo
 
 def _read_until_reported(gateway: GatewayConnection, theirs: socket.socket) -> list[Fact]:
     """All facts that come, up to those of a frame that is sent once the gap can be reported."""
-    unframer, found, sent = frames.Unframer(), [], False
+    unframer, found, sent = Unframer(), [], False
     theirs.setblocking(False)
     while not (found and found[-1] == queued(at=3)):
         try:

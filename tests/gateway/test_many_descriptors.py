@@ -21,6 +21,7 @@ from service.gateway.engine_client.supervisor import Supervisor
 from service.process import frames
 from service.process.gateway_connection import GatewayConnection
 from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.framing import Unframer
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import EngineDied, Fact
 from tests.support.servers.served import started
@@ -98,7 +99,7 @@ def test_an_engine_starts_from_a_process_with_over_1100_descriptors(crowded: Non
     )
 
     def first_word() -> frames.ToGateway:
-        unframer = frames.Unframer()
+        unframer = Unframer()
         while True:
             data = engine.connection.recv(1 << 16)
             assert data, "the engine ended without a word"

@@ -38,6 +38,7 @@ from telemetry.facts.engine_records import (
     SequenceAdmitted,
     SequenceQueued,
 )
+from telemetry.facts.framing import Unframer
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
@@ -303,7 +304,7 @@ class _EngineProtocol(asyncio.Protocol):
     ) -> None:
         self._receive = receive
         self._closed = closed
-        self._unframer = frames.Unframer()
+        self._unframer = Unframer()
         self._decode = frames.to_gateway_decoder.decode
 
     def data_received(self, data: bytes) -> None:
