@@ -70,5 +70,6 @@ class Sidecar:
         return self._connections[-1]
 
     def close(self) -> None:
-        for one in [self._socket, *self._connections]:
+        self._socket.close()
+        for one in self._connections:
             one.close()
