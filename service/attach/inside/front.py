@@ -65,7 +65,7 @@ class Live:
 
     def listing(self) -> tuple[RequestsListed, list[SequenceName]]:
         """For a sidecar that comes late; from the sending thread."""
-        return RequestsListed(self._clock.now_ns(), tuple(list(self.requests))), []
+        return RequestsListed(self._clock.now_ns(), tuple(self.requests)), []
 
 
 class Front:
@@ -79,6 +79,10 @@ class Front:
         self._live = live.requests
         self._choices: dict[str, Choice] = {}
         self._is_engine_dead = is_engine_dead
+
+    def begin(self) -> None:
+        """The server starts: a sidecar hears of this process before its first request."""
+        self.sink.append(RequestsListed(self.clock.now_ns(), ()))
 
     def accept(self, headers: Mapping[bytes, bytes], route: str, operation: str) -> FrontRequest:
         """The server has read a request's head. `headers` has the first of each name."""
@@ -127,14 +131,14 @@ class Front:
         fact = RequestTokenized(request.request_id, self.clock.now_ns(), prompt_tokens)
         self.sink.append(fact)
 
-    def submitted(self, request: FrontRequest, name: str, prompt_tokens: int) -> None:
+    def submitted(self, request: FrontRequest, name: str, most_tokens: int | None) -> None:
         """A sequence goes to the engine core, which knows it as `name`. Choices are numbered in the
         order of their submission."""
         if request.is_over or name in self._choices:
             return
         choice = len(request.names)
         request.names.append(name)
-        self._choices[name] = Choice(request, prompt_tokens, choice == 0)
+        self._choices[name] = Choice(request, most_tokens, choice == 0)
         self.sink.submit(Submitted(request.request_id, self.clock.now_ns(), name, choice))
 
     def choice(self, name: str) -> Choice | None:
@@ -151,6 +155,10 @@ class Front:
         for name in request.names:
             self._choices.pop(name, None)
         self._live.pop(request.request_id, None)
+
+    def turn_off(self, hook: str, reason: str, is_all: bool) -> None:
+        """A hook observes nothing any more."""
+        self.sink.turn_off(hook, reason, is_all=is_all)
 
     def abandon(self) -> None:
         """Nothing more will be known of the live requests: they have ended, as far as a sidecar can
