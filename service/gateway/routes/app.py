@@ -23,7 +23,8 @@ from service.gateway.http.connection import body_is_whole
 from service.gateway.http.limits import REQUEST_ID_CHARACTERS
 from service.gateway.ingest.schemas import Operation
 from service.gateway.routes.openapi import openapi_route
-from service.gateway.routes.ops import error_response, ops_routes
+from service.gateway.routes.ops import ops_routes
+from service.gateway.routes.view_routes import error_response
 
 log = logging.getLogger("phasescope.gateway")
 

@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
 from service.gateway.generation.state import GatewayState
-from service.gateway.routes.ops import json_response
 from service.gateway.routes.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.route_table import (
     DESCRIPTIONS,
@@ -25,6 +24,7 @@ from service.gateway.routes.route_table import (
     STATUS_TEXTS,
     Description,
 )
+from service.gateway.routes.view_routes import json_response
 
 _NAMED_EVENTS = (StreamAccepted, StreamCompleted)
 _REFERENCE = "#/components/schemas/{name}"

@@ -8,7 +8,7 @@ from typing import Any
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.limits_route import LimitsChange
-from service.gateway.routes.ops import TelemetryChange, TracingChange
+from service.gateway.routes.ops import TelemetryChange
 from service.gateway.routes.query_types import (
     BatchQuery,
     HistogramsQuery,
@@ -16,6 +16,7 @@ from service.gateway.routes.query_types import (
     ProfileQuery,
     RequestsQuery,
 )
+from service.gateway.routes.view_routes import TracingChange
 from telemetry.facts.limits import LimitsView
 from telemetry.requests.request_list import RequestsPage
 from telemetry.stats.window import Batch
