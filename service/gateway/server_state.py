@@ -1,5 +1,5 @@
-"""What the routes of any server of ours share: one with an engine of its own, and one that observes an
-engine that others run. Passed in, never global.
+"""What the routes of any server of ours share: of one with an engine of its own, and of one that
+observes an engine that others run. Passed in, never global.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Routes for operators of a server with an engine of its own: models, start, limits, profile; and those
-that change something: DELETE of a live request, flush of the prefix cache, recording. Those of any
-server are in `view_routes`.
+"""Routes for operators of a server with an engine of its own: models, start, limits, profile; and
+those that change something: DELETE of a live request, flush of the prefix cache, recording. Those
+of any server are in `view_routes`.
 """
 
 from __future__ import annotations
