@@ -33,6 +33,19 @@ class Health:
     hangs: int = 0
 
 
+class EngineHealth(Protocol):
+    """`Health`, as it is read."""
+
+    @property
+    def hung_ns(self) -> int | None: ...
+
+    @property
+    def heartbeat_age_ns(self) -> int | None: ...
+
+    @property
+    def hangs(self) -> int: ...
+
+
 class ObservedEngine(Protocol):
     """What telemetry and the routes ask of an engine, whoever runs it."""
 
@@ -55,7 +68,7 @@ class ObservedEngine(Protocol):
         ...
 
     @property
-    def health(self) -> Health: ...
+    def health(self) -> EngineHealth: ...
 
     @property
     def lost_facts(self) -> int:

@@ -33,7 +33,8 @@ MoreFamilies = Callable[[], Iterable[tuple[Metric, Sequence[Sample]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The folds that metrics are made of; `model` names what the engine serves now, `vllm` is None if vLLM's names are switched off."""
+    """The folds that metrics are made of; `model` names what the engine serves now, `vllm` is None
+    if vLLM's names are switched off."""
 
     model: Callable[[], str]
     clock: Clock
