@@ -64,7 +64,8 @@ class Aggregator:
     `started` is the engine that runs or ran last (None before the first), with the limits in
     force, `ready` whether it runs, `hung` how it hangs (None while it does not), `recording`
     whether steps are recorded. `detached` are folds of telemetry that raised, with the type of the
-    error. `pauses` are the last ones of the two processes. Prompts of more than
+    error. `pauses` are the last ones of the two processes. `sees_front_end` and `sees_engine_host`
+    are True once a fact came from there. Prompts of more than
     `long_prompt_tokens` are counted apart (0: none is).
     """
 
@@ -88,6 +89,7 @@ class Aggregator:
         self._last_step_id: int | None = None
         self.pauses: deque[HostPaused] = deque(maxlen=_KEPT_PAUSES)
         self.long_prompt_tokens = 0
+        self.sees_front_end = self.sees_engine_host = False
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -104,8 +106,10 @@ class Aggregator:
             case RequestAccepted():
                 self.requests.accepted(fact)
             case RequestParsed():
+                self.sees_front_end = True
                 self.requests.parsed(fact)
             case RequestTokenized():
+                self.sees_front_end = True
                 self.requests.tokenized(fact)
             case SequenceSubmitted():
                 self.requests.submitted(fact)
@@ -116,6 +120,7 @@ class Aggregator:
             case FactsLost() | FoldDetached():
                 self._of_telemetry(fact)
             case HostSampled():
+                self.sees_engine_host |= fact.engine_run_ns is not None
                 self._at(at_ns).host(fact)
             case HostPaused():
                 self._host_paused(fact)
@@ -165,7 +170,7 @@ class Aggregator:
     def _of_engine(self, fact: Fact) -> None:
         match fact:
             case SequenceQueued():
-                if not self._waits.has_live and self._is_attached:
+                if not self._waits.has_live and self.is_attached:
                     self._commit_ns = None  # it was idle, and need not have said so
                 self._waits.queued(fact.seq_id)
                 if fact.constrained:
@@ -218,7 +223,8 @@ class Aggregator:
                 pass
 
     @property
-    def _is_attached(self) -> bool:
+    def is_attached(self) -> bool:
+        """Whether the engine is not our own."""
         return self.started is not None and self.started.is_attached
 
     def _restarted(self, fact: EngineStarted | EngineDied) -> None:

@@ -1,4 +1,4 @@
-"""Sequences that are queued, paused or live in the engine, and what those without a row wait for."""
+"""Sequences that are queued, paused or live in the engine; what those without a row wait for."""
 
 from __future__ import annotations
 

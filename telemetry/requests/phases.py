@@ -224,7 +224,7 @@ class RequestTimeline:
 
     @property
     def ttft_ns(self) -> int | None:
-        shown_ns = first_commit_ns(_firsts(self.sequences))
+        shown_ns = first_commit_ns(first_tokens_ns(self.sequences))
         if shown_ns is None:
             return None
         if self.parsed is not None and self.parsed.stream:
@@ -276,33 +276,6 @@ class RequestTimeline:
         return self.phase_ns(name)
 
 
-def tile(
-    accepted: RequestAccepted,
-    parsed: RequestParsed | None,
-    tokenized: RequestTokenized | None,
-    ended: RequestEnded,
-    sequences: tuple[SequenceTimeline, ...],
-) -> tuple[PhaseSpan, ...]:
-    """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
-    starts: list[tuple[Phase, int | None]] = [
-        *_beginning(accepted, parsed, tokenized, sequences),
-        (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
-        (Phase.DECODE, decode_begins_ns(_firsts(sequences))),
-        *_ending(ended, sequences),
-    ]
-    phases: list[PhaseSpan] = []
-    at_ns = accepted.at_ns
-    for index, (name, start_ns) in enumerate(starts):
-        if start_ns is None:
-            break
-        following = starts[index + 1][1] if index + 1 < len(starts) else None
-        end_ns = ended.at_ns if following is None else following
-        end_ns = max(at_ns, min(end_ns, ended.at_ns))
-        phases.append(PhaseSpan(name, at_ns, end_ns))
-        at_ns = end_ns
-    return tuple(phases)
-
-
 def is_core_only(
     parsed: RequestParsed | None,
     tokenized: RequestTokenized | None,
@@ -312,23 +285,6 @@ def is_core_only(
     front end."""
     is_attached = any(sequence.received_ns is not None for sequence in sequences)
     return is_attached and parsed is None and tokenized is None
-
-
-def _beginning(
-    accepted: RequestAccepted,
-    parsed: RequestParsed | None,
-    tokenized: RequestTokenized | None,
-    sequences: Sequence[SequenceTimeline],
-) -> list[tuple[Phase, int | None]]:
-    """Phases up to the queue."""
-    if is_core_only(parsed, tokenized, sequences):
-        return [(Phase.QUEUE, accepted.at_ns)]
-    return [
-        *([] if accepted.read_ns is None else [(Phase.ACCEPT, accepted.at_ns)]),
-        (Phase.PARSE, accepted.at_ns if accepted.read_ns is None else accepted.read_ns),
-        (Phase.TOKENIZE, parsed.at_ns if parsed else None),
-        (Phase.QUEUE, tokenized.at_ns if tokenized else None),
-    ]
 
 
 def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:
@@ -349,15 +305,6 @@ def last_commit_ns(lasts_ns: Iterable[int | None]) -> int | None:
     return max((last_ns for last_ns in lasts_ns if last_ns is not None), default=None)
 
 
-def _firsts(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
+def first_tokens_ns(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
+    """The commit of the first token of each sequence, None while it has none."""
     return [s.token_ns[0] if s.token_ns else None for s in sequences]
-
-
-def _ending(
-    ended: RequestEnded, sequences: tuple[SequenceTimeline, ...]
-) -> list[tuple[Phase, int | None]]:
-    """Detokenize and deliver exist only for a request that finished."""
-    if ended.reason.outcome is not Outcome.FINISHED or not sequences:
-        return []
-    last_ns = last_commit_ns(s.token_ns[-1] if s.token_ns else None for s in sequences)
-    return [(Phase.DETOKENIZE, last_ns), (Phase.DELIVER, ended.detokenized_ns)]

@@ -108,10 +108,11 @@ class _Head:
 
 class SequenceFold:
     """Live sequences by id. `on_gap(sequence, gap_ns, at_ns)` is called for each token but the
-    first."""
+    first. `is_attached`: they are in an engine that is not ours."""
 
     def __init__(self, on_gap: Callable[[Sequence, int, int], None]) -> None:
         self._on_gap = on_gap
+        self.is_attached = False
         self._sequences: dict[int, Sequence] = {}
         self._heads: deque[_Head] = deque(maxlen=_HEADS_KEPT)
         self._remote: set[int] = set()  # those that wait for KV blocks from elsewhere
@@ -134,6 +135,8 @@ class SequenceFold:
         sequence = self.get(fact.seq_id)
         sequence.queued_ns, sequence.tenant, sequence.in_queue = fact.at_ns, fact.tenant, True
         sequence.received_ns = fact.received_ns
+        if sequence.received_ns is None and self.is_attached:
+            sequence.received_ns = fact.at_ns  # the first that is known of it there
         if fact.constrained:
             sequence.blocked_since = (WaitReason.GRAMMAR, fact.at_ns)
         else:
