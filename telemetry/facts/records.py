@@ -38,6 +38,9 @@ from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPause
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 
 SCHEMA_VERSION = 3
+UNKNOWN_ROUTE = "unknown"
+"""The route of a request that the core of an attached engine alone has seen: nothing observes its
+front end."""
 
 
 class EngineDied(_Fact, frozen=True):
