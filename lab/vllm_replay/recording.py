@@ -75,7 +75,7 @@ class VllmRun:
         """Everything that its scheduler was told, in order. Steps that were not committed are left
         out."""
         found = [*self._steps_moments(), *self._others_moments()]
-        ranks = {Finish: 0, Commit: 1, Plan: 3}  # vLLM takes aborts before a step's tokens
+        ranks: dict[type, int] = {Finish: 0, Commit: 1, Plan: 3}  # vLLM takes aborts before a step's tokens
         return sorted(found, key=lambda one: (one.at_ns, ranks.get(type(one.command), 2)))
 
     def arrive(self, sequence: RecordedSequence) -> Arrive:
@@ -146,7 +146,7 @@ def read_vllm_runs(facts: Iterable[Fact]) -> list[VllmRun]:
             else:
                 yield fact
 
-    runs = read_runs(as_ours())
+    runs = read_runs(as_ours(), ENGINE)
     return [_read(run, started) for run, started in zip(runs, starts, strict=True)]
 
 
