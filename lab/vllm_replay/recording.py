@@ -38,6 +38,7 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.reasons import EndReason, Outcome, WaitReason
 from telemetry.facts.records import Fact, RequestEnded
 
+_RANKS: dict[type, int] = {Finish: 0, Commit: 1, Plan: 3}  # aborts come before a step's tokens
 _BY_LENGTH = frozenset({EndReason.MAX_TOKENS, EndReason.CONTEXT})
 
 
@@ -75,8 +76,7 @@ class VllmRun:
         """Everything that its scheduler was told, in order. Steps that were not committed are left
         out."""
         found = [*self._steps_moments(), *self._others_moments()]
-        ranks: dict[type, int] = {Finish: 0, Commit: 1, Plan: 3}  # vLLM takes aborts before a step's tokens
-        return sorted(found, key=lambda one: (one.at_ns, ranks.get(type(one.command), 2)))
+        return sorted(found, key=lambda one: (one.at_ns, _RANKS.get(type(one.command), 2)))
 
     def arrive(self, sequence: RecordedSequence) -> Arrive:
         """The command with which it comes again."""
