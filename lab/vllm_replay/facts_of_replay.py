@@ -37,13 +37,13 @@ _BY_LENGTH = "FINISHED_LENGTH_CAPPED"
 
 
 class FactWriter:
-    """Collects the facts in `written`. Steps have numbers of their own."""
+    """Collects the facts in `written`. Steps have numbers of their own; `next_step` comes next."""
 
     def __init__(self, run: VllmRun, build: Build) -> None:
         self._run, self._build = run, build
         self._blocks_total = build.blocks_total - 1  # vLLM keeps one for itself
         self.written: list[Fact] = [_started(run.run.started, build)]
-        self._next_step = 0
+        self.next_step = 0
         self._compiled = {f.seq_id: f for f in run.run.facts if isinstance(f, GrammarCompiled)}
         self._outputs: dict[int, int] = {}
         self._preemptions: dict[int, int] = {}
@@ -59,27 +59,26 @@ class FactWriter:
             case Arrive():
                 entry = self._run.run.sequences[command.seq_id].entry
                 assert isinstance(entry, SequenceQueued), "only queued sequences come again"
-                self.written.append(replace(entry, at_ns=at_ns, step_id=self._next_step))
+                self.written.append(replace(entry, at_ns=at_ns, step_id=self.next_step))
             case GrammarIsReady():
                 compiled = self._compiled.get(command.seq_id)
                 if compiled is not None:
-                    self.written.append(replace(compiled, at_ns=at_ns, step_id=self._next_step))
+                    self.written.append(replace(compiled, at_ns=at_ns, step_id=self.next_step))
             case Flush():
-                self.written.append(CacheFlushed(at_ns, self._next_step, 0))
+                self.written.append(CacheFlushed(at_ns, self.next_step, 0))
             case _:
                 pass
 
-    def planned(self, planned: Planned, at_ns: int) -> int:
-        """A step was planned; its number."""
-        step_id = self._next_step
-        self._next_step += 1
+    def planned(self, planned: Planned, at_ns: int) -> None:
+        """The next step was planned."""
+        step_id = self.next_step
+        self.next_step += 1
         for seq_id in planned.preempted:
             self._preemptions[seq_id] = self._preemptions.get(seq_id, 0) + 1
         for one in planned.admitted:
             self.written.append(
                 SequenceAdmitted(one.seq_id, at_ns, step_id, one.known_tokens, one.hit_tokens, 0, 0)
             )
-        return step_id
 
     def step(
         self,
@@ -143,7 +142,7 @@ class FactWriter:
                 SequenceEnded(
                     one.seq_id,
                     at_ns,
-                    self._next_step,
+                    self.next_step,
                     reason,
                     one.output_tokens,
                     self._preemptions.get(one.seq_id, 0),

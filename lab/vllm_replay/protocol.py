@@ -1,7 +1,7 @@
 """The messages between a replay and the process that has vLLM's scheduler.
 
 The replay writes a `Call`, a list of commands; the process answers with an `Answer`, one reply for
-each. Both are msgpack with the length of the message, in 4 bytes, before it. Token ids are made up
+each (`telemetry.facts.framing`). Token ids are made up
 in the process from block aliases.
 """
 
@@ -10,6 +10,10 @@ from __future__ import annotations
 from typing import BinaryIO, Protocol
 
 import msgspec
+
+from telemetry.facts.framing import Unframer, framed
+
+_MOST_BYTES = 1 << 20
 
 
 class Build(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -50,11 +54,15 @@ class Finish(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Call `schedule`. A step without rows needs no commit."""
+    """Call `schedule`, for the step `number`."""
+
+    number: int
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Call `update_from_output` for the oldest step that was planned and has rows."""
+    """Call `update_from_output` for the step `number`. For one without rows that has been done."""
+
+    number: int
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -165,16 +173,14 @@ class ForeignScheduler(Protocol):
 
 
 def write_message(stream: BinaryIO, message: Call | Answer) -> None:
-    body = msgspec.msgpack.encode(message)
-    stream.write(len(body).to_bytes(4, "little") + body)
+    stream.write(framed(msgspec.msgpack.encode(message)))
     stream.flush()
 
 
 def read_body(stream: BinaryIO) -> bytes | None:
     """The bytes of the next message; None at the end of the stream."""
-    head = stream.read(4)
-    if len(head) < 4:
-        return None
-    size = int.from_bytes(head, "little")
-    body = stream.read(size)
-    return body if len(body) == size else None
+    unframer = Unframer()
+    while piece := stream.read1(_MOST_BYTES):  # type: ignore[attr-defined]
+        for body in unframer.feed(piece):
+            return body  # one at a time: the other side waits for an answer
+    return None

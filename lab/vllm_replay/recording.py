@@ -44,12 +44,10 @@ _BY_LENGTH = frozenset({EndReason.MAX_TOKENS, EndReason.CONTEXT})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened at `at_ns`: a command, of step `step_id` if it is a plan or a
-    commit."""
+    """Something that happened at `at_ns`; steps have their recorded numbers."""
 
     at_ns: int
     command: Command
-    step_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +116,8 @@ class VllmRun:
 
     def _steps_moments(self) -> Iterable[Moment]:
         for step in self.run.steps.values():
-            yield Moment(step.begin_ns, Plan(), step.step_id)
-            yield Moment(step.collected_ns, Commit(), step.step_id)
+            yield Moment(step.begin_ns, Plan(step.step_id))
+            yield Moment(step.collected_ns, Commit(step.step_id))
 
     def _others_moments(self) -> Iterable[Moment]:
         for sequence in self.run.sequences.values():

@@ -7,7 +7,6 @@ things that no adapter sees, and what counts is the share of decisions that are 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -21,7 +20,7 @@ from lab.vllm_replay.decisions import (
 )
 from lab.vllm_replay.protocol import Commit, Committed, ForeignScheduler, Plan, Planned
 from lab.vllm_replay.recording import Moment, VllmRun
-from telemetry.facts.engine_records import SequenceAdmitted, SequenceEnded, StepRecorded
+from telemetry.facts.engine_records import SequenceAdmitted, SequenceEnded
 from telemetry.facts.reasons import Outcome
 
 _MOMENTS_A_CALL = 256
@@ -48,23 +47,20 @@ def replay_exactly(run: VllmRun, scheduler: ForeignScheduler) -> Identity:
     scheduler.do(run.build)
     comparison = Comparison(run.run.sequences)
     admitted, ended = _by_step(run)
-    plans: deque[tuple[StepRecorded, Planned]] = deque()
+    plans: dict[int, Planned] = {}
     steps = 0
     for moments in _pieces(run.moments()):
         replies = scheduler.do(*(one.command for one in moments))
         for moment, reply in zip(moments, replies, strict=True):
             match moment.command, reply:
-                case Plan(), Planned():
-                    assert moment.step_id is not None, "a plan is of a step"
-                    plans.append((run.run.steps[moment.step_id], reply))
-                case Commit(), Committed():
-                    step, planned = plans.popleft()
+                case Plan(step_id), Planned():
+                    plans[step_id] = reply
+                case Commit(step_id), Committed():
+                    step, planned = run.run.steps[step_id], plans.pop(step_id)
                     steps += 1
                     comparison.take(
                         step,
-                        recorded_decisions(
-                            step, admitted.get(step.step_id, ()), ended.get(step.step_id, ())
-                        ),
+                        recorded_decisions(step, admitted.get(step_id, ()), ended.get(step_id, ())),
                         replayed_decisions(planned, reply),
                     )
                 case _:

@@ -194,14 +194,15 @@ class _Modelled:
     def _plan(self) -> bool:
         """Plan a step; whether a step has to come back before the next is planned."""
         begin_ns = self._now_ns
-        (planned,) = self._scheduler.do(Plan())
+        step_id = self._facts.next_step
+        (planned,) = self._scheduler.do(Plan(step_id))
         assert isinstance(planned, Planned), "the reply to a plan"
         if not planned.rows:
             self._plan_was_empty()
             return bool(self._flights)
         self._now_ns = planned_ns = begin_ns + self._plan_ns
         end_ns = self._device.end_ns(planned, begin_ns)
-        step_id = self._facts.planned(planned, planned_ns)
+        self._facts.planned(planned, planned_ns)
         self._flights.append(_Flight(step_id, planned, begin_ns, planned_ns, end_ns))
         return len(self._flights) >= self._run.depth
 
@@ -217,7 +218,7 @@ class _Modelled:
         collected_ns = max(self._now_ns, flight.end_ns - self._commit_ns)
         self._now_ns = collected_ns
         self._deliver(only_aborts=True)
-        (committed,) = self._scheduler.do(Commit())
+        (committed,) = self._scheduler.do(Commit(flight.step_id))
         assert isinstance(committed, Committed), "the reply to a commit"
         end_ns = max(flight.end_ns, collected_ns)
         stamps = (flight.begin_ns, flight.planned_ns, collected_ns, end_ns)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class StandIn:
     def __init__(self) -> None:
         self._scheduler: Any = None
         self._sequences: dict[int, Arrive] = {}
-        self._steps: deque[tuple[Any, tuple[PlannedRow, ...]]] = deque()
+        self._steps: dict[int, tuple[Any, tuple[PlannedRow, ...]]] = {}
         self._preempted: list[int] = []
         self._prompt_until: dict[int, int] = {}  # by sequence, since it was admitted
         self._block_tokens = 0
@@ -78,9 +77,9 @@ class StandIn:
     def do(self, command: Command) -> Reply:
         match command:
             case Plan():
-                return self._plan()
+                return self._plan(command.number)
             case Commit():
-                return self._commit()
+                return self._commit(command.number)
             case Arrive():
                 return self._arrive(command)
             case Finish():
@@ -184,7 +183,7 @@ class StandIn:
     def preempts(self, request_id: str) -> None:
         self._preempted.append(int(request_id))
 
-    def _plan(self) -> Planned:
+    def _plan(self, number: int) -> Planned:
         scheduler = self._scheduler
         self._preempted = []
         output = scheduler.schedule()
@@ -197,7 +196,7 @@ class StandIn:
             for name, tokens in output.num_scheduled_tokens.items()
         )
         if rows:
-            self._steps.append((output, rows))
+            self._steps[number] = output, rows
         else:  # vLLM takes the outcome of an empty step like any other; nothing comes of it
             scheduler.update_from_output(output, _outcome([], []))
         waiting = [*scheduler.kv_holding_waiting, *scheduler.waiting]
@@ -236,8 +235,10 @@ class StandIn:
             gives=not request.is_prefill_chunk,
         )
 
-    def _commit(self) -> Committed:
-        output, rows = self._steps.popleft()
+    def _commit(self, number: int) -> Committed:
+        if number not in self._steps:
+            return Committed((), ())
+        output, rows = self._steps.pop(number)
         names = list(output.num_scheduled_tokens)
         requests = [self._scheduler.requests.get(name) for name in names]
         sampled = [
