@@ -96,8 +96,8 @@ class StandIn:
                 return self._build(command)
 
     def _build(self, build: Build) -> Built:
+        version = _version()  # first: it says at once that there is no vLLM
         import torch
-        import vllm
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -131,7 +131,7 @@ class StandIn:
         else:
             self._hasher = None
         kind = type(self._scheduler).__mro__[1]
-        return Built(vllm.__version__, f"{kind.__module__}.{kind.__name__}", self._free_blocks)
+        return Built(version, f"{kind.__module__}.{kind.__name__}", self._free_blocks)
 
     @property
     def _free_blocks(self) -> int:
@@ -264,6 +264,12 @@ class StandIn:
         if arrive.end_output is not None and number >= arrive.end_output:
             return END_TOKEN
         return self._token(arrive, request.num_tokens)
+
+
+def _version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
 
 
 def _outcome(names: list[str], sampled: list[list[int]]) -> Any:

@@ -207,7 +207,7 @@ def flat_cost(base_ns: int = 5_000_000, prompt_token_ns: int = 100_000) -> Itera
     )  # fmt: skip
 
 
-def started(blocks: int = 70, **settings: str) -> EngineStarted:
+def started(blocks: int = 70, /, **settings: str) -> EngineStarted:
     return EngineStarted(
         at_ns=1_000, pid=1, model="m", backend="vllm-cpu", dtype="bfloat16",
         blocks_total=blocks - 1, block_tokens=BLOCK_TOKENS, max_model_tokens=1024, max_seqs=8,
