@@ -66,6 +66,18 @@ class VllmRun:
         return self.run.depth
 
     @property
+    def missing(self) -> str | None:
+        """What is not in the record, so that decisions cannot be compared; None: nothing."""
+        numbers = sorted(self.run.steps)
+        if numbers and numbers[0] > 0:
+            return (
+                f"the first {numbers[0]} steps are not in the record: what was in the cache then is "
+                "not known"
+            )
+        lost = numbers[-1] + 1 - len(numbers) if numbers else 0
+        return f"{lost} steps are not in the record" if lost else None
+
+    @property
     def steps(self) -> list[StepRecorded]:
         """In the order of their plans."""
         return sorted(self.run.steps.values(), key=lambda step: step.begin_ns)

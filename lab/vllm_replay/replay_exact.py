@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from lab.replay.recorded import NotReplayable
 from lab.vllm_replay.decisions import (
     MOST_SHOWN,
     Comparison,
@@ -43,7 +44,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay_exactly(run: VllmRun, scheduler: ForeignScheduler) -> Identity:
-    """Replay a run with recorded durations. Raises SchedulerFailed."""
+    """Replay a run with recorded durations. Raises NotReplayable, SchedulerFailed."""
+    if run.missing is not None:
+        raise NotReplayable(run.missing)
     scheduler.do(run.build)
     comparison = Comparison(run.run.sequences)
     admitted, ended = _by_step(run)

@@ -136,6 +136,20 @@ def test_a_grammar_of_unknown_time_is_the_reason_for_another_admission() -> None
     assert "grammar" in again(facts).causes
 
 
+@pytest.mark.parametrize(("lost", "said"), [(0, "first 1 steps"), (50, "1 steps are not")])
+def test_decisions_without_their_beginning_or_with_gaps_are_not_compared(
+    lost: int, said: str
+) -> None:
+    """A sidecar may come late, or facts may be lost; a what-if replay is possible then."""
+    facts = recorded()
+    gone = steps_in(facts)[lost]
+    run = run_of([fact for fact in facts if fact is not gone])
+
+    with pytest.raises(NotReplayable, match=said):
+        replay_exactly(run, ToyScheduler())
+    assert len(steps_in(replay_modelled(run, ToyScheduler(), flat_cost()))) > 100
+
+
 # --- what-if ---
 
 
