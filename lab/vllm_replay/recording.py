@@ -70,12 +70,9 @@ class VllmRun:
         """What is not in the record, so that decisions cannot be compared; None: nothing."""
         numbers = sorted(self.run.steps)
         if numbers and numbers[0] > 0:
-            return (
-                f"the first {numbers[0]} steps are not in the record: what was in the cache then is "
-                "not known"
-            )
+            return f"its first {numbers[0]} steps are missing: what was in the cache is not known"
         lost = numbers[-1] + 1 - len(numbers) if numbers else 0
-        return f"{lost} steps are not in the record" if lost else None
+        return f"{lost} of its steps are missing" if lost else None
 
     @property
     def steps(self) -> list[StepRecorded]:
