@@ -100,7 +100,7 @@ def _of_longer_prompts(case: Case, share: float) -> ImportedFinding | None:
 def _of_fewer_hits(case: Case, share: float) -> ImportedFinding | None:
     return finding(
         case, Symptom.PREFIX_CACHE_COLD, "prompts are computed that used to be cached",
-        Q.HIT_SHARE, Q.PROMPT_EACH, Q.PREFILL_EACH, share=share,
+        Q.HIT_SHARE, Q.PROMPT_EACH, Q.PREFILL_EACH, Q.TOKEN_EACH, share=share,
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _of_prompts_beside(case: Case, share: float) -> ImportedFinding | None:
 
 def _of_batch(case: Case, share: float) -> ImportedFinding | None:
     """With the same demand, more run together because each takes longer."""
-    if case.demand_grew is False:
+    if case.answers_grew is False:
         return None
     found = finding(
         case, Symptom.OVERSIZED_BATCH, "tokens are late while more requests run together",

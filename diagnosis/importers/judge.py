@@ -15,7 +15,7 @@ from diagnosis.importers.parts import Case, Part, parts_of
 from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.reading import Tally
 from diagnosis.importers.records import Record, Span
-from diagnosis.importers.thresholds import LEAST_PART, LEAST_RECORDS, LEAST_TICKS
+from diagnosis.importers.thresholds import LEAST_RECORDS, LEAST_TICKS
 from diagnosis.importers.verdict import (
     CauseTold,
     ImportedDiagnosis,
@@ -25,6 +25,7 @@ from diagnosis.importers.verdict import (
 from diagnosis.importers.ways import ON_DEVICE, ON_HOST, SLOW_STEPS, all_told, told_by
 from diagnosis.importers.windows import Change, find_change, given_change
 from diagnosis.symptoms import Symptom
+from diagnosis.thresholds import LEAST_SHARE
 
 _WHY_LATE = {
     Part.PREFILL: (
@@ -80,7 +81,7 @@ def _said(case: Case) -> tuple[list[ImportedFinding], list[Undecided]]:
     total = sum(parts.values())
     for part, lost in sorted(parts.items(), key=lambda one: -one[1]):
         share = lost / total
-        if share < LEAST_PART:
+        if share < LEAST_SHARE:
             continue
         named = FINDERS[part](case, share) if part in FINDERS else None
         if named is not None:
@@ -99,7 +100,7 @@ def _undecided(case: Case, part: Part, share: float) -> Undecided:
     causes = _WHY_LATE.get(part, SLOW_STEPS)
     if part is Part.TOKENS and not case.explained:
         causes = (*causes, Symptom.PREFILL_INTERFERENCE, Symptom.OVERSIZED_BATCH)
-    if part is Part.PREFILL and Q.HIT_SHARE not in case.now:
+    if part in (Part.PREFILL, Part.TOKENS_BY_PROMPTS) and Q.HIT_SHARE not in case.now:
         causes = (*causes, Symptom.PREFIX_CACHE_COLD)
     host = _host_side(case)
     if part is Part.TOKENS and host is not None:

@@ -65,7 +65,7 @@ class RequestRecord:
         return Span(self._starts[0], self._starts[-1] + 1)
 
     def ticks(self) -> list[Span]:
-        return pieces(self.span)
+        return pieces(self.span, self.count)
 
     def measure(self, spans: Sequence[Span]) -> Measures:
         found = [one for span in spans for one in self._within(span)]

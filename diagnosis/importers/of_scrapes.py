@@ -15,7 +15,8 @@ from diagnosis.importers.kinds import Seen
 from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.records import Measures, Scrape, Span
 from diagnosis.importers.regression import slopes
-from diagnosis.importers.thresholds import LEAST_TICK_NS, TICKS
+from diagnosis.importers.thresholds import TOKENS_IN_TICK
+from diagnosis.importers.windows import tick_ns
 
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _RUNNING, _WAITING, _USAGE = GAUGES
@@ -68,7 +69,9 @@ class ScrapeRecord:
     def ticks(self) -> list[Span]:
         """Each from one scrape to another."""
         span = self.span
-        least_ns = max(LEAST_TICK_NS, (span.end_ns - span.begin_ns) // TICKS)
+        counted, _ = self._differences([span])
+        tokens = counted["generation_tokens_total"] / TOKENS_IN_TICK
+        least_ns = tick_ns(span, max(counted[_ENDED], tokens))
         found: list[Span] = []
         begin_ns = span.begin_ns
         for at_ns in self._times:

@@ -41,7 +41,7 @@ class StepRecord:
         return Span(self._times[0], self._times[-1] + 1)
 
     def ticks(self) -> list[Span]:
-        return pieces(self.span)
+        return pieces(self.span, self.count)
 
     def measure(self, spans: Sequence[Span]) -> Measures:
         found = [one for span in spans for one in self._within(span) if one.length_ns]

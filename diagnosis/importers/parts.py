@@ -14,6 +14,7 @@ from diagnosis.importers.kinds import Seen
 from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.records import Measures, Record
 from diagnosis.importers.thresholds import (
+    CACHED_FELL,
     DEMAND_GREW,
     HITS_FELL,
     LEAST_CHANGE,
@@ -32,6 +33,7 @@ class Part(StrEnum):
     FEWER_HITS = "prefill of what was cached"
     PREFILL = "prefill beyond its tokens"
     TOKENS_BY_PROMPTS = "tokens, beside others' prompts"
+    TOKENS_BY_MISSES = "tokens, beside prompts that were cached"
     TOKENS_BY_BATCH = "tokens, in fuller batches"
     TOKENS = "tokens, for another reason"
 
@@ -98,6 +100,12 @@ class Case:
         return rate * after / before >= DEMAND_GREW
 
     @property
+    def answers_grew(self) -> bool | None:
+        """Whether more output tokens a second are asked for; None where that is unknown."""
+        rate, each = self.ratio(Q.REQUESTS_PER_S), self.ratio(Q.OUTPUT_EACH)
+        return None if rate is None else rate * (each or 1.0) >= DEMAND_GREW
+
+    @property
     def demand_grew(self) -> bool | None:
         ratio = self.demand_ratio
         return None if ratio is None else ratio >= DEMAND_GREW
@@ -107,6 +115,8 @@ def parts_of(case: Case) -> dict[Part, float]:
     """The parts that are larger than nothing."""
     found = {Part.FRONT: case.more(Q.FRONT_EACH), **_of_queue(case), **_of_prefill(case),
              **_of_tokens(case)}  # fmt: skip
+    by_misses = found.pop(Part.TOKENS_BY_MISSES, 0.0)
+    found[Part.FEWER_HITS] = found.get(Part.FEWER_HITS, 0.0) + by_misses
     return {part: lost for part, lost in found.items() if lost > 0}
 
 
@@ -126,9 +136,9 @@ def _of_prefill(case: Case) -> dict[Part, float]:
     prompt, before = case.now.get(Q.PROMPT_EACH), case.usual.get(Q.PROMPT_EACH)
     if not more or not prompt or not before:
         return {Part.PREFILL: more}
-    hits, hits_before = case.now.get(Q.HIT_SHARE, 0.0), case.usual.get(Q.HIT_SHARE, 0.0)
+    hits_before = case.usual.get(Q.HIT_SHARE, 0.0)
     longer = (prompt - before) * (1 - hits_before) if prompt >= LENGTHS_GREW * before else 0.0
-    missed = prompt * (hits_before - hits) if hits_before - hits >= HITS_FELL else 0.0
+    missed = _missed_each(case)
     computed = max(1.0, before * (1 - hits_before))
     explained = min(more, case.usual[Q.PREFILL_EACH] * (longer + missed) / computed)
     if not longer + missed:
@@ -154,11 +164,35 @@ def _of_tokens(case: Case) -> dict[Part, float]:
     whole = by_prompts + by_batch + case.explained.get(Q.BY_NEITHER, 0.0)
     if not whole:
         return {Part.TOKENS: lost}
+    missed = _missed_share(case)
     return {
-        Part.TOKENS_BY_PROMPTS: lost * by_prompts / whole,
+        Part.TOKENS_BY_PROMPTS: lost * by_prompts / whole * (1 - missed),
+        Part.TOKENS_BY_MISSES: lost * by_prompts / whole * missed,
         Part.TOKENS_BY_BATCH: lost * by_batch / whole,
         Part.TOKENS: lost * (whole - by_prompts - by_batch) / whole,
     }
+
+
+def _missed_each(case: Case) -> float:
+    """Prompt tokens of a request that would have been cached. Where about as many are cached in a
+    second as before, none are missed: prompts that never were cached came as well."""
+    fell = case.usual.get(Q.HIT_SHARE, 0.0) - case.now.get(Q.HIT_SHARE, 0.0)
+    prompts, prompt = case.ratio(Q.PROMPT_EACH), case.now.get(Q.PROMPT_EACH)
+    if fell < HITS_FELL or prompts is None or prompt is None:
+        return 0.0
+    rate = case.ratio(Q.REQUESTS_PER_S) or 1.0
+    hits = case.ratio(Q.HIT_SHARE) or 0.0
+    most = CACHED_FELL if prompts >= LENGTHS_GREW else 1 - HITS_FELL
+    return prompt * fell if rate * prompts * hits <= most else 0.0
+
+
+def _missed_share(case: Case) -> float:
+    """Of the prompt tokens that are computed beyond the usual."""
+    rate, before, now = case.ratio(Q.REQUESTS_PER_S), _computed(case.usual), _computed(case.now)
+    if rate is None or before is None or now is None:
+        return 0.0
+    grown = rate * now - before
+    return min(1.0, rate * _missed_each(case) / grown) if grown > 0 else 0.0
 
 
 def _tokens(measured: Measures) -> float | None:

@@ -8,6 +8,13 @@ TICKS: Annotated[
     int, "ticks", "a record is cut into so many",
     "by hand: a fault of a twentieth of the record has two ticks",
 ] = 40  # fmt: skip
+IN_TICK: Annotated[
+    int, "requests or steps", "a tick is so long that it has as many in the mean",
+    "by hand: the mean of four says more than one accident",
+] = 4  # fmt: skip
+TOKENS_IN_TICK: Annotated[
+    int, "output tokens", "the same for scrapes", "by hand: four tokens of four requests"
+] = 16
 LEAST_TICK_NS: Annotated[int, "ns", "shortest tick", "by hand: requests last for seconds"] = (
     2_000_000_000
 )
@@ -39,6 +46,14 @@ LEAST_SPREAD_SHARE: Annotated[
 LEAST_SPREAD_MS: Annotated[
     float, "ms", "least spread of a time", "by hand: less is the noise of clocks and rounding"
 ] = 2.0
+LEAST_SPREAD_OF_REQUEST: Annotated[
+    float, "of a request's usual time", "least spread of its parts but the tokens",
+    "by hand: less of a whole request is nobody's trouble",
+] = 0.05  # fmt: skip
+LEAST_USUAL: Annotated[
+    int, "ticks", "calm ones that a change is compared with; with fewer there is none",
+    "by hand: one may be an accident",
+] = 2  # fmt: skip
 LEAST_SPREAD_WAITING: Annotated[
     float,
     "requests",
@@ -73,6 +88,10 @@ HITS_FELL: Annotated[
     float, "of the prompt tokens", "a smaller fall of cached tokens is none", "by hand: hits of a "
     "sound cache vary by a tenth",
 ] = 0.15  # fmt: skip
+CACHED_FELL: Annotated[
+    float, "ratio", "cached tokens a second that fell to less are missed, though prompts are longer",
+    "by hand: half; long prompts that never were cached come beside the others",
+] = 0.5  # fmt: skip
 KV_FULL: Annotated[
     float, "of the KV cache", "with more in use, who waits may wait for blocks",
     "by hand: the last blocks are too few for a prompt",
@@ -91,10 +110,6 @@ PREEMPTED_WAITING: Annotated[
     float, "requests", "preempted requests that wait, in the mean; fewer are accidents",
     "by hand, as LEAST_WAITING",
 ] = 0.3  # fmt: skip
-LEAST_PART: Annotated[
-    float, "of the harm", "a smaller part is not said",
-    "by hand, above LEAST_SHARE: there is less to tell it from",
-] = 0.15  # fmt: skip
 LEAST_UNITS: Annotated[
     int, "requests, ticks or steps", "fewest for a regression of token times",
     "by hand: four for each of three coefficients",

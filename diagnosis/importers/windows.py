@@ -16,13 +16,16 @@ from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.records import Measures, Record, Span
 from diagnosis.importers.thresholds import (
     CALM_SHARE,
+    IN_TICK,
     LEAST_CALM_SHARE,
     LEAST_CALM_WIDER,
     LEAST_SPREAD_MS,
+    LEAST_SPREAD_OF_REQUEST,
     LEAST_SPREAD_SHARE,
     LEAST_SPREAD_WAITING,
     LEAST_TICK_NS,
     LEAST_TICKS,
+    LEAST_USUAL,
     PIECE_CLIP,
     PIECE_DRIFT,
     PIECE_THRESHOLD,
@@ -34,6 +37,7 @@ SERIES = (
     Q.FRONT_EACH, Q.QUEUE_EACH, Q.PREFILL_EACH, Q.TOKEN_EACH, Q.WAITING, Q.PREEMPTED,
 )  # fmt: skip
 """All that are late when they grow."""
+_OF_REQUEST = (Q.FRONT_EACH, Q.QUEUE_EACH, Q.PREFILL_EACH)
 _COUNTS = (Q.WAITING, Q.PREEMPTED)
 
 
@@ -57,10 +61,16 @@ class Change(NamedTuple):
     changes: Mapping[Q, float]
 
 
-def pieces(span: Span) -> list[Span]:
+def tick_ns(span: Span, records: float) -> int:
+    """How long a tick is in a record with so many requests or steps."""
+    count = max(1, min(TICKS, int(records / IN_TICK)))
+    return max(LEAST_TICK_NS, (span.end_ns - span.begin_ns) // count)
+
+
+def pieces(span: Span, records: int) -> list[Span]:
     """A record cut into ticks of the same length."""
     length_ns = span.end_ns - span.begin_ns
-    count = max(1, min(TICKS, length_ns // LEAST_TICK_NS))
+    count = max(1, length_ns // tick_ns(span, records))
     edges = [span.begin_ns + length_ns * number // count for number in range(count + 1)]
     return [Span(a, b) for a, b in itertools.pairwise(edges)]
 
@@ -85,12 +95,14 @@ def _find(ticks: Sequence[Span], late: Sequence[float]) -> tuple[list[Span], lis
     begin, end, total = _latest_stretch([value - PIECE_DRIFT for value in late])
     if total < PIECE_THRESHOLD:
         return None
-    usual = [
-        tick
+    calm = [
+        (number, tick)
         for number, (tick, value) in enumerate(zip(ticks, late, strict=True))
-        if value < PIECE_DRIFT and not begin - 1 <= number <= end
+        if value < PIECE_DRIFT and not begin <= number < end
     ]
-    return (list(ticks[begin:end]), usual) if len(usual) >= LEAST_TICKS // 2 else None
+    apart = [tick for number, tick in calm if not begin - 1 <= number <= end]
+    usual = apart if len(apart) >= LEAST_USUAL else [tick for _, tick in calm]
+    return (list(ticks[begin:end]), usual) if len(usual) >= LEAST_USUAL else None
 
 
 def _lateness(known: Mapping[Q, Usual], found: Measures) -> float:
@@ -110,17 +122,29 @@ def usual_of(
     measured: Sequence[Measures], share: float = CALM_SHARE, wider: float = 1.0
 ) -> dict[Q, Usual]:
     """Of each series that most ticks have, by this share of the ticks."""
-    found: dict[Q, Usual] = {}
+    calm: dict[Q, list[float]] = {}
     for one in SERIES:
         values = sorted(tick[one] for tick in measured if one in tick)
-        if 2 * len(values) < len(measured) or not values:
-            continue
-        calm = values[: max(LEAST_TICKS // 2, round(share * len(values)))]
-        middle = median(calm) or 0.0
-        away = median([abs(value - middle) for value in calm]) or 0.0
+        if values and 2 * len(values) >= len(measured):
+            calm[one] = values[: max(LEAST_TICKS // 2, round(share * len(values)))]
+    middle = {one: median(values) or 0.0 for one, values in calm.items()}
+    of_request_ms = LEAST_SPREAD_OF_REQUEST * _request_ms(middle, measured)
+    found: dict[Q, Usual] = {}
+    for one, values in calm.items():
+        away = median([abs(value - middle[one]) for value in values]) or 0.0
         least = LEAST_SPREAD_WAITING if one in _COUNTS else LEAST_SPREAD_MS
-        found[one] = Usual(middle, wider * max(2 * away, LEAST_SPREAD_SHARE * middle, least))
+        if one in _OF_REQUEST:
+            least = max(least, of_request_ms)
+        spread = max(2 * away, LEAST_SPREAD_SHARE * middle[one], least)
+        found[one] = Usual(middle[one], wider * spread)
     return found
+
+
+def _request_ms(middle: Mapping[Q, float], measured: Sequence[Measures]) -> float:
+    """How long a request usually is, by the parts that are known."""
+    outputs = median([tick[Q.OUTPUT_EACH] for tick in measured if Q.OUTPUT_EACH in tick]) or 0.0
+    parts = sum(middle.get(one, 0.0) for one in _OF_REQUEST)
+    return parts + middle.get(Q.TOKEN_EACH, 0.0) * max(0.0, outputs - 1)
 
 
 def _changes(record: Record, known: Mapping[Q, Usual], now: Sequence[Span]) -> dict[Q, float]:
