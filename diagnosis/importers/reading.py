@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -69,15 +68,14 @@ class Tally:
         return "; ".join(parts)
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BinaryIO | gzip.GzipFile:
     """The file, decompressed where it is gzip. Raises NotImportable."""
     try:
-        file = path.open("rb")
-        is_gzip = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
+        with path.open("rb") as file:
+            is_gzip = file.read(len(_GZIP)) == _GZIP
+        return gzip.open(path, "rb") if is_gzip else path.open("rb")
     except OSError as error:
         raise NotImportable(f"{path}: {error.strerror or error}") from error
-    return io.BufferedReader(gzip.GzipFile(fileobj=file)) if is_gzip else file  # type: ignore[arg-type]
 
 
 def lines(paths: Sequence[Path], tally: Tally, progress: Progress) -> Iterator[bytes]:
@@ -99,7 +97,7 @@ def lines(paths: Sequence[Path], tally: Tally, progress: Progress) -> Iterator[b
                     yield stripped
 
 
-def _next_line(file: BinaryIO, path: Path, tally: Tally) -> bytes:
+def _next_line(file: BinaryIO | gzip.GzipFile, path: Path, tally: Tally) -> bytes:
     """The next line that is not too long; empty at the end. A gzip file that ends early ends
     there."""
     while True:

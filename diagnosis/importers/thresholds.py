@@ -89,7 +89,7 @@ HITS_FELL: Annotated[
     "sound cache vary by a tenth",
 ] = 0.15  # fmt: skip
 CACHED_FELL: Annotated[
-    float, "ratio", "cached tokens a second that fell to less are missed, though prompts are longer",
+    float, "ratio", "cached tokens a second that fell below it are missed, with longer prompts too",
     "by hand: half; long prompts that never were cached come beside the others",
 ] = 0.5  # fmt: skip
 KV_FULL: Annotated[
