@@ -7,7 +7,7 @@ in four bytes before it. Only names, times and numeric attributes are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def _read_message(line: bytes, kept: Newest[RequestSeen], tally: Tally) -> None:
             tally.skipped += 1
             continue
         values = {one.key: _number(one.value) for one in span.attributes}
-        _add(kept, tally, lambda span=span: int(span.startTimeUnixNano), values)
+        _add(kept, tally, span.startTimeUnixNano, values)
 
 
 def _read_jaeger(path: Path, kept: Newest[RequestSeen], tally: Tally) -> bool:
@@ -142,7 +142,7 @@ def _read_jaeger(path: Path, kept: Newest[RequestSeen], tally: Tally) -> bool:
         values = {
             tag.key: float(tag.value) for tag in span.tags if isinstance(tag.value, int | float)
         }
-        _add(kept, tally, lambda span=span: span.startTime * 1000, values)
+        _add(kept, tally, span.startTime * 1000, values)
     return True
 
 
@@ -165,7 +165,7 @@ def _read_protobuf(path: Path, kept: Newest[RequestSeen], tally: Tally) -> None:
                 tally.skipped += 1
                 continue
             values = {one.key: _protobuf_number(one.value) for one in span.attributes}
-            _add(kept, tally, lambda span=span: int(span.start_time_unix_nano), values)
+            _add(kept, tally, span.start_time_unix_nano, values)
 
 
 def _framed(path: Path) -> Iterator[bytes]:
@@ -199,11 +199,11 @@ def _protobuf_number(value: Any) -> float | None:
 def _add(
     kept: Newest[RequestSeen],
     tally: Tally,
-    begin_ns: Callable[[], int],
+    begin_ns: int | str,
     values: Mapping[str, float | None],
 ) -> None:
     try:
-        kept.add(_request_of(begin_ns(), values))
+        kept.add(_request_of(int(begin_ns), values))
     except (ValueError, OverflowError) as error:
         tally.refuse(f"{SPAN}: {error}")
     else:
