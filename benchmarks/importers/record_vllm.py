@@ -80,19 +80,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--root", type=Path, default=default_root(), help="of the peers")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
+    parser.add_argument("--seed", type=int, default=34, help="of the traffic (default %(default)s)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     try:
         for run in RUNS:
             if not args.only or run.name in args.only:
-                _record(run, args.root, args.out)
+                _record(run, args.root, args.out, args.seed)
     except PeerError as error:
         print(f"record_vllm: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _record(run: Run, root: Path, out: Path) -> None:
+def _record(run: Run, root: Path, out: Path, seed: int) -> None:
     setup = setup_of(root, 0, "auto", "")
     (vllm,) = (one for one in recipes(setup) if one.name == "vllm")
     if not vllm.needs.exists():
@@ -111,7 +112,7 @@ def _record(run: Run, root: Path, out: Path) -> None:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
         try:
-            asyncio.run(_drive(run, f"http://{HOST}:{port}", engine, out))
+            asyncio.run(_drive(run, f"http://{HOST}:{port}", engine, out, seed))
         finally:
             engine.terminate()
             try:
@@ -121,10 +122,10 @@ def _record(run: Run, root: Path, out: Path) -> None:
                 engine.wait()
 
 
-async def _drive(run: Run, url: str, engine: subprocess.Popen[bytes], out: Path) -> None:
+async def _drive(run: Run, url: str, engine: subprocess.Popen[bytes], out: Path, seed: int) -> None:
     await _until_ready(url, engine, out / f"{run.name}.log")
     body: dict[str, object] = {"model": "model", "ignore_eos": True, "temperature": 0.7}
-    traffic = Traffic(url, "/v1/completions", 34, body)
+    traffic = Traffic(url, "/v1/completions", seed, body)
     scraping = asyncio.create_task(_scrape(url, out / f"{run.name}.prom"))
     phases: list[dict[str, object]] = []
     for phase in run.phases:

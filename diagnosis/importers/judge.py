@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from diagnosis.importers.absolute import counted_findings, steady_findings
-from diagnosis.importers.findings import FINDERS, shown
+from diagnosis.importers.findings import FINDERS, is_kv_full, shown
 from diagnosis.importers.kinds import KINDS, Kind
 from diagnosis.importers.parts import Case, Part, parts_of
 from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.reading import Tally
 from diagnosis.importers.records import Record, Span
-from diagnosis.importers.thresholds import LEAST_RECORDS, LEAST_TICKS
+from diagnosis.importers.thresholds import BLURRED_SHARE, LEAST_RECORDS, LEAST_TICKS
 from diagnosis.importers.verdict import (
     CauseTold,
     ImportedDiagnosis,
@@ -34,6 +34,7 @@ _WHY_LATE = {
         Symptom.BUDGET_TOO_SMALL,
         Symptom.OVERSIZED_BATCH,
     ),
+    Part.FRONT: (*SLOW_STEPS, Symptom.INGEST_BACKLOG, Symptom.SLOW_CLIENT),
     Part.TOKENS: SLOW_STEPS,
     Part.TOKENS_BY_PROMPTS: (*SLOW_STEPS, Symptom.PREFILL_INTERFERENCE),
     Part.TOKENS_BY_BATCH: (*SLOW_STEPS, Symptom.OVERSIZED_BATCH),
@@ -79,11 +80,13 @@ def _said(case: Case) -> tuple[list[ImportedFinding], list[Undecided]]:
     undecided: list[Undecided] = []
     parts = parts_of(case)
     total = sum(parts.values())
+    is_blurred = parts.get(Part.TOKENS, 0.0) >= BLURRED_SHARE * total
     for part, lost in sorted(parts.items(), key=lambda one: -one[1]):
         share = lost / total
         if share < LEAST_SHARE:
             continue
-        named = FINDERS[part](case, share) if part in FINDERS else None
+        is_sure = part in FINDERS and not (is_blurred and _may_follow(case, part))
+        named = FINDERS[part](case, share) if is_sure else None
         if named is not None:
             found.append(named)
         else:
@@ -93,6 +96,14 @@ def _said(case: Case) -> tuple[list[ImportedFinding], list[Undecided]]:
     said = {one.symptom for one in found}
     found += [one for one in counted_findings(case) if one.symptom not in said]
     return found, undecided
+
+
+def _may_follow(case: Case, part: Part) -> bool:
+    """Slower steps make queues, longer overlaps and a late front end by themselves; they do not
+    fill the KV cache, lengthen prompts or miss a prefix."""
+    if part is Part.QUEUE:
+        return not is_kv_full(case)
+    return part in (Part.FRONT, Part.TOKENS_BY_PROMPTS, Part.TOKENS_BY_BATCH)
 
 
 def _undecided(case: Case, part: Part, share: float) -> Undecided:

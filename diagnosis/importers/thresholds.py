@@ -97,7 +97,10 @@ KV_FULL: Annotated[
     "by hand: the last blocks are too few for a prompt",
 ] = 0.9  # fmt: skip
 SLOTS_FREE: Annotated[
-    float, "of the most that ran at once", "with fewer running, slots are free", "by hand"
+    float,
+    "of the most that ran at once",
+    "with fewer running, slots are free",
+    "by hand: a batch varies by a tenth",
 ] = 0.9
 LEAST_PREEMPTED: Annotated[
     float, "preemptions", "fewer are accidents", "by hand, as LEAST_INVALID"
@@ -110,6 +113,10 @@ PREEMPTED_WAITING: Annotated[
     float, "requests", "preempted requests that wait, in the mean; fewer are accidents",
     "by hand, as LEAST_WAITING",
 ] = 0.3  # fmt: skip
+BLURRED_SHARE: Annotated[
+    float, "of the harm", "with so much of it in slower tokens without a reason, what follows from "
+    "slower steps is not named", "by hand: a quarter",
+] = 0.25  # fmt: skip
 LEAST_UNITS: Annotated[
     int, "requests, ticks or steps", "fewest for a regression of token times",
     "by hand: four for each of three coefficients",

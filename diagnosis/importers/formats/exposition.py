@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+MOST_VALUE = 1e18
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*$")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
@@ -28,8 +28,8 @@ def sample_of(line: str, prefix: str) -> Sample | None:
     if found is None:
         raise ValueError(f"no sample: {line[:80]!r}")
     value = float(found[3])
-    if not math.isfinite(value):
-        raise ValueError(f"not a number: {line[:80]!r}")
+    if not abs(value) <= MOST_VALUE:
+        raise ValueError(f"no value of a metric: {line[:80]!r}")
     labels = dict(_LABEL.findall(found[2])) if found[2] else {}
     return Sample(found[1].removeprefix(prefix), labels, value)
 

@@ -21,6 +21,7 @@ from telemetry.facts.clock import Clock
 
 PREFIX = "vllm:"
 MARK = "# scrape "
+LATEST_S = 1 << 33
 MAX_SCRAPE_BYTES = 16 << 20
 INTERVAL_NS = 1_000_000_000
 _TIMEOUT_S = 10.0
@@ -98,7 +99,7 @@ def _time_of(text: str, tally: Tally) -> int | None:
         at_s = float(text.removeprefix(MARK))
     except ValueError:
         at_s = math.nan
-    if not math.isfinite(at_s) or not 0 <= at_s < 1 << 33:
+    if not math.isfinite(at_s) or not 0 <= at_s < LATEST_S:
         tally.refuse(f"no time: {text[:60]!r}")
         return None
     return round(at_s * 1e9)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from diagnosis.importers.formats.json_lines import MOST
 from diagnosis.importers.of_requests import RequestRecord
 from diagnosis.importers.reading import (
     MAX_LINE_BYTES,
@@ -33,6 +34,7 @@ _PREFILL, _DECODE = f"{_LATENCY}time_in_model_prefill", f"{_LATENCY}time_in_mode
 _PROMPT, _OUTPUT = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 _LENGTH_BYTES = 4
 _LONGEST_S = 1e6
+LATEST_NS = 1 << 63
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -212,7 +214,7 @@ def _add(
 
 def _request_of(begin_ns: int, values: Mapping[str, float | None]) -> RequestSeen:
     """Raises ValueError, OverflowError."""
-    if not 0 < begin_ns < 1 << 63:
+    if not 0 < begin_ns < LATEST_NS:
         raise ValueError("no time of its begin")
     first, queue = _ns(values, _FIRST), _ns(values, _QUEUE)
     prefill, decode = _ns(values, _PREFILL), _ns(values, _DECODE)
@@ -243,6 +245,6 @@ def _count(values: Mapping[str, float | None], name: str) -> int | None:
     value = values.get(name)
     if value is None:
         return None
-    if not 0 <= value < 1 << 40:
+    if not 0 <= value < MOST:
         raise ValueError(f"{name} is {value:g}")
     return int(value)

@@ -33,7 +33,7 @@ NUMBERS = st.one_of(
     st.floats(allow_nan=False),
 )
 few = settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
