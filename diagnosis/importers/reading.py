@@ -12,8 +12,8 @@ from typing import BinaryIO, Generic, TypeVar
 MAX_LINE_BYTES = 16 << 20
 MAX_WHOLE_BYTES = 64 << 20
 MAX_BYTES = 8 << 30
-MAX_KEPT = 1_000_000
-_TELL_EVERY_LINES = 20_000
+MAX_KEPT = 300_000
+_TELL_EVERY_LINES = 1000
 _GZIP = b"\x1f\x8b"
 
 T = TypeVar("T")
@@ -25,10 +25,10 @@ class NotImportable(Exception):
 
 
 class Newest(Generic[T]):
-    """The newest records, so many that they fit in memory; `dropped` older ones are not kept."""
+    """The newest records, at most as many as are given; `dropped` older ones are not kept."""
 
-    def __init__(self) -> None:
-        self._kept: deque[T] = deque(maxlen=MAX_KEPT)
+    def __init__(self, most: int = MAX_KEPT) -> None:
+        self._kept: deque[T] = deque(maxlen=most)
         self._added = 0
 
     def add(self, record: T) -> None:

@@ -52,6 +52,7 @@ def diagnose_files(
             f"{paths[0]}: nothing in it is {kind.value}{seen}; see docs/importers.md for what each "
             "kind reads"
         )
+    progress(f"{record.count:,} {record.noun} are compared")
     return _judged(kind, record, tally, given)
 
 

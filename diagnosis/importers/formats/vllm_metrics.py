@@ -22,7 +22,7 @@ from telemetry.facts.clock import Clock
 PREFIX = "vllm:"
 MARK = "# scrape "
 LATEST_S = 1 << 33
-MAX_SCRAPE_BYTES = 16 << 20
+MAX_SCRAPE_BYTES, MAX_SCRAPES = 16 << 20, 50_000
 INTERVAL_NS = 1_000_000_000
 _TIMEOUT_S = 10.0
 _COUNTERS = (
@@ -64,7 +64,7 @@ class _Values:
 
 def read(paths: Sequence[Path], tally: Tally, progress: Progress) -> ScrapeRecord:
     """Scrapes of files. Raises NotImportable."""
-    kept: Newest[Scrape] = Newest()
+    kept: Newest[Scrape] = Newest(MAX_SCRAPES)
     at_ns: int | None = None
     values = _Values()
     for line in lines(paths, tally, progress):
@@ -123,7 +123,7 @@ def watch(
     scrape that fails later is counted as unread."""
     base = url.rstrip("/")
     address = base if base.endswith("/metrics") else f"{base}/metrics"
-    kept: Newest[Scrape] = Newest()
+    kept: Newest[Scrape] = Newest(MAX_SCRAPES)
     begin_ns, done = clock.now_ns(), 0
     while True:
         text = _scraped(address, tally, is_first=not done)
