@@ -64,6 +64,11 @@ class Quantity(StrEnum):
         """As evidence; None: not measured in this window."""
         return Evidence(self.value, None if value is None else round(value, 3), self.unit.value)
 
+    def usual_of(self, value: float | None) -> Evidence:
+        """The same, of the time that is compared with."""
+        found = self.of(value)
+        return Evidence(f"usual_{found.name}", found.value, found.unit)
+
 
 class Measurement(Quantity):
     """Of the window that is judged. *usual* is of the baseline, and not measured before there is

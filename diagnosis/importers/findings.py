@@ -22,8 +22,7 @@ def shown(case: Case, *names: Q) -> tuple[Evidence, ...]:
     for name in names:
         found.append(name.of(case.now.get(name)))
         if case.is_compared:
-            usual = name.of(case.usual.get(name))
-            found.append(Evidence(f"usual_{usual.name}", usual.value, usual.unit))
+            found.append(name.usual_of(case.usual.get(name)))
     return tuple(found)
 
 
