@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from diagnosis.importers.kinds import Certainty
 from diagnosis.importers.parts import Case, Part
 from diagnosis.importers.quantities import Imported as Q
 from diagnosis.importers.thresholds import KV_FULL, LEAST_PREEMPTED, PREEMPTED_SHARE, SLOTS_FREE
 from diagnosis.importers.verdict import ImportedFinding
-from diagnosis.importers.ways import Way, told_by
+from diagnosis.importers.ways import told_by
 from diagnosis.symptoms import Evidence, Symptom
 from diagnosis.verdicts.runbook import runbook_name
 
@@ -40,12 +39,8 @@ def finding(
         evidence=shown(case, *names),
         runbook=runbook_name(symptom),
         share=None if share is None else round(share, 3),
-        open_to=_open_to(case, way),
+        open_to=way.open_to,
     )
-
-
-def _open_to(case: Case, way: Way) -> tuple[Symptom, ...]:
-    return way.open_to if way.certainty is not Certainty.COUNTED else ()
 
 
 def is_kv_full(case: Case) -> bool:

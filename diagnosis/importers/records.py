@@ -60,9 +60,7 @@ class StepSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     length_ns: int
     prompt_rows: int
     prompt_tokens: int
-    prompt_context: int
     decode_rows: int
-    decode_context: int
     waiting: int
     preempted: int
     worker: str = ""

@@ -70,7 +70,10 @@ WAYS: dict[Symptom, tuple[Way, ...]] = {
     S.PREFIX_CACHE_COLD: (Way(_PROMPTS | {_HITS}, Certainty.MEASURED),),
     S.PREFILL_INTERFERENCE: (
         Way(_STEPS, Certainty.MEASURED),
-        Way(_BESIDE, Certainty.LIKELY, (S.OVERSIZED_BATCH, *SLOW_STEPS)),
+        Way(_BESIDE | {_HITS}, Certainty.LIKELY, (S.OVERSIZED_BATCH, *SLOW_STEPS)),
+        Way(
+            _BESIDE, Certainty.LIKELY, (S.OVERSIZED_BATCH, S.PREFIX_CACHE_COLD, *SLOW_STEPS)
+        ),
         Way(_AGGREGATES, Certainty.LIKELY, (S.OVERSIZED_BATCH, *SLOW_STEPS)),
     ),
     S.OVERSIZED_BATCH: (

@@ -25,9 +25,7 @@ SCHEMA = "dynamo.fpm.trace.v1"
 class _Scheduled(msgspec.Struct, frozen=True):
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
-    sum_prefill_kv_tokens: int = 0
     num_decode_requests: int = 0
-    sum_decode_kv_tokens: int = 0
 
 
 class _Queued(msgspec.Struct, frozen=True):
@@ -87,9 +85,7 @@ def _step(event: _Line, one: _Pass) -> StepSeen:
         length_ns=length_ns,
         prompt_rows=sure_count(scheduled.num_prefill_requests, "num_prefill_requests"),
         prompt_tokens=sure_count(scheduled.sum_prefill_tokens, "sum_prefill_tokens"),
-        prompt_context=sure_count(scheduled.sum_prefill_kv_tokens, "sum_prefill_kv_tokens"),
         decode_rows=sure_count(scheduled.num_decode_requests, "num_decode_requests"),
-        decode_context=sure_count(scheduled.sum_decode_kv_tokens, "sum_decode_kv_tokens"),
         waiting=sure_count(queued.num_prefill_requests, "queued num_prefill_requests"),
         preempted=sure_count(queued.num_decode_requests, "queued num_decode_requests"),
         worker=f"{event.source.producer_id}/{one.worker_id}/{one.dp_rank}",

@@ -19,9 +19,7 @@ from diagnosis.importers.records import StepSeen
 class _Batch(msgspec.Struct, frozen=True):
     numContextRequests: int = 0  # noqa: N815
     numCtxTokens: int = 0  # noqa: N815
-    numCtxKvTokens: int = 0  # noqa: N815
     numGenRequests: int = 0  # noqa: N815
-    numGenKvTokens: int = 0  # noqa: N815
     numPausedRequests: int = 0  # noqa: N815
 
 
@@ -102,9 +100,7 @@ def _step(one: _Iteration, at_ns: int) -> StepSeen:
         length_ns=length_ns,
         prompt_rows=sure_count(batch.numContextRequests, "numContextRequests"),
         prompt_tokens=sure_count(batch.numCtxTokens, "numCtxTokens"),
-        prompt_context=sure_count(batch.numCtxKvTokens, "numCtxKvTokens"),
         decode_rows=sure_count(batch.numGenRequests, "numGenRequests"),
-        decode_context=sure_count(batch.numGenKvTokens, "numGenKvTokens"),
         waiting=sure_count(one.numQueuedRequests, "numQueuedRequests"),
         preempted=sure_count(batch.numPausedRequests, "numPausedRequests"),
         worker=str(one.attentionDpRank),
