@@ -153,8 +153,8 @@ def _verdict(
         return "abstains", "a stretch is later than the rest, and nothing of it is clear"
     if is_short:
         return "abstains", (
-            f"{_seconds(record, record.span.end_ns):.0f} {record.unit} with so few requests are too "
-            "little to compare one part with another"
+            f"{_seconds(record, record.span.end_ns):.0f} {record.unit} with so few requests are "
+            "too little to compare one part with another"
         )
     return "nothing_found", "no stretch of it is later than the rest"
 
