@@ -38,9 +38,11 @@ class Unit(StrEnum):
     ERRORS = "errors"
     ANSWERS = "answers"
     TENANTS = "tenants"
+    SECONDS = "s"
+    RECORDS = "records"
 
 
-class _Quantity(StrEnum):
+class Quantity(StrEnum):
     """The value is its name in JSON."""
 
     _value_: str
@@ -62,8 +64,13 @@ class _Quantity(StrEnum):
         """As evidence; None: not measured in this window."""
         return Evidence(self.value, None if value is None else round(value, 3), self.unit.value)
 
+    def usual_of(self, value: float | None) -> Evidence:
+        """The same, of the time that is compared with."""
+        found = self.of(value)
+        return Evidence(f"usual_{found.name}", found.value, found.unit)
 
-class Measurement(_Quantity):
+
+class Measurement(Quantity):
     """Of the window that is judged. *usual* is of the baseline, and not measured before there is
     one."""
 
@@ -139,7 +146,7 @@ class Measurement(_Quantity):
     RECOMPUTE_SHARE = "recompute_share", Unit.SHARE, "of the computed prompt tokens"
 
 
-class Counted(_Quantity):
+class Counted(Quantity):
     """Of the last seconds, by the checks."""
 
     INVALID = "invalid", Unit.REQUESTS, "answers that do not obey their constraint"
@@ -162,7 +169,7 @@ class Counted(_Quantity):
     EXPORTS_FAILED = "exports_failed", Unit.ATTEMPTS, "to deliver spans"
 
 
-class Late(_Quantity):
+class Late(Quantity):
     """Of late tokens and answers, since the onset of a fault that comes back."""
 
     LATE_REQUESTS = "late_requests", Unit.REQUESTS, "with something late"
@@ -179,7 +186,7 @@ class Late(_Quantity):
     TENANTS = "tenants", Unit.TENANTS, "whose requests these are"
 
 
-class Promised(_Quantity):
+class Promised(Quantity):
     """Of the SLO class that burns its error budget fastest."""
 
     MISSED_SHARE = "missed_share", Unit.SHARE, "of its requests, that missed the SLO in 30 s"

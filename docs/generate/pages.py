@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import columns, diagnosis, facts, flags, http
+from docs.generate import columns, diagnosis, facts, flags, http, importers
 from service.gateway.http import limits_doc
 from telemetry.metrics import metrics_doc
 
@@ -19,5 +19,6 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "facts.md": facts.document,
     REFERENCE / "thresholds.md": diagnosis.thresholds,
     REFERENCE / "evidence.md": diagnosis.evidence,
+    REFERENCE / "importers.md": importers.document,
     REFERENCE / "columns.md": columns.document,
 }

@@ -16,6 +16,7 @@ from service.cli.diagnose_settings import (
     print_settings,
     search_settings,
 )
+from service.cli.operator.imported import add_imported, run_imported
 from service.cli.source import DEFAULT_URL, add_debug_key
 from service.config.settings import ConfigError
 from telemetry.facts.clock import MonotonicClock
@@ -37,9 +38,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "diagnose",
         help="what slows a server down, with evidence; of several, one of them or their traffic",
         description="What slows a server down, with evidence. Of several servers: whether one of "
-        "them is bad, or what they are sent. Exit status: 0 everything was read, whatever was "
-        "found; 1 nothing could be read; 2 wrong arguments; 3 of several some could not be read, "
-        "and the others are judged.",
+        "them is bad, or what they are sent. With --from, evidence of other tools. Exit status: 0 "
+        "everything was read, whatever was found; 1 nothing could be read; 2 wrong arguments; 3 of "
+        "several some could not be read, and the others are judged.",
     )
     parser.add_argument(
         "sources",
@@ -49,6 +50,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "judged as one fleet",
     )
     add_debug_key(parser)
+    add_imported(parser)
     _add_replay(parser)
     parser.add_argument(
         "--baseline",
@@ -94,14 +96,15 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=_relative_window,
         metavar="FROM:UNTIL",
-        help="with --root: the time to explain, in seconds before the journal's end (default: "
-        "that of the fault that diagnose finds)",
+        help="with --root or --from: the time to explain, in seconds before the record's end "
+        "(default: that of the fault that diagnose finds)",
     )
     parser.add_argument(
         "--reference",
         type=_relative_window,
         metavar="FROM:UNTIL",
-        help="with --root: the time to compare with, in the same form (default: before the fault)",
+        help="with --root or --from: the time to compare with, in the same form (default: before "
+        "the fault)",
     )
 
 
@@ -113,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
     from lab.replay.recorded import NotReplayable
     from telemetry.journal.journal_reader import JournalError
 
+    if args.kind is not None:
+        return run_imported(args)
     if len(args.sources) > 1:
         return _fleet(args)
     (args.source,) = args.sources or [DEFAULT_URL]

@@ -30,6 +30,11 @@ NO_THRESHOLD = {
     "_PUT_TRIES", "_COUNT_NS", "_MOST_KEPT", "_MOST_BYTES", "_STEPS",
     "_TRIED_KEPT", "MOST_CHARACTERS", "_MOST_DOUBLINGS", "_LEAST_TOLD_NS",
     "_SHOWN_QUANTILE", "_GIB", "_TTFT_QUANTILE", "_ITL_QUANTILE",
+    # what a file of another tool can hold, and how it is read
+    "MOST_VALUE", "MOST", "LATEST_S", "LATEST_MS", "LATEST_NS", "LONGEST_MS", "_LONGEST_S",
+    "_APART_NS", "_SERVER_ERROR", "_LENGTH_BYTES", "MAX_LINE_BYTES", "MAX_WHOLE_BYTES",
+    "MAX_BYTES", "MAX_KEPT", "MAX_SCRAPE_BYTES", "MAX_SCRAPES", "INTERVAL_NS", "_TIMEOUT_S",
+    "_TELL_EVERY_LINES",
 }  # fmt: skip
 # nothing, one, a half and a pair; units; a microsecond, so that no length is divided by 0
 PLAIN = {0, 1, 2, 0.5, 1e3, 1e6, 1e9, 1e-9}

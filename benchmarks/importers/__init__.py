@@ -1,0 +1,1 @@
+"""Recordings of real engines that the importers' tests read."""
