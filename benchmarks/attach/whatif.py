@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,7 @@ from telemetry.journal.journal_reader import open_journal
 
 BASE = {
     "max-model-len": "1024",
-    "num-gpu-blocks-override": "80",
+    "num-gpu-blocks-override": "40",
     "max-num-seqs": "8",
     "max-num-batched-tokens": "256",
 }
@@ -127,12 +126,11 @@ async def check(args: argparse.Namespace) -> Report:
     seconds = 20.0 if args.quick else 60.0 * args.minutes
     workload = arrivals(seconds, args.rate, args.seed)
     with TemporaryDirectory(prefix="whatif-") as temporary:
-        folder = args.reuse or Path(temporary)
+        folder = args.reuse or args.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         if args.reuse is None:
             for name in RUNS:
                 await record(name, workload, vllm_flags(args), folder / f"{name}.journal")
-        if args.keep is not None:
-            shutil.copytree(folder, args.keep, dirs_exist_ok=True)
         return await asyncio.to_thread(compare, folder, vllm_flags(args), len(workload))
 
 

@@ -19,6 +19,7 @@ from lab.replay.noise import Noise, NoNoise
 from lab.replay.retimed import retimed
 from lab.vllm_replay.facts_of_replay import FactWriter
 from lab.vllm_replay.protocol import (
+    Arrive,
     Build,
     Command,
     Commit,
@@ -124,6 +125,7 @@ class _Modelled:
         self._now_ns = run.run.started.at_ns
         self._flights: deque[_Flight] = deque()
         self._events: list[tuple[int, int, Command]] = []
+        self._arrived: set[int] = set()
         self._stops_after: dict[int, int] = {}
         self._plan_ns = median(s.planned_ns - s.begin_ns for s in run.steps) or 0
         self._commit_ns = median(s.committed_ns - s.collected_ns for s in run.steps) or 0
@@ -173,15 +175,21 @@ class _Modelled:
         return sorted(found, key=lambda one: one[0])
 
     def _deliver(self, only_aborts: bool) -> None:
-        """Tell the scheduler what has come until now."""
+        """Tell the scheduler what has come until now. An abort of a sequence that it has not been
+        told of comes again after that."""
         due: list[Command] = []
         kept: list[tuple[int, int, Command]] = []
         while self._events and self._events[0][0] <= self._now_ns:
             event = heapq.heappop(self._events)
-            if only_aborts and not isinstance(event[2], Finish):
+            command = event[2]
+            if only_aborts and not (
+                isinstance(command, Finish) and command.seq_id in self._arrived
+            ):
                 kept.append(event)
-            else:
-                due.append(event[2])
+                continue
+            due.append(command)
+            if isinstance(command, Arrive):
+                self._arrived.add(command.seq_id)
         for event in kept:
             heapq.heappush(self._events, event)
         if due:

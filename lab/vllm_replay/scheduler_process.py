@@ -31,7 +31,6 @@ _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # nothing is computed
 }
 
 

@@ -188,6 +188,24 @@ def test_aborts_keep_their_times_and_outputs_their_lengths() -> None:
             assert now.output_tokens <= was.output_tokens + 1
 
 
+def test_an_abort_during_the_step_in_which_its_sequence_came_is_not_lost() -> None:
+    long, short = asked(count=2)[1:3]
+    assert isinstance(long, SequenceQueued)
+    assert isinstance(short, SequenceQueued)
+    at_ns = 1_000_000_000
+    facts: list[Fact] = [
+        started(),
+        replace(long, at_ns=at_ns, received_ns=at_ns, prompt_tokens=400, blocks=None),
+        replace(short, at_ns=at_ns + 1_000, received_ns=at_ns + 1_000, max_tokens=500),
+        SequenceEnded(short.seq_id, at_ns + 2_000, 0, EndReason.DISCONNECT, 0, 0),
+    ]
+
+    ended = ends_in(replay_modelled(run_of(facts), ToyScheduler(), flat_cost()))
+
+    assert ended[short.seq_id].reason is EndReason.DISCONNECT
+    assert ended[short.seq_id].output_tokens == 0
+
+
 def test_a_stop_string_ends_a_sequence_after_its_recorded_tokens() -> None:
     """The front end aborts it, so its end in the core says disconnect."""
     facts = recorded()
