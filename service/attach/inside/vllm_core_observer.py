@@ -49,7 +49,7 @@ Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
 
 
-def _guarded(
+def guarded(
     hook: str, *, is_vital: bool = True
 ) -> Callable[[Callable[Concatenate[Observer, P], None]], Callable[Concatenate[Observer, P], None]]:
     """A method that raises nothing, and is not called any more after a few errors."""
@@ -137,19 +137,19 @@ class Observer:
         self.is_on = False
         self._sender.close(0.5)
 
-    @_guarded("preprocess_add_request", is_vital=False)
+    @guarded("preprocess_add_request", is_vital=False)
     def received(self, args: Arguments, named: Named) -> None:
         if len(self._received) >= _MOST_RECEIVED:  # requests that never came to the scheduler
             self._received.clear()
         self._received[_first(args, named, "request").request_id] = self.now_ns()
 
-    @_guarded("_create_grammar", is_vital=False)
+    @guarded("_create_grammar", is_vital=False)
     def compiled(self, begin_ns: int, args: Arguments, named: Named) -> None:
         if len(self._compiled) >= _MOST_RECEIVED:
             self._compiled.clear()
         self._compiled[_first(args, named, "request").request_id] = self.now_ns() - begin_ns
 
-    @_guarded("add_request")
+    @guarded("add_request")
     def added(self, at_ns: int, args: Arguments, named: Named) -> None:
         request = _first(args, named, "request")
         key = request.request_id
@@ -187,7 +187,7 @@ class Observer:
         )
         self._sender.turn_ns = at_ns
 
-    @_guarded("schedule")
+    @guarded("schedule")
     def planned(self, begin_ns: int, output: Any) -> None:
         planned_ns = self.now_ns()
         self._sender.turn_ns = planned_ns if self._live else None
@@ -219,7 +219,7 @@ class Observer:
         self._preempted.clear()
         self._next_step_id += 1
 
-    @_guarded("_preempt_request")
+    @guarded("_preempt_request")
     def preempting(self, args: Arguments, named: Named) -> None:
         request = _first(args, named, "request")
         live = self._live.get(request.request_id)
@@ -230,7 +230,7 @@ class Observer:
         self._waiting_tokens += live.queued_tokens
         self._preempted.append(live.seq_id)
 
-    @_guarded("update_from_output")
+    @guarded("update_from_output")
     def collected(self, args: Arguments, named: Named) -> None:
         self._collected_ns = self.now_ns()
         self._is_updating, self._current = True, None
@@ -241,7 +241,7 @@ class Observer:
                 self._flights.remove(flight)
                 return
 
-    @_guarded("update_from_output")
+    @guarded("update_from_output")
     def committed(self, outputs: Any) -> None:
         committed_ns = self.now_ns()
         self._is_updating = False
@@ -264,17 +264,17 @@ class Observer:
         self._sender.turn_ns = committed_ns
         self._note_idle(committed_ns)
 
-    @_guarded("finish_requests")
+    @guarded("finish_requests")
     def finishing(self, args: Arguments, named: Named) -> None:
         self._is_everything = _first(args, named, "request_ids") is None
 
-    @_guarded("finish_requests")
+    @guarded("finish_requests")
     def finished(self) -> None:
         self._is_everything = False
         if not self._is_updating:
             self._note_idle(self.now_ns())
 
-    @_guarded("_free_request")
+    @guarded("_free_request")
     def ended(self, args: Arguments, named: Named) -> None:
         """A sequence ended. What ends while a step is committed is recorded after that step."""
         request = _first(args, named, "request")
