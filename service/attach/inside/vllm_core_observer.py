@@ -8,6 +8,7 @@ and `listing` (the thread that sends).
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -28,6 +29,7 @@ from service.attach.inside.vllm_core_steps import (
     step_recorded,
 )
 from service.attach.inside.vllm_core_waits import Waits
+from service.attach.inside.vllm_front import no_python_front_end
 from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (
@@ -296,6 +298,8 @@ class Observer:
 
     def _begin(self, version: str) -> None:
         self._sender.started(engine_started(self._scheduler, version, self.now_ns()))
+        if (reason := no_python_front_end(os.environ)) is not None:
+            self._sender.turn_off("front_end", reason)
         try:
             hook_grammars(self._scheduler.structured_output_manager, self.now_ns, self.compiled)
         except AttributeError as error:
