@@ -75,9 +75,9 @@ def test_a_prompt_in_chunks_is_prefill_until_its_last_token_gives_one() -> None:
     one.num_computed_tokens = 11
     decode = planned_row(live(one, prefill_tokens=10), 1)
 
-    assert (first.is_prefill, first.context_tokens, first.samples) == (True, 0, False)
-    assert (last.is_prefill, last.context_tokens, last.samples) == (True, 6, True)
-    assert (decode.is_prefill, decode.context_tokens, decode.samples) == (False, 10, True)
+    assert first[1:] == (True, 6, 0, 0, False)
+    assert last[1:] == (True, 4, 6, 0, True)
+    assert decode[1:] == (False, 1, 10, 0, True)
 
 
 @given(
@@ -92,7 +92,7 @@ def test_recomputed_are_the_tokens_that_were_there_before_the_preemption(
     one = request(num_computed_tokens=context + tokens)
     row = planned_row(live(one, prefill_tokens=200, computed_tokens=before), tokens)
 
-    assert row.recompute_tokens == sum(at < before for at in range(context, context + tokens))
+    assert row[4] == sum(at < before for at in range(context, context + tokens))
 
 
 @pytest.mark.parametrize(

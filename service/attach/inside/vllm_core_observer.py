@@ -132,7 +132,7 @@ class Observer:
         """Every live sequence, for the thread that sends."""
         last_seq_id, live = self._last_seq_id, self._live.copy().values()
         fact = SequencesListed(self.now_ns(), tuple(one.seq_id for one in live), last_seq_id)
-        return fact, [SequenceName(one.seq_id, one.name) for one in live]
+        return fact, [SequenceName(one.seq_id, one.key[:NAME_CHARACTERS]) for one in live]
 
     def close(self) -> None:
         """The engine shuts down: what waits is sent."""
@@ -160,19 +160,16 @@ class Observer:
             return  # more input for a session that goes on
         constrained = request.status == self._statuses.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         blocks = self._prompt_blocks(request)
-        name, tokens, seq_id = (
-            key[:NAME_CHARACTERS],
-            request.num_prompt_tokens,
-            self._last_seq_id + 1,
-        )
-        live = Live(name, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        tokens, seq_id = request.num_prompt_tokens, self._last_seq_id + 1
+        live = Live(key, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        live.seal_tokens = (live.told_blocks + 1) * self._block_tokens
         live.awaits_grammar = constrained
         self._live[key], self._last_seq_id = live, seq_id
         if constrained:
             self._compiling[key] = live
         self._waiting_tokens += tokens
         self._is_idle = False
-        self._sender.name(seq_id, name)
+        self._sender.name(seq_id, key[:NAME_CHARACTERS])
         self._sender.append(
             SequenceQueued(
                 seq_id=seq_id,
@@ -285,7 +282,6 @@ class Observer:
             return
         live.has_ended = True
         ending = Ending(
-            request.request_id,
             live,
             end_reason(live, self._statuses, self._is_everything),
             request.num_output_tokens,
@@ -353,7 +349,8 @@ class Observer:
         )
 
     def _end(self, ending: Ending, at_ns: int) -> None:
-        key, live, reason, output_tokens, preemptions = ending
+        live, reason, output_tokens, preemptions = ending
+        key = live.key
         if key in self._compiling:
             if reason is EndReason.GRAMMAR_INVALID:
                 self._record_grammar(key, live, at_ns, refused=True)
