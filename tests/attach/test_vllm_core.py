@@ -23,6 +23,7 @@ from service.attach.inside.versions import (
 )
 from service.attach.inside.vllm_core_ends import end_reason
 from service.attach.inside.vllm_core_live import Live, committed_row, planned_row
+from service.attach.inside.vllm_core_observer import Observer
 from service.attach.inside.vllm_core_waits import Waits
 from telemetry.facts.reasons import EndReason, WaitReason
 
@@ -274,6 +275,29 @@ def test_a_version_that_no_test_has_seen_is_not_observed(version: str) -> None:
 def test_patch_releases_of_tested_versions_are_observed(version: str) -> None:
     """Their minor version counts."""
     check_version("vllm", version, VLLM_TESTED)
+
+
+GARBAGE = st.sampled_from(
+    [None, 0, "x", (), {}, object(), request(), SimpleNamespace(total_num_scheduled_tokens=3)]
+)
+HOOKS = ["planned", "collected", "committed", "added", "finishing", "finished", "preempting"]
+HOOKS += ["ended", "received", "compiled"]
+
+
+@given(calls=st.lists(st.tuples(st.sampled_from(HOOKS), st.lists(GARBAGE, max_size=4))))
+def test_whatever_a_hook_gets_it_raises_nothing(calls: list[tuple[str, list[Any]]]) -> None:
+    """Wrong values, wrong types, too few and too many of them."""
+    world = scheduler(
+        [],
+        [],
+        block_size=16,
+        parallel_config=SimpleNamespace(data_parallel_index=0),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+    )
+    observer = Observer(world, Status, Path("/nowhere/attach.sock"), "0.32.0")
+    for hook, arguments in calls:
+        assert getattr(observer, hook)(*arguments) is None
+    observer.close()
 
 
 class Host:

@@ -74,14 +74,13 @@ def guarded(
 
 
 class Observer:
-    """The live sequences and the steps in flight of one scheduler."""
+    """The live sequences and the steps in flight of one scheduler. `statuses` is vLLM's enum
+    RequestStatus."""
 
-    def __init__(self, scheduler: Any, path: Path, version: str) -> None:
-        from vllm.v1.request import RequestStatus
-
+    def __init__(self, scheduler: Any, statuses: Any, path: Path, version: str) -> None:
         self.is_on = True
         self.now_ns = MonotonicClock().now_ns
-        self._scheduler, self._statuses = scheduler, RequestStatus
+        self._scheduler, self._statuses = scheduler, statuses
         self._guards: dict[str, Guard] = {}
         self._live: dict[str, Live] = {}
         self._flights: deque[Flight] = deque(maxlen=_MOST_FLIGHTS)
@@ -95,7 +94,7 @@ class Observer:
         self._collected_ns = 0
         self._is_updating = self._is_everything = False
         self._is_idle = True
-        self._waits = Waits(scheduler, RequestStatus)
+        self._waits = Waits(scheduler, statuses)
         self._aliases = BlockAliases()
         hash_tokens = getattr(scheduler, "hash_block_size", scheduler.block_size)
         self._caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
@@ -114,7 +113,9 @@ class Observer:
         """For a scheduler that was just made. None, with the reason in the sidecar, if it is not as
         it is expected to be."""
         try:
-            observer = cls(scheduler, path, version)
+            from vllm.v1.request import RequestStatus
+
+            observer = cls(scheduler, RequestStatus, path, version)
             observer._begin(version)
             return observer
         except Exception as error:
