@@ -119,13 +119,15 @@ def live_server(
 
 
 def _command(folder: Path, api_servers: int) -> tuple[list[str], dict[str, str]]:
-    """Several API servers need `vllm serve`, which asks for a distribution of the name vllm."""
+    """Several API servers need `vllm serve`, which asks for a distribution of the name vllm, and
+    takes from its version that this is a CPU build."""
     if api_servers == 1:
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"], {}
     version = os.environ["PHASESCOPE_TEST_VLLM"]
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+    (info / "METADATA").write_text(metadata)
     program = "from vllm.entrypoints.cli.main import main; main()"
     command = [sys.executable, "-c", program, "serve", "--api-server-count", str(api_servers)]
     return command, {"PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{folder}"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from service.attach.inside.block_aliases import BlockAliases
+from service.attach.inside.front_end.vllm_front import no_python_front_end
 from service.attach.inside.guard import Guard, where
 from service.attach.inside.transport import Listing, Sender
 from service.attach.inside.vllm_core_ends import end_reason
@@ -29,7 +30,6 @@ from service.attach.inside.vllm_core_steps import (
     step_recorded,
 )
 from service.attach.inside.vllm_core_waits import Waits
-from service.attach.inside.vllm_front import no_python_front_end
 from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (
