@@ -297,7 +297,7 @@ class Aggregator:
         row = self._row(step, turn_ns, counts)
         if step.begin_ns < self._hung_ns < step.committed_ns:
             return  # it includes a hang: its length says nothing about the cost of steps
-        if step.rows:  # other engines have steps without any, which say nothing of what rows cost
+        if step.rows or not self.is_attached:  # one without rows says nothing of what rows cost
             self._steps.append(row)
         self._waits.count(step, turn_ns, counts)
 
