@@ -57,7 +57,7 @@ _MOST_UNSEEN_NS = 1_000_000
 def attached(facts: Iterable[Fact], *, seed: int = 0, core_only: bool = False) -> list[Fact]:
     """The facts as the sidecar has them, in the order of time. `seed` draws how long messages
     between the processes take."""
-    known = [fact for fact in facts if not isinstance(fact, _NEVER)]
+    known: list[Fact] = [fact for fact in facts if not isinstance(fact, _NEVER)]
     if core_only:
         known = _without_front_end(known)
     adapter = _Adapter(known, Random(f"{seed}/attached"), core_only=core_only)
