@@ -39,8 +39,7 @@ from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource
 
 SCHEMA_VERSION = 3
 UNKNOWN_ROUTE = "unknown"
-"""The route of a request that the core of an attached engine alone has seen: nothing observes its
-front end."""
+"""The route of a request of which only the core of an attached engine is observed."""
 
 
 class EngineDied(_Fact, frozen=True):
