@@ -35,7 +35,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.limits import with_limits
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, HostProcess
 from telemetry.facts.records import (
     UNKNOWN_ROUTE,
     EngineDied,
@@ -329,6 +329,8 @@ class Aggregator:
         )
 
     def _host_paused(self, fact: HostPaused) -> None:
+        if self.is_attached and fact.process is HostProcess.GATEWAY:
+            return  # of the process that observes, and not of the engine's front end
         length_ns = fact.end_ns - fact.begin_ns
         lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
         self.pauses.append(fact)
