@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from telemetry.facts.engine_records import (
     EngineStarted,
@@ -78,6 +79,7 @@ class LedgerBuilder:
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
                 self._is_attached = fact.is_attached
+                self._pauses = replace(self._pauses, explain_forward=not fact.is_attached)
             case HostPaused(process=HostProcess.GATEWAY) if self._is_attached:
                 pass  # of the process that observes, and not of the engine's front end
             case HostPaused():
