@@ -35,7 +35,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.limits import with_limits
-from telemetry.facts.reasons import EndReason
+from telemetry.facts.reasons import EndReason, HostProcess
 from telemetry.facts.records import (
     UNKNOWN_ROUTE,
     EngineDied,
@@ -297,7 +297,7 @@ class Aggregator:
         row = self._row(step, turn_ns, counts)
         if step.begin_ns < self._hung_ns < step.committed_ns:
             return  # it includes a hang: its length says nothing about the cost of steps
-        if step.rows:  # other engines have steps without any, which say nothing of what rows cost
+        if step.rows or not self.is_attached:  # one without rows says nothing of what rows cost
             self._steps.append(row)
         self._waits.count(step, turn_ns, counts)
 
@@ -329,6 +329,8 @@ class Aggregator:
         )
 
     def _host_paused(self, fact: HostPaused) -> None:
+        if self.is_attached and fact.process is HostProcess.GATEWAY:
+            return  # of the process that observes, and not of the engine's front end
         length_ns = fact.end_ns - fact.begin_ns
         lost_ns = length_ns if fact.lost_ns is None else min(fact.lost_ns, length_ns)
         self.pauses.append(fact)

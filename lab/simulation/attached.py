@@ -1,7 +1,7 @@
 """A run of our own engine as an adapter in another engine would have written it.
 
 What such an adapter cannot see is gone: the parts of a step inside the model's process, masks,
-pauses, heartbeats, device times, whether outputs are valid. What passes between front end and core
+pauses, failed steps, device times, whether outputs are valid. What passes between the processes
 takes its time unseen. With `core_only` nothing observes the front end either. Because a run of a
 twin has a true fault, this tells what the diagnosis finds of it from less.
 """
@@ -25,11 +25,10 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
-from telemetry.facts.reasons import WaitReason
+from telemetry.facts.reasons import StackSource, WaitReason
 from telemetry.facts.records import (
     UNKNOWN_ROUTE,
     EngineHung,
-    EngineRecovered,
     Fact,
     RequestAccepted,
     RequestEnded,
@@ -49,7 +48,7 @@ SETTINGS = {
 }
 _NEVER = (
     *(HostPaused, GpuFound, GpuSampled, GpuXid, StepCostSet, StepAborted, EngineIdled),
-    *(EngineHung, EngineRecovered, SequencePaused, SequenceResumed),
+    *(SequencePaused, SequenceResumed),
 )
 _MOST_UNSEEN_NS = 1_000_000
 
@@ -57,7 +56,7 @@ _MOST_UNSEEN_NS = 1_000_000
 def attached(facts: Iterable[Fact], *, seed: int = 0, core_only: bool = False) -> list[Fact]:
     """The facts as the sidecar has them, in the order of time. `seed` draws how long messages
     between the processes take."""
-    known = [fact for fact in facts if not isinstance(fact, _NEVER)]
+    known: list[Fact] = [fact for fact in facts if not isinstance(fact, _NEVER)]
     if core_only:
         known = _without_front_end(known)
     adapter = _Adapter(known, Random(f"{seed}/attached"), core_only=core_only)
@@ -96,6 +95,8 @@ class _Adapter:
                 return self._ended(fact)
             case HostSampled():
                 return fact  # of the process of the engine, from outside
+            case EngineHung():  # its adapter gives no sign of life
+                return msgspec.structs.replace(fact, stacks_source=StackSource.NOBODY, stacks=())
             case _:
                 return fact
 

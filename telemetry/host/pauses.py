@@ -100,7 +100,8 @@ class PauseLog:
 
     A pause is settled once facts are SETTLE_NS past its end: by then every more specific cause is
     known. `on_pause` gets it with the time that no more specific cause explains, and is not called
-    if that is 0.
+    if that is 0. Beside an attached engine there is no gateway of ours: its pauses are those of the
+    process that observes, and delay no request.
     """
 
     def __init__(self, on_pause: Callable[[Pause], None] = lambda pause: None) -> None:
@@ -110,14 +111,18 @@ class PauseLog:
             process: deque(maxlen=_KEPT) for process in HostProcess
         }
         self._unsettled: list[Pause] = []
+        self._is_attached = False
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             if isinstance(fact, StepRecorded):
                 gaps = self._gaps.step(fact)
             elif isinstance(fact, HostPaused):
-                gaps = (pause_of(fact),)
+                is_ours = self._is_attached and fact.process is HostProcess.GATEWAY
+                gaps = () if is_ours else (pause_of(fact),)
             else:
+                if isinstance(fact, EngineStarted):
+                    self._is_attached = fact.is_attached
                 gaps = self._gaps.take(fact)
             for gap in gaps:
                 self._add(gap)
@@ -241,7 +246,7 @@ class EngineGaps:
         since_ns, self._resting_ns = self._resting_ns, fact.at_ns
         if submitted_ns is None or not self._idle:
             return ()
-        begin_ns = max(submitted_ns, since_ns)
+        begin_ns = max(submitted_ns, since_ns, fact.received_ns or 0)
         if fact.at_ns - begin_ns < LEAST_GAP_NS:
             return ()
         return (_gap(begin_ns, fact.at_ns, "before it took a request up"),)

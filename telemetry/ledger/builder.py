@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from telemetry.facts.engine_records import (
     EngineStarted,
@@ -20,6 +21,7 @@ from telemetry.facts.engine_records import (
     StepRecorded,
 )
 from telemetry.facts.host_records import HostPaused
+from telemetry.facts.reasons import HostProcess
 from telemetry.facts.records import Fact, RequestAccepted, RequestsListed, SequenceSubmitted
 from telemetry.host.pauses import pause_of
 from telemetry.ledger.charging import Charger, Pauses
@@ -47,6 +49,7 @@ class LedgerBuilder:
         self.harm = Harm()
         self._itl_target_ns = itl_target_ns
         self._pauses = Pauses()
+        self._is_attached = False
         self._tracks: dict[int, Track] = {}
         self._constrained: set[int] = set()
         self._accepted: dict[str, RequestAccepted] = {}
@@ -75,6 +78,10 @@ class LedgerBuilder:
                 self.forget_unlisted(fact)
             case EngineStarted():
                 self.tape.restart(fact.at_ns)
+                self._is_attached = fact.is_attached
+                self._pauses = replace(self._pauses, explain_forward=not fact.is_attached)
+            case HostPaused(process=HostProcess.GATEWAY) if self._is_attached:
+                pass  # of the process that observes, and not of the engine's front end
             case HostPaused():
                 self._pauses.of(fact.process).append(pause_of(fact))
             case _:

@@ -27,8 +27,11 @@ _PAUSES_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """The last _PAUSES_KEPT pauses of each process, in the order of their ends."""
+    """The last _PAUSES_KEPT pauses of each process, in the order of their ends. Those of the engine
+    explain slow forward passes where these run in the process that is watched; the workers of an
+    attached engine are processes of their own."""
 
+    explain_forward: bool = True
     engine: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
     gateway: deque[Pause] = field(default_factory=lambda: deque(maxlen=_PAUSES_KEPT))
 
@@ -225,6 +228,8 @@ class Charger:
             host_ns += start_ns + end_ns
             slow_ns += min(forward_ns, tape.sum(Share.SLOW, index, index + 1))
             sample_ns += sampling_ns
+        if not self._pauses.explain_forward:
+            slow_ns = 0
         self._move_to_stall(state, reason, (Part.UNATTRIBUTED, Part.GAP), gap_ns + left_ns, cause)
         self._move_to_stall(state, reason, (Part.HOST,), host_ns, cause)
         self._move_to_stall(state, reason, (Part.SLOW_STEP,), slow_ns, cause)

@@ -11,7 +11,7 @@ from dashboards.console.markup.html import badge, card, definition, link, table,
 from dashboards.console.markup.words import NOTHING, count, ms, part, percent, plain
 from dashboards.console.model.requests import RequestIndex
 from dashboards.console.model.waterfall import Bar, Taken, Waterfall
-from dashboards.explain import Explained
+from dashboards.explain import Explained, scope_of
 from telemetry.requests.account import Part
 from telemetry.requests.request_list import RequestLine
 
@@ -163,7 +163,9 @@ def _ledger(explained: Explained, who: Who) -> Markup | None:
         )
         for entry in sorted(ledger.entries, key=lambda one: -one.ns)
     ]
+    scope = scope_of(ledger, explained.e2e_ns)
     caption = f"The parts sum to {ledger.sum_ns:,} ns, {ledger.residue_ns} ns off"
+    caption += f"; {scope}" if scope else ""
     shown = table(caption, ("state", "part", "by", "time", "share"), rows, numbers={3, 4})
     return tag("details", tag("summary", f"Exact ledger: {len(rows)} parts"), shown, class_="card")
 

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.simulation.attached import attached
-from telemetry.facts.engine_records import Skip
-from telemetry.facts.reasons import Phase, WaitReason
+from telemetry.facts.engine_records import EngineStarted, Skip
+from telemetry.facts.host_records import HostPaused
+from telemetry.facts.reasons import HostProcess, PauseCause, Phase, WaitReason
 from telemetry.facts.records import UNKNOWN_ROUTE, Fact
+from telemetry.host.pauses import Pause, PauseLog
 from telemetry.requests.account import NotObserved, Part, State
 from telemetry.requests.phases import RequestTimeline
 from tests.support.worlds.facts import (
@@ -187,3 +189,28 @@ def test_a_step_without_rows_is_the_work_of_the_loop() -> None:
         sum(e.ns for e in entries if e.part in (Part.HOST, Part.UNATTRIBUTED, Part.GAP)) == 4 * MS
     )
     assert timeline.account.ledger.by_part()[Part.SLOW_STEP] == 0
+
+
+def test_pauses_of_the_process_that_observes_delay_no_request() -> None:
+    """There is no gateway of ours; pauses of the engine's process were seen from outside."""
+    started = next(f for f in attached(world_facts("poisson", 1)) if isinstance(f, EngineStarted))
+    pauses = [
+        HostPaused(at * MS, begin * MS, at * MS, process, PauseCause.OFF_CPU)
+        for process, begin, at in (
+            (HostProcess.GATEWAY, 34, 39), (HostProcess.ENGINE, 7, 9),
+        )
+    ]  # fmt: skip
+    facts = [
+        msgspec.structs.replace(started, at_ns=0), accepted(at=0), parsed(at=1), tokenized(at=2),
+        submitted(at=2), received(1, 7, 5), pauses[1], step(1, 10, 20, [prefill()]),
+        sequence_ended(at=20), pauses[0], request_ended(at=40, received_ns=33 * MS),
+    ]  # fmt: skip
+    (timeline,), _ = run_fold(facts)
+    seen: list[Pause] = []
+    log = PauseLog(seen.append)
+    log.on_facts([*facts, step(2, 1000, 1001, [])])
+
+    assert timeline.account is not None
+    stalled = [e for e in timeline.account.ledger.entries if e.part is Part.HOST_STALL]
+    assert {entry.state for entry in stalled} == {State.WAIT}
+    assert {pause.process for pause in seen} == {HostProcess.ENGINE}
