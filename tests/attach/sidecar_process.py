@@ -61,23 +61,22 @@ class SidecarProcess:
         found: dict[str, Any] = self.get("/debug/attach")
         return found
 
-    def eventually_knows(self, request_id: str) -> dict[str, Any]:
-        """The timeline of a request that has ended."""
+    def eventually_knows(self, request_id: str) -> None:
+        """Wait for the timeline of a request that has ended."""
 
         def is_known() -> bool:
-            return self.status(f"/debug/requests/{request_id}") == 200 and (
-                "ended_ns" in (one := self.get(f"/debug/requests/{request_id}"))
-                or one.get("outcome") is not None
-            )
+            listed = self.get("/debug/requests?since=0&limit=200")["requests"]
+            return any(one["request_id"] == request_id for one in listed)
 
         eventually(is_known, f"the timeline of {request_id}")
-        found: dict[str, Any] = self.get(f"/debug/requests/{request_id}")
-        return found
 
     def stop(self) -> int:
         """The exit code after SIGTERM."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code."""
         try:
             return self.process.wait(_STOP_S)
         finally:
