@@ -65,7 +65,7 @@ class Live:
 
     def listing(self) -> tuple[RequestsListed, list[SequenceName]]:
         """For a sidecar that comes late; from the sending thread."""
-        return RequestsListed(self._clock.now_ns(), tuple(list(self.requests))), []
+        return RequestsListed(self._clock.now_ns(), tuple(self.requests)), []
 
 
 class Front:
@@ -80,6 +80,10 @@ class Front:
         self._choices: dict[str, Choice] = {}
         self._is_engine_dead = is_engine_dead
 
+    def begin(self) -> None:
+        """The server starts: a sidecar hears of this process before its first request."""
+        self.sink.append(RequestsListed(self.clock.now_ns(), ()))
+
     def accept(self, headers: Mapping[bytes, bytes], route: str, operation: str) -> FrontRequest:
         """The server has read a request's head. `headers` has the first of each name."""
         at_ns = self.clock.now_ns()
@@ -88,22 +92,21 @@ class Front:
         request = FrontRequest(wanted if is_good else secrets.token_hex(12), at_ns)
         request.has_own_id = b"x-request-id" not in headers
         parent = parse_traceparent(_text(headers, b"traceparent"))
-        self._live[request.request_id] = request
-        self.sink.append(
-            RequestAccepted(
-                request_id=request.request_id,
-                at_ns=at_ns,
-                trace_id=parent.trace_id if parent else new_trace_id(),
-                parent_span_id=parent.span_id if parent else None,
-                trace_sampled=parent.sampled if parent else None,
-                trace_state=parse_tracestate(_text(headers, b"tracestate")) if parent else None,
-                route=route,
-                operation=operation,
-                tenant=_label(headers, b"x-tenant"),
-                slo_class=_label(headers, b"x-slo-class"),
-                read_ns=at_ns,
-            )
+        accepted = RequestAccepted(
+            request_id=request.request_id,
+            at_ns=at_ns,
+            trace_id=parent.trace_id if parent else new_trace_id(),
+            parent_span_id=parent.span_id if parent else None,
+            trace_sampled=parent.sampled if parent else None,
+            trace_state=parse_tracestate(_text(headers, b"tracestate")) if parent else None,
+            route=route,
+            operation=operation,
+            tenant=_label(headers, b"x-tenant"),
+            slo_class=_label(headers, b"x-slo-class"),
+            read_ns=at_ns,
         )
+        self._live[request.request_id] = request  # before its first fact, see `Sender`
+        self.sink.append(accepted)
         return request
 
     def parsed(self, request: FrontRequest, what: Parameters) -> None:
@@ -127,14 +130,14 @@ class Front:
         fact = RequestTokenized(request.request_id, self.clock.now_ns(), prompt_tokens)
         self.sink.append(fact)
 
-    def submitted(self, request: FrontRequest, name: str, prompt_tokens: int) -> None:
+    def submitted(self, request: FrontRequest, name: str, most_tokens: int | None) -> None:
         """A sequence goes to the engine core, which knows it as `name`. Choices are numbered in the
         order of their submission."""
         if request.is_over or name in self._choices:
             return
         choice = len(request.names)
         request.names.append(name)
-        self._choices[name] = Choice(request, prompt_tokens, choice == 0)
+        self._choices[name] = Choice(request, most_tokens, choice == 0)
         self.sink.submit(Submitted(request.request_id, self.clock.now_ns(), name, choice))
 
     def choice(self, name: str) -> Choice | None:
@@ -147,10 +150,16 @@ class Front:
             return
         request.is_over = True
         is_dead = (request.status >= 400 or request.answered_ns is None) and self._is_engine_dead()
-        self.sink.append(request.end(self.clock.now_ns(), is_dead))
         for name in request.names:
             self._choices.pop(name, None)
-        self._live.pop(request.request_id, None)
+        try:
+            self.sink.append(request.end(self.clock.now_ns(), is_dead))
+        finally:
+            self._live.pop(request.request_id, None)
+
+    def turn_off(self, hook: str, reason: str, is_all: bool) -> None:
+        """A hook observes nothing any more."""
+        self.sink.turn_off(hook, reason, is_all=is_all)
 
     def abandon(self) -> None:
         """Nothing more will be known of the live requests: they have ended, as far as a sidecar can

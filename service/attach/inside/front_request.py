@@ -146,19 +146,24 @@ class FrontRequest:
 
 
 class Choice:
-    """One sequence of a live request; `known_tokens` are those of its prompt and its output."""
+    """One sequence of a live request. `most_tokens`: the output tokens that it may have at most."""
 
-    __slots__ = ("_is_first", "known_tokens", "request")
+    __slots__ = ("_is_first", "most_tokens", "output_tokens", "request")
 
-    def __init__(self, request: FrontRequest, prompt_tokens: int, is_first: bool) -> None:
+    def __init__(self, request: FrontRequest, most_tokens: int | None, is_first: bool) -> None:
         self.request = request
-        self.known_tokens = prompt_tokens
+        self.most_tokens = most_tokens
+        self.output_tokens = 0
         self._is_first = is_first
+
+    @property
+    def has_all_tokens(self) -> bool:
+        return self.most_tokens is not None and self.output_tokens >= self.most_tokens
 
     def received(self, tokens: int, begin_ns: int, end_ns: int, share_ns: int) -> None:
         """Tokens arrived at `begin_ns` and were text at `end_ns`; `share_ns` was spent on them."""
         request = self.request
-        self.known_tokens += tokens
+        self.output_tokens += tokens
         request.output_tokens += tokens
         request.received_ns, request.detokenized_ns = begin_ns, end_ns
         request.detokenize_busy_ns += share_ns

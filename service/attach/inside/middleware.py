@@ -4,9 +4,8 @@ It writes when a request arrived, when bytes of its answer were sent, and how it
 through is not changed, with one exception: a request without `x-request-id` gets one, so that the
 engine's own name of it has the id under which phasescope shows it, and the answer has it too.
 
-    python -m vllm.entrypoints.openai.api_server --middleware service.attach.inside.middleware.AttachMiddleware
-
-is not needed where the plugin of vLLM runs; a request is observed once even if both are there.
+vLLM's plugin adds it. Where plugins are not allowed, `--middleware` with the path of the class
+does; a request is observed once even if both are there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from service.attach.inside.front import CURRENT, Front
 from service.attach.inside.front_request import FrontRequest
-from service.attach.inside.hook import Hook
+from service.attach.inside.guard import Guard
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -45,7 +44,7 @@ class AttachMiddleware:
         self._app = app
         self._attach = attach
         self._front: Front | None = None
-        self._hook: Hook | None = None
+        self._guard: Guard | None = None
         self._is_asked = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,25 +52,32 @@ class AttachMiddleware:
         if exchange is None:
             await self._app(scope, receive, send)
         else:
-            await exchange.run(self._app)
+            await exchange.run(self._app, scope)
 
     def _begin(self, scope: Scope, receive: Receive, send: Send) -> Exchange | None:
+        """Raises nothing. None: it is not observed."""
         if not self._is_asked:
             self._is_asked = True
             self._ask(scope)
-        if self._front is None or self._hook is None or not self._hook.is_on:
+        front, guard = self._front, self._guard
+        if front is None or guard is None or not guard.is_on:
             return None
         try:
             if scope["type"] != "http" or scope["method"] != "POST" or _OBSERVED in scope:
                 return None
             route = scope["path"].removeprefix(scope.get("root_path", ""))
-            operation = OPERATIONS.get(route)
-            if operation is None:
+            if route not in OPERATIONS:
                 return None
+            headers: dict[bytes, bytes] = {}
+            for name, value in scope["headers"]:
+                headers.setdefault(name, value)
+            request = front.accept(headers, route, OPERATIONS[route])
             scope[_OBSERVED] = True
-            return Exchange(self._front, self._hook, scope, receive, send, route, operation)
+            if request.has_own_id:
+                scope["headers"] = [*scope["headers"], (_ID, request.request_id.encode())]
+            return Exchange(front, guard, request, receive, send)
         except Exception as error:
-            self._hook.fail(error)
+            _failed(front, guard, error)
             return None
 
     def _ask(self, scope: Scope) -> None:
@@ -79,38 +85,24 @@ class AttachMiddleware:
             attach = self._attach or _attach_vllm
             self._front = front = attach(scope.get("app"))
             if front is not None:
-                self._hook = Hook("middleware", _turn_off(front))
+                self._guard = Guard("middleware", front.turn_off, is_vital=True)
 
 
 class Exchange:
     """One request on its way through."""
 
-    __slots__ = ("_front", "_hook", "_receive", "_request", "_scope", "_send")
+    __slots__ = ("_front", "_guard", "_receive", "_request", "_send")
 
     def __init__(
-        self,
-        front: Front,
-        hook: Hook,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        route: str,
-        operation: str,
+        self, front: Front, guard: Guard, request: FrontRequest, receive: Receive, send: Send
     ) -> None:
-        self._front, self._hook, self._scope = front, hook, scope
+        self._front, self._guard, self._request = front, guard, request
         self._receive, self._send = receive, send
-        headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, value)
-        self._request: FrontRequest = front.accept(headers, route, operation)
-        if self._request.has_own_id:
-            own = (_ID, self._request.request_id.encode())
-            scope["headers"] = [*scope["headers"], own]
 
-    async def run(self, app: App) -> None:
+    async def run(self, app: App, scope: Scope) -> None:
         token = CURRENT.set(self._request)
         try:
-            await app(self._scope, self.receive, self.send)
+            await app(scope, self.receive, self.send)
         except BaseException as error:
             self._request.raised = True
             self._request.is_cancelled = isinstance(error, asyncio.CancelledError)
@@ -145,7 +137,7 @@ class Exchange:
                 return message
             return {**message, "headers": [*headers, (_ID, self._request.request_id.encode())]}
         except Exception as error:
-            self._fail(error)
+            _failed(self._front, self._guard, error)
             return message
 
     def _sent(self, message: Message) -> None:
@@ -153,7 +145,7 @@ class Exchange:
             has_more = message.get("more_body", False)
             self._request.sent(message.get("body", b""), has_more, self._front.clock.now_ns())
         except Exception as error:
-            self._fail(error)
+            _failed(self._front, self._guard, error)
             return
         if self._request.answered_ns is not None:
             self._end()
@@ -162,27 +154,21 @@ class Exchange:
         try:
             self._request.disconnected(self._front.clock.now_ns())
         except Exception as error:
-            self._fail(error)
+            _failed(self._front, self._guard, error)
 
     def _end(self) -> None:
         try:
             self._front.end(self._request)
         except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        """From now on requests pass unseen."""
-        if self._hook.is_on:
-            self._hook.fail(error)
-            with contextlib.suppress(Exception):
-                self._front.abandon()
+            _failed(self._front, self._guard, error)
 
 
-def _turn_off(front: Front) -> Callable[[str, str], None]:
-    def turn_off(hook: str, reason: str) -> None:
-        front.sink.turn_off(hook, reason)
-
-    return turn_off
+def _failed(front: Front, guard: Guard, error: Exception) -> None:
+    """Once the guard is off, requests pass unseen."""
+    guard.failed(error)
+    if not guard.is_on:
+        with contextlib.suppress(Exception):
+            front.abandon()
 
 
 def _attach_vllm(app: Any) -> Front | None:

@@ -16,19 +16,20 @@ An exception in one of them never reaches vLLM; it turns that hook off.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from service.attach.inside.front import Front, Live
-from service.attach.inside.hook import where
+from service.attach.inside.guard import where
 from service.attach.inside.middleware import AttachMiddleware
 from service.attach.inside.transport import Sender
+from service.attach.inside.versions import VLLM_TESTED, UnknownEngine, check_version
 from service.attach.inside.vllm_front_hooks import install
 from service.attach.wire import Role, socket_path
-from telemetry.facts.clock import Clock, MonotonicClock
+from telemetry.facts.clock import MonotonicClock
 
 ENGINE = "vllm"
 _BUILDERS = (
@@ -37,7 +38,13 @@ _BUILDERS = (
     "vllm.entrypoints.openai.api_server",
 )
 _MARK = "_phasescope_observes"
-_front: Front | None = None
+
+
+class _Process:
+    """What is known of this process; made once."""
+
+    is_begun = False
+    front: Front | None = None
 
 
 def register() -> None:
@@ -45,9 +52,9 @@ def register() -> None:
     nothing."""
     for name in _BUILDERS:
         module = sys.modules.get(name)
-        original = getattr(module, "build_app", None)
-        if original is not None and not hasattr(original, _MARK):
-            module.build_app = _with_middleware(original)
+        original = None if module is None else vars(module).get("build_app")
+        if module is not None and original is not None and not hasattr(original, _MARK):
+            vars(module)["build_app"] = _with_middleware(original)
 
 
 def no_python_front_end(environment: Mapping[str, str]) -> str | None:
@@ -58,44 +65,42 @@ def no_python_front_end(environment: Mapping[str, str]) -> str | None:
 
 
 def attach(app: Any) -> Front | None:
-    """The front end of a vLLM application that starts; None: this engine is not attached."""
-    global _front
+    """The front end of a vLLM application that starts; None: it is not observed."""
     path = socket_path()
-    if _front is None and path is not None:
-        _front = _begin(app, path)
-    return _front
+    if path is not None and not _Process.is_begun:
+        _Process.is_begun = True
+        _Process.front = _begin(app, path)
+    return _Process.front
 
 
 def _begin(app: Any, path: Path) -> Front | None:
-    import vllm
-
+    version, index, problem = str(importlib.import_module("vllm").__version__), 0, None
+    engine: Any = None
+    try:
+        check_version(ENGINE, version, VLLM_TESTED)
+        engine = app.state.engine_client
+        index = engine.engine_core.client_index
+    except UnknownEngine as error:
+        problem = str(error)
+    except Exception as error:
+        problem = f"no engine client: {where(error)}"
     clock = MonotonicClock()
     live = Live(clock)
-    try:
-        engine, index = app.state.engine_client, app.state.engine_client.engine_core.client_index
-    except Exception as error:
-        _sender(vllm.__version__, 0, path, live, clock).turn_off(
-            "front_end", f"no engine client: {where(error)}", is_all=True
-        )
-        return None
-    front = Front(
-        _sender(vllm.__version__, index, path, live, clock), clock, live, _death_of(engine)
+    sender = Sender(
+        Role.FRONT_END, ENGINE, version, index, path=path, listing=live.listing, clock=clock
     )
-    install(front, weakref.ref(engine))
+    front = Front(sender, clock, live, _death_of(engine))
+    if problem is not None:
+        front.turn_off("front_end", problem, True)
+        return None
+    install(front)
+    front.begin()
     return front
 
 
-def _sender(version: str, index: int, path: Path, live: Live, clock: Clock) -> Sender:
-    return Sender(
-        Role.FRONT_END, ENGINE, version, index, path=path, listing=live.listing, clock=clock
-    )
-
-
 def _death_of(engine: Any) -> Callable[[], bool]:
-    reference = weakref.ref(engine)
-
     def is_dead() -> bool:
-        return bool(getattr(reference(), "errored", False))
+        return bool(engine.errored)
 
     return is_dead
 

@@ -50,18 +50,18 @@ def prompt_tokens(rendered: Any) -> int | None:
     return total
 
 
-def end_reason(output: Any, is_context_full: bool) -> EndReason:
-    """Of an output of the engine core that ends its sequence."""
+def end_reason(output: Any, has_all_tokens: bool) -> EndReason:
+    """Of an output of the engine core that ends its sequence; `has_all_tokens`: as many as it may
+    have."""
     name = output.finish_reason.name
+    if name == "STOP":
+        return EndReason.EOS if output.stop_reason is None else EndReason.STOP_TOKEN
     if name == "LENGTH":
-        return EndReason.CONTEXT if is_context_full else EndReason.MAX_TOKENS
-    if name == "ABORT":
-        return EndReason.DELETED  # by the server: a client's abort ends no output
-    if name == "ERROR":
-        return EndReason.INTERNAL
-    if isinstance(output.stop_reason, str):
+        return EndReason.MAX_TOKENS if has_all_tokens else EndReason.CONTEXT
+    if name == "REPETITION":
         return EndReason.STOP_STRING
-    return EndReason.EOS if output.stop_reason is None else EndReason.STOP_TOKEN
+    # ABORT: by the server, as the abort of a client ends no output
+    return EndReason.DELETED if name == "ABORT" else EndReason.INTERNAL
 
 
 def _max_tokens(body: Any) -> int | None:
