@@ -9,7 +9,7 @@ The application gets the middleware when the tokenizer manager is made, which is
     TokenizerManager._handle_batch_output      tokens came from the detokenizer's process, as text
     TokenizerManager._handle_abort_req         the scheduler ended a sequence without a step
 
-An exception in one of them never reaches SGLang; it turns that hook off.
+An exception in one of them never reaches SGLang; after a few of them that hook is off.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from service.attach.inside.front import Front, Live, current
-from service.attach.inside.guard import where
-from service.attach.inside.hook import Hook
+from service.attach.inside.guard import Guard, where
 from service.attach.inside.middleware import AttachMiddleware
 from service.attach.inside.sglang.seams import (
     ENGINE,
@@ -73,7 +72,7 @@ class FrontHooks:
 
     def __init__(self, front: Front) -> None:
         self._front = front
-        self._guards: dict[str, Hook] = {}
+        self._guards: dict[str, Guard] = {}
         manager = f"{TOKENIZER}.TokenizerManager"
         self.targets: dict[str, Original] = {
             f"{SERVING}.OpenAIServingBase.handle_request": self._handle,
@@ -86,15 +85,15 @@ class FrontHooks:
         }
 
     def _look(self, name: str, look: Callable[[], None]) -> None:
-        """Raises nothing; after an error the hook is off."""
+        """Raises nothing; after a few errors the hook is off."""
         guard = self._guards.get(name)
         if guard is None:
-            guard = self._guards[name] = Hook(name, self._front.sink.turn_off)
+            guard = self._guards[name] = Guard(name, self._front.turn_off, is_vital=False)
         if guard.is_on:
             try:
                 look()
             except Exception as error:
-                guard.fail(error)
+                guard.failed(error)
 
     def _begin(self, original: Original, *args: Any, **named: Any) -> Any:
         answer = original(*args, **named)
@@ -106,6 +105,7 @@ class FrontHooks:
         server = sys.modules.get(HTTP_SERVER)
         if server is not None:
             server.app.add_middleware(AttachMiddleware, attach=lambda app: self._front)
+            self._front.begin()
 
     async def _handle(
         self, original: Original, serving: Any, request: Any, *args: Any, **named: Any
@@ -145,7 +145,8 @@ class FrontHooks:
         served = current()
         for one in tokenized:
             if served is not None:
-                self._front.submitted(served, one.rid, len(one.input_ids or ()))
+                most_tokens = getattr(one.sampling_params, "max_new_tokens", None)
+                self._front.submitted(served, one.rid, most_tokens)
 
     async def _receive(
         self, original: Original, manager: Any, recv_obj: Any, *args: Any, **named: Any

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from service.attach.inside.sglang.ends import output_tokens
 from telemetry.facts.engine_records import Row, Skip
 from telemetry.facts.reasons import EndReason
 
@@ -94,7 +95,7 @@ def committed_row(row: PlannedRow) -> Row:
     live = row.live
     if live.has_ended or row.preemptions != live.preemptions:
         return _row(row, 1 if row.samples else 0, row.samples)
-    total = len(live.request.output_ids)
+    total = output_tokens(live.request)
     sampled = max(0, total - live.output_tokens)
     live.output_tokens = total
     if row.samples and not sampled and not row.is_prefill:
