@@ -40,7 +40,6 @@ from telemetry.facts.reasons import EndReason
 Original = Callable[..., Any]
 _UNAVAILABLE = 503
 _unobserved: list[Sender] = []
-_DEFAULTS: dict[str, Any] = {}
 
 
 def register(path: Path, version: str) -> None:
@@ -113,7 +112,8 @@ class FrontHooks:
         def look() -> None:
             served = current()
             if served is not None and hasattr(request, "stream"):
-                self._front.parsed(served, parameters(request, _DEFAULTS))
+                defaults = getattr(serving, "default_sampling_params", None) or {}
+                self._front.parsed(served, parameters(request, defaults))
 
         self._look("handle_request", look)
         return await original(serving, request, *args, **named)
