@@ -1,0 +1,5 @@
+"""The adapter for SGLang against SGLang itself: the wheels of its two newest releases.
+
+test_seams   what is hooked and read is there: from the source alone, and by importing it
+test_live    a server on the CPU, with every kind of request, and what the facts say of it
+"""
