@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,14 +58,15 @@ def _traffic(server: Server) -> None:
     words = {"model": "small", "prompt": f"Once {SECRET}", "max_tokens": 12, "ignore_eos": True}
     talk = [{"role": "user", "content": f"Hi {SECRET}"}]
     json_only = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    chat = {"model": "small", "messages": talk}
     calls = [
         (server.post, COMPLETE, {**words}, {"x_request_id": "first", "traceparent": TRACEPARENT}),
         (server.leave, COMPLETE, {**words, "max_tokens": 400}, {"x_request_id": "gone"}),
-        (server.post, CHAT, {"model": "small", "messages": talk, "max_tokens": 8, "stream": True}, {}),
+        (server.post, CHAT, {**chat, "max_tokens": 8, "stream": True}, {"x_request_id": "chat"}),
         (server.post, COMPLETE, {**words, "prompt": "word " * 200}, {"x_request_id": "long"}),
         (server.post, COMPLETE, {**words, "n": 2, "max_tokens": 4}, {"x_request_id": "two"}),
-        (server.post, CHAT, {"model": "small", "messages": talk, "max_tokens": 6,
-                             "response_format": json_only}, {"x_request_id": "json"}),
+        (server.post, CHAT, {**chat, "max_tokens": 6, "response_format": json_only},
+         {"x_request_id": "json"}),
         (server.post, COMPLETE, {**words, "prompt": "word " * 9000}, {"x_request_id": "huge"}),
     ]  # fmt: skip
     threads = [
@@ -109,10 +111,7 @@ def test_the_facts_of_the_scheduler_add_up(listener: Listener) -> None:
 def test_steps_overlap(listener: Listener) -> None:
     """A step is planned and launched before the outcome of the one before it is read."""
     steps = [one for one in listener.facts(Role.ENGINE_CORE) if isinstance(one, StepRecorded)]
-    assert any(
-        later.launched_ns < before.collected_ns
-        for before, later in zip(steps, steps[1:], strict=False)
-    )
+    assert any(later.launched_ns < before.collected_ns for before, later in pairwise(steps))
 
 
 def test_a_long_prompt_comes_in_chunks(listener: Listener) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from service.attach.inside.sglang.ends import output_tokens
 from telemetry.facts.engine_records import Row, Skip
@@ -33,7 +34,7 @@ class Live:
     abort_reason: EndReason | None = None
 
 
-class PlannedRow(NamedTuple):
+class PlannedRow(msgspec.Struct, frozen=True, gc=False):
     """A row whose outcome is not known yet. `samples`: its last token gives a new one.
     `preemptions` are those of the sequence up to the plan: after one more, what the row computed is
     dropped."""
@@ -63,20 +64,22 @@ class Flight:
     budget_tokens: int
     launched_ns: int = 0
     collected_ns: int = 0
-    result: Any = field(default=None)
+    result: Any = None
 
 
 def planned_rows(
     batch: Any, lives: dict[str, Live], chunked: Any, draft_tokens: int
-) -> Iterator[PlannedRow]:
+) -> list[PlannedRow]:
     """The rows of a batch that was just planned; sequences that are not known are left out.
     `chunked` is the request whose prompt goes on in a later step."""
     if not batch.forward_mode.is_extend():
-        for request in batch.reqs:
-            if (live := lives.get(request.rid)) is not None:
-                yield _decode(live, 1 + draft_tokens)
-        return
+        return [
+            _decode(live, 1 + draft_tokens)
+            for request in batch.reqs
+            if (live := lives.get(request.rid)) is not None
+        ]
     decoding = {id(request) for request in batch.decoding_reqs or ()}
+    rows = []
     for request, context, tokens in zip(
         batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True
     ):
@@ -84,49 +87,47 @@ def planned_rows(
         if live is None:
             continue
         if id(request) in decoding:
-            yield _decode(live, 1)
+            rows.append(_decode(live, 1))
         else:
-            yield _prefill(live, context, tokens, request is not chunked)
+            rows.append(_prefill(live, context, tokens, request is not chunked))
+    return rows
 
 
 def committed_row(row: PlannedRow) -> Row:
     """The row with its outcome, which is in SGLang's request. A row that should have given a token
     and gave none is wasted: its sequence had ended, or was preempted."""
     live = row.live
+    sampled, wasted = 0, False
     if live.has_ended or row.preemptions != live.preemptions:
-        return _row(row, 1 if row.samples else 0, row.samples)
-    total = output_tokens(live.request)
-    sampled = max(0, total - live.output_tokens)
-    live.output_tokens = total
-    if row.samples and not sampled and not row.is_prefill:
-        return _row(row, 1, True)
-    return _row(row, sampled, False)
+        wasted = row.samples
+    else:
+        total = output_tokens(live.request)
+        sampled = total - live.output_tokens
+        live.output_tokens = total
+        wasted = sampled <= 0 and not row.is_prefill
+    return Row(
+        live.seq_id,
+        row.is_prefill,
+        row.tokens,
+        row.context_tokens,
+        row.recompute_tokens,
+        1 if wasted else sampled,
+        wasted,
+    )
 
 
 def _decode(live: Live, tokens: int) -> PlannedRow:
     """With draft tokens, how many of those before it were accepted is not known yet."""
-    request = live.request
     context = live.computed_tokens
     if tokens > 1:
+        request = live.request
         context = max(context, len(request.origin_input_ids) + len(request.output_ids) - 1)
     live.computed_tokens = context + 1
-    recompute = max(0, min(context + tokens, live.lost_tokens) - context)
+    recompute = 0 if context >= live.lost_tokens else min(tokens, live.lost_tokens - context)
     return PlannedRow(live, False, tokens, context, recompute, True, live.preemptions)
 
 
 def _prefill(live: Live, context: int, tokens: int, samples: bool) -> PlannedRow:
     live.computed_tokens = context + tokens
-    recompute = max(0, min(context + tokens, live.lost_tokens) - context)
+    recompute = max(0, min(tokens, live.lost_tokens - context))
     return PlannedRow(live, True, tokens, context, recompute, samples, live.preemptions)
-
-
-def _row(row: PlannedRow, sampled: int, wasted: bool) -> Row:
-    return Row(
-        row.live.seq_id,
-        row.is_prefill,
-        row.tokens,
-        row.context_tokens,
-        row.recompute_tokens,
-        sampled,
-        wasted,
-    )

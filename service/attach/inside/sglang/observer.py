@@ -171,7 +171,7 @@ class Observer:
         if batch is None or not batch.reqs:
             self._note_idle(planned_ns)
             return
-        rows = list(planned_rows(batch, live, scheduler.chunked_req, self._draft_tokens))
+        rows = planned_rows(batch, live, scheduler.chunked_req, self._draft_tokens)
         for row in rows:
             if row.live.is_waiting:
                 sequences.admit(row.live, begin_ns, row.context_tokens)
