@@ -18,7 +18,7 @@ from typing import Any
 from service.attach.wire import Batch, Hello, Message, Role, SequenceName, Submitted, decoder
 from telemetry.facts.framing import Unframer
 from telemetry.facts.records import Fact
-from tests_engines.sglang.environment import MODEL, environment, python
+from tests_engines.on_sglang.environment import MODEL, environment, python
 
 _START_S, _TICK_S, _WAIT_S = 900.0, 0.5, 600.0
 FLAGS = (

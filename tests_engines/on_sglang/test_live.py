@@ -27,14 +27,15 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed
 from tests.attach.core_facts import check_core
-from tests_engines.sglang.environment import MODEL, VERSIONS, python
-from tests_engines.sglang.server import Listener, Server, serving
+from tests_engines.on_sglang.environment import MODEL, VERSIONS, python
+from tests_engines.on_sglang.server import Listener, Server, serving
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SECRET = "a-word-of-a-prompt"
 REQUESTS = 7
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.attach.inside.sglang.seams import CORE_METHODS, FRONT_METHODS, READ, TESTED
-from tests_engines.sglang.environment import VERSIONS, environment, python, source
+from tests_engines.on_sglang.environment import VERSIONS, environment, python, source
 
 METHODS = [(*where, *one) for where, found in {**CORE_METHODS, **FRONT_METHODS}.items()
            for one in found.items()]  # fmt: skip
