@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sys
 
-from service.composition.autopilot_wiring import why_off
 from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
@@ -91,7 +90,7 @@ async def _serve(
             watch_host=config.engine.watch_host,
         )
         steered = Steered(config, engine_client)
-        telemetry = build_telemetry(config, clock, observed, port, steered, why_off(config))
+        telemetry = build_telemetry(config, clock, observed, port, steered)
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)

@@ -14,7 +14,7 @@ import msgspec
 from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
-from service.composition.autopilot_wiring import build_autopilot
+from service.composition.autopilot_wiring import build_autopilot, why_off
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
@@ -88,9 +88,11 @@ def build_telemetry(
     observed: Observed,
     port: int,
     steered: Steered | None,
-    why_no_autopilot: str,
+    why_not_steered: str = "",
 ) -> Telemetry:
-    """Connect lanes, folds and listeners. To be called on the event loop. Raises ConfigError."""
+    """Connect lanes, folds and listeners. To be called on the event loop. An engine that is not
+    steered is not replayed either: its scheduler is not ours; `why_not_steered` says so. Raises
+    ConfigError."""
     engine = observed.engine
     policy = policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
@@ -106,8 +108,12 @@ def build_telemetry(
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
-    root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
-    reports = build_report_worker(config, clock, pump, diagnoser, recorder, observed.stacks)
+    root_worker = None
+    if steered is not None:
+        root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
+    reports = build_report_worker(
+        config, clock, pump, diagnoser, recorder, observed.stacks, replays=steered is not None
+    )
     workers = (root_worker, pilot, reports)
     more = _more_families(observed, pump, machine, ledgers, diagnoser, workers)
     kept = _kept(exporter)
@@ -139,7 +145,8 @@ def build_telemetry(
         report_worker=reports,
         slo_policy=policy,
         autopilot_worker=pilot,
-        why_no_autopilot=why_no_autopilot,
+        why_no_autopilot=why_not_steered if steered is None else why_off(steered.config),
+        why_no_root=why_not_steered,
     )
     _connect(telemetry, observed.lanes, events)
     if steered is not None:
