@@ -31,7 +31,7 @@ from tests.support.worlds.facts import (
 )
 
 _NO_TORCH = (
-    "import sys; from service.composition import attaching; "
+    "import sys; from service.composition.attached import attaching; "
     "heavy = {'torch', 'openvino', 'tokenizers', 'transformers', 'jinja2', 'llguidance', "
     "'safetensors', 'huggingface_hub', 'gguf', 'jsonschema_rs'} & set(sys.modules); "
     "sys.exit(f'imported: {heavy}' if heavy else 0)"

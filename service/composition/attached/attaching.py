@@ -16,7 +16,7 @@ from pathlib import Path
 from service.attach.sidecar.attached import AttachedEngine, AttachView
 from service.attach.sidecar.socket_file import SocketUnusable, default_path, listen, remove
 from service.attach.wire import socket_path
-from service.composition.attach_metrics import attach_families
+from service.composition.attached.families import attach_families
 from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal
