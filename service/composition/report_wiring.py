@@ -22,8 +22,10 @@ def build_report_worker(
     diagnoser: Diagnoser,
     recorder: FlightRecorder | None,
     stacks: Callable[[], str],
+    replays: bool = True,
 ) -> ReportWorker | None:
-    """None without `--report-dir`; `stacks` are those of the processes. Raises ConfigError if the
+    """None without `--report-dir`; `stacks` are those of the processes, `replays` whether the
+    engine's scheduler is one that can be replayed. Raises ConfigError if the
     folder cannot be written."""
     settings = config.recorder
     if settings.report_dir is None or recorder is None:
@@ -38,7 +40,7 @@ def build_report_worker(
         with pump.lock:
             return current_diagnosis(pump, diagnoser)
 
-    arguments: list[str] = []
+    arguments = [] if replays else ["--no-replay"]
     if config.metrics.baseline is not None:
         arguments += ["--baseline", config.metrics.baseline]
     if config.metrics.slo_file is not None:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sys
 
-from service.composition.autopilot_wiring import why_off
 from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
@@ -80,9 +79,10 @@ async def _serve(
         engine_client.use_vocabulary(vocabulary)
         live: set[str] = set()
         port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
+        model = config.engine.model
         observed = Observed(
             engine=engine_client,
-            model=lambda: config.engine.model.name,
+            model=lambda: model.name,
             # in this order: the gateway's facts of a sequence come before the engine's, or with
             lanes=(engine_lane, gateway_lane),
             is_busy=lambda: bool(live),
@@ -90,9 +90,7 @@ async def _serve(
             more=lambda: [*connection_families(connections), *ingest_families(counts)],
             watch_host=config.engine.watch_host,
         )
-        steered = Steered(config, engine_client)
-        telemetry = build_telemetry(config, clock, observed, port, steered, why_off(config))
-        model = config.engine.model
+        telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
         console = ConsoleProcess(config, port)
@@ -115,10 +113,7 @@ async def _serve(
             connections=connections,
             slo=telemetry.slo_policy,
         )
-        try:
-            await _run(state, telemetry, ingest, supervisor, listener, engine, start)
-        finally:
-            await asyncio.to_thread(console.stop)
+        await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:
         await end_engine(supervisor, engine)
     await engine
@@ -143,6 +138,7 @@ async def _run(
         await run_gateway(build_app(state), state, listener, engine, start.announce)
     finally:
         listing.cancel()
+        await asyncio.to_thread(start.console.stop)
         await supervisor.stop()
         await ingest.close()
         await asyncio.to_thread(telemetry.stop)
@@ -191,7 +187,7 @@ class Start:
         self._telemetry = telemetry
         self._ingest = ingest
         self._stages = stages
-        self._console = console
+        self.console = console
         self._port = port
         self._say = say
 
@@ -216,7 +212,7 @@ class Start:
             sys.stderr.write(curl_line(self._config, self._port) + "\n")
             sys.stderr.flush()
         try:
-            self._console.start()
+            self.console.start()
         except OSError as error:
             self._say(f"the console does not start: {error}")
 

@@ -58,6 +58,7 @@ class Telemetry:
     report_worker: ReportWorker | None = None
     autopilot_worker: AutopilotWorker | None = None
     why_no_autopilot: str = ""
+    why_no_root: str = ""
 
     def current(self) -> Snapshot:
         with self.pump.caught_up():
@@ -89,7 +90,9 @@ class Telemetry:
             return msgspec.json.encode(current_diagnosis(self.pump, self.diagnoser))
 
     def root(self) -> bytes:
-        return NOTHING if self.root_worker is None else self.root_worker.answer
+        if self.root_worker is not None:
+            return self.root_worker.answer
+        return msgspec.json.encode({"state": self.why_no_root}) if self.why_no_root else NOTHING
 
     def autopilot(self) -> bytes:
         worker = self.autopilot_worker

@@ -14,7 +14,7 @@ import msgspec
 from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
-from service.composition.autopilot_wiring import build_autopilot
+from service.composition.autopilot_wiring import build_autopilot, why_off
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
@@ -59,6 +59,8 @@ from telemetry.traces.autopilot_events import AutopilotEvents
 from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.otlp import SpanExporterThread
 
+Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -88,32 +90,30 @@ def build_telemetry(
     observed: Observed,
     port: int,
     steered: Steered | None,
-    why_no_autopilot: str,
+    why_not_steered: str = "",
 ) -> Telemetry:
-    """Connect lanes, folds and listeners. To be called on the event loop. Raises ConfigError."""
-    engine = observed.engine
-    policy = policy_of(config.metrics.slo_file)
+    """Connect lanes, folds and listeners. To be called on the event loop. An engine that is not
+    steered is not replayed either: its scheduler is not ours; `why_not_steered` says so. Raises
+    ConfigError."""
+    engine, policy = observed.engine, policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
     pump = Pump(clock, remote_lost=lambda: engine.lost_facts)
     machine = _build_machine(config, clock, observed, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline, policy)
-    pilot = _build_pilot(steered, clock, pump, diagnoser, recorder, policy)
+    parts = (config, clock, pump, diagnoser, recorder)
+    workers = _build_workers(parts, observed, steered, policy)
+    root_worker, pilot, reports = workers
     events = (LimitEvents(), AutopilotEvents())
     is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, *events)
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
     suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
-    root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
-    reports = build_report_worker(config, clock, pump, diagnoser, recorder, observed.stacks)
-    workers = (root_worker, pilot, reports)
     more = _more_families(observed, pump, machine, ledgers, diagnoser, workers)
-    kept = _kept(exporter)
-    all_metrics = build_metrics(
-        config, observed.model, clock, pump, window, histograms, slo, kept, more
-    )
+    kept, model = _kept(exporter), observed.model
+    all_metrics = build_metrics(config, model, clock, pump, window, histograms, slo, kept, more)
     pusher = build_pusher(config, clock, all_metrics)
     timelines = _build_timelines(config, policy)
     request_list = RequestList(judged_by(policy), clock.now_ns())
@@ -139,25 +139,29 @@ def build_telemetry(
         report_worker=reports,
         slo_policy=policy,
         autopilot_worker=pilot,
-        why_no_autopilot=why_no_autopilot,
+        why_no_autopilot=why_not_steered if steered is None else why_off(steered.config),
+        why_no_root=why_not_steered,
     )
-    _connect(telemetry, observed.lanes, events)
-    if steered is not None:
-        _send_costs(pump, steered.client)
+    _connect(telemetry, observed.lanes, events, steered)
     return telemetry
 
 
-def _build_pilot(
+def _build_workers(
+    parts: tuple[ObserverConfig, Clock, Pump, Diagnoser, FlightRecorder | None],
+    observed: Observed,
     steered: Steered | None,
-    clock: Clock,
-    pump: Pump,
-    diagnoser: Diagnoser,
-    recorder: FlightRecorder | None,
     policy: SloPolicy,
-) -> AutopilotWorker | None:
+) -> Workers:
+    """What explains a fault by replay, what sets limits, what writes reports."""
+    config, clock, pump, diagnoser, recorder = parts
+    reports = build_report_worker(*parts, observed.stacks, replays=steered is not None)
     if steered is None:
-        return None
-    return build_autopilot(steered.config, clock, pump, diagnoser, recorder, steered.client, policy)
+        return None, None, reports
+    root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
+    pilot = build_autopilot(
+        steered.config, clock, pump, diagnoser, recorder, steered.client, policy
+    )
+    return root_worker, pilot, reports
 
 
 def _kept(exporter: SpanExporterThread | None) -> Kept:
@@ -218,7 +222,7 @@ def _more_families(
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
     diagnoser: Diagnoser,
-    workers: tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None],
+    workers: Workers,
 ) -> MoreFamilies:
     """Metrics of other owners than the folds."""
     root_worker, pilot, reports = workers
@@ -258,6 +262,7 @@ def _connect(
     telemetry: Telemetry,
     lanes: tuple[Lane, ...],
     events: tuple[LimitEvents, AutopilotEvents],
+    steered: Steered | None,
 ) -> None:
     """Add lanes and folds to the pump."""
     pump = telemetry.pump
@@ -276,6 +281,8 @@ def _connect(
     if telemetry.autopilot_worker is not None:
         pump.add_lane(telemetry.autopilot_worker.lane)
         pump.add_fold("autopilot", telemetry.autopilot_worker)
+    if steered is not None:
+        _send_costs(pump, steered.client)
 
 
 def _send_costs(pump: Pump, client: EngineClient) -> None:

@@ -8,5 +8,6 @@ It must not import torch, nor draw, nor diagnose. A request passes the packages 
 - `ingest`: its body becomes prompts, in worker processes.
 - `engine_client`: its sequences go to the engine process, and tokens come back.
 
-`server` runs all of that, `errors` has the errors that clients see.
+`server` runs all of that, `server_state` is what its routes share, `errors` has the errors that
+clients see.
 """

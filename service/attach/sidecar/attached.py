@@ -11,8 +11,9 @@ import msgspec
 
 from service.attach.sidecar.hub import Hub
 from service.attach.sidecar.listener import Connections
-from service.attach.sidecar.streams import Counts, Note, Stream
+from service.attach.sidecar.streams import Counts, Note, Refusal, Stream
 from service.attach.sidecar.watch import POLL_NS, Health, Watch
+from service.attach.wire import Role
 from telemetry.facts.clock import Clock
 from telemetry.facts.engine_records import EngineStarted
 from telemetry.facts.reasons import FactSource
@@ -104,14 +105,14 @@ class AttachedEngine:
         return AttachView(
             processes=[_process(one, now_ns) for one in self.connections.streams],
             connections=counts.connections,
-            refused={why.value: count for why, count in counts.refused.items()},
+            refused={why.value: counts.refused[why] for why in Refusal},
             joined=counts.joined,
             core_only=counts.core_only,
             not_joined_in_time=counts.late,
             names_dropped=counts.dropped_names,
             facts_waiting=self._hub.waiting,
             unobserved=() if started is None else started.unobserved,
-            turned_off=dict(counts.turned_off),
+            turned_off={role.value: counts.turned_off[role.value] for role in Role},
             notes=list(counts.notes),
         )
 

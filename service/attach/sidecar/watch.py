@@ -68,7 +68,7 @@ class Watch:
 
     def look(self, streams: Iterable[Stream], now_ns: int) -> None:
         live = list(streams)
-        connected = {stream.who for stream in live}
+        connected: set[object] = {stream.who for stream in live}
         core = next((stream for stream in live if stream.is_core), None)
         self._look_for_gone(connected, core is not None, now_ns)
         self._look_at_core(core, now_ns)

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     command: list[str] = getattr(args, "program", [])
     if not command:
         return _alone(config)
-    from service.composition.attach_process import Parent
+    from service.composition.attached.parent import Parent
 
     def sidecar(held: int, announce: Callable[[str, str], None]) -> int:
         return _observe(config, lambda path, address: announce(str(path), address), held)
@@ -63,7 +63,7 @@ def _observe(
     config: AttachedConfig, announce: Callable[[Path, str], None], held: int | None
 ) -> int:
     """Run the sidecar in this process. `held` is a pipe whose end says to end."""
-    from service.composition.attaching import run_sidecar
+    from service.composition.attached.attaching import run_sidecar
     from service.composition.logs import set_up_logging
 
     say = set_up_logging(config.logs.format, _print_line)

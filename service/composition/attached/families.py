@@ -23,7 +23,7 @@ def attach_families(view: AttachView) -> Families:
         ),
         (
             catalog.ATTACH_REFUSED,
-            [({"reason": why.value}, float(view.refused.get(why.value, 0))) for why in Refusal],
+            [({"reason": why.value}, float(view.refused[why.value])) for why in Refusal],
         ),
         (
             catalog.ATTACH_SEQUENCES,
@@ -34,6 +34,6 @@ def attach_families(view: AttachView) -> Families:
         ),
         (
             catalog.ATTACH_HOOKS_OFF,
-            [({"role": role.value}, float(view.turned_off.get(role.value, 0))) for role in Role],
+            [({"role": role.value}, float(view.turned_off[role.value])) for role in Role],
         ),
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 from service.attach.sidecar.attached import AttachedEngine, AttachView
 from service.attach.sidecar.socket_file import SocketUnusable, default_path, listen, remove
 from service.attach.wire import socket_path
-from service.composition.attach_metrics import attach_families
+from service.composition.attached.families import attach_families
 from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal
@@ -35,7 +35,7 @@ from telemetry.metrics.connections import ConnectionCounts, connection_families
 
 log = logging.getLogger("phasescope.attach")
 
-NO_AUTOPILOT = "an attached engine takes no commands"
+NOT_STEERED = "an attached engine takes no commands, and its scheduler is not replayed here"
 _NOT_READY = "no engine is attached: start one with PHASESCOPE_ATTACH set"
 
 
@@ -101,7 +101,7 @@ async def _observe(
         more=lambda: [*connection_families(connections), *attach_families(engine.view())],
         watch_host=config.watch_host,
     )
-    telemetry = build_telemetry(config, clock, observed, port_of(http), None, NO_AUTOPILOT)
+    telemetry = build_telemetry(config, clock, observed, port_of(http), None, NOT_STEERED)
     state = AttachedState(
         config=config.gateway,
         clock=clock,
