@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from service.attach.inside.front import Front, Live
+from service.attach.inside.front_end.front import Front, Live
 from service.attach.inside.middleware import App, AttachMiddleware, Message, Receive, Scope, Send
 from service.attach.wire import Submitted
 from telemetry.facts.clock import Clock, ManualClock
@@ -16,10 +16,10 @@ CHAT = "/v1/chat/completions"
 
 
 class TickingClock(ManualClock):
-    """Each reading is one nanosecond later than the one before."""
+    """Each reading is ten nanoseconds later than the one before."""
 
     def now_ns(self) -> int:
-        self.advance(1)
+        self.advance(10)
         return super().now_ns()
 
 

@@ -8,6 +8,7 @@ and `listing` (the thread that sends).
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from service.attach.inside.block_aliases import BlockAliases
+from service.attach.inside.front_end.vllm_front import no_python_front_end
 from service.attach.inside.guard import Guard, where
 from service.attach.inside.transport import Listing, Sender
 from service.attach.inside.vllm_core_ends import end_reason
@@ -49,7 +51,7 @@ Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
 
 
-def _guarded(
+def guarded(
     hook: str, *, is_vital: bool = True
 ) -> Callable[[Callable[Concatenate[Observer, P], None]], Callable[Concatenate[Observer, P], None]]:
     """A method that raises nothing, and is not called any more after a few errors."""
@@ -72,14 +74,13 @@ def _guarded(
 
 
 class Observer:
-    """The live sequences and the steps in flight of one scheduler."""
+    """The live sequences and the steps in flight of one scheduler. `statuses` is vLLM's enum
+    RequestStatus."""
 
-    def __init__(self, scheduler: Any, path: Path, version: str) -> None:
-        from vllm.v1.request import RequestStatus
-
+    def __init__(self, scheduler: Any, statuses: Any, path: Path, version: str) -> None:
         self.is_on = True
         self.now_ns = MonotonicClock().now_ns
-        self._scheduler, self._statuses = scheduler, RequestStatus
+        self._scheduler, self._statuses = scheduler, statuses
         self._guards: dict[str, Guard] = {}
         self._live: dict[str, Live] = {}
         self._flights: deque[Flight] = deque(maxlen=_MOST_FLIGHTS)
@@ -93,7 +94,7 @@ class Observer:
         self._collected_ns = 0
         self._is_updating = self._is_everything = False
         self._is_idle = True
-        self._waits = Waits(scheduler, RequestStatus)
+        self._waits = Waits(scheduler, statuses)
         self._aliases = BlockAliases()
         hash_tokens = getattr(scheduler, "hash_block_size", scheduler.block_size)
         self._caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
@@ -112,7 +113,9 @@ class Observer:
         """For a scheduler that was just made. None, with the reason in the sidecar, if it is not as
         it is expected to be."""
         try:
-            observer = cls(scheduler, path, version)
+            from vllm.v1.request import RequestStatus
+
+            observer = cls(scheduler, RequestStatus, path, version)
             observer._begin(version)
             return observer
         except Exception as error:
@@ -130,26 +133,26 @@ class Observer:
         """Every live sequence, for the thread that sends."""
         last_seq_id, live = self._last_seq_id, self._live.copy().values()
         fact = SequencesListed(self.now_ns(), tuple(one.seq_id for one in live), last_seq_id)
-        return fact, [SequenceName(one.seq_id, one.name) for one in live]
+        return fact, [SequenceName(one.seq_id, one.key[:NAME_CHARACTERS]) for one in live]
 
     def close(self) -> None:
         """The engine shuts down: what waits is sent."""
         self.is_on = False
         self._sender.close(0.5)
 
-    @_guarded("preprocess_add_request", is_vital=False)
+    @guarded("preprocess_add_request", is_vital=False)
     def received(self, args: Arguments, named: Named) -> None:
         if len(self._received) >= _MOST_RECEIVED:  # requests that never came to the scheduler
             self._received.clear()
         self._received[_first(args, named, "request").request_id] = self.now_ns()
 
-    @_guarded("_create_grammar", is_vital=False)
+    @guarded("_create_grammar", is_vital=False)
     def compiled(self, begin_ns: int, args: Arguments, named: Named) -> None:
         if len(self._compiled) >= _MOST_RECEIVED:
             self._compiled.clear()
         self._compiled[_first(args, named, "request").request_id] = self.now_ns() - begin_ns
 
-    @_guarded("add_request")
+    @guarded("add_request")
     def added(self, at_ns: int, args: Arguments, named: Named) -> None:
         request = _first(args, named, "request")
         key = request.request_id
@@ -158,19 +161,16 @@ class Observer:
             return  # more input for a session that goes on
         constrained = request.status == self._statuses.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         blocks = self._prompt_blocks(request)
-        name, tokens, seq_id = (
-            key[:NAME_CHARACTERS],
-            request.num_prompt_tokens,
-            self._last_seq_id + 1,
-        )
-        live = Live(name, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        tokens, seq_id = request.num_prompt_tokens, self._last_seq_id + 1
+        live = Live(key, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        live.seal_tokens = (live.told_blocks + 1) * self._block_tokens
         live.awaits_grammar = constrained
         self._live[key], self._last_seq_id = live, seq_id
         if constrained:
             self._compiling[key] = live
         self._waiting_tokens += tokens
         self._is_idle = False
-        self._sender.name(seq_id, name)
+        self._sender.name(seq_id, key[:NAME_CHARACTERS])
         self._sender.append(
             SequenceQueued(
                 seq_id=seq_id,
@@ -187,7 +187,7 @@ class Observer:
         )
         self._sender.turn_ns = at_ns
 
-    @_guarded("schedule")
+    @guarded("schedule")
     def planned(self, begin_ns: int, output: Any) -> None:
         planned_ns = self.now_ns()
         self._sender.turn_ns = planned_ns if self._live else None
@@ -219,7 +219,7 @@ class Observer:
         self._preempted.clear()
         self._next_step_id += 1
 
-    @_guarded("_preempt_request")
+    @guarded("_preempt_request")
     def preempting(self, args: Arguments, named: Named) -> None:
         request = _first(args, named, "request")
         live = self._live.get(request.request_id)
@@ -230,7 +230,7 @@ class Observer:
         self._waiting_tokens += live.queued_tokens
         self._preempted.append(live.seq_id)
 
-    @_guarded("update_from_output")
+    @guarded("update_from_output")
     def collected(self, args: Arguments, named: Named) -> None:
         self._collected_ns = self.now_ns()
         self._is_updating, self._current = True, None
@@ -241,7 +241,7 @@ class Observer:
                 self._flights.remove(flight)
                 return
 
-    @_guarded("update_from_output")
+    @guarded("update_from_output")
     def committed(self, outputs: Any) -> None:
         committed_ns = self.now_ns()
         self._is_updating = False
@@ -264,17 +264,17 @@ class Observer:
         self._sender.turn_ns = committed_ns
         self._note_idle(committed_ns)
 
-    @_guarded("finish_requests")
+    @guarded("finish_requests")
     def finishing(self, args: Arguments, named: Named) -> None:
         self._is_everything = _first(args, named, "request_ids") is None
 
-    @_guarded("finish_requests")
+    @guarded("finish_requests")
     def finished(self) -> None:
         self._is_everything = False
         if not self._is_updating:
             self._note_idle(self.now_ns())
 
-    @_guarded("_free_request")
+    @guarded("_free_request")
     def ended(self, args: Arguments, named: Named) -> None:
         """A sequence ended. What ends while a step is committed is recorded after that step."""
         request = _first(args, named, "request")
@@ -283,7 +283,6 @@ class Observer:
             return
         live.has_ended = True
         ending = Ending(
-            request.request_id,
             live,
             end_reason(live, self._statuses, self._is_everything),
             request.num_output_tokens,
@@ -296,6 +295,8 @@ class Observer:
 
     def _begin(self, version: str) -> None:
         self._sender.started(engine_started(self._scheduler, version, self.now_ns()))
+        if (reason := no_python_front_end(os.environ)) is not None:
+            self._sender.turn_off("front_end", reason)
         try:
             hook_grammars(self._scheduler.structured_output_manager, self.now_ns, self.compiled)
         except AttributeError as error:
@@ -349,7 +350,8 @@ class Observer:
         )
 
     def _end(self, ending: Ending, at_ns: int) -> None:
-        key, live, reason, output_tokens, preemptions = ending
+        live, reason, output_tokens, preemptions = ending
+        key = live.key
         if key in self._compiling:
             if reason is EndReason.GRAMMAR_INVALID:
                 self._record_grammar(key, live, at_ns, refused=True)

@@ -15,6 +15,7 @@ An exception in one of them never reaches vLLM; it turns that hook off.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -22,17 +23,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.attach.inside.front import Front, Live
+from service.attach.inside.front_end.front import Front, Live
+from service.attach.inside.front_end.vllm_hooks import install
 from service.attach.inside.guard import where
 from service.attach.inside.middleware import AttachMiddleware
 from service.attach.inside.transport import Sender
 from service.attach.inside.versions import VLLM_TESTED, UnknownEngine, check_version
-from service.attach.inside.vllm_front_hooks import install
 from service.attach.wire import Role, socket_path
 from telemetry.facts.clock import MonotonicClock
 
 ENGINE = "vllm"
-_BUILDERS = (
+BUILDERS = (
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.entrypoints.launchers.app",
     "vllm.entrypoints.openai.api_server",
@@ -50,7 +51,7 @@ class _Process:
 def register() -> None:
     """Called by the plugin in every process of vLLM; where no server was imported, it does
     nothing."""
-    for name in _BUILDERS:
+    for name in BUILDERS:
         module = sys.modules.get(name)
         original = None if module is None else vars(module).get("build_app")
         if module is not None and original is not None and not hasattr(original, _MARK):
@@ -109,11 +110,17 @@ def _with_middleware(build_app: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(build_app)
     def build(*args: Any, **named: Any) -> Any:
         app = build_app(*args, **named)
-        try:
-            app.add_middleware(AttachMiddleware, attach=attach)
-        except Exception:  # an application of another kind: it is served as it is
-            return app
+        with contextlib.suppress(Exception):  # of another kind: it is served as it is
+            _put_before(app)
         return app
 
     setattr(build, _MARK, True)
     return build
+
+
+def _put_before(app: Any) -> None:
+    """The middleware comes before all others, those that an application has built already too."""
+    if app.middleware_stack is None:
+        app.add_middleware(AttachMiddleware, attach=attach)
+    else:
+        app.middleware_stack = AttachMiddleware(app.middleware_stack, attach=attach)

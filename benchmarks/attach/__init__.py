@@ -1,0 +1,1 @@
+"""What attaching to an engine costs and shows."""
