@@ -35,9 +35,7 @@ def vllm_flags(args: argparse.Namespace) -> tuple[str, ...]:
     return ("--enforce-eager",) if args.eager else ()
 
 
-def finish(
-    args: argparse.Namespace, check: Callable[[], Coroutine[Any, Any, Report]]
-) -> int:
+def finish(args: argparse.Namespace, check: Callable[[], Coroutine[Any, Any, Report]]) -> int:
     """Run, write, print: 0 when all figures hold, 1 when one does not, 2 when it could not run."""
     try:
         report = asyncio.run(check())

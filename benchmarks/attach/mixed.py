@@ -64,9 +64,7 @@ class Users:
             request_id, turn = f"{self.name}{index}-{turn}", turn + 1
             self.asked[kind] += 1
             leave_s = draw.uniform(0.05, 2.0) if kind in LEAVES else None
-            stream = await ask(
-                self.port, body_of(kind, draw), request_id, leave_after_s=leave_s
-            )
+            stream = await ask(self.port, body_of(kind, draw), request_id, leave_after_s=leave_s)
             self.done_tokens += len(stream.token_ns)
             if (why := unexpected(kind, stream)) is not None:
                 self.unexpected.append(f"{request_id} ({kind}): {why}")

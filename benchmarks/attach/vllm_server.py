@@ -88,9 +88,7 @@ class Vllm:
     @property
     def is_alive(self) -> bool:
         """All of it: vLLM ends as a whole when its engine core does."""
-        return (
-            self._process is not None and self._process.poll() is None and lives(self.core_pid)
-        )
+        return self._process is not None and self._process.poll() is None and lives(self.core_pid)
 
     def command(self) -> list[str]:
         recipe = recipes(peer_setup())[0]
