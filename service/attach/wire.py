@@ -65,12 +65,17 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
     """Facts in the order in which they were written. `names` and `submitted` are of sequences that
-    are new in this batch. `lost_facts` counts the facts that were dropped since the start."""
+    are new in this batch. `lost_facts` counts the facts that were dropped since the start.
+
+    An empty batch comes at least once a second: the process runs. `turn_ns` is when its loop last
+    began or ended a step; None: it has nothing to do, or has no such loop.
+    """
 
     facts: list[Fact]
     names: list[SequenceName] = []
     submitted: list[Submitted] = []
     lost_facts: int = 0
+    turn_ns: int | None = None
 
 
 class TurnedOff(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,379 @@
+"""Makes facts of what vLLM's scheduler did. One object an engine core; its methods raise nothing.
+
+A step is an output of `schedule` with at least one token, from the moment `schedule` was entered
+until `update_from_output` returned. With asynchronous scheduling two steps overlap. All methods run
+on the engine's loop, but `received` (the thread that receives), `compiled` (a thread that compiles)
+and `listing` (the thread that sends).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+from service.attach.inside.block_aliases import BlockAliases
+from service.attach.inside.guard import Guard, where
+from service.attach.inside.transport import Listing, Sender
+from service.attach.inside.vllm_core_ends import end_reason
+from service.attach.inside.vllm_core_grammars import hook_grammars
+from service.attach.inside.vllm_core_live import Ending, Flight, Live, planned_row
+from service.attach.inside.vllm_core_start import engine_started, index_of
+from service.attach.inside.vllm_core_steps import (
+    blocks_sealed,
+    engine_idled,
+    sampled_tokens,
+    step_recorded,
+)
+from service.attach.inside.vllm_core_waits import Waits
+from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.engine_records import (
+    GrammarCompiled,
+    SequenceAdmitted,
+    SequenceEnded,
+    SequenceQueued,
+    SequencesListed,
+)
+from telemetry.facts.reasons import EndReason
+
+TENANT = "default"  # vLLM knows no tenants
+_MOST_FLIGHTS = 64
+_MOST_RECEIVED = 10_000
+_MOST_PROMPT_BLOCKS = 256
+
+P = ParamSpec("P")
+Arguments = tuple[Any, ...]
+Named = Mapping[str, Any]
+
+
+def _guarded(
+    hook: str, *, is_vital: bool = True
+) -> Callable[[Callable[Concatenate[Observer, P], None]], Callable[Concatenate[Observer, P], None]]:
+    """A method that raises nothing, and is not called any more after a few errors."""
+
+    def wrap(
+        method: Callable[Concatenate[Observer, P], None],
+    ) -> Callable[Concatenate[Observer, P], None]:
+        @wraps(method)
+        def call(self: Observer, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            guard = self.guard_of(hook, is_vital)
+            if guard.is_on:
+                try:
+                    method(self, *args, **kwargs)
+                except Exception as error:
+                    guard.failed(error)
+
+        return call
+
+    return wrap
+
+
+class Observer:
+    """The live sequences and the steps in flight of one scheduler."""
+
+    def __init__(self, scheduler: Any, path: Path, version: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.is_on = True
+        self.now_ns = MonotonicClock().now_ns
+        self._scheduler, self._statuses = scheduler, RequestStatus
+        self._guards: dict[str, Guard] = {}
+        self._live: dict[str, Live] = {}
+        self._flights: deque[Flight] = deque(maxlen=_MOST_FLIGHTS)
+        self._received: dict[str, int] = {}
+        self._compiled: dict[str, int] = {}
+        self._compiling: dict[str, Live] = {}
+        self._ending: list[Ending] = []
+        self._preempted: list[int] = []
+        self._last_seq_id = self._next_step_id = self._waiting_tokens = 0
+        self._current: Flight | None = None
+        self._collected_ns = 0
+        self._is_updating = self._is_everything = False
+        self._is_idle = True
+        self._waits = Waits(scheduler, RequestStatus)
+        self._aliases = BlockAliases()
+        hash_tokens = getattr(scheduler, "hash_block_size", scheduler.block_size)
+        self._caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
+        self._block_tokens = hash_tokens if hash_tokens == scheduler.block_size else 0
+        self._sender = Sender(
+            Role.ENGINE_CORE,
+            "vllm",
+            version,
+            index_of(scheduler),
+            path=path,
+            listing=self.listing,
+        )
+
+    @classmethod
+    def of(cls, scheduler: Any, path: Path, version: str) -> Observer | None:
+        """For a scheduler that was just made. None, with the reason in the sidecar, if it is not as
+        it is expected to be."""
+        try:
+            observer = cls(scheduler, path, version)
+            observer._begin(version)
+            return observer
+        except Exception as error:
+            sender = Sender(Role.ENGINE_CORE, "vllm", version, path=path)
+            sender.turn_off("__init__", where(error), is_all=True)
+            return None
+
+    def guard_of(self, hook: str, is_vital: bool) -> Guard:
+        guard = self._guards.get(hook)
+        if guard is None:
+            guard = self._guards[hook] = Guard(hook, self._turn_off, is_vital=is_vital)
+        return guard
+
+    def listing(self) -> Listing:
+        """Every live sequence, for the thread that sends."""
+        last_seq_id, live = self._last_seq_id, self._live.copy().values()
+        fact = SequencesListed(self.now_ns(), tuple(one.seq_id for one in live), last_seq_id)
+        return fact, [SequenceName(one.seq_id, one.name) for one in live]
+
+    def close(self) -> None:
+        """The engine shuts down: what waits is sent."""
+        self.is_on = False
+        self._sender.close(0.5)
+
+    @_guarded("preprocess_add_request", is_vital=False)
+    def received(self, args: Arguments, named: Named) -> None:
+        if len(self._received) >= _MOST_RECEIVED:  # requests that never came to the scheduler
+            self._received.clear()
+        self._received[_first(args, named, "request").request_id] = self.now_ns()
+
+    @_guarded("_create_grammar", is_vital=False)
+    def compiled(self, begin_ns: int, args: Arguments, named: Named) -> None:
+        if len(self._compiled) >= _MOST_RECEIVED:
+            self._compiled.clear()
+        self._compiled[_first(args, named, "request").request_id] = self.now_ns() - begin_ns
+
+    @_guarded("add_request")
+    def added(self, at_ns: int, args: Arguments, named: Named) -> None:
+        request = _first(args, named, "request")
+        key = request.request_id
+        received_ns = self._received.pop(key, None)
+        if key in self._live:
+            return  # more input for a session that goes on
+        constrained = request.status == self._statuses.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        blocks = self._prompt_blocks(request)
+        name, tokens, seq_id = (
+            key[:NAME_CHARACTERS],
+            request.num_prompt_tokens,
+            self._last_seq_id + 1,
+        )
+        live = Live(name, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        live.awaits_grammar = constrained
+        self._live[key], self._last_seq_id = live, seq_id
+        if constrained:
+            self._compiling[key] = live
+        self._waiting_tokens += tokens
+        self._is_idle = False
+        self._sender.name(seq_id, name)
+        self._sender.append(
+            SequenceQueued(
+                seq_id=seq_id,
+                at_ns=at_ns,
+                step_id=self._next_step_id,
+                prompt_tokens=tokens,
+                max_tokens=request.max_tokens,
+                tenant=TENANT,
+                priority=request.priority,
+                constrained=constrained,
+                blocks=blocks,
+                received_ns=received_ns,
+            )
+        )
+        self._sender.turn_ns = at_ns
+
+    @_guarded("schedule")
+    def planned(self, begin_ns: int, output: Any) -> None:
+        planned_ns = self.now_ns()
+        self._sender.turn_ns = planned_ns if self._live else None
+        if self._compiling:
+            self._note_compiled(begin_ns)
+        if not output.total_num_scheduled_tokens:
+            return
+        rows = []
+        for key, tokens in output.num_scheduled_tokens.items():
+            live = self._live.get(key)
+            if live is None:
+                continue
+            if live.is_waiting:
+                self._admit(live, begin_ns, tokens)
+            rows.append(planned_row(live, tokens))
+        preempted = tuple(self._preempted)
+        self._flights.append(
+            Flight(
+                output,
+                self._next_step_id,
+                begin_ns,
+                planned_ns,
+                rows,
+                self._waits.skips(output, self._live, bool(preempted)),
+                preempted,
+                self._scheduler.max_num_scheduled_tokens,
+            )
+        )
+        self._preempted.clear()
+        self._next_step_id += 1
+
+    @_guarded("_preempt_request")
+    def preempting(self, args: Arguments, named: Named) -> None:
+        request = _first(args, named, "request")
+        live = self._live.get(request.request_id)
+        if live is None:
+            return
+        live.computed_tokens = max(live.computed_tokens, request.num_computed_tokens)
+        live.is_waiting, live.queued_tokens = True, request.num_tokens
+        self._waiting_tokens += live.queued_tokens
+        self._preempted.append(live.seq_id)
+
+    @_guarded("update_from_output")
+    def collected(self, args: Arguments, named: Named) -> None:
+        self._collected_ns = self.now_ns()
+        self._is_updating, self._current = True, None
+        output = _first(args, named, "scheduler_output")
+        for flight in self._flights:
+            if flight.output is output:
+                self._current = flight
+                self._flights.remove(flight)
+                return
+
+    @_guarded("update_from_output")
+    def committed(self, outputs: Any) -> None:
+        committed_ns = self.now_ns()
+        self._is_updating = False
+        flight, self._current = self._current, None
+        if flight is not None:
+            sealed = blocks_sealed(flight, self._block_tokens, self._aliases)
+            step = step_recorded(
+                flight,
+                self._scheduler,
+                self._collected_ns,
+                committed_ns,
+                sampled_tokens(outputs),
+                self._waiting_tokens,
+                sealed,
+            )
+            self._sender.append(step)
+        ending, self._ending = self._ending, []
+        for one in ending:
+            self._end(one, committed_ns)
+        self._sender.turn_ns = committed_ns
+        self._note_idle(committed_ns)
+
+    @_guarded("finish_requests")
+    def finishing(self, args: Arguments, named: Named) -> None:
+        self._is_everything = _first(args, named, "request_ids") is None
+
+    @_guarded("finish_requests")
+    def finished(self) -> None:
+        self._is_everything = False
+        if not self._is_updating:
+            self._note_idle(self.now_ns())
+
+    @_guarded("_free_request")
+    def ended(self, args: Arguments, named: Named) -> None:
+        """A sequence ended. What ends while a step is committed is recorded after that step."""
+        request = _first(args, named, "request")
+        live = self._live.get(request.request_id)
+        if live is None or live.has_ended:
+            return
+        live.has_ended = True
+        ending = Ending(
+            request.request_id,
+            live,
+            end_reason(live, self._statuses, self._is_everything),
+            request.num_output_tokens,
+            request.num_preemptions,
+        )
+        if self._is_updating:
+            self._ending.append(ending)
+        else:
+            self._end(ending, self.now_ns())
+
+    def _begin(self, version: str) -> None:
+        self._sender.started(engine_started(self._scheduler, version, self.now_ns()))
+        try:
+            hook_grammars(self._scheduler.structured_output_manager, self.now_ns, self.compiled)
+        except AttributeError as error:
+            self._sender.turn_off("_create_grammar", where(error))
+
+    def _turn_off(self, hook: str, reason: str, is_all: bool) -> None:
+        if is_all:
+            self.is_on = False
+            self._live.clear()
+            self._flights.clear()
+        self._sender.turn_off(hook, reason, is_all=is_all)
+
+    def _prompt_blocks(self, request: Any) -> tuple[int, ...] | None:
+        hashes = request.block_hashes
+        if not hashes or not self._block_tokens:
+            return () if self._caches_prefixes else None
+        return self._aliases.of(hashes[:_MOST_PROMPT_BLOCKS])
+
+    def _admit(self, live: Live, at_ns: int, tokens: int) -> None:
+        """A waiting sequence got its first row, or its first one after a preemption."""
+        request = live.request
+        self._waiting_tokens -= live.queued_tokens
+        live.is_waiting, live.prefill_tokens = False, request.num_tokens
+        stats = request.prefill_stats  # None once the prompt was computed
+        external = 0 if stats is None else stats.num_external_cached_tokens
+        self._sender.append(
+            SequenceAdmitted(
+                seq_id=live.seq_id,
+                at_ns=at_ns,
+                step_id=self._next_step_id,
+                known_tokens=request.num_tokens,
+                hit_tokens=request.num_computed_tokens - tokens,
+                host_tokens=external,
+                ghost_tokens=0,
+            )
+        )
+
+    def _note_compiled(self, at_ns: int) -> None:
+        """Grammars that the plan at `at_ns` found compiled."""
+        waits = self._statuses.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        for key, live in list(self._compiling.items()):
+            if live.request.status != waits:
+                self._record_grammar(key, live, at_ns, refused=False)
+
+    def _record_grammar(self, key: str, live: Live, at_ns: int, *, refused: bool) -> None:
+        del self._compiling[key]
+        live.awaits_grammar = False
+        compile_ns = self._compiled.pop(key, 0)
+        self._sender.append(
+            GrammarCompiled(live.seq_id, at_ns, self._next_step_id, compile_ns, False, refused)
+        )
+
+    def _end(self, ending: Ending, at_ns: int) -> None:
+        key, live, reason, output_tokens, preemptions = ending
+        if key in self._compiling:
+            if reason is EndReason.GRAMMAR_INVALID:
+                self._record_grammar(key, live, at_ns, refused=True)
+            else:
+                del self._compiling[key]
+                self._compiled.pop(key, None)
+        if live.is_waiting:
+            self._waiting_tokens -= live.queued_tokens
+        self._sender.append(
+            SequenceEnded(
+                live.seq_id, at_ns, self._next_step_id, reason, output_tokens, preemptions
+            )
+        )
+        self._live.pop(key, None)
+
+    def _note_idle(self, at_ns: int) -> None:
+        if self._live or self._flights:
+            return
+        self._sender.turn_ns = None
+        if not self._is_idle:
+            self._is_idle = True
+            self._sender.append(engine_idled(self._scheduler, at_ns))
+
+
+def _first(args: Arguments, named: Named, name: str) -> Any:
+    """The first argument of a call, however it was given."""
+    return args[0] if args else named[name]
