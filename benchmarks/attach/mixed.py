@@ -52,20 +52,23 @@ class Users:
     kinds: dict[str, float] = field(default_factory=lambda: dict(KINDS))
     asked: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
-    done_tokens: int = 0
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        """No new requests."""
+        self.is_stopped = True
 
     async def run(self, end_ns: int) -> None:
         await asyncio.gather(*(self._user(index, end_ns) for index in range(self.count)))
 
     async def _user(self, index: int, end_ns: int) -> None:
         draw, turn = random.Random(f"{self.name}{index}"), 0
-        while now_ns() < end_ns:
+        while now_ns() < end_ns and not self.is_stopped:
             kind = draw.choices(list(self.kinds), list(self.kinds.values()))[0]
             request_id, turn = f"{self.name}{index}-{turn}", turn + 1
             self.asked[kind] += 1
             leave_s = draw.uniform(0.05, 2.0) if kind in LEAVES else None
             stream = await ask(self.port, body_of(kind, draw), request_id, leave_after_s=leave_s)
-            self.done_tokens += len(stream.token_ns)
             if (why := unexpected(kind, stream)) is not None:
                 self.unexpected.append(f"{request_id} ({kind}): {why}")
             await self.told(kind, stream)

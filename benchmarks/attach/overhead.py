@@ -3,8 +3,9 @@
 Two servers live at once, warm, and take turns; the other is idle meanwhile. Blocks come in the
 order ABBA or BAAB, so that a drift of the machine hits both alike. Two processes are never quite
 equal, so sessions differ in which of the two has the plugin, and in every second one neither has:
-that is the control, whose base is once the one and once the other, and what it shows is noise. The sidecar exports every trace to a receiver in a
-process of its own, and is scraped as in production, while the server with the plugin is loaded.
+that is the control, whose base is once the one and once the other, and what it shows is noise. The
+sidecar exports every trace to a receiver in a process of its own, and is scraped as in production,
+while the server with the plugin is loaded.
 
 What has been measured is kept in `--work`; the same command goes on from there.
 

@@ -39,7 +39,6 @@ from benchmarks.diagnosis.episodes import (
 from benchmarks.diagnosis.judged import row
 from benchmarks.diagnosis.score import (
     APART,
-    Pair,
     by_class,
     confusion,
     judge_kept,
