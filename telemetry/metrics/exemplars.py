@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from telemetry.facts.clock import WallAnchor, read_wall_anchor
+from telemetry.facts.traceparent import request_span_id
 from telemetry.metrics.metric import LATENCY_BOUNDS_S
 from telemetry.requests.classes import ClassBook, WorkloadClass
 from telemetry.requests.phases import Measure, RequestTimeline
-from telemetry.traces.traceparent import request_span_id
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in LATENCY_BOUNDS_S)
 _BOUNDS = np.array(_BOUNDS_NS, np.int64)

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from telemetry.facts.reasons import Phase
+from telemetry.facts.traceparent import span_id_of
 from telemetry.requests.account import Part, Stall
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, RequestTimeline
-from telemetry.traces.traceparent import span_id_of
 
 MAX_CHUNKS = 256
 _STEPS_KEPT = 16_384  # some 10 MiB: a request with one chunk takes two, and some 1.2 KiB

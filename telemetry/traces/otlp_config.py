@@ -19,13 +19,13 @@ from opentelemetry.sdk.resources import Resource
 
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
+from telemetry.facts.traceparent import new_span_id
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_delivery import RetryPolicy
 from telemetry.traces.otlp_exporters import Exporter, Signal, WireSettings
 from telemetry.traces.sampling import TailSampler
 from telemetry.traces.spans import SpanBuilder
 from telemetry.traces.stall_spans import Attributes
-from telemetry.traces.traceparent import new_span_id
 
 _FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
 _METRIC_INTERVAL_S = 10.0

@@ -25,6 +25,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
+from telemetry.facts.traceparent import request_span_id
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.link_targets import (
@@ -42,7 +43,6 @@ from telemetry.traces.span_attributes import (
     token_gaps,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
-from telemetry.traces.traceparent import request_span_id
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16

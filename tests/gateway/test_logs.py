@@ -21,9 +21,9 @@ from service.gateway.ingest.schemas import Operation
 from telemetry.facts.clock import ManualClock, WallAnchor
 from telemetry.facts.recorder import Lane
 from telemetry.facts.records import RequestAccepted, RequestEnded
+from telemetry.facts.traceparent import new_span_id
 from telemetry.traces.otlp_config import service_resource
 from telemetry.traces.spans import SpanBuilder
-from telemetry.traces.traceparent import new_span_id
 from tests.support.servers.server import Server, spawn
 from tests.support.worlds.timelines import timeline_of
 

@@ -7,6 +7,7 @@ here is said to the sidecar, and vLLM goes on unobserved.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from service.attach.inside.versions import VLLM_TESTED, UnknownEngine, check_version
@@ -22,7 +23,7 @@ def register() -> None:
 
 def register_at(path: Path) -> None:
     """Prepare the hooks of this process, whichever it is."""
-    from service.attach.inside import vllm_core
+    from service.attach.inside import vllm_core, vllm_front
 
     version = ""
     try:
@@ -32,6 +33,8 @@ def register_at(path: Path) -> None:
         vllm_core.register(path, version, _reason_against(version))
     except Exception as error:
         vllm_core.say_off(path, version, "register", error)
+    with contextlib.suppress(Exception):
+        vllm_front.register()
 
 
 def _reason_against(version: str) -> str | None:

@@ -21,7 +21,7 @@ from telemetry.facts.records import (
     RequestTokenized,
     SequenceSubmitted,
 )
-from telemetry.traces.traceparent import (
+from telemetry.facts.traceparent import (
     new_trace_id,
     parse_traceparent,
     parse_tracestate,

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import pytest
 
 from telemetry.facts.clock import MonotonicClock, WallAnchor
+from telemetry.facts.traceparent import new_span_id
 from telemetry.traces.otlp import SpanExporterThread
 from telemetry.traces.otlp_config import service_resource, wire_settings
 from telemetry.traces.otlp_delivery import RetryPolicy
 from telemetry.traces.otlp_exporters import Exporter
 from telemetry.traces.sampling import TailSampler
 from telemetry.traces.spans import SpanBuilder
-from telemetry.traces.traceparent import new_span_id
 from telemetry.traces.tracing_view import TracingView
 from tests.support.worlds.timelines import finished, fresh
 

@@ -10,9 +10,9 @@ from telemetry.facts.clock import read_wall_anchor
 from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import Fact
+from telemetry.facts.traceparent import new_trace_id
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline
-from telemetry.traces.traceparent import new_trace_id
 from tests.support.worlds.facts import (
     MS,
     accepted,

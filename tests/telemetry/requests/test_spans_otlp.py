@@ -14,6 +14,7 @@ from opentelemetry.trace.status import StatusCode
 from telemetry.facts.clock import MonotonicClock, WallAnchor
 from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.facts.records import Fact
+from telemetry.facts.traceparent import new_span_id, parse_traceparent
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.otlp_config import exporter_from_config, service_resource, wire_settings
 from telemetry.traces.span_attributes import MAX_ATTRIBUTES
@@ -24,7 +25,6 @@ from telemetry.traces.spans import (
     MAX_SLOW_GAPS,
     SpanBuilder,
 )
-from telemetry.traces.traceparent import new_span_id, parse_traceparent
 from tests.support.worlds.facts import MS, accepted, parsed, request_ended, tokenized
 from tests.support.worlds.timelines import finished, timeline_of
 

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from telemetry.facts.base import SpanEvent
 from telemetry.facts.clock import WallAnchor
+from telemetry.facts.traceparent import new_span_id
 from telemetry.metrics import prometheus
 from telemetry.requests.phases import RequestTimeline
 from telemetry.stats.histograms import Histograms
@@ -17,7 +18,6 @@ from telemetry.traces.otlp_config import service_resource
 from telemetry.traces.sampling import SamplingPolicy, TailSampler, TracingMode
 from telemetry.traces.span_attributes import Attributes
 from telemetry.traces.spans import SpanBuilder
-from telemetry.traces.traceparent import new_span_id
 from tests.support.servers.otlp_receiver import Fault, OtlpReceiver
 from tests.support.servers.otlp_thread import CHUNKS, TREE, dropped, exporting, offer, stop
 from tests.support.worlds.timelines import finished, fresh, now_ms

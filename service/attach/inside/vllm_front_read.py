@@ -1,0 +1,80 @@
+"""Reads what the front end needs from vLLM's objects. It imports nothing of vLLM: what an object
+does not have raises here, which turns the hook off that asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.attach.inside.front import Parameters
+from telemetry.facts.reasons import EndReason
+
+_JSON_FORMATS = ("json_object", "json_schema")
+
+
+def parameters(body: Any, defaults: dict[str, Any]) -> Parameters:
+    """Of a parsed request body of either generation route; `defaults` are the model's."""
+
+    def number(name: str, neutral: float) -> float:
+        value = getattr(body, name, None)
+        return float(defaults.get(name, neutral) if value is None else value)
+
+    prompts = getattr(body, "prompt", None)
+    is_list = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
+    return Parameters(
+        model=str(body.model or ""),
+        stream=bool(body.stream),
+        choices=int(getattr(body, "n", None) or 1) * (len(prompts) if is_list and prompts else 1),
+        max_tokens=_max_tokens(body),
+        temperature=number("temperature", 1.0),
+        top_p=number("top_p", 1.0),
+        top_k=max(0, int(number("top_k", 0))),
+        seed=getattr(body, "seed", None),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        output_type="json" if _must_be_json(body) else "text",
+    )
+
+
+def prompt_tokens(rendered: Any) -> int | None:
+    """Of all prompts of a render result; None: it is an error, or has no token ids."""
+    if isinstance(rendered, tuple):
+        rendered = rendered[-1]  # chat: the conversation, then the inputs of the engine
+    elif not isinstance(rendered, list):
+        rendered = [getattr(rendered, "engine_input", None)]
+    total = 0
+    for prompt in rendered:
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+        if ids is None:
+            return None
+        total += len(ids)
+    return total
+
+
+def end_reason(output: Any, has_all_tokens: bool) -> EndReason:
+    """Of an output of the engine core that ends its sequence; `has_all_tokens`: as many as it may
+    have."""
+    name = output.finish_reason.name
+    if name == "STOP":
+        return EndReason.EOS if output.stop_reason is None else EndReason.STOP_TOKEN
+    if name == "LENGTH":
+        return EndReason.MAX_TOKENS if has_all_tokens else EndReason.CONTEXT
+    if name == "REPETITION":
+        return EndReason.STOP_STRING
+    # ABORT: by the server, as the abort of a client ends no output
+    return EndReason.DELETED if name == "ABORT" else EndReason.INTERNAL
+
+
+def _max_tokens(body: Any) -> int | None:
+    for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+        value = getattr(body, name, None)
+        if value is not None:
+            return int(value)
+    return None
+
+
+def _must_be_json(body: Any) -> bool:
+    wanted = getattr(body, "response_format", None)
+    if getattr(wanted, "type", None) in _JSON_FORMATS:
+        return True
+    constraint = getattr(body, "structured_outputs", None)
+    return bool(getattr(constraint, "json", None) or getattr(constraint, "json_object", None))
