@@ -1,4 +1,4 @@
-"""vLLM survives its observer: exceptions at each hook, a sidecar that is killed, frozen, slow, full.
+"""vLLM survives its observer: hooks that raise, a sidecar that is killed, frozen, slow or full.
 
 Two servers, one after the other. On the first, each hook of the adapter raises twice while requests
 of all kinds run, and then all hooks raise for good. On the second, blocks of load alternate between
