@@ -92,22 +92,21 @@ class Front:
         request = FrontRequest(wanted if is_good else secrets.token_hex(12), at_ns)
         request.has_own_id = b"x-request-id" not in headers
         parent = parse_traceparent(_text(headers, b"traceparent"))
-        self._live[request.request_id] = request
-        self.sink.append(
-            RequestAccepted(
-                request_id=request.request_id,
-                at_ns=at_ns,
-                trace_id=parent.trace_id if parent else new_trace_id(),
-                parent_span_id=parent.span_id if parent else None,
-                trace_sampled=parent.sampled if parent else None,
-                trace_state=parse_tracestate(_text(headers, b"tracestate")) if parent else None,
-                route=route,
-                operation=operation,
-                tenant=_label(headers, b"x-tenant"),
-                slo_class=_label(headers, b"x-slo-class"),
-                read_ns=at_ns,
-            )
+        accepted = RequestAccepted(
+            request_id=request.request_id,
+            at_ns=at_ns,
+            trace_id=parent.trace_id if parent else new_trace_id(),
+            parent_span_id=parent.span_id if parent else None,
+            trace_sampled=parent.sampled if parent else None,
+            trace_state=parse_tracestate(_text(headers, b"tracestate")) if parent else None,
+            route=route,
+            operation=operation,
+            tenant=_label(headers, b"x-tenant"),
+            slo_class=_label(headers, b"x-slo-class"),
+            read_ns=at_ns,
         )
+        self._live[request.request_id] = request  # before its first fact, see `Sender`
+        self.sink.append(accepted)
         return request
 
     def parsed(self, request: FrontRequest, what: Parameters) -> None:
@@ -151,10 +150,12 @@ class Front:
             return
         request.is_over = True
         is_dead = (request.status >= 400 or request.answered_ns is None) and self._is_engine_dead()
-        self.sink.append(request.end(self.clock.now_ns(), is_dead))
         for name in request.names:
             self._choices.pop(name, None)
-        self._live.pop(request.request_id, None)
+        try:
+            self.sink.append(request.end(self.clock.now_ns(), is_dead))
+        finally:
+            self._live.pop(request.request_id, None)
 
     def turn_off(self, hook: str, reason: str, is_all: bool) -> None:
         """A hook observes nothing any more."""

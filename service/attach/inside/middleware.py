@@ -77,7 +77,7 @@ class AttachMiddleware:
                 scope["headers"] = [*scope["headers"], (_ID, request.request_id.encode())]
             return Exchange(front, guard, request, receive, send)
         except Exception as error:
-            guard.failed(error)
+            _failed(front, guard, error)
             return None
 
     def _ask(self, scope: Scope) -> None:
@@ -137,7 +137,7 @@ class Exchange:
                 return message
             return {**message, "headers": [*headers, (_ID, self._request.request_id.encode())]}
         except Exception as error:
-            self._failed(error)
+            _failed(self._front, self._guard, error)
             return message
 
     def _sent(self, message: Message) -> None:
@@ -145,7 +145,7 @@ class Exchange:
             has_more = message.get("more_body", False)
             self._request.sent(message.get("body", b""), has_more, self._front.clock.now_ns())
         except Exception as error:
-            self._failed(error)
+            _failed(self._front, self._guard, error)
             return
         if self._request.answered_ns is not None:
             self._end()
@@ -154,20 +154,21 @@ class Exchange:
         try:
             self._request.disconnected(self._front.clock.now_ns())
         except Exception as error:
-            self._failed(error)
+            _failed(self._front, self._guard, error)
 
     def _end(self) -> None:
         try:
             self._front.end(self._request)
         except Exception as error:
-            self._failed(error)
+            _failed(self._front, self._guard, error)
 
-    def _failed(self, error: Exception) -> None:
-        """Once the guard is off, requests pass unseen."""
-        self._guard.failed(error)
-        if not self._guard.is_on:
-            with contextlib.suppress(Exception):
-                self._front.abandon()
+
+def _failed(front: Front, guard: Guard, error: Exception) -> None:
+    """Once the guard is off, requests pass unseen."""
+    guard.failed(error)
+    if not guard.is_on:
+        with contextlib.suppress(Exception):
+            front.abandon()
 
 
 def _attach_vllm(app: Any) -> Front | None:

@@ -16,9 +16,10 @@ from service.attach.wire import socket_path
 
 def register() -> None:
     """Called by vLLM; raises nothing."""
-    path = socket_path()
-    if path is not None:
-        register_at(path)
+    with contextlib.suppress(Exception):
+        path = socket_path()
+        if path is not None:
+            register_at(path)
 
 
 def register_at(path: Path) -> None:
@@ -33,8 +34,7 @@ def register_at(path: Path) -> None:
         vllm_core.register(path, version, _reason_against(version))
     except Exception as error:
         vllm_core.say_off(path, version, "register", error)
-    with contextlib.suppress(Exception):
-        vllm_front.register()
+    vllm_front.register()
 
 
 def _reason_against(version: str) -> str | None:
