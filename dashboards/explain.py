@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from telemetry.requests.account import Entry, Stall
+from telemetry.requests.account import Entry, Part, Stall
 
 _BAR_CELLS = 48
 _STALLS_SHOWN = 12
@@ -31,12 +33,15 @@ class ExplainedPrefill(msgspec.Struct, frozen=True):
 
 
 class ExplainedLedger(msgspec.Struct, frozen=True):
-    """The exact split of the E2E time; `residue_ns`, what is missing from the sum, is 0."""
+    """The exact split of the E2E time; `residue_ns`, what is missing from the sum, is 0. A request
+    that is `core_only` is known from the core of an attached engine alone."""
 
     sum_ns: int
     residue_ns: int
     unattributed_ns: int
     entries: tuple[Entry, ...]
+    not_observed_ns: int = 0
+    core_only: bool = False
 
 
 class ExplainedChunk(msgspec.Struct, frozen=True):
@@ -107,9 +112,30 @@ def render(explained: Explained) -> RenderableType:
         parts.append(Text("no ledger yet: it is computed when the request has ended"))
         return Group(*parts)
     parts.append(_ledger(explained.ledger, explained.e2e_ns))
+    scope = scope_of(explained.ledger, explained.e2e_ns)
+    if scope:
+        parts.append(Text(scope))
     if explained.stalls:
         parts.append(_stalls(explained))
     return Group(*parts)
+
+
+def scope_of(ledger: ExplainedLedger, e2e_ns: int) -> str:
+    """What the exact sum holds for, where it does not hold for the client's whole time; else
+    empty."""
+    if not ledger.not_observed_ns and not ledger.core_only:
+        return ""
+    share = 100 * ledger.not_observed_ns / max(1, e2e_ns)
+    by_reason: Counter[str] = Counter()
+    for entry in ledger.entries:
+        if entry.part is Part.NOT_OBSERVED:
+            by_reason[entry.reason] += entry.ns
+    named = ", ".join(f"{reason} {ms(ns)} ms" for reason, ns in by_reason.most_common())
+    found = f"engine-core time is exact; {share:.1f} % of this request was not observed"
+    found += f" ({named})" if named else ""
+    if ledger.core_only:
+        found += "; its front end was not observed, so this is not the time of its client"
+    return found
 
 
 def ms(spent_ns: int) -> str:

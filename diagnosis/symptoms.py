@@ -89,6 +89,21 @@ class Exclusion(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Abstention(msgspec.Struct, frozen=True):
+    """A symptom that is not judged, since what it needs is not observed of this engine. `still` is
+    what is seen of it nevertheless."""
+
+    symptom: Symptom
+    needs: tuple[str, ...]
+    still: str = ""
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        still = f"; still seen: {self.still}" if self.still else ""
+        return f"{self.symptom.value} (needs {' and '.join(self.needs)}{still})"
+
+
 class Link(msgspec.Struct, frozen=True):
     """One link of a chain of causes. `harm_ms` is requests' time lost to it and to what it led to;
     `evidence` shows that the link before led to it."""

@@ -14,6 +14,7 @@ from diagnosis.detection.holders import Holders
 from diagnosis.detection.requests import Requests
 from diagnosis.detection.step_rows import row_of
 from diagnosis.detection.steps import StepLog, StepRow, Steps
+from diagnosis.detection.waits import Waits
 from diagnosis.thresholds import HANG_TICKS
 from telemetry.facts.engine_records import (
     EngineIdled,
@@ -34,7 +35,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.limits import with_limits
-from telemetry.facts.reasons import EndReason, WaitReason
+from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
     EngineDied,
     EngineHung,
@@ -63,7 +64,8 @@ class Aggregator:
     `started` is the engine that runs or ran last (None before the first), with the limits in
     force, `ready` whether it runs, `hung` how it hangs (None while it does not), `recording`
     whether steps are recorded. `detached` are folds of telemetry that raised, with the type of the
-    error. `pauses` are the last ones of the two processes. Prompts of more than
+    error. `pauses` are the last ones of the two processes. `sees_front_end` and `sees_engine_host`
+    are True once a fact came from there. Prompts of more than
     `long_prompt_tokens` are counted apart (0: none is).
     """
 
@@ -80,14 +82,14 @@ class Aggregator:
         self._steps = StepLog()
         self.requests = Requests(self._at)
         self.detached: dict[str, str] = {}
-        self._heads: set[int] = set()
-        self._paused: set[int] = set()
+        self._waits = Waits(self.requests)
         self._holders = Holders()
         self._constrained: set[int] = set()
         self._commit_ns: int | None = None
         self._last_step_id: int | None = None
         self.pauses: deque[HostPaused] = deque(maxlen=_KEPT_PAUSES)
         self.long_prompt_tokens = 0
+        self.sees_front_end = self.sees_engine_host = False
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
@@ -104,8 +106,10 @@ class Aggregator:
             case RequestAccepted():
                 self.requests.accepted(fact)
             case RequestParsed():
+                self.sees_front_end = True
                 self.requests.parsed(fact)
             case RequestTokenized():
+                self.sees_front_end = True
                 self.requests.tokenized(fact)
             case SequenceSubmitted():
                 self.requests.submitted(fact)
@@ -116,6 +120,7 @@ class Aggregator:
             case FactsLost() | FoldDetached():
                 self._of_telemetry(fact)
             case HostSampled():
+                self.sees_engine_host |= fact.engine_run_ns is not None
                 self._at(at_ns).host(fact)
             case HostPaused():
                 self._host_paused(fact)
@@ -165,7 +170,9 @@ class Aggregator:
     def _of_engine(self, fact: Fact) -> None:
         match fact:
             case SequenceQueued():
-                self._heads.add(fact.seq_id)
+                if not self._waits.has_live and self.is_attached:
+                    self._commit_ns = None  # it was idle, and need not have said so
+                self._waits.queued(fact.seq_id)
                 if fact.constrained:
                     self._constrained.add(fact.seq_id)
                 self.requests.queued(fact)
@@ -189,11 +196,10 @@ class Aggregator:
             case SequencesListed():
                 self._listed(fact)
             case SequencePaused():
-                self._paused.add(fact.seq_id)
                 self._holders.paused(fact.seq_id)
-                self.requests.skipped(fact.seq_id, WaitReason.CLIENT_PAUSE, fact.at_ns)
+                self._waits.pause(fact.seq_id, fact.at_ns)
             case SequenceResumed():
-                self._paused.discard(fact.seq_id)
+                self._waits.paused.discard(fact.seq_id)
             case EngineIdled():
                 self._commit_ns = None
             case EngineStarted() | EngineDied():
@@ -216,12 +222,16 @@ class Aggregator:
             case _:
                 pass
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether the engine is not our own."""
+        return self.started is not None and self.started.is_attached
+
     def _restarted(self, fact: EngineStarted | EngineDied) -> None:
         self._commit_ns = self._last_step_id = None
         self._hang_ended(fact.at_ns)
-        self._heads.clear()
+        self._waits.clear()
         self._constrained.clear()
-        self._paused.clear()
         self._holders.clear()
         if isinstance(fact, EngineStarted):
             self.ready = True
@@ -249,8 +259,8 @@ class Aggregator:
         """Drop sequences that are not listed: their end fact was lost."""
         self.requests.sequences_listed(fact)
         self._holders.listed(fact)
-        for kept in (self._heads, self._paused, self._constrained):
-            kept.difference_update(fact.over(kept))
+        self._waits.listed(fact)
+        self._constrained.difference_update(fact.over(self._constrained))
 
     def _of_telemetry(self, fact: FactsLost | FoldDetached) -> None:
         if isinstance(fact, FoldDetached):
@@ -261,12 +271,11 @@ class Aggregator:
     @property
     def live(self) -> int:
         """Requests and sequences in the books; zero when all have ended."""
-        return self.requests.live + len(self._heads | self._paused | self._constrained)
+        return self.requests.live + len(self._waits.heads | self._waits.paused | self._constrained)
 
     def _sequence_ended(self, fact: SequenceEnded) -> None:
         counts = self._at(fact.at_ns)
-        self._heads.discard(fact.seq_id)
-        self._paused.discard(fact.seq_id)
+        self._waits.ended(fact.seq_id)
         self._holders.ended(fact.seq_id)
         counts.sequence_reasons[fact.reason] += 1
         counts.output_lengths.append(fact.output_tokens)
@@ -288,8 +297,9 @@ class Aggregator:
         row = self._row(step, turn_ns, counts)
         if step.begin_ns < self._hung_ns < step.committed_ns:
             return  # it includes a hang: its length says nothing about the cost of steps
-        self._steps.append(row)
-        self._waits(step, turn_ns, counts)
+        if step.rows:  # other engines have steps without any, which say nothing of what rows cost
+            self._steps.append(row)
+        self._waits.count(step, turn_ns, counts)
 
     def _row(self, step: StepRecorded, turn_ns: int, counts: Counts) -> StepRow:
         recompute = long_tokens = 0
@@ -303,7 +313,7 @@ class Aggregator:
                 counts.prefill_by_sequence[row.seq_id] += row.tokens
                 if self.requests.has_prompt_above(self.long_prompt_tokens, row.seq_id):
                     long_tokens += row.tokens
-                self._heads.discard(row.seq_id)
+                self._waits.heads.discard(row.seq_id)
             if row.sampled:
                 self.requests.sampled(row.seq_id, row.sampled, step.committed_ns)
         block_tokens = 16 if self.started is None else self.started.block_tokens
@@ -312,33 +322,11 @@ class Aggregator:
             step,
             turn_ns,
             held,
-            paused=len(self._paused),
+            paused=len(self._waits.paused),
             zombie_rows=len(zombies),
             recompute_tokens=recompute,
             long_tokens=long_tokens,
         )
-
-    def _waits(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
-        """Queued sequences wait for what blocks the head of the queue; running ones without a row
-        wait for their own reason."""
-        self._heads.update(step.preempted)
-        for seq_id in step.preempted:
-            self.requests.skipped(seq_id, WaitReason.PREEMPTED, step.committed_ns)
-        head: WaitReason | None = None
-        for skip in step.skips:
-            if skip.seq_id in self._heads:
-                head = head or skip.reason
-            else:
-                counts.skipped_ns[skip.reason] += turn_ns
-                self.requests.skipped(skip.seq_id, skip.reason, step.committed_ns)
-        stopped = min(step.waiting, len(self._heads & self._paused))  # preempted, not read
-        waiting = step.waiting - stopped
-        if stopped:
-            counts.skipped_ns[WaitReason.CLIENT_PAUSE] += stopped * turn_ns
-        if waiting:
-            reason = head or WaitReason.HEAD_OF_LINE
-            counts.waited_ns[reason] += waiting * turn_ns
-            counts.behind_ns[reason] += (waiting - 1) * turn_ns
 
     def _host_paused(self, fact: HostPaused) -> None:
         length_ns = fact.end_ns - fact.begin_ns

@@ -18,14 +18,15 @@ from diagnosis.detection.learning import BaselineLearner
 from diagnosis.detection.reference import Reference
 from diagnosis.promises.form import Recent
 from diagnosis.promises.promises import Promises
-from diagnosis.symptoms import Finding
+from diagnosis.symptoms import Abstention, Finding
 from diagnosis.thresholds import CHECKED_NS, LATE_FACTS_NS, REFERENCE_NS
+from diagnosis.verdicts.abstentions import abstentions, unseen, with_doubts
 from diagnosis.verdicts.chains import FirstLinks
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.contributor import Annotator, Contributor, merged
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_harm import TailHarm
-from telemetry.facts.engine_records import RecordingSet
+from telemetry.facts.engine_records import OWN_ENGINE, RecordingSet
 from telemetry.facts.records import EngineDied, EngineHung, EngineRecovered, Fact, fact_ns
 from telemetry.requests.slo_policy import SloPolicy
 
@@ -38,8 +39,10 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     `verdict` is `healthy`, `fault` or `indeterminate`, with the reason in `why`. Findings are of
     the `window_ns` that ended with the last tick, since `onset_ns`. `reference` says what they are
-    compared with: this run's `history`, a `baseline` file, or the `slo`. `excess_in_flight`
-    (`held_up` in JSON) is the number of delayed requests.
+    compared with: this run's `history`, a `baseline` file, or the `slo`; `nothing` of an attached
+    engine whose costs are not known yet, so that no delay is judged. `excess_in_flight` (`held_up`
+    in JSON) is the number of delayed requests. `abstained` are symptoms that cannot be judged of
+    this `engine`.
     """
 
     findings: tuple[Finding, ...]
@@ -51,6 +54,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     onset_ns: int | None = None
     reference: str = "slo"
     excess_in_flight: float = msgspec.field(default=0.0, name="held_up")
+    abstained: tuple[Abstention, ...] = ()
+    engine: str = OWN_ENGINE
 
 
 class Diagnoser:
@@ -169,18 +174,24 @@ class Diagnoser:
         elif not found and self._mean_harm.is_unexplained(end_ns):
             verdict, why = "indeterminate", "requests are delayed, and nothing recorded explains it"
         known = "baseline" if self._learner.is_given else "history"
+        unknown = "nothing" if self._aggregator.is_attached else "slo"
+        missing = unseen(self._aggregator)
+        abstained = abstentions(missing, [finding.symptom for finding in found])
+        started = self._aggregator.started
         begin_ns = self._mean_harm.window_begin_ns
         onsets_ns = [one.onset_ns for one in self._contributors if one.onset_ns is not None]
         return Diagnosis(
-            findings=tuple(found),
+            findings=with_doubts(found, abstained),
             window_ns=end_ns - begin_ns,
             steps=len(self._aggregator.steps(begin_ns, end_ns)),
             healthy=not found,
             verdict=verdict,
             why=why,
             onset_ns=min(onsets_ns, default=None),
-            reference=known if self._learner.reference is not None else "slo",
+            reference=known if self._learner.reference is not None else unknown,
             excess_in_flight=round(self._mean_harm.excess, 3),
+            abstained=abstained,
+            engine=OWN_ENGINE if started is None else started.engine,
         )
 
 

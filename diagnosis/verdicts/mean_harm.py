@@ -82,6 +82,12 @@ class MeanHarm:
         """The causes that stand."""
         return frozenset(finding.symptom for finding in self._standing)
 
+    @property
+    def _is_unknown(self) -> bool:
+        """Nothing is known yet of what is usual for an attached engine, which may be compiling or
+        filling its caches. Our own engine is warm when it starts, and is compared with the SLO."""
+        return self._learner.reference is None and self._aggregator.is_attached
+
     def on_fact(self, fact: Fact) -> None:
         """All that it needs is counted."""
 
@@ -110,12 +116,13 @@ class MeanHarm:
             self._learner.exclude_until(end_ns)
 
     def findings(self, end_ns: int, *, is_whole: bool) -> list[Finding]:
-        if is_whole:
+        is_judged = is_whole and not self._is_unknown
+        if is_judged:
             self._promote_pending(end_ns)
         onset_ns = self._detector.onset_ns
         self.window_begin_ns = end_ns - WINDOW_NS
         self.blame = None
-        if onset_ns is None or not is_whole:
+        if onset_ns is None or not is_judged:
             self._standing, self._peak = [], 0.0
             return []
         self.window_begin_ns = max(onset_ns, self.window_begin_ns)
@@ -126,6 +133,8 @@ class MeanHarm:
 
     def is_unexplained(self, end_ns: int) -> bool:
         """Requests are delayed, and have been for long: a burst that drains is no fault."""
+        if self._is_unknown:
+            return False
         onset_ns = self._detector.onset_ns
         is_old = onset_ns is not None and end_ns - onset_ns > UNEXPLAINED_NS
         return is_old and self.excess > UNEXPLAINED_REQUESTS

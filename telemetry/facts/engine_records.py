@@ -14,6 +14,8 @@ from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
 
+OWN_ENGINE = "phasescope"
+
 
 class EngineStarted(_Fact, frozen=True):
     """The engine is ready; its limits are facts, so that replay needs no other source.
@@ -56,10 +58,15 @@ class EngineStarted(_Fact, frozen=True):
     tenant_weights: dict[str, float] = msgspec.field(default_factory=dict)
     budget_ceiling_tokens: int = 0
     warm_up: tuple[WarmUpStep, ...] = ()
-    engine: str = "phasescope"
+    engine: str = OWN_ENGINE
     engine_version: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     unobserved: tuple[str, ...] = ()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it is another engine than ours, observed by an adapter in its processes."""
+        return self.engine != OWN_ENGINE
 
 
 class SequenceQueued(_Fact, frozen=True):

@@ -24,11 +24,12 @@ from telemetry.facts.records import Fact, RequestAccepted, RequestsListed, Seque
 from telemetry.host.pauses import pause_of
 from telemetry.ledger.charging import Charger, Pauses
 from telemetry.ledger.harm import Harm, SequenceOwner
-from telemetry.ledger.lifecycle import charge_ingest, charge_request, critical_sequence
+from telemetry.ledger.lifecycle import charge_ingest, charge_request
 from telemetry.ledger.stalls import culprit_of, find_stalls
 from telemetry.ledger.tape import Tape, apportion
 from telemetry.ledger.track import Track
 from telemetry.requests.account import Account, Ledger, Part, entries_of
+from telemetry.requests.engine_span import critical_sequence
 from telemetry.requests.phases import RequestTimeline
 
 DEFAULT_ITL_TARGET_NS = 100_000_000
@@ -123,7 +124,7 @@ class LedgerBuilder:
         stalls, cut = find_stalls(
             timeline, tracks, self.tape, self._pauses, self._owners, target_ns
         )
-        return Account(ledger, stalls, cut)
+        return Account(ledger, stalls, cut, timeline.is_core_only)
 
     def _forget(self, seq_id: int, ended_ns: int) -> Track:
         self._constrained.discard(seq_id)

@@ -6,6 +6,9 @@
 In the engine a sequence runs while a step has a row of it. Otherwise it waits for the reason that
 the scheduler recorded, or, without one, for the next plan, which is made when the running step
 ends. Where steps overlap, a step that has begun waits for the one in flight.
+
+What is not observed of an attached engine is cut out first (`telemetry.requests.engine_span`). From
+the time at which the engine core's process received it, a sequence waits for the next plan.
 """
 
 from __future__ import annotations
@@ -18,22 +21,16 @@ from telemetry.ledger.charging import Charger
 from telemetry.ledger.tape import At, Tape
 from telemetry.ledger.track import Track
 from telemetry.requests.account import Part, State
+from telemetry.requests.engine_span import engine_span, unseen_of
 from telemetry.requests.phases import RequestTimeline, SequenceTimeline, WaitSpan
 
 NEXT_STEP = "next_step"
 IN_FLIGHT = "in_flight"
-_OWN_CAUSES = {WaitReason.GRAMMAR: Part.GRAMMAR, WaitReason.CLIENT_PAUSE: Part.CLIENT}
-
-
-def critical_sequence(timeline: RequestTimeline) -> SequenceTimeline | None:
-    """The sequence whose last token, or end, came last; the client waited for that one."""
-    return max(timeline.sequences, key=_last_ns, default=None)
-
-
-def _last_ns(sequence: SequenceTimeline) -> int:
-    if sequence.token_ns:
-        return sequence.token_ns[-1]
-    return sequence.ended_ns or 0
+_OWN_CAUSES = {
+    WaitReason.GRAMMAR: Part.GRAMMAR,
+    WaitReason.CLIENT_PAUSE: Part.CLIENT,
+    WaitReason.REMOTE_KV: Part.REMOTE_KV,
+}
 
 
 def charge_request(
@@ -44,25 +41,22 @@ def charge_request(
     tape: Tape,
 ) -> None:
     """Charge all of [accepted, ended): before the engine, in the engine, after it."""
-    end_ns = timeline.ended.at_ns
-    submitted_ns = sequence.submitted_ns if sequence.submitted_ns is not None else end_ns
-    submitted_ns = charge_ingest(charger, timeline, min(submitted_ns, end_ns))
-    tail_ns = end_ns
-    finished = timeline.outcome is Outcome.FINISHED
-    if finished and sequence.token_ns:
-        tail_ns = sequence.token_ns[-1]
-    elif sequence.ended_ns is not None:
-        tail_ns = sequence.ended_ns
-    tail_ns = max(submitted_ns, min(tail_ns, end_ns))
-    charge_engine(charger, sequence, track, tape, submitted_ns, tail_ns)
-    text_ns = timeline.ended.detokenized_ns if finished else None
-    text_ns = tail_ns if text_ns is None else max(tail_ns, min(text_ns, end_ns))
-    charger.gateway(State.DELIVER, Part.DETOKENIZE, tail_ns, text_ns)
+    span, end_ns = engine_span(timeline, sequence), timeline.ended.at_ns
+    charge_ingest(charger, timeline, span.submitted_ns)
+    for reason, start_ns, stop_ns in unseen_of(timeline, span):
+        state = State.INGEST if start_ns < span.received_ns else State.DELIVER
+        charger.plain(state, reason.value, Part.NOT_OBSERVED, start_ns, stop_ns)
+    charge_engine(charger, sequence, track, tape, span.received_ns, span.ends_ns)
+    text_ns = timeline.ended.detokenized_ns if timeline.outcome is Outcome.FINISHED else None
+    if text_ns is None:
+        text_ns = span.arrived_ns
+    text_ns = max(span.arrived_ns, min(text_ns, end_ns))
+    charger.gateway(State.DELIVER, Part.DETOKENIZE, span.arrived_ns, text_ns)
     charger.gateway(State.DELIVER, Part.SEND, text_ns, end_ns)
 
 
-def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) -> int:
-    """Charge [accepted, until) to the gateway's stages. Returns where the interval ends, in ns."""
+def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) -> None:
+    """Charge [accepted, until) to the gateway's stages."""
     at_ns = timeline.accepted.at_ns
     until_ns = max(at_ns, until_ns)
     read_ns = timeline.accepted.read_ns
@@ -77,7 +71,6 @@ def charge_ingest(charger: Charger, timeline: RequestTimeline, until_ns: int) ->
         charger.gateway(State.INGEST, part, at_ns, stop_ns)
         at_ns = stop_ns
     charger.gateway(State.INGEST, Part.DISPATCH, at_ns, until_ns)
-    return until_ns
 
 
 def charge_engine(

@@ -9,7 +9,8 @@ its stamps, which at a pipeline deeper than one are clamped so that steps do not
 Between `forward` and `sample` every nanosecond has one owner, as integers that add up: the
 base of any step, each prompt row, all decode rows together, the interaction of prompts with
 decodes, and what the step took longer than predicted (`slow`). In a step faster than predicted
-all but `slow` shrink in proportion, so no share is negative. A gap is the loop's turn-around up
+all but `slow` shrink in proportion, so no share is negative. A step without a row, as other engines
+have, is the loop's own work. A gap is the loop's turn-around up
 to GAP_NS; the rest of a longer one is unattributed.
 
 Shares are kept as running sums, so that reading a span of steps costs the same for any number of
@@ -226,7 +227,7 @@ class Tape:
         stamps = [self._end_ns or step.begin_ns]
         for stamp_ns in (
             step.begin_ns,
-            step.forward_ns,
+            step.forward_ns if step.rows else step.sample_ns,
             step.sample_ns,
             step.collected_ns,
             step.committed_ns,

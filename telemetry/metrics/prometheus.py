@@ -17,6 +17,7 @@ from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample
 from telemetry.metrics.metric import Metric
 from telemetry.metrics.tracing_metrics import tracing_samples
+from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
 from telemetry.stats.window import Snapshot
@@ -86,6 +87,7 @@ def _scalars(
             for outcome, count in snapshot.requests_total.items()
         ],
     )
+    yield from _coverage(snapshot.coverage)
     yield recording.FACTS_LOST, one(snapshot.facts_lost)
     yield recording.FACTS_WAITING, one(snapshot.facts_waiting)
     yield recording.FOLDS_DETACHED, [({"fold": name}, 1.0) for name in snapshot.folds_detached]
@@ -123,6 +125,16 @@ def _device(totals: Totals) -> Iterable[tuple[Metric, list[Sample]]]:
     ]
     for metric, samples in found:
         yield metric, samples if totals.device_steps else []
+
+
+def _coverage(coverage: Coverage) -> Iterable[tuple[Metric, list[Sample]]]:
+    """What is observed of requests. A share has no value before the first request."""
+    reasons = coverage.not_observed_ns.items()
+    yield recording.ACCOUNTED, [({}, coverage.e2e_ns / 1e9)]
+    yield recording.NOT_OBSERVED, [({"reason": name}, ns / 1e9) for name, ns in reasons]
+    share = coverage.share
+    shares = {} if share is None else {"p50": share.p50, "p99": share.p99}
+    yield recording.NOT_OBSERVED_SHARE, [({"percentile": p}, s) for p, s in shares.items()]
 
 
 def _recorder(stats: RecorderStats) -> Iterable[tuple[Metric, list[Sample]]]:

@@ -6,6 +6,9 @@ tokens came last: its client waited for that one.
 
 The ledger is direct: it names the requests in the steps that a request ran in or waited for. What
 would have happened without them is not in it; replay answers that.
+
+Of an engine that is attached, some intervals cannot be seen. They are a part of their own,
+NOT_OBSERVED, and never spread over the others.
 """
 
 from __future__ import annotations
@@ -54,11 +57,21 @@ class Part(StrEnum):
     GAP = "gap"
     HOST_STALL = "host_stall"  # a pause of the engine or the gateway whose cause is known
     GRAMMAR = "grammar"
+    REMOTE_KV = "remote_kv"  # its KV blocks came from another machine or store
     CLIENT = "client"
     LOST_STEP = "lost_step"  # in flight when the engine died
     DETOKENIZE = "detokenize"
     SEND = "send"
     UNATTRIBUTED = "unattributed"
+    NOT_OBSERVED = "not_observed"  # of an attached engine; the entry's reason is a NotObserved
+
+
+class NotObserved(StrEnum):
+    """What of a request cannot be seen with an attached engine."""
+
+    FRONT_END = "front_end"  # in a front end that nothing observes
+    TO_ENGINE = "to_engine"  # from the front end to the process of the engine core
+    TO_FRONT_END = "to_front_end"  # the last token, from the engine core to the front end
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,6 +106,18 @@ class Ledger(msgspec.Struct, frozen=True):
     @property
     def unattributed_ns(self) -> int:
         return sum(entry.ns for entry in self.entries if entry.part is Part.UNATTRIBUTED)
+
+    @property
+    def not_observed_ns(self) -> int:
+        return self.by_not_observed().total()
+
+    def by_not_observed(self) -> Counter[str]:
+        """The time in ns that was not observed, by `NotObserved`."""
+        found: Counter[str] = Counter()
+        for entry in self.entries:
+            if entry.part is Part.NOT_OBSERVED:
+                found[entry.reason] += entry.ns
+        return found
 
     def by_part(self) -> Counter[Part]:
         found: Counter[Part] = Counter()
@@ -136,11 +161,14 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Where the time of one ended request went. `stalls_cut` more stalls were not kept."""
+    """Where the time of one ended request went. `stalls_cut` more stalls were not kept. A request
+    that `is_core_only` is known from the core of an attached engine alone: its time is not that of
+    its client, it ends where the core had the last token."""
 
     ledger: Ledger
     stalls: tuple[Stall, ...] = ()
     stalls_cut: int = 0
+    is_core_only: bool = False
 
 
 # (state, reason, part, payer): the payer is a sequence id, a cause, or None

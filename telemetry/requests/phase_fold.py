@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from telemetry.facts.engine_records import (
+    EngineStarted,
     GrammarCompiled,
     SequenceAdmitted,
     SequenceEnded,
@@ -45,8 +46,9 @@ from telemetry.facts.records import (
 from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass, workload_class
 from telemetry.requests.ledger_guard import LedgerGuard, LedgerSource
-from telemetry.requests.phases import Measure, Measured, RequestTimeline, tile
+from telemetry.requests.phases import Measure, Measured, RequestTimeline
 from telemetry.requests.sequence_fold import Sequence, SequenceFold
+from telemetry.requests.tiling import tile
 
 _GRACE_NS = 2_000_000_000
 
@@ -135,6 +137,8 @@ class PhaseFold:
                 self._accept(fact)
             case RequestParsed() | RequestTokenized() | RequestEnded() | SequenceSubmitted():
                 self._request_fact(fact)
+            case EngineStarted():
+                self._sequences.is_attached = fact.is_attached
             case SequenceQueued():
                 self._sequences.queued(fact)
             case SequenceAdmitted():

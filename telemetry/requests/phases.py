@@ -12,6 +12,10 @@ step that has a row of any of the request's sequences; `first tokens` is the com
 that gave the last of its sequences their first token (with one sequence: the first token). A
 request that ends early has its last phase cut at `ended`, and no later ones.
 
+Of an attached engine, `queue` holds the way from the front end to the engine core's process, and
+`detokenize` the way of the last token back. These are not observed, and the ledger says so
+(`telemetry.requests.engine_span`). Where nothing observes the front end, `queue` is the first.
+
 Code that follows live requests, such as the diagnosis, takes the borders from the same functions:
 `decode_begins_ns`, `first_commit_ns`, `last_commit_ns`.
 """
@@ -119,7 +123,8 @@ class SequenceTimeline:
 
     `hit_tokens` of its prompt were in the prefix cache when it was first admitted (so they
     were not computed), `ghost_tokens` more would have been in a larger one. `last_step_ns`
-    is the commit of the last step with a row of it.
+    is the commit of the last step with a row of it. `received_ns` is when the process of an
+    attached engine's core received it; None: not known, or our own engine.
     """
 
     seq_id: int
@@ -137,6 +142,7 @@ class SequenceTimeline:
     ghost_tokens: int = 0
     compile_ns: int | None = None
     submitted_ns: int | None = None
+    received_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,11 @@ class RequestTimeline:
         return self.ended.at_ns - self.accepted.at_ns
 
     @property
+    def is_core_only(self) -> bool:
+        """Known from the core of an attached engine alone."""
+        return is_core_only(self.parsed, self.tokenized, self.sequences)
+
+    @property
     def token_count(self) -> int:
         return sum(len(sequence.token_ns) for sequence in self.sequences)
 
@@ -207,12 +218,13 @@ class RequestTimeline:
 
     @property
     def truncated(self) -> bool:
-        """The request ended before it went through all phases."""
-        return self.phases[-1].name is not Phase.DELIVER
+        """The request ended before it went through all phases that are observed of it."""
+        last = Phase.DETOKENIZE if self.is_core_only else Phase.DELIVER
+        return self.phases[-1].name is not last
 
     @property
     def ttft_ns(self) -> int | None:
-        shown_ns = first_commit_ns(_firsts(self.sequences))
+        shown_ns = first_commit_ns(first_tokens_ns(self.sequences))
         if shown_ns is None:
             return None
         if self.parsed is not None and self.parsed.stream:
@@ -264,34 +276,15 @@ class RequestTimeline:
         return self.phase_ns(name)
 
 
-def tile(
-    accepted: RequestAccepted,
+def is_core_only(
     parsed: RequestParsed | None,
     tokenized: RequestTokenized | None,
-    ended: RequestEnded,
-    sequences: tuple[SequenceTimeline, ...],
-) -> tuple[PhaseSpan, ...]:
-    """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
-    starts: list[tuple[Phase, int | None]] = [
-        *([] if accepted.read_ns is None else [(Phase.ACCEPT, accepted.at_ns)]),
-        (Phase.PARSE, accepted.at_ns if accepted.read_ns is None else accepted.read_ns),
-        (Phase.TOKENIZE, parsed.at_ns if parsed else None),
-        (Phase.QUEUE, tokenized.at_ns if tokenized else None),
-        (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
-        (Phase.DECODE, decode_begins_ns(_firsts(sequences))),
-        *_ending(ended, sequences),
-    ]
-    phases: list[PhaseSpan] = []
-    at_ns = accepted.at_ns
-    for index, (name, start_ns) in enumerate(starts):
-        if start_ns is None:
-            break
-        following = starts[index + 1][1] if index + 1 < len(starts) else None
-        end_ns = ended.at_ns if following is None else following
-        end_ns = max(at_ns, min(end_ns, ended.at_ns))
-        phases.append(PhaseSpan(name, at_ns, end_ns))
-        at_ns = end_ns
-    return tuple(phases)
+    sequences: Sequence[SequenceTimeline],
+) -> bool:
+    """Whether the request is known from the core of an attached engine alone: nothing observes the
+    front end."""
+    is_attached = any(sequence.received_ns is not None for sequence in sequences)
+    return is_attached and parsed is None and tokenized is None
 
 
 def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:
@@ -312,15 +305,6 @@ def last_commit_ns(lasts_ns: Iterable[int | None]) -> int | None:
     return max((last_ns for last_ns in lasts_ns if last_ns is not None), default=None)
 
 
-def _firsts(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
+def first_tokens_ns(sequences: Sequence[SequenceTimeline]) -> list[int | None]:
+    """The commit of the first token of each sequence, None while it has none."""
     return [s.token_ns[0] if s.token_ns else None for s in sequences]
-
-
-def _ending(
-    ended: RequestEnded, sequences: tuple[SequenceTimeline, ...]
-) -> list[tuple[Phase, int | None]]:
-    """Detokenize and deliver exist only for a request that finished."""
-    if ended.reason.outcome is not Outcome.FINISHED or not sequences:
-        return []
-    last_ns = last_commit_ns(s.token_ns[-1] if s.token_ns else None for s in sequences)
-    return [(Phase.DETOKENIZE, last_ns), (Phase.DELIVER, ended.detokenized_ns)]

@@ -3,7 +3,7 @@
 Waits are derived. A sequence waits for its grammar until GrammarCompiled, and for its client
 between SequencePaused and SequenceResumed. Otherwise, while it is queued, it waits behind the head
 of the queue: the head for its own reason, sequences of a tenant at its limit for that limit, all
-others for the head.
+others for the head. A sequence whose KV blocks come from elsewhere is no head: it is passed over.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from telemetry.facts.reasons import EndReason, WaitReason
 from telemetry.requests.classes import WorkloadClass
 from telemetry.requests.phases import ChunkSpan, PreemptedSpan, SequenceTimeline, WaitSpan
 
+_OWN = (WaitReason.GRAMMAR, WaitReason.REMOTE_KV)  # of a sequence in the queue: nobody waits behind
 _HEADS_KEPT = 65_536
 _SAME_WAIT_NS = 1_000_000
 
@@ -41,6 +42,7 @@ class Sequence:
     choice: int = 0
     tenant: str = ""
     submitted_ns: int | None = None
+    received_ns: int | None = None
     queued_ns: int | None = None
     scheduled_ns: int | None = None
     last_step_ns: int | None = None
@@ -82,6 +84,7 @@ class Sequence:
             ghost_tokens=admitted.ghost_tokens if admitted else 0,
             compile_ns=self.compile_ns,
             submitted_ns=self.submitted_ns,
+            received_ns=self.received_ns,
         )
 
 
@@ -105,12 +108,14 @@ class _Head:
 
 class SequenceFold:
     """Live sequences by id. `on_gap(sequence, gap_ns, at_ns)` is called for each token but the
-    first."""
+    first. `is_attached`: they are in an engine that is not ours."""
 
     def __init__(self, on_gap: Callable[[Sequence, int, int], None]) -> None:
         self._on_gap = on_gap
+        self.is_attached = False
         self._sequences: dict[int, Sequence] = {}
         self._heads: deque[_Head] = deque(maxlen=_HEADS_KEPT)
+        self._remote: set[int] = set()  # those that wait for KV blocks from elsewhere
 
     def get(self, seq_id: int) -> Sequence:
         """The sequence; a new one if the id is not known."""
@@ -124,10 +129,14 @@ class SequenceFold:
 
     def drop(self, seq_id: int) -> None:
         self._sequences.pop(seq_id, None)
+        self._remote.discard(seq_id)
 
     def queued(self, fact: SequenceQueued) -> None:
         sequence = self.get(fact.seq_id)
         sequence.queued_ns, sequence.tenant, sequence.in_queue = fact.at_ns, fact.tenant, True
+        sequence.received_ns = fact.received_ns
+        if sequence.received_ns is None and self.is_attached:
+            sequence.received_ns = fact.at_ns  # the first that is known of it there
         if fact.constrained:
             sequence.blocked_since = (WaitReason.GRAMMAR, fact.at_ns)
         else:
@@ -160,6 +169,7 @@ class SequenceFold:
             self._unblock(sequence, at_ns)
 
     def step(self, step: StepRecorded) -> None:
+        self._remote_waits(step)
         for seq_id in step.preempted:
             self._preempt(seq_id, step)
         for row in step.rows:
@@ -173,6 +183,7 @@ class SequenceFold:
         sequence = self._sequences.pop(seq_id, None)
         if sequence is None:
             return None
+        self._remote.discard(seq_id)
         self._unblock(sequence, at_ns)
         if sequence.waiting_since_ns is not None:
             self._close_wait(sequence, at_ns)
@@ -253,6 +264,8 @@ class SequenceFold:
             sequence = self._sequences.get(skip.seq_id)
             if sequence is None or skip.reason is WaitReason.CLIENT_PAUSE:
                 continue
+            if sequence.in_queue and skip.reason in _OWN:
+                continue
             if sequence.waiting_since_ns is None:
                 wait = WaitSpan(skip.reason, skip.holder_seq_id, step.begin_ns, step.committed_ns)
                 _extend(sequence.waits, wait)
@@ -263,6 +276,26 @@ class SequenceFold:
         head = _Head(head.since_ns, head.seq_id, head.reason, frozenset(capped))
         if not self._heads or not head.same_as(self._heads[-1]):
             self._heads.append(head)
+
+    def _remote_waits(self, step: StepRecorded) -> None:
+        """A sequence waits for its blocks from the first step that says so to the first that does
+        not."""
+        if not self._remote and all(s.reason is not WaitReason.REMOTE_KV for s in step.skips):
+            return
+        now = {one.seq_id for one in step.skips if one.reason is WaitReason.REMOTE_KV}
+        for seq_id in self._remote - now:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                self._unblock(sequence, step.begin_ns)
+        self._remote &= now
+        for seq_id in now - self._remote:
+            sequence = self._sequences.get(seq_id)
+            if sequence is None or sequence.blocked_since is not None or not sequence.in_queue:
+                continue
+            if sequence.waiting_since_ns is not None:
+                self._close_wait(sequence, step.begin_ns)
+            sequence.blocked_since = (WaitReason.REMOTE_KV, step.begin_ns)
+            self._remote.add(seq_id)
 
     def _close_wait(self, sequence: Sequence, end_ns: int) -> None:
         """End the wait, and derive its reasons from the history of the queue's head."""

@@ -129,6 +129,8 @@ def _describe_account(account: Account | None) -> dict[str, Any]:
             "sum_ns": ledger.sum_ns,
             "residue_ns": ledger.residue_ns,
             "unattributed_ns": ledger.unattributed_ns,
+            "not_observed_ns": ledger.not_observed_ns,
+            **({"core_only": True} if account.is_core_only else {}),
             "entries": ledger.entries,
         },
         "stalls": account.stalls,

@@ -13,6 +13,7 @@ import msgspec
 from telemetry.facts.base import RecorderStats
 from telemetry.facts.limits import ChangedLimit, LimitValue
 from telemetry.numbers.quantiles import Percentiles
+from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals
 from telemetry.traces.tracing_view import TracingView
@@ -76,7 +77,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     budget of its own: that of the last one is `step_budget_tokens`, `step_tokens` of them were
     computed, and `step_target_ns` is the latency target that bounded it. In
     `steps_target_unreachable_total` steps the decodes alone took longer than their target.
-    `version` is that of the server, empty where it is not known.
+    `version` is that of the server, empty where it is not known. `coverage` is how much of the
+    requests' time is observed.
     """
 
     at_ns: int
@@ -129,3 +131,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     steps_target_unreachable_total: int = 0
     autopilot: AutopilotLine | None = None
     version: str = ""
+    coverage: Coverage = Coverage()

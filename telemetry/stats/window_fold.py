@@ -22,6 +22,7 @@ from telemetry.facts.limits import ChangedLimit, changed_limits, with_limits
 from telemetry.facts.records import EngineDied, Fact, RequestEnded, SequenceSubmitted
 from telemetry.numbers.quantiles import median
 from telemetry.requests.phases import RequestTimeline
+from telemetry.stats.coverage import CoverageFold
 from telemetry.stats.histograms import Histograms
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.step_targets import StepTargets
@@ -111,6 +112,7 @@ class WindowFold:
         self._preemptions_total = 0
         self._totals = Totals()
         self._targets = StepTargets()
+        self._coverage = CoverageFold()
         self._last_step: StepRecorded | None = None
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
@@ -122,6 +124,7 @@ class WindowFold:
     def on_timeline(self, timeline: RequestTimeline) -> None:
         """Count a request when its timeline is emitted, so that counters agree with timelines."""
         self._outcomes[timeline.outcome.value] += 1
+        self._coverage.on_timeline(timeline)
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """The service as of the last facts; rates are over the last RATE_WINDOW_NS."""
@@ -181,6 +184,7 @@ class WindowFold:
             steps_target_unreachable_total=self._targets.unreachable,
             autopilot=self._suppliers.autopilot(),
             version=self._suppliers.version,
+            coverage=self._coverage.report(),
         )
 
     def _take(self, fact: Fact) -> None:
@@ -197,6 +201,7 @@ class WindowFold:
                 )
             case EngineStarted():
                 self._started = self._begun = fact
+                self._coverage.started(fact)
                 self._limits_changed = {}
                 self._last_step = None
                 self._gauges = _Gauges(blocks_total=fact.blocks_total)

@@ -27,6 +27,8 @@ from telemetry.facts.clock import WallAnchor
 from telemetry.facts.reasons import Outcome, Phase, WaitReason
 from telemetry.facts.traceparent import request_span_id
 from telemetry.numbers.quantiles import median
+from telemetry.requests.account import Part
+from telemetry.requests.engine_span import critical_sequence, engine_span, unseen_of
 from telemetry.requests.phases import ChunkSpan, PhaseSpan, PreemptedSpan, RequestTimeline, WaitSpan
 from telemetry.traces.link_targets import (
     MAX_CHUNKS,
@@ -49,7 +51,11 @@ MAX_SLOW_GAPS = 16
 MAX_OWN_WAITS = 64
 MAX_PREEMPTED = 64
 MAX_EVENTS = 128
-_OWN_WAITS = {WaitReason.GRAMMAR: "grammar.compile", WaitReason.CLIENT_PAUSE: "client.pause"}
+_OWN_WAITS = {
+    WaitReason.GRAMMAR: "grammar.compile",
+    WaitReason.CLIENT_PAUSE: "client.pause",
+    WaitReason.REMOTE_KV: "kv.wait",
+}
 _SLOW_FACTOR = 2
 
 
@@ -167,8 +173,10 @@ class _Tree:
         )
 
     def children(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
-        """Own waits, preemptions, stalls and prefill chunks that begin within the phase."""
+        """Own waits, what is not observed, preemptions, stalls and prefill chunks that begin within
+        the phase."""
         spans, first = self._own_waits_in(phase, parent), len(self._preemptions)
+        spans += self._unseen_in(phase, parent)
         for gap in self._preempted_in(phase)[:MAX_PREEMPTED]:
             end_ns = min(gap.end_ns, phase.end_ns)
             attributes: Attributes = {
@@ -193,6 +201,23 @@ class _Tree:
             name, end_ns = _OWN_WAITS[wait.reason], min(wait.end_ns, phase.end_ns)
             found.append(self._span(name, parent.context, wait.start_ns, end_ns, attributes))
         return found
+
+    def _unseen_in(self, phase: PhaseSpan, parent: ReadableSpan) -> list[ReadableSpan]:
+        """What nothing observed of the phase, as the ledger has it."""
+        critical = critical_sequence(self._timeline)
+        if critical is None:
+            return []
+        return [
+            self._span(
+                Part.NOT_OBSERVED.value,
+                parent.context,
+                one.start_ns,
+                min(one.end_ns, phase.end_ns),
+                {"phasescope.reason": one.reason.value},
+            )
+            for one in unseen_of(self._timeline, engine_span(self._timeline, critical))
+            if _begins_in(one.start_ns, phase)
+        ]
 
     def _waits_in(self, phase: PhaseSpan) -> list[tuple[int, WaitSpan]]:
         return [

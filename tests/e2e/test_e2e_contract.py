@@ -223,13 +223,15 @@ def test_a_drain_lets_running_requests_finish_refuses_new_ones_and_exports_every
                 results.append(ids(server, [20, 21], max_tokens=1500))
 
             worker = threading.Thread(target=run)
-            worker.start()
-            eventually(lambda: server.snapshot()["running"] == 1, "a running request")
             engine = server.snapshot()["engine_pid"]
+            os.kill(engine, signal.SIGSTOP)  # so that the request cannot end before the refusal
+            worker.start()
+            eventually(lambda: live(server), "a live request")
             with httpx.Client(base_url=server.url) as late:
                 for pid in (engine, server.process.pid):
                     os.kill(pid, signal.SIGTERM)
                 answer = eventually(lambda: refused(late), "a refusal")
+            os.kill(engine, signal.SIGCONT)
             worker.join(60)
             assert server.process.wait(30) == 0
 
@@ -239,6 +241,12 @@ def test_a_drain_lets_running_requests_finish_refuses_new_ones_and_exports_every
         found = {tree.attribute("gen_ai.request.id") for tree in receiver.trees()}
         assert results[0]["id"] in found
         assert answer.headers["x-request-id"] in found
+
+
+def live(server: Server) -> int:
+    """How many requests have not ended."""
+    answer = server.client.get("/debug/requests", params={"since": 0}).json()
+    return len(answer["live"])
 
 
 def refused(client: httpx.Client) -> httpx.Response | None:

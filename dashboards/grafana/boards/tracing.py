@@ -158,6 +158,25 @@ _RECORD = Row(
             stacked=True,
         ),
         Panel(
+            title="Not observed of requests' time",
+            queries=(
+                Query(share(rate(recording.NOT_OBSERVED), rate(recording.ACCOUNTED)), "of all"),
+                Query(
+                    highest(recording.NOT_OBSERVED_SHARE, "percentile"),
+                    "of a request, {{percentile}}",
+                ),
+            ),
+            unit="percentunit",
+            about=f"{recording.NOT_OBSERVED_SHARE.help} {recording.ACCOUNTED.help}",
+        ),
+        Panel(
+            title="Not observed, by reason",
+            queries=(Query(rate(recording.NOT_OBSERVED, "reason"), "{{reason}}"),),
+            unit="percentunit",
+            about=f"{recording.NOT_OBSERVED.help} Seconds a second.",
+            stacked=True,
+        ),
+        Panel(
             title="The journal covers",
             queries=(Query(highest(recording.JOURNAL_SECONDS, "instance"), "{{instance}}"),),
             unit="s",

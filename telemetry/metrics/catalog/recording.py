@@ -79,3 +79,23 @@ REPORT_FAILURES = Metric(
     "Number of incident folders that could not be written, or not whole, by reason.",
     ("reason",),
 )
+ACCOUNTED = Metric(
+    "phasescope_accounted_seconds",
+    Kind.COUNTER,
+    "Seconds of ended requests, from accepted to ended, that the ledger has split into parts.",
+)
+NOT_OBSERVED = Metric(
+    "phasescope_not_observed_seconds",
+    Kind.COUNTER,
+    "Seconds of ended requests that nothing observes, by reason: on the way to the core of an "
+    "attached engine (to_engine), on the way back (to_front_end), or in a front end without the "
+    "adapter (front_end). 0 with an engine of our own.",
+    ("reason",),
+)
+NOT_OBSERVED_SHARE = Metric(
+    "phasescope_not_observed_share",
+    Kind.GAUGE,
+    "Share of a request's time that nothing observes, 0 to 1: the median and the 99th percentile "
+    "over the ended requests.",
+    ("percentile",),
+)
