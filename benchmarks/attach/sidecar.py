@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ def cli(*arguments: str) -> list[str]:
 
 
 class Sidecar:
-    """`async with Sidecar() as sidecar:`, then `Vllm(attach_to=sidecar.socket)`."""
+    """`async with Sidecar() as sidecar:`, then `Vllm(attach_to=sidecar.socket)`. With `command` it
+    starts the engine itself, in that `environment`."""
+
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] | None = None
 
     def __init__(self, *flags: str) -> None:
         self.flags = (*JOURNAL_FLAGS, *flags)
@@ -70,10 +75,12 @@ class Sidecar:
     def launch(self) -> None:
         """Start and do not wait."""
         command = cli("attach", "--socket", str(self.socket), "--port", str(self.port))
+        command += ["--dump-dir", str(self.folder / "dumps"), *self.flags]
+        command += ["--", *self.command] if self.command else []
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(self.environment or {})}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--dump-dir", str(self.folder / "dumps"), *self.flags],
-                cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                command, cwd=REPOSITORY, env=environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -89,8 +96,8 @@ class Sidecar:
                 await asyncio.sleep(0.1)
         pin(self.pid, split_cores().rest)
 
-    async def until_attached(self, within_s: float = 60.0) -> None:
-        """An engine is attached."""
+    async def until_attached(self, within_s: float = READY_TIMEOUT_S) -> None:
+        """An engine is attached. With a `command` its start is waited for."""
         deadline_ns = now_ns() + int(within_s * 1e9)
         async with ticking("waiting for the engine to attach"):
             while not await self._answers("/ready"):

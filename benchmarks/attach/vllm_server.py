@@ -148,6 +148,14 @@ class Vllm:
             if pid != worker:
                 pin(pid, rest)
 
+    async def until_answers(self) -> None:
+        """For one that somebody else started with its `command`."""
+        deadline_ns = now_ns() + int(READY_TIMEOUT_S * 1e9)
+        while not await self._answers():
+            if now_ns() > deadline_ns:
+                raise NotSupported(f"vLLM did not answer in {READY_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.5)
+
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL for whatever is left of its processes."""
         process, self._process = self._process, None

@@ -110,7 +110,10 @@ def _with_middleware(build_app: Callable[..., Any]) -> Callable[..., Any]:
     def build(*args: Any, **named: Any) -> Any:
         app = build_app(*args, **named)
         try:
-            app.add_middleware(AttachMiddleware, attach=attach)
+            if app.middleware_stack is None:
+                app.add_middleware(AttachMiddleware, attach=attach)
+            else:  # as vLLM leaves it: built, and closed to further middleware
+                app.middleware_stack = AttachMiddleware(app.middleware_stack, attach)
         except Exception:  # an application of another kind: it is served as it is
             return app
         return app
