@@ -10,12 +10,8 @@ from docs.generate.markdown import code, one_line, table
 from service.config.settings import GatewayConfig
 from service.gateway.ingest.request_types import NOT_SUPPORTED
 from service.gateway.routes.openapi import document as openapi
-from service.gateway.routes.route_table import (
-    DESCRIPTIONS,
-    REQUEST_HEADERS,
-    STATUS_TEXTS,
-    Description,
-)
+from service.gateway.routes.route_table import DESCRIPTIONS
+from service.gateway.routes.view_table import REQUEST_HEADERS, STATUS_TEXTS, Description
 
 _HEAD = """# HTTP
 
@@ -48,7 +44,7 @@ _BOUNDS = {
 
 def document() -> str:
     """The whole page."""
-    spec: dict[str, Any] = msgspec.json.decode(openapi(GatewayConfig()))
+    spec: dict[str, Any] = msgspec.json.decode(openapi(GatewayConfig(), DESCRIPTIONS))
     schemas = spec["components"]["schemas"]
     lines = [_HEAD]
     for tag, title in _TAGS.items():

@@ -23,7 +23,7 @@ from service.cli import (
     timeline,
     top,
 )
-from service.cli.operator import export, mcp, report
+from service.cli.operator import attach, export, mcp, report
 from service.config.settings import ConfigError
 
 EXIT_INTERRUPTED = 130
@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (
         serve,
+        attach,
         config,
         pull,
         bench,

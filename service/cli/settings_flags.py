@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from service.config.resolve import CONFIG, Resolution, resolve
 from service.config.setting import ConfigError, Group, Setting
-from service.config.settings import ModelKind, ModelRef, ServeConfig
-from service.config.tree import all_settings
+from service.config.settings import AttachedConfig, ModelKind, ModelRef, ObserverConfig, ServeConfig
+from service.config.tree import all_settings, attach_settings
 
 NAMES = (
     "Each flag is also an environment variable and a key of a config file: --max-num-seqs is "
@@ -67,10 +67,13 @@ class SettingAction(argparse.Action):
         namespace.given = {**namespace.given, setting.key: value}
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """All settings, in their groups, and the flag of the config file."""
+def add_settings(
+    parser: argparse.ArgumentParser, settings: Mapping[str, Setting] | None = None, more: str = ""
+) -> None:
+    """The settings, by default those of `serve`, in their groups, and the flag of the config file.
+    `more` ends the line of usage."""
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.usage = "%(prog)s [--config FILE] [FLAG VALUE ...]"
+    parser.usage = f"%(prog)s [--config FILE] [FLAG VALUE ...]{more}"
     parser.epilog = NAMES
     parser.set_defaults(given={})
     source = parser.add_argument_group("config file")
@@ -81,7 +84,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         help="TOML file with a key for each setting, as in max_num_seqs = 128",
     )
     groups = {group: parser.add_argument_group(group.value) for group in Group}
-    for one in all_settings().values():
+    for one in (all_settings() if settings is None else settings).values():
         groups[one.details.group].add_argument(
             *one.flags, action=SettingAction, dest=argparse.SUPPRESS, setting=one
         )
@@ -91,6 +94,23 @@ def resolved(args: argparse.Namespace) -> Resolution:
     """Every setting, from flags, environment, config file and hardware. Raises ConfigError."""
     file = getattr(args, CONFIG, None)
     return resolve(args.given | ({} if file is None else {CONFIG: file}), os.environ)
+
+
+def resolved_attach(args: argparse.Namespace) -> Resolution:
+    """The same for `phasescope attach`, which has settings of its own."""
+    file = getattr(args, CONFIG, None)
+    flags = args.given | ({} if file is None else {CONFIG: file})
+    return resolve(flags, os.environ, known=attach_settings())
+
+
+def checked_attach(resolution: Resolution) -> AttachedConfig:
+    """Its settings, after a check of them and of the files that they name. Raises ConfigError."""
+    config = resolution.attached()
+    try:
+        _check_metrics_files(config)
+    except ConfigError as error:
+        raise resolution.explained(error) from error
+    return config
 
 
 def checked(resolution: Resolution) -> ServeConfig:
@@ -105,12 +125,7 @@ def checked(resolution: Resolution) -> ServeConfig:
 
 
 def _check_files(config: ServeConfig) -> None:
-    from telemetry.requests.slo_policy import SloFileError, policy_of
-
-    try:
-        policy_of(config.metrics.slo_file)
-    except SloFileError as error:
-        raise ConfigError(f"--slo-file {error}") from error
+    _check_metrics_files(config)
     if config.autopilot.bounds_file is not None:
         from diagnosis.autopilot.bounds import BoundsError, bounds_of
 
@@ -118,6 +133,15 @@ def _check_files(config: ServeConfig) -> None:
             bounds_of(config.autopilot.bounds_file)
         except BoundsError as error:
             raise ConfigError(f"--autopilot-bounds {error}") from error
+
+
+def _check_metrics_files(config: ObserverConfig) -> None:
+    from telemetry.requests.slo_policy import SloFileError, policy_of
+
+    try:
+        policy_of(config.metrics.slo_file)
+    except SloFileError as error:
+        raise ConfigError(f"--slo-file {error}") from error
     if config.metrics.baseline is None:
         return
     from diagnosis.detection.reference import BaselineError, read_baseline  # brings numpy

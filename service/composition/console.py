@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 
-from service.config.settings import ANY_ADDRESS, ServeConfig
+from service.config.settings import ANY_ADDRESS, ObserverConfig
 
 _KEY = "PHASESCOPE_DEBUG_KEY"
 _END_S = 5.0
@@ -19,7 +19,7 @@ _END_S = 5.0
 class ConsoleProcess:
     """Nothing unless --console is set."""
 
-    def __init__(self, config: ServeConfig, port: int) -> None:
+    def __init__(self, config: ObserverConfig, port: int) -> None:
         self._config = config
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None

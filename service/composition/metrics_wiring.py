@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from service.config.settings import ServeConfig
+from service.config.settings import ObserverConfig
 from telemetry.facts.clock import Clock
 from telemetry.facts.pump import Pump
 from telemetry.metrics.exemplars import ExemplarStore, Kept
@@ -26,7 +26,8 @@ from telemetry.traces.otlp_exporters import Exporter
 
 
 def build_metrics(
-    config: ServeConfig,
+    config: ObserverConfig,
+    model: Callable[[], str],
     clock: Clock,
     pump: Pump,
     window: WindowFold,
@@ -35,10 +36,10 @@ def build_metrics(
     kept: Kept,
     more: MoreFamilies,
 ) -> Metrics:
-    """`kept` says of an ended request whether its trace was kept; `more` are the metrics of
-    other owners."""
+    """`model` names what the engine serves, `kept` says of an ended request whether its trace was
+    kept; `more` are the metrics of other owners."""
     return Metrics(
-        model=config.engine.model.name,
+        model=model,
         clock=clock,
         pump=pump,
         window=window,
@@ -51,7 +52,7 @@ def build_metrics(
     )
 
 
-def build_pusher(config: ServeConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
+def build_pusher(config: ObserverConfig, clock: Clock, metrics: Metrics) -> MetricPusher | None:
     """None when metrics are not exported."""
     tracing = config.tracing
     if not config.metrics.otlp:

@@ -9,23 +9,22 @@ from pathlib import Path
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from service.composition.report_worker import ReportWorker
 from service.composition.root_wiring import current_diagnosis
-from service.composition.thread_stacks import both_stacks
-from service.config.settings import ConfigError, ServeConfig
-from service.gateway.engine_client.engine_process import EngineProcess
+from service.config.settings import ConfigError, ObserverConfig
 from telemetry.facts.clock import Clock
 from telemetry.facts.pump import Pump
 from telemetry.journal.flight_recorder import FlightRecorder
 
 
 def build_report_worker(
-    config: ServeConfig,
+    config: ObserverConfig,
     clock: Clock,
     pump: Pump,
     diagnoser: Diagnoser,
     recorder: FlightRecorder | None,
-    engine: Callable[[], EngineProcess | None],
+    stacks: Callable[[], str],
 ) -> ReportWorker | None:
-    """None without `--report-dir`. Raises ConfigError if the folder cannot be written."""
+    """None without `--report-dir`; `stacks` are those of the processes. Raises ConfigError if the
+    folder cannot be written."""
     settings = config.recorder
     if settings.report_dir is None or recorder is None:
         return None
@@ -48,7 +47,7 @@ def build_report_worker(
         clock,
         diagnosis,
         partial(recorder.frames, "incident"),
-        partial(both_stacks, engine),
+        stacks,
         folder,
         settings.reports_kept,
         int(settings.report_interval_s * 1e9),

@@ -7,7 +7,7 @@ from functools import partial
 
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis, diagnoser_failed
 from service.composition.root_worker import RootWorker
-from service.config.settings import ServeConfig
+from service.config.settings import ObserverConfig
 from telemetry.facts.clock import Clock
 from telemetry.facts.pump import Pump
 from telemetry.journal.flight_recorder import FlightRecorder
@@ -20,7 +20,7 @@ def current_diagnosis(pump: Pump, diagnoser: Diagnoser) -> Diagnosis:
 
 
 def build_root_worker(
-    config: ServeConfig,
+    config: ObserverConfig,
     clock: Clock,
     pump: Pump,
     diagnoser: Diagnoser,

@@ -6,11 +6,13 @@ import asyncio
 import socket
 import sys
 
+from service.composition.autopilot_wiring import why_off
 from service.composition.console import ConsoleProcess
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry
-from service.composition.telemetry_wiring import build_telemetry
+from service.composition.telemetry_wiring import Observed, Steered, build_telemetry
+from service.composition.thread_stacks import both_stacks
 from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
 from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.client import EngineClient
@@ -30,8 +32,8 @@ from telemetry.facts.reasons import FactSource, StartStage
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import Stages, StartReport, start_report
 from telemetry.host.gc_watch import settle_collector
-from telemetry.metrics.connections import ConnectionCounts
-from telemetry.metrics.ingest_counts import IngestCounts
+from telemetry.metrics.connections import ConnectionCounts, connection_families
+from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
 
 _SUPERVISOR_END_S = 10.0
 # How long a computing thread keeps the interpreter lock while the event loop waits for it: with
@@ -78,12 +80,18 @@ async def _serve(
         engine_client.use_vocabulary(vocabulary)
         live: set[str] = set()
         port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
-        # in this order: the gateway's facts of a sequence then come before the engine's, or with
-        lanes = (engine_lane, gateway_lane)
-        telemetry = build_telemetry(
-            config, clock, engine_client, lanes, port, lambda: bool(live), connections, counts,
-            lambda: supervisor.engine,
-        )  # fmt: skip
+        observed = Observed(
+            engine=engine_client,
+            model=lambda: config.engine.model.name,
+            # in this order: the gateway's facts of a sequence come before the engine's, or with
+            lanes=(engine_lane, gateway_lane),
+            is_busy=lambda: bool(live),
+            stacks=lambda: both_stacks(supervisor.engine),
+            more=lambda: [*connection_families(connections), *ingest_families(counts)],
+            watch_host=config.engine.watch_host,
+        )
+        steered = Steered(config, engine_client)
+        telemetry = build_telemetry(config, clock, observed, port, steered, why_off(config))
         model = config.engine.model
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)

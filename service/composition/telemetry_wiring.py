@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 from diagnosis.detection.reference import read_baseline
 from diagnosis.verdicts.alerts import finding_families
 from diagnosis.verdicts.classifier import Diagnoser
-from service.composition.autopilot_wiring import build_autopilot, why_off
+from service.composition.autopilot_wiring import build_autopilot
 from service.composition.autopilot_worker import AutopilotWorker
 from service.composition.metrics_wiring import build_metrics, build_pusher, push_counts
 from service.composition.recording import build_recorder
@@ -23,10 +24,10 @@ from service.composition.root_wiring import build_root_worker, current_diagnosis
 from service.composition.root_worker import RootWorker
 from service.composition.telemetry import Telemetry
 from service.composition.tracing_wiring import build_exporter, tracing_view
-from service.config.settings import ServeConfig
+from service.config.settings import ObserverConfig, ServeConfig
 from service.engine.inbox import SetStepCost
 from service.gateway.engine_client.client import EngineClient
-from service.gateway.engine_client.engine_process import EngineProcess
+from service.gateway.server_state import ObservedEngine
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
@@ -39,11 +40,9 @@ from telemetry.host.roofline import Peaks
 from telemetry.journal.dumps import DumpReason
 from telemetry.journal.flight_recorder import FlightRecorder
 from telemetry.ledger.builder import LedgerBuilder
-from telemetry.metrics.connections import ConnectionCounts, connection_families
 from telemetry.metrics.exemplars import Kept
 from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
-from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
 from telemetry.metrics.machine_metrics import heartbeat_families, machine_families
 from telemetry.metrics.otlp_push import MetricPusher
 from telemetry.requests.classes import ClassBook
@@ -61,37 +60,60 @@ from telemetry.traces.limit_events import LimitEvents
 from telemetry.traces.otlp import SpanExporterThread
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
+    requests are being served, `stacks` are those of all threads, `more` are further metrics."""
+
+    engine: ObservedEngine
+    model: Callable[[], str]
+    lanes: tuple[Lane, ...]
+    is_busy: Callable[[], bool]
+    stacks: Callable[[], str]
+    more: MoreFamilies
+    watch_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """An engine that takes commands: the cost of its steps, and limits from the autopilot."""
+
+    config: ServeConfig
+    client: EngineClient
+
+
 def build_telemetry(
-    config: ServeConfig,
+    config: ObserverConfig,
     clock: Clock,
-    client: EngineClient,
-    lanes: tuple[Lane, ...],
+    observed: Observed,
     port: int,
-    is_busy: Callable[[], bool],
-    connections: ConnectionCounts,
-    ingest: IngestCounts,
-    engine: Callable[[], EngineProcess | None],
+    steered: Steered | None,
+    why_no_autopilot: str,
 ) -> Telemetry:
     """Connect lanes, folds and listeners. To be called on the event loop. Raises ConfigError."""
+    engine = observed.engine
     policy = policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
-    pump = Pump(clock, remote_lost=lambda: client.lost_facts)
-    machine = _build_machine(config, clock, client, is_busy, pump.isolation)
+    pump = Pump(clock, remote_lost=lambda: engine.lost_facts)
+    machine = _build_machine(config, clock, observed, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))
     diagnoser = _build_diagnoser(config.metrics.baseline, policy)
-    pilot = build_autopilot(config, clock, pump, diagnoser, recorder, client, policy)
+    pilot = _build_pilot(steered, clock, pump, diagnoser, recorder, policy)
     events = (LimitEvents(), AutopilotEvents())
     is_culprit, span_events = ledgers.harm.is_culprit, _span_events(diagnoser, *events)
     exporter = build_exporter(config, clock, port, policy, is_culprit, span_events)
     slo = SloFold(policy, clock.now_ns(), config.metrics.price_per_hour)
-    suppliers = _suppliers(client, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
+    suppliers = _suppliers(engine, pump, machine, recorder, exporter, slo, lambda: pusher, pilot)
     window = WindowFold(histograms, suppliers)
     root_worker = build_root_worker(config, clock, pump, diagnoser, recorder)
-    reports = build_report_worker(config, clock, pump, diagnoser, recorder, engine)
+    reports = build_report_worker(config, clock, pump, diagnoser, recorder, observed.stacks)
     workers = (root_worker, pilot, reports)
-    more = _more_families(client, pump, machine, ledgers, diagnoser, workers, connections, ingest)
-    all_metrics = build_metrics(config, clock, pump, window, histograms, slo, _kept(exporter), more)
+    more = _more_families(observed, pump, machine, ledgers, diagnoser, workers)
+    kept = _kept(exporter)
+    all_metrics = build_metrics(
+        config, observed.model, clock, pump, window, histograms, slo, kept, more
+    )
     pusher = build_pusher(config, clock, all_metrics)
     timelines = _build_timelines(config, policy)
     request_list = RequestList(judged_by(policy), clock.now_ns())
@@ -117,10 +139,25 @@ def build_telemetry(
         report_worker=reports,
         slo_policy=policy,
         autopilot_worker=pilot,
-        why_no_autopilot=why_off(config),
+        why_no_autopilot=why_no_autopilot,
     )
-    _connect(telemetry, client, lanes, events)
+    _connect(telemetry, observed.lanes, events)
+    if steered is not None:
+        _send_costs(pump, steered.client)
     return telemetry
+
+
+def _build_pilot(
+    steered: Steered | None,
+    clock: Clock,
+    pump: Pump,
+    diagnoser: Diagnoser,
+    recorder: FlightRecorder | None,
+    policy: SloPolicy,
+) -> AutopilotWorker | None:
+    if steered is None:
+        return None
+    return build_autopilot(steered.config, clock, pump, diagnoser, recorder, steered.client, policy)
 
 
 def _kept(exporter: SpanExporterThread | None) -> Kept:
@@ -128,7 +165,7 @@ def _kept(exporter: SpanExporterThread | None) -> Kept:
     return lambda timeline: exporter is not None and timeline.accepted.trace_id in exporter.kept
 
 
-def _build_timelines(config: ServeConfig, policy: SloPolicy) -> TimelineStore:
+def _build_timelines(config: ObserverConfig, policy: SloPolicy) -> TimelineStore:
     kept_bytes = config.recorder.timeline_bytes
     return TimelineStore(capacity_bytes=kept_bytes, judged=judged_by(policy))
 
@@ -148,7 +185,7 @@ def _span_events(
 
 
 def _suppliers(
-    client: EngineClient,
+    engine: ObservedEngine,
     pump: Pump,
     machine: MachineWatch,
     recorder: FlightRecorder | None,
@@ -159,7 +196,7 @@ def _suppliers(
 ) -> Suppliers:
     """What a snapshot reads from other owners; `pusher` is built later."""
     return Suppliers(
-        ready=lambda: client.ready,
+        ready=lambda: engine.ready,
         facts_lost=lambda: pump.facts_lost,
         facts_waiting=lambda: pump.facts_waiting,
         folds_detached=lambda: pump.detached,
@@ -176,27 +213,25 @@ def _suppliers(
 
 
 def _more_families(
-    client: EngineClient,
+    observed: Observed,
     pump: Pump,
     machine: MachineWatch,
     ledger_builder: LedgerBuilder,
     diagnoser: Diagnoser,
     workers: tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None],
-    connections: ConnectionCounts,
-    ingest: IngestCounts,
 ) -> MoreFamilies:
     """Metrics of other owners than the folds."""
     root_worker, pilot, reports = workers
+    health = observed.engine.health
     return lambda: [
         *machine_families(machine),
-        *heartbeat_families(client.health.heartbeat_age_ns, client.health.hangs),
+        *heartbeat_families(health.heartbeat_age_ns, health.hangs),
         *harm_families(ledger_builder.harm),
         *finding_families(current_diagnosis(pump, diagnoser)),
         *(() if root_worker is None else root_worker.failures.families()),
         *(() if pilot is None else pilot.families()),
         *report_families(reports),
-        *connection_families(connections),
-        *ingest_families(ingest),
+        *observed.more(),
     ]
 
 
@@ -221,7 +256,6 @@ def _listeners(
 
 def _connect(
     telemetry: Telemetry,
-    client: EngineClient,
     lanes: tuple[Lane, ...],
     events: tuple[LimitEvents, AutopilotEvents],
 ) -> None:
@@ -242,19 +276,21 @@ def _connect(
     if telemetry.autopilot_worker is not None:
         pump.add_lane(telemetry.autopilot_worker.lane)
         pump.add_fold("autopilot", telemetry.autopilot_worker)
-    loop = asyncio.get_running_loop()  # the token budget follows what steps cost
+
+
+def _send_costs(pump: Pump, client: EngineClient) -> None:
+    """The engine's token budget follows what its steps cost."""
+    loop = asyncio.get_running_loop()
     pump.add_fold("step_cost", StepCostFold(lambda cost: _send_step_cost(loop, client, cost)))
 
 
 def _build_machine(
-    config: ServeConfig,
-    clock: Clock,
-    client: EngineClient,
-    is_busy: Callable[[], bool],
-    isolation: Isolation,
+    config: ObserverConfig, clock: Clock, observed: Observed, isolation: Isolation
 ) -> MachineWatch:
+    engine = observed.engine
+
     def engine_pid() -> int | None:
-        return client.started.pid if client.has_engine and client.started is not None else None
+        return engine.started.pid if engine.has_engine and engine.started is not None else None
 
     gb, gflop = config.peaks.gb_per_s, config.peaks.gflop_per_s
     peaks = Peaks(
@@ -262,9 +298,9 @@ def _build_machine(
         flop_per_s=None if gflop is None else gflop * 1e9,
         source="stated at the start" if gb or gflop else "not measured",
     )
-    machine = MachineWatch(clock, engine_pid, is_busy, peaks, config.engine.watch_host)
+    machine = MachineWatch(clock, engine_pid, observed.is_busy, peaks, observed.watch_host)
     if machine.enabled:
-        client.on_frame = isolation.guard("loop_probe", machine.probe.alive)
+        engine.on_frame = isolation.guard("loop_probe", machine.probe.alive)
     return machine
 
 

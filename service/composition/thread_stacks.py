@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 
 from service.gateway.engine_client.engine_process import EngineProcess
@@ -50,7 +49,7 @@ def engine_stacks(engine: EngineProcess | None) -> list[str]:
     return [head, *found.lines]
 
 
-def both_stacks(engine: Callable[[], EngineProcess | None]) -> str:
+def both_stacks(engine: EngineProcess | None) -> str:
     """One text of both."""
     gateway = gateway_stacks()
-    return "\n".join(["gateway", *gateway, "", "engine", *engine_stacks(engine()), ""])
+    return "\n".join(["gateway", *gateway, "", "engine", *engine_stacks(engine), ""])

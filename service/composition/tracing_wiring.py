@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from service.config.settings import ANY_ADDRESS, ConfigError, ServeConfig
+from service.config.settings import ANY_ADDRESS, ConfigError, ObserverConfig
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
 from telemetry.requests.phases import RequestTimeline
@@ -19,7 +19,7 @@ from telemetry.traces.tracing_view import TracingView
 
 
 def build_exporter(
-    config: ServeConfig,
+    config: ObserverConfig,
     clock: Clock,
     port: int,
     slo: SloPolicy,

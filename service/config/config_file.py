@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.config.setting import ConfigError
-from service.config.tree import all_settings
+from service.config.tree import all_settings, attach_settings
 
 
 def read_config_file(path: str, where: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def read_config_file(path: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where} {path}: not TOML: {error}") from error
-    settings = all_settings()
+    settings = {**attach_settings(), **all_settings()}  # one file may be for both commands
     found: dict[str, Any] = {}
     for key, value in stated.items():
         if key not in settings:

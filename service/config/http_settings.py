@@ -11,7 +11,7 @@ import msgspec
 from service.config.setting import ConfigError, Group, Unit, check_fields, setting
 
 ANY_HOST = "*"
-_SOCKET_PATH_BYTES = 100  # the kernel allows 107
+SOCKET_PATH_BYTES = 100  # the kernel allows 107
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,8 +153,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"--cors-origins {origin!r}: give scheme and host, as in https://my.host"
                 )
         self._validate_tls()
-        if self.uds is not None and not 0 < len(os.fsencode(self.uds)) <= _SOCKET_PATH_BYTES:
-            raise ConfigError(f"--uds: give a path of 1 to {_SOCKET_PATH_BYTES} bytes")
+        if self.uds is not None and not 0 < len(os.fsencode(self.uds)) <= SOCKET_PATH_BYTES:
+            raise ConfigError(f"--uds: give a path of 1 to {SOCKET_PATH_BYTES} bytes")
 
     @property
     def is_tls(self) -> bool:

@@ -9,18 +9,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
+from service.config.attach_settings import ATTACH_VARIABLE
 from service.config.config_file import read_config_file
 from service.config.hardware import Hardware, find_hardware
 from service.config.model_ref import ModelRef
 from service.config.setting import ENV_PREFIX, ConfigError, Setting
-from service.config.settings import ServeConfig
-from service.config.tenant_keys import read_tenant_keys
-from service.config.tree import all_settings, build
+from service.config.settings import AttachedConfig, ObserverConfig, ServeConfig
+from service.config.tenant_keys import TenantKeys, read_tenant_keys
+from service.config.tree import all_settings, attach_settings, build, build_attached
 
 CONFIG = "config"  # the flag and the variable that name the config file
 _FLAG = re.compile(r"--[a-z][a-z-]*")
+Config = TypeVar("Config", bound=ObserverConfig)
 
 
 class Source(StrEnum):
@@ -60,9 +62,22 @@ class Resolution:
     def config(self, model: ModelRef) -> ServeConfig:
         """The structs, validated. Raises ConfigError, which says where values that do not work
         together came from."""
-        values = {key: one.value for key, one in self.settings.items()}
+        return self._checked(lambda: build(self._values, model, self._tenant_keys()))
+
+    def attached(self) -> AttachedConfig:
+        """The same for `phasescope attach`."""
+        return self._checked(lambda: build_attached(self._values))
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        return {key: one.value for key, one in self.settings.items()}
+
+    def _tenant_keys(self) -> TenantKeys:
+        return read_tenant_keys(self["tenant_keys"])
+
+    def _checked(self, made: Callable[[], Config]) -> Config:
         try:
-            config = build(values, model, read_tenant_keys(self["tenant_keys"]))
+            config = made()
             config.validate()
         except ConfigError as error:
             raise self.explained(error) from error
@@ -85,16 +100,18 @@ def resolve(
     flags: Mapping[str, Any],
     environment: Mapping[str, str],
     hardware_of: Callable[[str], Hardware] = find_hardware,
+    known: Mapping[str, Setting] | None = None,
 ) -> Resolution:
     """`flags` are the values of those that were given, by key; `hardware_of` says what a
-    `--device` means here. Raises ConfigError with one line."""
+    `--device` means here; `known` are the settings of the command, by default those of `serve`.
+    Raises ConfigError with one line."""
     path, where = flags.get(CONFIG), f"--{CONFIG}"
     if path is None:
         where = ENV_PREFIX + CONFIG.upper()
         path = environment.get(where)
     stated = {} if path is None else read_config_file(path, where)
     found: dict[str, InForce] = {}
-    for key, one in all_settings().items():
+    for key, one in (all_settings() if known is None else known).items():
         if key in flags:
             flag = one.flags[-1] if flags[key] is False else one.flags[0]
             found[key] = InForce(one, flags[key], Source.FLAG, flag)
@@ -130,7 +147,9 @@ def _with_hardware(
 
 
 def _unknown(environment: Iterable[str]) -> tuple[str, ...]:
-    known = {one.variable for one in all_settings().values()} | {ENV_PREFIX + CONFIG.upper()}
+    settings = {**attach_settings(), **all_settings()}
+    known = {one.variable for one in settings.values()}
+    known |= {ENV_PREFIX + CONFIG.upper(), ATTACH_VARIABLE}
     return tuple(
         sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in known)
     )

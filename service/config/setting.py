@@ -48,6 +48,7 @@ class Group(StrEnum):
     METRICS = "SLO and metrics"
     AUTOPILOT = "autopilot"
     CONSOLE = "web console"
+    ATTACH = "attached engine"
 
 
 class Unit(StrEnum):

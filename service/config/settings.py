@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from service.config.attach_settings import AttachConfig
 from service.config.console_settings import ConsoleConfig
 from service.config.engine_settings import EXECUTORS, EngineConfig
 from service.config.gateway_settings import (
@@ -33,6 +34,8 @@ __all__ = [
     "EXECUTORS",
     "LEAST_ENGINE_DEADLINE_S",
     "SECTIONS",
+    "AttachConfig",
+    "AttachedConfig",
     "AutopilotConfig",
     "ConfigError",
     "ConsoleConfig",
@@ -45,6 +48,7 @@ __all__ = [
     "ModelKind",
     "ModelRef",
     "ModelSettings",
+    "ObserverConfig",
     "PeaksConfig",
     "RecorderConfig",
     "SamplingDefaults",
@@ -69,37 +73,59 @@ SECTIONS: tuple[type[msgspec.Struct], ...] = (
 )
 
 
-class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `phasescope serve` was told."""
+class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What any server is told that has telemetry, whoever runs the engine."""
 
-    engine: EngineConfig
     gateway: GatewayConfig
     tracing: TracingConfig
     logs: LogsConfig = LogsConfig()
     peaks: PeaksConfig = PeaksConfig()
     recorder: RecorderConfig = RecorderConfig()
     metrics: MetricsConfig = MetricsConfig()
-    autopilot: AutopilotConfig = AutopilotConfig()
     console: ConsoleConfig = ConsoleConfig()
 
     def validate(self) -> None:
         """Raise ConfigError if a value, or two together, cannot work whatever the model is."""
-        self.engine.validate()
         self.gateway.validate()
         self.logs.validate()
         self.tracing.validate()
         self.peaks.validate()
         self.recorder.validate()
         self.metrics.validate()
-        self.autopilot.validate()
         self.console.validate()
-        if self.autopilot.mode == "act" and not self.recorder.journal_bytes:
-            raise ConfigError(
-                "--autopilot act replays what the flight recorder has, and --journal-memory is 0: "
-                "give it memory, or --autopilot off"
-            )
         if self.console.enabled and (self.gateway.http.uds or self.gateway.http.is_tls):
             raise ConfigError(
                 "--console reads the server over plain HTTP: with --uds or TLS start "
                 "`phasescope console URL` yourself"
             )
+
+
+class ServeConfig(ObserverConfig, frozen=True, kw_only=True):
+    """Everything that `phasescope serve` was told."""
+
+    engine: EngineConfig
+    autopilot: AutopilotConfig = AutopilotConfig()
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value, or two together, cannot work whatever the model is."""
+        self.engine.validate()
+        super().validate()
+        self.autopilot.validate()
+        if self.autopilot.mode == "act" and not self.recorder.journal_bytes:
+            raise ConfigError(
+                "--autopilot act replays what the flight recorder has, and --journal-memory is 0: "
+                "give it memory, or --autopilot off"
+            )
+
+
+class AttachedConfig(ObserverConfig, frozen=True, kw_only=True):
+    """Everything that `phasescope attach` was told; `watch_host` is whether the machine is
+    watched."""
+
+    attach: AttachConfig = AttachConfig()
+    watch_host: bool = True
+
+    def validate(self) -> None:
+        """Raise ConfigError if a value cannot work."""
+        super().validate()
+        self.attach.validate()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import msgspec
 
+from service.config.attach_settings import ATTACH_PORT
 from service.config.setting import Group, Setting, settings_of
 from service.config.settings import (
     SECTIONS,
+    AttachConfig,
+    AttachedConfig,
     AutopilotConfig,
     ConsoleConfig,
     EngineConfig,
@@ -38,24 +42,58 @@ def all_settings() -> Mapping[str, Setting]:
     return by_key
 
 
+@cache
+def attach_settings() -> Mapping[str, Setting]:
+    """Those of `phasescope attach`: of telemetry and of its own small HTTP server."""
+    found = {key: one for key, one in all_settings().items() if _is_of_attach(key, one)}
+    found["port"] = replace(found["port"], default=ATTACH_PORT)
+    return found | {one.key: one for one in settings_of(AttachConfig)}
+
+
+_OF_ATTACH = (HttpConfig, LogsConfig, TracingConfig, PeaksConfig, RecorderConfig, MetricsConfig,
+              ConsoleConfig)  # fmt: skip
+_AS_WELL = ("host", "port", "max_body", "debug_key", "host_telemetry")
+_OF_REQUESTS = ("best_priority",)
+
+
+def _is_of_attach(key: str, one: Setting) -> bool:
+    return key in _AS_WELL or (one.owner in _OF_ATTACH and key not in _OF_REQUESTS)
+
+
 def build(values: Mapping[str, Any], model: ModelRef, keys: TenantKeys) -> ServeConfig:
     """The structs that engine and gateway get, from a value for each key; not yet validated."""
-
-    def fields(owner: type[msgspec.Struct]) -> dict[str, Any]:
-        return {one.field: values[one.key] for one in settings_of(owner)}
-
     return ServeConfig(
-        engine=EngineConfig(model=model, **fields(EngineConfig)),
-        gateway=GatewayConfig(
-            tenant_keys=keys.tenants,
-            http=HttpConfig(key_priorities=keys.priorities, **fields(HttpConfig)),
-            **fields(GatewayConfig),
-        ),
-        logs=LogsConfig(**fields(LogsConfig)),
-        tracing=TracingConfig(**fields(TracingConfig)),
-        peaks=PeaksConfig(**fields(PeaksConfig)),
-        recorder=RecorderConfig(**fields(RecorderConfig)),
-        metrics=MetricsConfig(**fields(MetricsConfig)),
-        autopilot=AutopilotConfig(**fields(AutopilotConfig)),
-        console=ConsoleConfig(**fields(ConsoleConfig)),
+        engine=EngineConfig(model=model, **_fields(EngineConfig, values)),
+        autopilot=AutopilotConfig(**_fields(AutopilotConfig, values)),
+        **_observer(values, keys),
     )
+
+
+def build_attached(values: Mapping[str, Any]) -> AttachedConfig:
+    """The structs of `phasescope attach`, from a value for each of its keys; not yet validated."""
+    return AttachedConfig(
+        attach=AttachConfig(**_fields(AttachConfig, values)),
+        watch_host=values["host_telemetry"],
+        **_observer(values, TenantKeys({}, {})),
+    )
+
+
+def _observer(values: Mapping[str, Any], keys: TenantKeys) -> dict[str, Any]:
+    """What `ObserverConfig` has."""
+    http = HttpConfig(key_priorities=keys.priorities, **_fields(HttpConfig, values))
+    return {
+        "gateway": GatewayConfig(
+            tenant_keys=keys.tenants, http=http, **_fields(GatewayConfig, values)
+        ),
+        "logs": LogsConfig(**_fields(LogsConfig, values)),
+        "tracing": TracingConfig(**_fields(TracingConfig, values)),
+        "peaks": PeaksConfig(**_fields(PeaksConfig, values)),
+        "recorder": RecorderConfig(**_fields(RecorderConfig, values)),
+        "metrics": MetricsConfig(**_fields(MetricsConfig, values)),
+        "console": ConsoleConfig(**_fields(ConsoleConfig, values)),
+    }
+
+
+def _fields(owner: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a struct's settings; one that is not given keeps its default."""
+    return {one.field: values[one.key] for one in settings_of(owner) if one.key in values}

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.gateway.generation.state import GatewayState
 from service.gateway.http.acceptor import Acceptor, OpenConnections
 from service.gateway.http.arrival import StampedProtocol
+from service.gateway.server_state import ServerState
 from telemetry.facts.reasons import EndReason
 
 _LAST_RESPONSES_S = 5
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
 
 async def run_gateway(
     app: ASGIApp,
-    state: GatewayState,
+    state: ServerState,
     listener: socket.socket,
     supervisor: asyncio.Task[None],
     announce: Callable[[], Awaitable[None]],
@@ -111,7 +111,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage()
 
 
-async def _drain(state: GatewayState, stop: asyncio.Event, skip_grace: asyncio.Event) -> None:
+async def _drain(state: ServerState, stop: asyncio.Event, skip_grace: asyncio.Event) -> None:
     """Wait for the first signal, then until all requests have ended."""
     await stop.wait()
     state.drain.active = True

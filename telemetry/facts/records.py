@@ -38,6 +38,8 @@ from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPause
 from telemetry.facts.reasons import EndReason, FactSource, HangKind, StackSource, StepFailure
 
 SCHEMA_VERSION = 3
+UNKNOWN_ROUTE = "unknown"
+"""The route of a request of which only the core of an attached engine is observed."""
 
 
 class EngineDied(_Fact, frozen=True):
@@ -146,7 +148,8 @@ class RequestAccepted(_Fact, frozen=True):
 class RequestParsed(_Fact, frozen=True):
     """The body is valid; these are its parameters that traces show. `output_type` is `json` if the
     answer must be JSON, else `text`. After its last byte had arrived, the body waited `waited_ns`
-    for an ingest worker."""
+    for an ingest worker. The sampling parameters of a request whose body is not observed are
+    None."""
 
     request_id: str
     at_ns: int
@@ -154,9 +157,9 @@ class RequestParsed(_Fact, frozen=True):
     stream: bool
     choices: int
     max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
     seed: int | None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -33,9 +33,10 @@ MoreFamilies = Callable[[], Iterable[tuple[Metric, Sequence[Sample]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The folds that metrics are made of; `vllm` is None if vLLM's names are switched off."""
+    """The folds that metrics are made of; `model` names what the engine serves now, `vllm` is None
+    if vLLM's names are switched off."""
 
-    model: str
+    model: Callable[[], str]
     clock: Clock
     pump: Pump
     window: WindowFold
@@ -67,10 +68,10 @@ class Metrics:
                 *prometheus.scalar_families(snapshot, self.pump.costs),
                 *(Family(metric, tuple(samples)) for metric, samples in self.more()),
                 *one_by_one(latency_families(self.histograms, self.exemplars, full)),
-                *gen_ai_families(self.gen_ai, self.model),
+                *gen_ai_families(self.gen_ai, self.model()),
             ]
             if aliases and self.vllm is not None:
-                found += vllm_families(snapshot, self.histograms, self.vllm, self.model)
+                found += vllm_families(snapshot, self.histograms, self.vllm, self.model())
         return found
 
     def exposition(self, accept: str, full: bool = False) -> tuple[str, bytes]:

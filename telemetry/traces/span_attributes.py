@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from telemetry.facts.reasons import EndReason, Outcome, Phase
+from telemetry.facts.records import UNKNOWN_ROUTE
 from telemetry.numbers.quantiles import quantile_sorted
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.stall_spans import Attributes, account_attributes
@@ -33,14 +34,15 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         "gen_ai.usage.output_tokens": ended.output_tokens,
         "gen_ai.usage.completion_tokens": ended.output_tokens,
         "gen_ai.latency.e2e": timeline.e2e_ns / 1e9,
-        "http.request.method": "POST",
-        "http.route": accepted.route,
-        "http.response.status_code": ended.status,
         "phasescope.outcome": timeline.outcome.value,
         "phasescope.reason": ended.reason.value,
         "phasescope.tenant": accepted.tenant,
         "phasescope.slo_class": accepted.slo_class,
     }
+    if accepted.route != UNKNOWN_ROUTE:
+        attributes["http.request.method"] = "POST"
+        attributes["http.route"] = accepted.route
+        attributes["http.response.status_code"] = ended.status
     if ended.error_type is not None:
         attributes["error.type"] = ended.error_type
     if ended.status == 200:
@@ -52,12 +54,17 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
             "gen_ai.request.stream": parsed.stream,
             "gen_ai.request.choice.count": parsed.choices,
             "gen_ai.request.n": parsed.choices,
-            "gen_ai.request.temperature": parsed.temperature,
-            "gen_ai.request.top_p": parsed.top_p,
-            "gen_ai.request.top_k": parsed.top_k,
             "gen_ai.request.presence_penalty": parsed.presence_penalty,
             "gen_ai.request.frequency_penalty": parsed.frequency_penalty,
             "gen_ai.output.type": parsed.output_type,
+        }
+        sampling = {
+            "temperature": parsed.temperature,
+            "top_p": parsed.top_p,
+            "top_k": parsed.top_k,
+        }
+        attributes |= {
+            f"gen_ai.request.{name}": value for name, value in sampling.items() if value is not None
         }
         if parsed.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = parsed.max_tokens

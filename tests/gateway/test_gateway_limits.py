@@ -17,7 +17,8 @@ from service.gateway.http import limits
 from service.gateway.ingest.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
 from service.gateway.ingest.schemas import GenerationRequest, parse_chat, parse_completion
 from service.gateway.routes.limits_route import LimitsChange
-from service.gateway.routes.ops import TelemetryChange, TracingChange
+from service.gateway.routes.ops import TelemetryChange
+from service.gateway.routes.view_routes import TracingChange
 from tests.support.capped_types import Leaf, leaves_of, most_of, uncapped, value_of, with_leaf
 
 PARSERS: dict[type, Callable[[bytes, SamplingDefaults], GenerationRequest]] = {

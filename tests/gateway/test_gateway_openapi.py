@@ -16,12 +16,13 @@ from service.gateway.http import limits
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
 from service.gateway.routes.app import routes_of
 from service.gateway.routes.openapi import document
+from service.gateway.routes.route_table import DESCRIPTIONS
 
 GENERATION: dict[str, Any] = {"/v1/chat/completions": None, "/v1/completions": None}
 
 
 def described(config: GatewayConfig | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(document(config or GatewayConfig()))
+    found: dict[str, Any] = json.loads(document(config or GatewayConfig(), DESCRIPTIONS))
     return found
 
 

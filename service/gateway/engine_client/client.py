@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from service.config.settings import EngineConfig
 from service.engine.inbox import (
@@ -30,6 +29,7 @@ from service.engine.vocabulary import Vocabulary
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.engine_client.runtime_limits import RuntimeLimitsOwner
 from service.gateway.errors import ApiError, EngineUnavailable, not_ready, not_responding
+from service.gateway.server_state import Health
 from service.process import frames
 from telemetry.facts.engine_records import (
     EngineStarted,
@@ -44,20 +44,6 @@ from telemetry.facts.recorder import Lane
 from telemetry.facts.records import Fact
 
 _QUEUES_PER_ITERATION = 16  # of the event loop: less than half a millisecond of work
-
-
-@dataclass(slots=True)
-class Health:
-    """Health of the running engine; any thread may read it.
-
-    `hung_ns` is how long the engine has made no progress, None while it is healthy or there is no
-    engine. `heartbeat_age_ns` is None when there is no engine. `hangs` counts the hangs since the
-    gateway started.
-    """
-
-    hung_ns: int | None = None
-    heartbeat_age_ns: int | None = None
-    hangs: int = 0
 
 
 class EngineClient:

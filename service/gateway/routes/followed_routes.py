@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.gateway.errors import bad_request
-from service.gateway.generation.state import GatewayState
 from service.gateway.http import limits
 from service.gateway.routes.query_types import BatchQuery, RequestsQuery
+from service.gateway.server_state import ServerState
 
 _ALLOWED = {
     "since": "a whole number from 0 on",
@@ -26,14 +26,14 @@ _ALLOWED = {
 Query = TypeVar("Query", RequestsQuery, BatchQuery)
 
 
-async def requests(state: GatewayState, request: Request) -> Response:
+async def requests(state: ServerState, request: Request) -> Response:
     """Ended requests from number `since` on, and those that are live."""
     query = _query(request, RequestsQuery)
     body = await asyncio.to_thread(state.views.requests, query.since, query.limit)
     return Response(body, media_type="application/json")
 
 
-async def batch(state: GatewayState, request: Request) -> Response:
+async def batch(state: ServerState, request: Request) -> Response:
     """The batch grid."""
     query = _query(request, BatchQuery)
     body = await asyncio.to_thread(state.views.batch, query.rows)

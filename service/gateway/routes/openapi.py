@@ -5,6 +5,7 @@ The document is generated once; the keys that it requires are those the server w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,11 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
-from service.gateway.generation.state import GatewayState
-from service.gateway.routes.ops import json_response
 from service.gateway.routes.response_types import ErrorBody, StreamAccepted, StreamCompleted
-from service.gateway.routes.route_table import (
-    DESCRIPTIONS,
+from service.gateway.routes.view_routes import json_response
+from service.gateway.routes.view_table import (
     EVENTS,
     JSON,
     REQUEST_HEADERS,
@@ -40,12 +39,12 @@ _EVENT = (
 )
 
 
-def openapi_route(state: GatewayState) -> Route:
+def openapi_route(config: GatewayConfig, descriptions: Sequence[Description]) -> Route:
     """The route needs no key: the document only says which keys this server needs."""
 
     @cache
     def body() -> bytes:
-        return document(state.config)
+        return document(config, descriptions)
 
     async def endpoint(request: Request) -> Response:
         return json_response(body())
@@ -53,13 +52,13 @@ def openapi_route(state: GatewayState) -> Route:
     return Route("/openapi.json", endpoint, methods=["GET"])
 
 
-def document(config: GatewayConfig) -> bytes:
+def document(config: GatewayConfig, descriptions: Sequence[Description]) -> bytes:
     """The document, as JSON."""
-    types = _types()
+    types = _types(descriptions)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for one in DESCRIPTIONS:
+    for one in descriptions:
         described = _operation(one, schema_of, _guard(config, one.path))
         paths.setdefault(one.path, {})[one.method.lower()] = described
     return msgspec.json.encode(
@@ -87,10 +86,10 @@ _SECURITY = {
 }
 
 
-def _types() -> list[Any]:
+def _types(descriptions: Sequence[Description]) -> list[Any]:
     """All types of request and response bodies, each once."""
     found: list[Any] = [ErrorBody, *_NAMED_EVENTS]
-    for one in DESCRIPTIONS:
+    for one in descriptions:
         found += [one.body, one.not_ready, *one.answer.values()]
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 

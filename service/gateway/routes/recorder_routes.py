@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from service.gateway.errors import ApiError, not_found
-from service.gateway.generation.state import GatewayState
+from service.gateway.server_state import ServerState
 from telemetry.journal.dumps import DumpReason, DumpRefused
 from telemetry.journal.flight_recorder import FlightRecorder
 
@@ -19,14 +19,14 @@ _PART_BYTES = 256 * 1024
 _DUMP_TIMEOUT_S = 30
 
 
-async def journal(state: GatewayState, request: Request) -> Response:
+async def journal(state: ServerState, request: Request) -> Response:
     """The current contents of the flight recorder, in the format of a dump."""
     frames = await asyncio.to_thread(recorder_of(state).frames, DumpReason.REQUEST.value)
     headers = {"content-length": str(sum(map(len, frames)))}
     return StreamingResponse(_parts(frames), headers=headers, media_type=MEDIA_TYPE)
 
 
-async def dump(state: GatewayState, request: Request) -> Response:
+async def dump(state: ServerState, request: Request) -> Response:
     """Write a dump on the recorder's thread, and return its path."""
     answer = asyncio.wrap_future(recorder_of(state).dump(DumpReason.REQUEST))
     try:
@@ -39,7 +39,7 @@ async def dump(state: GatewayState, request: Request) -> Response:
     return Response(msgspec.json.encode(written), media_type="application/json")
 
 
-def recorder_of(state: GatewayState) -> FlightRecorder:
+def recorder_of(state: ServerState) -> FlightRecorder:
     """The flight recorder. Raises ApiError if it is off."""
     if state.recorder is None:
         raise not_found("the flight recorder is off (--journal-memory 0)", "recorder_off")

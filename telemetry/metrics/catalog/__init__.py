@@ -6,6 +6,7 @@ One module for each subject. A help text stands alone: what is measured, and in 
 from __future__ import annotations
 
 from telemetry.metrics.catalog import (
+    attach,
     engine,
     gateway,
     harm,
@@ -21,7 +22,7 @@ from telemetry.metrics.metric import Metric
 def all_metrics() -> list[Metric]:
     """Every metric of the catalog, by name."""
     found: set[Metric] = set()
-    for module in (engine, gateway, harm, latency, machine, recording, slo, tracing):
+    for module in (attach, engine, gateway, harm, latency, machine, recording, slo, tracing):
         for value in vars(module).values():
             if isinstance(value, Metric):
                 found.add(value)

@@ -231,4 +231,4 @@ def test_stacks_have_files_lines_and_functions_and_nothing_else() -> None:
 
 
 def test_without_an_engine_the_stacks_say_so() -> None:
-    assert both_stacks(lambda: None).rstrip().endswith("no engine process runs")
+    assert both_stacks(None).rstrip().endswith("no engine process runs")

@@ -60,7 +60,7 @@ class MetricsWorld:
         slo = SloFold(policy, 0, price_per_hour)
         window = WindowFold(self.histograms, Suppliers(slo=slo.report))
         self.metrics = Metrics(
-            model="model",
+            model=lambda: "model",
             clock=self.clock,
             pump=pump,
             window=window,

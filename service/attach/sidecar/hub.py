@@ -1,0 +1,258 @@
+"""Facts of all connections in one order: joined, renumbered, and written to one lane.
+
+Each process sends its facts in the order of their stamps, some tens of milliseconds late. So every
+fact waits until it is `WINDOW_NS` old; then facts leave in the order of their stamps, whoever sent
+them. A sequence whose request has not come yet holds all later facts back for up to `JOIN_NS`: a
+front end that is busy may be that late. Where one did not come in that time, the next is not waited
+for until a request has been joined again.
+
+A request of the front end that ends before the core has named its sequence needs nothing here: it
+has no sequence.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from service.attach.sidecar.core_requests import CoreRequests
+from service.attach.sidecar.joining import Joining
+from service.attach.sidecar.renumbering import largest_seq_id, renumbered
+from service.attach.sidecar.streams import Counts, Stream
+from service.attach.wire import Batch
+from telemetry.facts.engine_records import (
+    EngineStarted,
+    SequenceEnded,
+    SequenceQueued,
+    SequenceRefused,
+    SequencesListed,
+)
+from telemetry.facts.reasons import EndReason, FactSource
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import (
+    EngineDied,
+    Fact,
+    FactsLost,
+    RequestAccepted,
+    RequestEnded,
+    RequestsListed,
+    fact_ns,
+)
+from telemetry.requests.assumed_end import assumed_end
+
+WINDOW_NS = 200_000_000
+JOIN_NS = 2_000_000_000
+MOST_WAITING = 65_536
+Waiting = tuple[int, int, Fact, object]  # stamp, number, fact, process
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The engine whose facts come: which process, and what is added to its sequence numbers."""
+
+    who: object
+    started_ns: int | None = None
+    offset: int = 0
+
+
+class Hub:
+    """Belongs to the event loop. `front_ends` is the number of front ends that are connected."""
+
+    def __init__(self, lane: Lane, counts: Counts, is_front: Callable[[], bool]) -> None:
+        self.started: EngineStarted | None = None
+        self.sequences: set[int] = set()  # live in the engine
+        self._lane, self._counts, self._is_front = lane, counts, is_front
+        self._joining = Joining()
+        self._core_requests = CoreRequests()
+        self._requests: dict[str, object] = {}  # live in a front end, and which
+        self._heap: list[Waiting] = []
+        self._number = 0
+        self._engine: _Engine | None = None
+        self._last_seq_id = 0
+        self._waits_for_joins = True
+
+    @property
+    def waiting(self) -> int:
+        return len(self._heap)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being served."""
+        return bool(self.sequences or self._requests)
+
+    # What the connections bring
+
+    def take(self, stream: Stream, batch: Batch, lost: int) -> None:
+        """The facts of one message, before which `lost` others were dropped."""
+        if lost:
+            at_ns = fact_ns(batch.facts[0]) if batch.facts else stream.heard_ns
+            source = FactSource.ENGINE if stream.is_core else FactSource.GATEWAY
+            self.put([FactsLost(at_ns, source, lost)], stream.who)
+        stream.facts += len(batch.facts)
+        if stream.is_core:
+            self._take_core(stream, batch)
+            return
+        self.put(batch.facts, stream.who)
+        for one in batch.submitted:
+            self._put_joined(self._joining.submitted(one))
+
+    def put(self, facts: Iterable[Fact], who: object = None) -> None:
+        """Facts that wait for their turn."""
+        for fact in facts:
+            self._number += 1
+            heapq.heappush(self._heap, (fact_ns(fact), self._number, fact, who))
+
+    def _take_core(self, stream: Stream, batch: Batch) -> None:
+        started = next((one for one in batch.facts if isinstance(one, EngineStarted)), None)
+        engine, is_new = self._engine_of(stream, started)
+        for name in batch.names:
+            self._put_joined(self._joining.named(name.seq_id + engine.offset, name.name))
+        for fact in batch.facts:
+            if isinstance(fact, EngineStarted):
+                if not is_new:
+                    continue  # every connection begins with it
+                is_new = False
+                fact = self._seen_from_here(fact, stream)
+                self.started = fact
+            found = renumbered(fact, engine.offset)
+            self._last_seq_id = max(self._last_seq_id, largest_seq_id(found))
+            self.put((found,), stream.who)
+
+    def _engine_of(self, stream: Stream, started: EngineStarted | None) -> tuple[_Engine, bool]:
+        """The engine of a core's message, and whether it begins with this message. The same process
+        goes on after a reconnect; its pid may be that of an earlier one in another container."""
+        engine = self._engine
+        begun_ns = None if started is None else started.at_ns
+        if (
+            engine is None
+            or engine.who != stream.who
+            or (begun_ns is not None and engine.started_ns not in (None, begun_ns))
+        ):
+            engine = self._engine = _Engine(stream.who, begun_ns, self._last_seq_id)
+            return engine, True
+        is_new = begun_ns is not None and engine.started_ns is None
+        if is_new:
+            engine.started_ns = begun_ns
+        return engine, is_new
+
+    def _seen_from_here(self, fact: EngineStarted, stream: Stream) -> EngineStarted:
+        """With the pid that the process has on this host."""
+        return fact if stream.pid is None else replace(fact, pid=stream.pid)
+
+    def _put_joined(self, fact: Fact | None) -> None:
+        if fact is not None:
+            self._counts.joined += 1
+            self._waits_for_joins = True
+            self.put((fact,))
+
+    # What has been lost
+
+    def engine_died(self, fact: EngineDied) -> None:
+        """After all that the engine has sent."""
+        self.put((fact,))
+
+    def engine_unobserved(self, at_ns: int) -> None:
+        """The engine may run, but nothing is heard of it any more."""
+        self.put((SequencesListed(at_ns, (), self._last_seq_id),))
+
+    def front_end_lost(self, who: object, at_ns: int, is_dead: bool) -> None:
+        """Its requests have ended with it; or they may go on, and nothing is heard of them."""
+        mine = [one for one, owner in self._requests.items() if owner == who]
+        if not mine:
+            return
+        if is_dead:
+            reason = EndReason.ENGINE_DIED
+            self.put(
+                (assumed_end(one, at_ns, reason, error_type=reason.value) for one in mine), who
+            )
+        else:
+            self.put((RequestsListed(at_ns, ()),), who)
+
+    # Their turn
+
+    def tick(self, now_ns: int) -> None:
+        """Let the facts go whose turn has come."""
+        self._counts.dropped_names = self._joining.dropped
+        while self._heap:
+            at_ns, _, fact, who = self._heap[0]
+            is_full = len(self._heap) > MOST_WAITING
+            if not is_full and (at_ns > now_ns - WINDOW_NS or self._must_wait(fact, now_ns)):
+                return
+            heapq.heappop(self._heap)
+            self._release(fact, who)
+
+    def flush(self) -> None:
+        """No more facts will come: let all go."""
+        while self._heap:
+            _, _, fact, who = heapq.heappop(self._heap)
+            self._release(fact, who)
+
+    def _must_wait(self, fact: Fact, now_ns: int) -> bool:
+        """For a request of the front end that may yet come."""
+        if not isinstance(fact, SequenceQueued | SequenceRefused):
+            return False
+        if fact.seq_id in self._joining.joined or not self._waits_for_joins:
+            return False
+        return self._is_front() and now_ns - fact.at_ns < JOIN_NS
+
+    def _release(self, fact: Fact, who: object) -> None:
+        match fact:
+            case SequenceQueued() | SequenceRefused():
+                self._begin_sequence(fact)
+            case SequenceEnded():
+                self._append(fact)
+                self.sequences.discard(fact.seq_id)
+                self._joining.forget(fact.seq_id)
+                self._append(*self._core_requests.end(fact))
+            case SequencesListed():
+                self._append(fact)
+                for seq_id in fact.over(self.sequences):
+                    self.sequences.discard(seq_id)
+                    self._joining.forget(seq_id)
+                live = frozenset(self.sequences)
+                self._append(*self._core_requests.end_all(fact.at_ns, EndReason.END_LOST, live))
+            case EngineDied():
+                self._append(fact)
+                for seq_id in self.sequences:
+                    self._joining.forget(seq_id)
+                self.sequences.clear()
+                self._append(*self._core_requests.end_all(fact.at_ns, EndReason.ENGINE_DIED))
+            case RequestAccepted():
+                self._requests[fact.request_id] = who
+                self._append(fact)
+            case RequestEnded():
+                self._requests.pop(fact.request_id, None)
+                self._append(fact)
+            case RequestsListed():
+                self._list_requests(fact, who)
+            case _:
+                self._append(fact)
+
+    def _begin_sequence(self, fact: SequenceQueued | SequenceRefused) -> None:
+        self.sequences.add(fact.seq_id)
+        if fact.seq_id not in self._joining.joined:
+            self._counts.core_only += 1
+            if self._is_front():
+                self._counts.late += 1
+                self._waits_for_joins = False
+            model = "" if self.started is None else self.started.model
+            name = self._joining.name_of(fact.seq_id)
+            self._append(*self._core_requests.begin(fact, name, model))
+        self._append(fact)
+
+    def _list_requests(self, fact: RequestsListed, who: object) -> None:
+        """One front end lists what it serves: with what the others serve, it is a list of all."""
+        listed = frozenset(fact.request_ids)
+        for request_id, owner in list(self._requests.items()):
+            if owner == who and request_id not in listed:
+                del self._requests[request_id]
+        others = [one for one, owner in self._requests.items() if owner != who]
+        of_core = self._core_requests.live.values()
+        self._append(RequestsListed(fact.at_ns, (*fact.request_ids, *others, *of_core)))
+
+    def _append(self, *facts: Fact) -> None:
+        for fact in facts:
+            self._lane.append(fact)

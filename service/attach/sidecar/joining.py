@@ -1,0 +1,67 @@
+"""The engine's own names of sequences meet the requests of the front end, in either order.
+
+Both sides are bounded: where one does not come, the oldest that wait are forgotten and counted.
+"""
+
+from __future__ import annotations
+
+from service.attach.wire import Submitted
+from telemetry.facts.records import SequenceSubmitted
+
+MOST_WAITING = 65_536
+
+
+class Joining:
+    """`joined` are the sequences that a request of the front end owns and that are live."""
+
+    def __init__(self, most_waiting: int = MOST_WAITING) -> None:
+        self.dropped = 0
+        self.joined: set[int] = set()
+        self._most_waiting = most_waiting
+        self._names: dict[str, int] = {}  # the core has named them, no request has come
+        self._name_of: dict[int, str] = {}  # of the same
+        self._submitted: dict[str, Submitted] = {}  # the core has not named them
+
+    def named(self, seq_id: int, name: str) -> SequenceSubmitted | None:
+        """The core knows `name` as `seq_id`; it may say so again."""
+        if seq_id in self.joined:
+            return None
+        submitted = self._submitted.pop(name, None)
+        if submitted is None:
+            self._names[name], self._name_of[seq_id] = seq_id, name
+            self._bound_names()
+            return None
+        return self._join(submitted, seq_id)
+
+    def submitted(self, submitted: Submitted) -> SequenceSubmitted | None:
+        """The front end has handed a sequence to the core."""
+        seq_id = self._names.pop(submitted.name, None)
+        if seq_id is not None:
+            del self._name_of[seq_id]
+            return self._join(submitted, seq_id)
+        self._submitted[submitted.name] = submitted
+        if len(self._submitted) > self._most_waiting:
+            del self._submitted[next(iter(self._submitted))]
+            self.dropped += 1
+        return None
+
+    def name_of(self, seq_id: int) -> str | None:
+        """The name of a sequence that no request owns (yet)."""
+        return self._name_of.get(seq_id)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended."""
+        self.joined.discard(seq_id)
+        name = self._name_of.pop(seq_id, None)
+        if name is not None and self._names.get(name) == seq_id:
+            del self._names[name]
+
+    def _join(self, submitted: Submitted, seq_id: int) -> SequenceSubmitted:
+        self.joined.add(seq_id)
+        return SequenceSubmitted(submitted.request_id, submitted.at_ns, seq_id, submitted.choice)
+
+    def _bound_names(self) -> None:
+        if len(self._names) > self._most_waiting:
+            name = next(iter(self._names))
+            self._name_of.pop(self._names.pop(name), None)
+            self.dropped += 1
