@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.attach.arguments import finish, parser_of, vllm_flags
 from benchmarks.attach.bad_sidecars import FULL, SLOW, BadSidecar
 from benchmarks.attach.blocks import run_block
-from benchmarks.attach.client import Stream, get_text
+from benchmarks.attach.client import Stream
 from benchmarks.attach.injected import FAULTS, HOOKS, Faults
 from benchmarks.attach.mixed import SMALL_POOL, Users
 from benchmarks.attach.sidecar import Sidecar
@@ -75,23 +75,21 @@ async def hooks(args: argparse.Namespace, found: Found) -> None:
         ):
             await sidecar.until_attached()
             asked, quiet = await under_load(server, lambda: raise_everywhere(faults))
-            told = (await get_text(sidecar.port, "/metrics"))[1]
-            health = await sidecar.get("/debug/attach")
+            attached = await sidecar.get("/debug/attach")
             is_alive = server.is_alive
     found.figures += [
         equal("hooks that were never called, so never raised", len(quiet), 0),
         equal("answers other than asked for, while hooks raised", len(asked.unexpected), 0),
         at_least("requests meanwhile", asked.asked.total(), 50 if not args.quick else 10),
         equal("vLLM ended", int(not is_alive), 0),
-        at_least("hooks that the sidecar says are off", len(turned_off(health)), 1),
+        at_least("hooks that the sidecar says are off", len(turned_off(attached)), 2),
     ]
     found.detail["hooks"] = {
         "raised": [hook for hook in HOOKS if hook not in quiet],
         "never_called": quiet,
         "asked": dict(asked.asked),
         "unexpected": asked.unexpected[:10],
-        "turned_off": turned_off(health),
-        "metrics_lines": len(told.splitlines()),
+        "turned_off": turned_off(attached),
     }
 
 
@@ -130,9 +128,10 @@ async def raise_everywhere(faults: Faults) -> list[str]:
     return quiet
 
 
-def turned_off(health: Any) -> list[str]:
-    """Hooks that the adapter said are off."""
-    return [str(one["hook"]) for one in health.get("turned_off", ())]
+def turned_off(attached: dict[str, Any]) -> list[str]:
+    """What the adapter said is off, and why."""
+    notes = attached["notes"]
+    return [str(one["text"]) for one in notes if one["kind"] == "turned_off"]
 
 
 # --- sidecar -----------------------------------------------------------------------------------
