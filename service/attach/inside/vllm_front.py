@@ -15,6 +15,7 @@ An exception in one of them never reaches vLLM; it turns that hook off.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -109,14 +110,17 @@ def _with_middleware(build_app: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(build_app)
     def build(*args: Any, **named: Any) -> Any:
         app = build_app(*args, **named)
-        try:
-            if app.middleware_stack is None:
-                app.add_middleware(AttachMiddleware, attach=attach)
-            else:  # as vLLM leaves it: built, and closed to further middleware
-                app.middleware_stack = AttachMiddleware(app.middleware_stack, attach)
-        except Exception:  # an application of another kind: it is served as it is
-            return app
+        with contextlib.suppress(Exception):  # of another kind: it is served as it is
+            _put_before(app)
         return app
 
     setattr(build, _MARK, True)
     return build
+
+
+def _put_before(app: Any) -> None:
+    """The middleware comes before all others, those that an application has built already too."""
+    if app.middleware_stack is None:
+        app.add_middleware(AttachMiddleware, attach=attach)
+    else:
+        app.middleware_stack = AttachMiddleware(app.middleware_stack, attach=attach)
