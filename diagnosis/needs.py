@@ -31,20 +31,15 @@ class Need(StrEnum):
     MASKS = "masks", "the time of masks"
     CLIENT_PAUSES = "client_pauses", "when a client does not read"
     OUTPUT_VALIDITY = "output_validity", "whether outputs obey their constraint"
-    HEARTBEAT = "heartbeat", "a heartbeat of the engine's loop"
     STEP_FAILURES = "step_failures", "failed steps and their reason"
     STARTS = "starts", "how the engine's process starts"
     FRONT_END = "front_end", "the front end"
     ENGINE_HOST = "engine_host", "when the engine's process has a CPU"
-    SHADOW_CACHE = "shadow_cache", "what a larger prefix cache would have had"
 
 
 NO_ADAPTER_SEES = frozenset(
-    {
-        Need.CLIENT_PAUSES, Need.OUTPUT_VALIDITY, Need.HEARTBEAT, Need.STEP_FAILURES,
-        Need.STARTS,
-    }
-)  # fmt: skip
+    {Need.CLIENT_PAUSES, Need.OUTPUT_VALIDITY, Need.STEP_FAILURES, Need.STARTS}
+)
 """Of an engine that others wrote."""
 
 
@@ -83,7 +78,7 @@ NEEDS: dict[Symptom, Needs] = {
         (Need.SAMPLING,), "more choices a request", (S.MEMORY_BANDWIDTH, S.THROTTLED)
     ),
     S.OUT_OF_MEMORY: Needs((Need.STEP_FAILURES,)),
-    S.ENGINE_HUNG: Needs((Need.HEARTBEAT,), "that no step is committed"),
+    S.ENGINE_HUNG: Needs(()),
     S.STEP_FAILURE: Needs((Need.STEP_FAILURES,), "errors of the GPU's driver"),
     S.LOAD_FAILURE: Needs((Need.STARTS,)),
     S.BUDGET_TOO_SMALL: Needs(()),

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from telemetry.facts.engine_flags import EngineLimit
+
 
 class Symptom(StrEnum):
     """The classes of findings. A healthy server has none."""
@@ -154,7 +156,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     hung process. A fault that recurs has had `blows` so far, one in `period_s`, and is held between
     them. `promises` are the classes that miss their SLO, the worst first, of `slo_missed`;
     `answer` is what a replay of the last minutes says would meet them, where it has been asked.
-    Where the harm came by way of other symptoms, `chain` has these, this cause first.
+    Where the harm came by way of other symptoms, `chain` has these, this cause first. `limits` are
+    those of an attached engine that bear on it, under its own names.
     """
 
     symptom: Symptom
@@ -175,6 +178,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     period_s: float | None = None
     blows: int = 0
     chain: tuple[Link, ...] = ()
+    limits: tuple[EngineLimit, ...] = ()
 
     @property
     def chain_text(self) -> str:

@@ -5,7 +5,10 @@ of the fault (and five seconds more where its record ends with the fault); of a 
 finding counts. Mechanisms alternate: a class with two has each of them on every second seed.
 
     .venv/bin/python -m benchmarks.diagnosis.twins [--seeds 20] [--first 1000] [--classes A,B]
-        [--compounds] [--out FILE]
+        [--compounds] [--attached] [--out FILE]
+
+With `--attached` each twin is seen as an adapter in another engine sees it
+(`lab.simulation.attached`), and classes that abstain there are counted apart.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pool
 from pathlib import Path
 
 from benchmarks.machine import machine
+from diagnosis.needs import NEEDS, NO_ADAPTER_SEES, Need
 from diagnosis.symptoms import Symptom
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
+from lab.simulation.attached import UNOBSERVED, attached
 from lab.twins.compounds import COMPOUNDS, build_compound
 from lab.twins.registry import TWINS, build_twin
 from lab.twins.twin import Twin
@@ -34,6 +39,8 @@ HEALTHY = "healthy"
 MISSED = Symptom.SLO_MISSED.value
 SECOND = 1e9
 _AFTER_NS = 5_000_000_000
+_UNSEEN = NO_ADAPTER_SEES | {need for need in Need if need.value in UNOBSERVED}
+_ABSTAINING = frozenset(s.value for s, needs in NEEDS.items() if _UNSEEN & set(needs.needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +156,18 @@ def _alarms(names: Sequence[tuple[str, ...]]) -> int:
     return sum(not before and bool(after) for before, after in pairs)
 
 
+def _twin(name: str, seed: int) -> Twin:
+    mechanisms = TWINS[name]
+    return build_twin(name, seed, mechanisms[seed % len(mechanisms)])
+
+
+def _truth(name: str) -> str:
+    return HEALTHY if name.startswith(HEALTHY) else name
+
+
 def judge_class(task: tuple[str, int]) -> Judged:
     name, seed = task
-    mechanisms = TWINS[name]
-    twin = build_twin(name, seed, mechanisms[seed % len(mechanisms)])
-    return judge(twin, HEALTHY if name.startswith(HEALTHY) else name)
+    return judge(_twin(name, seed), _truth(name))
 
 
 def judge_pair(task: tuple[tuple[str, str], int]) -> Pair:
@@ -166,6 +180,14 @@ def judge_pair(task: tuple[tuple[str, str], int]) -> Pair:
     total_ns = sum(times.values())
     both_ns = sum(ns for found, ns in times.items() if set(names) <= set(found[:3]))
     return Pair(names, seed, both_ns / total_ns, list(times.most_common(1)[0][0]))
+
+
+def judge_attached(task: tuple[str, int]) -> Judged:
+    """As an adapter in another engine would have seen it."""
+    name, seed = task
+    one = _twin(name, seed)
+    before = None if one.before is None else attached(one.before, seed=seed)
+    return judge(replace(one, facts=attached(one.facts, seed=seed), before=before), _truth(name))
 
 
 def summary(judged: Sequence[Judged]) -> dict[str, object]:
@@ -204,6 +226,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1000, help="the first seed")
     parser.add_argument("--classes", help="only these, separated by commas")
     parser.add_argument("--compounds", action="store_true", help="pairs of faults, too")
+    parser.add_argument("--attached", action="store_true", help="as an attached engine")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     names = args.classes.split(",") if args.classes else list(TWINS)
@@ -211,11 +234,17 @@ def main() -> int:
     with Pool() as pool:
         judged: list[Judged] = []
         tasks = [(name, seed) for seed in seeds for name in names]
-        for number, one in enumerate(pool.imap(judge_class, tasks), 1):
+        for number, one in enumerate(
+            pool.imap(judge_attached if args.attached else judge_class, tasks), 1
+        ):
             judged.append(one)
             if number % 24 == 0:
                 print(f"  {number} of {len(tasks)}", flush=True)
         found = {"machine": machine(), **summary(judged)}
+        if args.attached:
+            whole = [one for one in judged if one.truth not in _ABSTAINING]
+            found["of_classes_that_are_judged"] = summary(whole)["top_1"]
+            found["abstaining"] = sorted(_ABSTAINING)
         if args.compounds:
             pairs = [(names, seed) for seed in seeds for names in COMPOUNDS]
             told = pool.map(judge_pair, pairs)

@@ -40,6 +40,9 @@ def header(snapshot: Snapshot, url: str, note: str | None = None) -> Text:
     else:
         line.append("not ready", style="bold red")
     line.append(f"  {snapshot.model or 'no engine'}")
+    coverage = snapshot.coverage
+    if coverage.is_attached:
+        line.append(f" in {coverage.engine} {coverage.engine_version}", style="bold")
     if snapshot.backend:
         line.append(f" on {snapshot.backend}", style="dim")
     if snapshot.engine_restarts:
@@ -222,6 +225,11 @@ def findings(diagnosis: Diagnosis | None, width: int) -> Panel:
         text.append(f"({finding.confidence:.2f}) {finding.claim}; see {finding.runbook}\n")
         if finding.chain:
             text.append(f"  {finding.chain_text}\n")
+        if finding.limits:
+            text.append(f"  {', '.join(one.text for one in finding.limits)}\n")
+    if diagnosis is not None and diagnosis.abstained:
+        names = ", ".join(one.symptom.value for one in diagnosis.abstained)
+        text.append(f"\nnot judged on {diagnosis.engine}: {names}", style="dim")
     text.rstrip()
     return Panel(text, title="diagnosis", title_align="left", width=width)
 
@@ -236,6 +244,9 @@ def footer(snapshot: Snapshot) -> Text:
     ):
         if count:
             line.append(f"  {count} {name}", style="red")
+    share = snapshot.coverage.share
+    if snapshot.coverage.is_attached and share is not None:
+        line.append(f"  not observed {100 * share.p50:.1f} % (p99 {100 * share.p99:.1f} %)")
     for name in snapshot.folds_detached:
         line.append(f"  fold {name} is detached", style="bold red")
     gpu = (snapshot.gpu or {}).get("status")

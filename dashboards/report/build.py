@@ -25,6 +25,7 @@ from telemetry.requests.assumed_end import assumed_end
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 from telemetry.requests.timelines import TimelineStore
+from telemetry.stats.coverage import CoverageFold
 
 BEFORE_NS = 60_000_000_000  # what of the time before the onset is drawn
 AFTER_NS = 30_000_000_000
@@ -66,11 +67,14 @@ class IncidentFold:
         self.load, self.moments, self.engine = LoadFold(), MomentsFold(), EngineFold()
         self.timelines = TimelineStore(capacity=1_000_000)
         self.ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
-        self.phases = PhaseFold(
-            [self.timelines.on_timeline, self.lines.on_timeline], (), self.ledgers, cut
-        )
+        self.coverage = CoverageFold()
+        listeners = [
+            self.timelines.on_timeline, self.lines.on_timeline, self.coverage.on_timeline,
+        ]  # fmt: skip
+        self.phases = PhaseFold(listeners, (), self.ledgers, cut)
         self._folds: tuple[Fold, ...] = (
-            self.watch, self.lines, self.load, self.moments, self.engine, self.phases,
+            self.watch, self.lines, self.load, self.moments, self.engine, self.coverage,
+            self.phases,
         )  # fmt: skip
 
     def on_facts(self, facts: Sequence[Fact]) -> None:
@@ -154,6 +158,8 @@ def _incident(fold: IncidentFold, journal: Journal, source: str) -> Incident:
         ),
         limits=_limits(fold.engine, end_ns),
         engine=fold.engine.about(),
+        abstained=worst.abstained or fold.watch.last.abstained,
+        coverage=fold.coverage.report(),
         record=_record(fold, journal, source, times, (first_ns, last_ns)),
     )
 
@@ -205,7 +211,13 @@ def _spells(said: Sequence[Said], drawn: tuple[int, int], times: _Times) -> tupl
 
 def _limits(engine: EngineFold, at_ns: int) -> tuple[Limit, ...]:
     return tuple(
-        Limit(name=name, value=value, at_start=begun, is_changed=changed)
+        Limit(
+            name=name,
+            value=value,
+            at_start=begun,
+            is_changed=changed,
+            flag=engine.flag_of(name, at_ns),
+        )
         for name, value, begun, changed in engine.limits_at(at_ns)
     )
 

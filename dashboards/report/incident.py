@@ -10,8 +10,9 @@ from enum import StrEnum
 
 import msgspec
 
-from diagnosis.symptoms import Finding
+from diagnosis.symptoms import Abstention, Finding
 from telemetry.facts.limits import LimitValue
+from telemetry.stats.coverage import Coverage
 
 
 class Tone(StrEnum):
@@ -153,12 +154,14 @@ class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit in force during the incident; `at_start` where it was another one."""
+    """A limit in force during the incident; `at_start` where it was another one, `flag` what an
+    attached engine calls it."""
 
     name: str
     value: LimitValue
     at_start: LimitValue
     is_changed: bool
+    flag: str = ""
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +212,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     `findings` are those of the worst moment of the incident, the first cause first; `top` is None
     where nothing is wrong. `duration_s` is its length up to `ends_s`, which is None while it goes
-    on. `begin_ns` and `end_ns` are its monotonic stamps.
+    on. `begin_ns` and `end_ns` are its monotonic stamps. `abstained` are symptoms that cannot be
+    judged of an attached engine, `coverage` is how much of requests' time was observed.
     """
 
     verdict: str
@@ -235,6 +239,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...]
     engine: dict[str, str]
     record: Record
+    abstained: tuple[Abstention, ...] = ()
+    coverage: Coverage = Coverage()
 
     @property
     def top(self) -> Finding | None:

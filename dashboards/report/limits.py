@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from telemetry.facts.engine_flags import limit_of
 from telemetry.facts.engine_records import EngineStarted, LimitsSet
 from telemetry.facts.host_records import GpuFound
 from telemetry.facts.limits import LimitValue, changed_names, limits_at_start, named
@@ -47,6 +48,12 @@ class EngineFold:
         for name, value in is_now.items():
             yield name, value, was[name], name in changed
 
+    def flag_of(self, name: str, at_ns: int) -> str:
+        """What an attached engine calls a limit, with its value; empty of our own."""
+        started = self._started_at(at_ns)
+        limit = None if started is None else limit_of(started, name)
+        return "" if limit is None else limit.text
+
     def about(self) -> dict[str, str]:
         """What the last engine was, in words, by name."""
         if not self._starts:
@@ -63,6 +70,9 @@ class EngineFold:
             "pipeline": f"{one.pipeline_depth} steps",
             "engine process": f"{one.pid}, number {len(self._starts)} in this record",
         }
+        if one.is_attached:
+            found["engine"] = f"{one.engine} {one.engine_version}".strip()
+            found |= {f"{one.engine}: {name}": value for name, value in one.settings.items()}
         for gpu in self._gpus.values():
             found[f"GPU {gpu.gpu}"] = f"{gpu.name}, driver {gpu.driver or 'not known'}"
         return found

@@ -44,6 +44,11 @@ class VerdictWatch:
         self._diagnoser = diagnoser
         self._last = diagnoser.diagnosis()
 
+    @property
+    def last(self) -> Diagnosis:
+        """The last one that it gave."""
+        return self._last
+
     def on_facts(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._diagnoser.on_facts((fact,))

@@ -100,7 +100,8 @@ def _prompt_tokens(
     `engine_time` renames them to LONG_PROMPTS where their own requests lose more."""
     steps, counts = window.steps, window.counts
     sigmas = _sigmas(window, YOUNG_SIGMAS, SIGMAS)
-    fresh = 1 - reference.hit_share
+    started, fresh = window.started, 1 - reference.hit_share
+    is_blind = started is not None and "shadow_cache" in started.unobserved
     longer = fresh * _longer_prompts(counts, reference, sigmas)
     parts = {
         S.KV_THRASH: float(steps.recompute_tokens.sum()),
@@ -111,7 +112,7 @@ def _prompt_tokens(
     facts |= {
         M.RECOMPUTE_TOKENS: parts[S.KV_THRASH],
         M.AVOIDABLE_TOKENS: _usual(reference, parts[S.PREFIX_CACHE_COLD]),
-        M.GHOST_TOKENS: float(counts.ghost_tokens),
+        M.GHOST_TOKENS: None if is_blind else float(counts.ghost_tokens),
         M.HIT_SHARE: counts.hit_share if counts.known_tokens else None,
         M.USUAL_HIT_SHARE: _usual(reference, reference.hit_share),
         M.PROMPT_TOKENS_EACH: counts.prompt_tokens if counts.prompt_lengths else None,

@@ -37,6 +37,7 @@ from telemetry.facts.host_records import GpuSampled, GpuXid, HostPaused, HostSam
 from telemetry.facts.limits import with_limits
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import (
+    UNKNOWN_ROUTE,
     EngineDied,
     EngineHung,
     EngineRecovered,
@@ -104,12 +105,11 @@ class Aggregator:
             case StepRecorded():
                 self._step(fact)
             case RequestAccepted():
+                self.sees_front_end |= fact.route != UNKNOWN_ROUTE
                 self.requests.accepted(fact)
             case RequestParsed():
-                self.sees_front_end = True
                 self.requests.parsed(fact)
             case RequestTokenized():
-                self.sees_front_end = True
                 self.requests.tokenized(fact)
             case SequenceSubmitted():
                 self.requests.submitted(fact)

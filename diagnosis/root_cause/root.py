@@ -26,6 +26,7 @@ from diagnosis.settings_search.offline import last_window
 from diagnosis.settings_search.search import search
 from diagnosis.spans import Span
 from diagnosis.symptoms import Symptom
+from diagnosis.verdicts.abstentions import no_replay
 from diagnosis.verdicts.classifier import Diagnoser, Diagnosis
 from diagnosis.verdicts.offline import policy_for
 from lab.replay.iteration_cost import fit_iterations
@@ -128,6 +129,8 @@ def root_cause(
     """
     progress("reading the journal")
     run = read_runs(journal.facts())[-1]
+    if run.started.is_attached:
+        raise NotReplayable(no_replay(run.started.engine))
     if run.steps_missing:
         raise NotReplayable("recording was switched off for a while: its steps are not there")
     end_ns = _end_ns(run)

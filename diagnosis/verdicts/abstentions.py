@@ -41,6 +41,14 @@ def with_doubts(found: Sequence[Finding], abstained: Sequence[Abstention]) -> tu
     return tuple(_with_doubt(finding, names) for finding in found) if names else tuple(found)
 
 
+def no_replay(engine: str) -> str:
+    """Why there is no root cause of an attached engine, in one line."""
+    return (
+        f"{engine} has a scheduler of its own, and the replay runs ours: no root cause by replay. "
+        "The verdict rests on what was measured"
+    )
+
+
 def _with_doubt(finding: Finding, abstained: frozenset[Symptom]) -> Finding:
     alike = [one for one in abstained if finding.symptom in NEEDS[one].seems]
     doubts = sorted(one.value for one in alike)

@@ -24,6 +24,7 @@ from diagnosis.verdicts.abstentions import abstentions, unseen, with_doubts
 from diagnosis.verdicts.chains import FirstLinks
 from diagnosis.verdicts.checks import CHECKS, diagnosis_detached, is_whole
 from diagnosis.verdicts.contributor import Annotator, Contributor, merged
+from diagnosis.verdicts.engine_limits import with_engine_limits
 from diagnosis.verdicts.mean_harm import MeanHarm
 from diagnosis.verdicts.tail_harm import TailHarm
 from telemetry.facts.engine_records import OWN_ENGINE, RecordingSet
@@ -181,7 +182,7 @@ class Diagnoser:
         begin_ns = self._mean_harm.window_begin_ns
         onsets_ns = [one.onset_ns for one in self._contributors if one.onset_ns is not None]
         return Diagnosis(
-            findings=with_doubts(found, abstained),
+            findings=with_engine_limits(with_doubts(found, abstained), started),
             window_ns=end_ns - begin_ns,
             steps=len(self._aggregator.steps(begin_ns, end_ns)),
             healthy=not found,

@@ -27,6 +27,7 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.host_records import GpuFound, GpuSampled, GpuXid, HostPaused, HostSampled
 from telemetry.facts.reasons import WaitReason
 from telemetry.facts.records import (
+    UNKNOWN_ROUTE,
     EngineHung,
     EngineRecovered,
     Fact,
@@ -50,7 +51,6 @@ _NEVER = (
     *(HostPaused, GpuFound, GpuSampled, GpuXid, StepCostSet, StepAborted, EngineIdled),
     *(EngineHung, EngineRecovered, SequencePaused, SequenceResumed),
 )
-_OF_FRONT_END = (RequestParsed, RequestTokenized)
 _MOST_UNSEEN_NS = 1_000_000
 
 
@@ -157,13 +157,11 @@ def _without_front_end(facts: Sequence[Fact]) -> list[Fact]:
     }
     rewrite: dict[type, Callable[[Fact], Fact | None]] = {
         RequestAccepted: lambda fact: _core_accepted(fact, began),
+        RequestParsed: lambda fact: _at_begin(fact, began),
+        RequestTokenized: lambda fact: _at_begin(fact, began),
         RequestEnded: lambda fact: _core_ended(fact, ends),
     }
-    found = [
-        rewrite[type(fact)](fact) if type(fact) in rewrite else fact
-        for fact in facts
-        if not isinstance(fact, _OF_FRONT_END)
-    ]
+    found = [rewrite[type(fact)](fact) if type(fact) in rewrite else fact for fact in facts]
     return sorted((fact for fact in found if fact is not None), key=fact_ns)
 
 
@@ -172,7 +170,13 @@ def _core_accepted(fact: Fact, began: dict[str, int]) -> Fact | None:
     at_ns = began.get(fact.request_id)
     if at_ns is None:
         return None
-    return msgspec.structs.replace(fact, at_ns=at_ns, read_ns=None, route="", tenant="")
+    return msgspec.structs.replace(fact, at_ns=at_ns, read_ns=None, route=UNKNOWN_ROUTE, tenant="")
+
+
+def _at_begin(fact: Fact, began: dict[str, int]) -> Fact | None:
+    assert isinstance(fact, RequestParsed | RequestTokenized)
+    at_ns = began.get(fact.request_id)
+    return None if at_ns is None else msgspec.structs.replace(fact, at_ns=at_ns)
 
 
 def _core_ended(fact: Fact, ends: dict[str, int]) -> Fact | None:

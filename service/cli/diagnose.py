@@ -184,8 +184,12 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         print(f"indeterminate: {diagnosis.why}")
     if not diagnosis.findings:
         print(f"healthy: nothing found in the last {seconds:.0f} s ({diagnosis.steps} steps)")
+    if diagnosis.reference == "nothing":
+        print(f"what is usual for this {diagnosis.engine} is not known yet: no delay is judged")
     for rank, finding in enumerate(diagnosis.findings, 1):
         _print_finding(rank, finding)
+    for one in diagnosis.abstained:
+        print(f"not judged: {one.text}")
 
 
 def _print_finding(rank: int, finding: Finding) -> None:
@@ -206,6 +210,8 @@ def _print_finding(rank: int, finding: Finding) -> None:
         print(f"   {'time of ' + promise.slo_class:>24}: {parts or 'not measured'}")
     if finding.answer:
         print(f"   {'would meet it':>24}: {finding.answer}")
+    for limit in finding.limits:
+        print(f"   {limit.name:>24}: {limit.text}")
     for other in finding.excluded:
         print(f"   {'not ' + other.symptom.value:>24}: {other.reason}")
     print(f"   {'runbook':>24}: {finding.runbook}")

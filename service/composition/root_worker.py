@@ -4,7 +4,8 @@ child process.
 Finding the root cause and the best settings replays the recorded seconds many times, which takes
 seconds of a CPU. So a child with the lowest priority does it, and the worker then waits so long
 that the children use no more than `CPU_SHARE` of one core. An attempt that fails, for a full disk
-or for any other reason, is recorded and repeated later; no error ends the worker's thread.
+or for any other reason, is recorded and repeated later; no error ends the worker's thread. Of an
+engine that is not ours it says that it abstains.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from diagnosis.verdicts.abstentions import no_replay
 from diagnosis.verdicts.classifier import Diagnosis
 from service.composition.replay_child import COMMAND, TIMEOUT_S, ChildFailed, ReplayChild
 from service.composition.root_failures import RootFailure, RootFailures, reason_of
 from telemetry.facts.clock import Clock
+from telemetry.facts.engine_records import OWN_ENGINE
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,9 @@ class RootWorker:
         if now_ns < self._not_before_ns:
             return False
         diagnosis = self._diagnosis()
+        if diagnosis.engine != OWN_ENGINE:
+            self._explanation = msgspec.json.encode({"state": no_replay(diagnosis.engine)})
+            return False
         onset_ns = _onset_ns(diagnosis)
         if onset_ns is None or diagnosis.verdict != "fault":
             return False

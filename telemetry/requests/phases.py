@@ -29,7 +29,13 @@ from enum import StrEnum
 import msgspec
 
 from telemetry.facts.reasons import EndReason, Outcome, Phase, WaitReason
-from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
+from telemetry.facts.records import (
+    UNKNOWN_ROUTE,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+)
 from telemetry.requests.account import Account
 from telemetry.requests.classes import ENGINE_WIDE, WorkloadClass
 
@@ -185,7 +191,7 @@ class RequestTimeline:
     @property
     def is_core_only(self) -> bool:
         """Known from the core of an attached engine alone."""
-        return is_core_only(self.parsed, self.tokenized, self.sequences)
+        return self.accepted.route == UNKNOWN_ROUTE
 
     @property
     def token_count(self) -> int:
@@ -274,17 +280,6 @@ class RequestTimeline:
         if self.phases[-1].name is name:
             return None
         return self.phase_ns(name)
-
-
-def is_core_only(
-    parsed: RequestParsed | None,
-    tokenized: RequestTokenized | None,
-    sequences: Sequence[SequenceTimeline],
-) -> bool:
-    """Whether the request is known from the core of an attached engine alone: nothing observes the
-    front end."""
-    is_attached = any(sequence.received_ns is not None for sequence in sequences)
-    return is_attached and parsed is None and tokenized is None
 
 
 def decode_begins_ns(firsts_ns: Collection[int | None]) -> int | None:

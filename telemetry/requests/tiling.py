@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from telemetry.facts.reasons import Outcome, Phase
-from telemetry.facts.records import RequestAccepted, RequestEnded, RequestParsed, RequestTokenized
+from telemetry.facts.records import (
+    UNKNOWN_ROUTE,
+    RequestAccepted,
+    RequestEnded,
+    RequestParsed,
+    RequestTokenized,
+)
 from telemetry.requests.phases import (
     PhaseSpan,
     SequenceTimeline,
     decode_begins_ns,
     first_tokens_ns,
-    is_core_only,
     last_commit_ns,
 )
 
@@ -25,7 +28,7 @@ def tile(
 ) -> tuple[PhaseSpan, ...]:
     """Cut [accepted, ended) into phases: no gap, no overlap, in order."""
     starts: list[tuple[Phase, int | None]] = [
-        *_beginning(accepted, parsed, tokenized, sequences),
+        *_beginning(accepted, parsed, tokenized),
         (Phase.PREFILL, min((s.scheduled_ns for s in sequences if s.scheduled_ns), default=None)),
         (Phase.DECODE, decode_begins_ns(first_tokens_ns(sequences))),
         *_ending(ended, sequences),
@@ -47,10 +50,9 @@ def _beginning(
     accepted: RequestAccepted,
     parsed: RequestParsed | None,
     tokenized: RequestTokenized | None,
-    sequences: Sequence[SequenceTimeline],
 ) -> list[tuple[Phase, int | None]]:
     """Phases up to the queue."""
-    if is_core_only(parsed, tokenized, sequences):
+    if accepted.route == UNKNOWN_ROUTE:
         return [(Phase.QUEUE, accepted.at_ns)]
     return [
         *([] if accepted.read_ns is None else [(Phase.ACCEPT, accepted.at_ns)]),

@@ -8,10 +8,12 @@ one.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 
 from telemetry.facts.engine_records import OWN_ENGINE, EngineStarted
+from telemetry.facts.records import Fact
 from telemetry.numbers.quantiles import rank
 from telemetry.requests.account import NotObserved
 from telemetry.requests.phases import RequestTimeline
@@ -51,13 +53,18 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoverageFold:
-    """Counts each ended request; `take` follows which engine runs."""
+    """Counts each ended request, and follows which engine runs."""
 
     def __init__(self) -> None:
         self._started: EngineStarted | None = None
         self._requests = self._core_only = self._e2e_ns = 0
         self._spent_ns = dict.fromkeys([one.value for one in NotObserved], 0)
         self._shares = {name: array("Q", bytes(8 * (_STEPS + 1))) for name in ("", *self._spent_ns)}
+
+    def on_facts(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            if isinstance(fact, EngineStarted):
+                self.started(fact)
 
     def started(self, fact: EngineStarted) -> None:
         """Another engine runs from now on."""

@@ -64,13 +64,15 @@ def verdict(diagnosis: Diagnosis, who: Who, root: RootAnswer | None = None) -> M
 def findings(
     diagnosis: Diagnosis, root: RootAnswer | None, who: Who, clock: Clock, heading: str = "h3"
 ) -> Markup:
-    """All findings, the one with most harm first; its evidence is open."""
-    return join(
-        [
-            finding(one, root, who, clock, heading, is_open=place == 0)
-            for place, one in enumerate(diagnosis.findings)
-        ]
-    )
+    """All findings, the one with most harm first; its evidence is open. Then what is not judged."""
+    shown = [
+        finding(one, root, who, clock, heading, is_open=place == 0)
+        for place, one in enumerate(diagnosis.findings)
+    ]
+    if diagnosis.abstained:
+        told = "; ".join(one.text for one in diagnosis.abstained)
+        shown.append(tag("p", f"Not judged on {diagnosis.engine}: {told}.", class_="quiet"))
+    return join(shown)
 
 
 def finding(
@@ -100,6 +102,9 @@ def finding(
         _named("Delayed", one.victims, who),
         _what_if(one, root),
         [_promise(promise) for promise in one.promises],
+        tag("p", "Limits that bear on it: ", ", ".join(limit.text for limit in one.limits))
+        if one.limits
+        else None,
         _evidence(one, is_open),
         _excluded(one),
         tag("p", "Runbook: ", tag("code", one.runbook)) if one.runbook else None,

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from service.attach.sidecar.hub import Hub
 from service.attach.sidecar.socket_file import peer_of
@@ -166,7 +167,7 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are not of its type
         self._transport = transport
         self._connections.open += 1
         self._connections.count()

@@ -13,7 +13,9 @@ import pytest
 
 from benchmarks.peers.layout import default_root
 from diagnosis.symptoms import Symptom
+from diagnosis.verdicts.engine_limits import LIMITS
 from diagnosis.verdicts.runbook import runbook_path
+from telemetry.facts.engine_flags import FLAGS as FLAGS_OF
 from tests.diagnosis.test_runbooks import FOLDER, sections
 
 VERSION = "0.32"
@@ -29,12 +31,13 @@ METRICS = {
 }  # fmt: skip
 FLAGS = {
     "--api-server-count", "--async-scheduling", "--disable-log-stats",
-    "--enable-logging-iteration-details", "--enable-mfu-metrics",
+    "--enable-chunked-prefill", "--enable-logging-iteration-details", "--enable-mfu-metrics",
     "--enable-prompt-tokens-details", "--enable-scale-out", "--gpu-memory-utilization",
     "--kv-cache-dtype", "--kv-cache-memory-bytes", "--kv-cache-metrics",
     "--kv-offloading-size", "--load-format", "--long-prefill-token-threshold",
     "--max-logprobs", "--max-model-len", "--max-num-active-seqs", "--max-num-batched-tokens",
-    "--max-num-queued-reqs", "--max-num-queued-tokens", "--max-num-seqs", "--numa-bind",
+    "--max-num-queued-reqs", "--max-num-queued-tokens", "--max-num-seqs",
+    "--no-enable-prefix-caching", "--numa-bind",
     "--otlp-traces-endpoint", "--renderer-num-workers", "--scheduling-policy",
     "--stream-interval", "--structured-outputs-config", "--watermark",
 }  # fmt: skip
@@ -61,6 +64,16 @@ def test_a_page_says_what_it_is_on_vllm_and_of_which_version(symptom: Symptom) -
 
     assert f"vLLM {VERSION}" in found
     assert _METRIC.search(found) or _FLAG.search(found)
+
+
+@pytest.mark.parametrize("symptom", Symptom)
+def test_a_page_says_what_is_seen_of_an_attached_vllm(symptom: Symptom) -> None:
+    """And one whose limits have names there has one of them."""
+    found = section(symptom)
+    flags = [FLAGS_OF["vllm"][name].flag for name in LIMITS.get(symptom, ())]
+
+    assert "An attached phasescope " in found
+    assert not flags or any(flag.removeprefix("--") in found for flag in flags)
 
 
 @pytest.mark.parametrize("symptom", Symptom)
@@ -103,7 +116,8 @@ def test_the_names_are_in_the_sources_of_vllm() -> None:
     )  # fmt: skip
     text = "\n".join((root / name).read_text() for name in files)
 
-    for flag in FLAGS:
+    for no_flag in FLAGS:
+        flag = no_flag.replace("--no-", "--")  # each switch has both
         field = flag.removeprefix("--").replace("-", "_")
         assert f'"{flag}"' in text or re.search(rf"^    {field}: ", text, re.MULTILINE), flag
     for name in (*METRICS, *VARIABLES, *ROUTES):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lab.simulation.attached import attached
 from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import Phase, WaitReason
-from telemetry.facts.records import Fact
+from telemetry.facts.records import UNKNOWN_ROUTE, Fact
 from telemetry.requests.account import NotObserved, Part, State
 from telemetry.requests.phases import RequestTimeline
 from tests.support.worlds.facts import (
@@ -61,8 +61,7 @@ def test_parts_of_any_attached_run_sum_to_the_time_of_each_request(
         assert ledger.e2e_ns == timeline.e2e_ns
         assert all(entry.ns > 0 for entry in ledger.entries), ledger
         assert sum(p.end_ns - p.start_ns for p in timeline.phases) == timeline.e2e_ns
-        was_received = any(one.received_ns is not None for one in timeline.sequences)
-        assert timeline.account.is_core_only == (core_only and was_received)
+        assert timeline.account.is_core_only == core_only
 
 
 @settings(max_examples=6, deadline=None)
@@ -132,7 +131,8 @@ def test_without_a_stamp_of_the_front_end_all_up_to_its_next_one_is_not_observed
 
 def test_a_request_that_only_the_core_knows_has_no_time_of_a_front_end() -> None:
     facts: list[Fact] = [
-        accepted(at=3), submitted(at=5), received(1, 7, 5),
+        accepted(at=3, route=UNKNOWN_ROUTE), parsed(at=3), tokenized(at=3), submitted(at=3),
+        received(1, 7, 5),
         step(1, 10, 20, [prefill()]), step(2, 20, 30, [decode()]), sequence_ended(at=30),
         request_ended(at=32, detokenized_ns=None),
     ]  # fmt: skip
