@@ -24,7 +24,7 @@ KINDS = {
     "shared prefix": 2.0,
     "json_schema": 1.0,
     "disconnect": 1.0,
-    "refused": 0.5,
+    "refused": 1.0,
 }
 SHARED = prompt_ids("shared", 256)
 SCHEMA = {
