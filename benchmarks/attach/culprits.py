@@ -22,11 +22,15 @@ from typing import Any
 
 from benchmarks.attach.arguments import finish, parser_of, vllm_flags
 from benchmarks.attach.client import Stream, ask, tokens_of
+from benchmarks.attach.processes import tree_of
 from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
 from benchmarks.contract.client import NotSupported, now_ns, prompt_ids
 from benchmarks.contract.common import Report, at_least, at_most, say, ticking
 from benchmarks.contract.lateness import Lateness
+from benchmarks.machine import CORES
+from lab.drills.outcome.conditions import FOREIGN_LIMIT, Reading, between, read
+from telemetry.facts.clock import MonotonicClock
 
 DECODERS, LONG_TOKENS, OUTPUT_TOKENS = 4, 700, 300
 LONG, DECODER = "long", "decoder"
@@ -139,16 +143,24 @@ async def check(args: argparse.Namespace) -> Report:
             warm = await ask(server.port, tokens_of(prompt_ids("warm", LONG_TOKENS), 4), "warm")
             if not warm.is_whole:
                 raise NotSupported(f"vLLM did not serve the warm-up: {warm.error}")
+            first = reading(server, sidecar)
             with seen.lateness.watching():
                 async with ticking("injecting", lambda: f"{len(seen.longs)} long prompts"):
                     decoders = [
                         decoder(server.port, sidecar, seen, index) for index in range(DECODERS)
                     ]
                     await asyncio.gather(*decoders, inject(server.port, seen, count))
-    return report(seen, server.flags)
+            foreign = between(first, reading(server, sidecar), []).foreign
+    return report(seen, server.flags, foreign)
 
 
-def report(seen: Seen, flags: tuple[str, ...]) -> Report:
+def reading(server: Vllm, sidecar: Sidecar) -> Reading:
+    """The machine's counters, and those of all that belongs to this."""
+    pids = [*server.pids, *tree_of(sidecar.pid)]
+    return read(MonotonicClock(), pids, range(CORES))
+
+
+def report(seen: Seen, flags: tuple[str, ...], foreign: float | None) -> Report:
     steady, longs = seen.steady, seen.longs
     median_ns = median_gap_ns(steady)
     judged = right = starved = blamed = 0
@@ -172,6 +184,8 @@ def report(seen: Seen, flags: tuple[str, ...]) -> Report:
         at_least("share of late gaps that name the true culprit", share, LIMIT),
         at_least("late gaps judged", judged, len(longs)),
         at_most("streams that are not whole", broken, 0),
+        # somebody else's work makes tokens late too, of which the client knows nothing
+        at_most("CPU of other processes, in cores", foreign, FOREIGN_LIMIT),
     ]
     rows: list[list[Any]] = [
         ["long prompts", "median gap ms", "late gaps", "named rightly", "share"],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ from typing import Any
 
 from benchmarks.attach.accounts import Row, core_times, row_of
 from benchmarks.attach.arguments import finish, parser_of, vllm_flags
-from benchmarks.attach.client import Stream
-from benchmarks.attach.mixed import FAILS, SMALL_POOL, Users
+from benchmarks.attach.client import Stream, ask
+from benchmarks.attach.mixed import FAILS, KINDS, SMALL_POOL, Users, body_of
 from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
 from benchmarks.contract.client import now_ns
@@ -67,6 +68,7 @@ async def check(args: argparse.Namespace) -> Report:
         Vllm(*SMALL_POOL, *vllm_flags(args), attach_to=sidecar.socket) as server,
     ):
         await sidecar.until_attached()
+        await warm_up(server.port)
         users = Users(
             server.port, USERS, lambda kind, stream: read_account(sidecar, seen, kind, stream)
         )
@@ -76,6 +78,13 @@ async def check(args: argparse.Namespace) -> Report:
         core_ns = await asyncio.to_thread(journalled, sidecar.url)
         snapshot = await sidecar.get("/debug/snapshot")
     return report(seen, users, core_ns, snapshot, minutes, server.flags)
+
+
+async def warm_up(port: int) -> None:
+    """One request of each kind: the first structured one builds vLLM's back end of grammars."""
+    draw = random.Random("warm-up")
+    for kind in KINDS:
+        await ask(port, body_of(kind, draw), f"warm-{kind.replace(' ', '-')}")
 
 
 def journalled(url: str) -> dict[str, int]:

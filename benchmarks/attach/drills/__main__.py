@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.attach.arguments import RESULTS
 from benchmarks.attach.drills.episode import EpisodePlan, run_episode
-from benchmarks.attach.drills.mechanisms import MECHANISMS, of_split, symptoms
+from benchmarks.attach.drills.mechanisms import MECHANISMS, judged, of_split, symptoms
 from benchmarks.contract.client import NotSupported
 from benchmarks.contract.common import Figure, Options, Report, at_least, equal
 from benchmarks.diagnosis.compare import live_figures, told_figures
@@ -67,15 +67,12 @@ def series(split: str, each: int, classes: Sequence[str] | None, work: Path,
         for number, load in enumerate(HEALTHY_LOADS):
             yield EpisodePlan(mechanism=light, seed=first + number, intensity=load, **common)
         return
-    chosen = of_split(TEST if split == TEST else DEV)
+    chosen = of_split(TEST if split == TEST else DEV, judged() if classes is None else classes)
     for number in range(each):
         for mechanism in chosen:
-            if classes is None or mechanism.symptom in classes:
-                levels = mechanism.levels
-                level = levels[(len(levels) // 2 + number) % len(levels)]
-                yield EpisodePlan(
-                    mechanism=mechanism, seed=first + number, intensity=level, **common
-                )
+            levels = mechanism.levels
+            level = levels[(len(levels) // 2 + number) % len(levels)]
+            yield EpisodePlan(mechanism=mechanism, seed=first + number, intensity=level, **common)
 
 
 # --- score -------------------------------------------------------------------------------------
@@ -88,22 +85,22 @@ def score(kept: Sequence[Kept], split: str, trees: bool) -> Report:
     healthy = [one for one in counted if one.split == HEALTHY]
     if not mine:
         raise NotSupported(f"no episode of {split!r} counts, of {len(kept)}; run some first")
-    judged = [judge_kept(one) for one in mine]
+    told = [judge_kept(one) for one in mine]
     calm = [judge_kept(one) for one in healthy]
     lessons = [one for one in counted if one.split == DEV and trees]
     latency = [one for one in mine if one.episode.symptom not in APART]
-    pairs = pairs_of(judged)
+    pairs = pairs_of(told)
     table: list[list[Any]] = [["injected", "episodes", "recall", "precision"]]
-    classes = by_class(judged)
+    classes = by_class(told)
     for name, one in classes.items():
         table.append([name, one["episodes"], one["recall"], one["precision"]])
-    print(confusion(judged), flush=True)
+    print(confusion(told), flush=True)
     detail = {
         "split": split,
         "discarded": sum(bool(one.episode.discarded) for one in kept if one.split == split),
         "classes": classes,
-        "confusion": confusion(judged).splitlines(),
-        "misses": [[one.episode.name, one.answer] for one in judged if not one.is_right],
+        "confusion": confusion(told).splitlines(),
+        "misses": [[one.episode.name, one.answer] for one in told if not one.is_right],
         "told": told_figures(latency, lessons),
         "live": live_figures(latency, healthy, lessons),
         "episodes": [row(one) for one in [*mine, *healthy]],

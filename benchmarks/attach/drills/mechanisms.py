@@ -7,6 +7,7 @@ nothing outside the worker sees it; so are causes that only our own server can h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.attach.drills.injections import CoreStops, CpuQuota, EngineCoreStop
@@ -149,6 +150,9 @@ WORK = (
 )
 
 MECHANISMS: tuple[Mechanism, ...] = (*DEMAND, *LIMITS, *MACHINE, *WORK)
+ABSTAINED = ("grammar_cost", "slow_client")
+"""Classes that are not judged on vLLM, by name: what tells them is not seen there. They are in no
+series, but can be asked for."""
 BASE_FLAGS = (_SEQS, "16", _BUDGET, "256", _CONTEXT, "2048")
 
 
@@ -157,10 +161,15 @@ def symptoms() -> list[str]:
     return list(dict.fromkeys(one.symptom for one in MECHANISMS))
 
 
-def of_split(split: str) -> list[Mechanism]:
+def judged() -> list[str]:
+    """Those that are judged on vLLM."""
+    return [one for one in symptoms() if one not in ABSTAINED]
+
+
+def of_split(split: str, classes: Sequence[str]) -> list[Mechanism]:
     """One mechanism of each class: of that split, or the first where the class has none of it."""
     found = []
-    for symptom in symptoms():
+    for symptom in classes:
         mine = [one for one in MECHANISMS if one.symptom == symptom]
         found.append(next((one for one in mine if one.split == split), mine[0]))
     return found

@@ -13,11 +13,13 @@ import pytest
 
 from benchmarks.attach.drills.__main__ import FIRST_SEED, figures, series
 from benchmarks.attach.drills.gauges import Page, gauges_of, quantile_of, row_between
-from benchmarks.attach.drills.mechanisms import MECHANISMS, of_split, symptoms
+from benchmarks.attach.drills.mechanisms import ABSTAINED, MECHANISMS, judged, of_split, symptoms
 from benchmarks.attach.injected import FAULTS, HOOKS, Faults
 from benchmarks.diagnosis.baselines import BASELINES
 from benchmarks.diagnosis.gauges import GAUGES, SECOND
+from diagnosis.needs import NEEDS, NO_ADAPTER_SEES
 from lab.drills.mechanism import DEV, TEST
+from service.attach.inside.vllm_core_start import UNOBSERVED
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="model"} {running}
@@ -75,12 +77,12 @@ def test_a_second_without_a_page_repeats_the_one_before() -> None:
 def test_the_causes_suffice_and_each_split_has_all_of_them() -> None:
     """At least twelve classes of causes; where a class has two mechanisms the test has another one
     than the development."""
-    causes = [one for one in symptoms() if not one.startswith("healthy")]
-    dev, test = of_split(DEV), of_split(TEST)
+    causes = [one for one in judged() if not one.startswith("healthy")]
+    dev, test = of_split(DEV, judged()), of_split(TEST, judged())
     two = [one for one in causes if sum(m.symptom == one for m in MECHANISMS) > 1]
 
     assert len(causes) >= 12
-    assert [one.symptom for one in dev] == [one.symptom for one in test] == symptoms()
+    assert [one.symptom for one in dev] == [one.symptom for one in test] == judged()
     assert {m.symptom for m in dev if m in test}.isdisjoint(two)
 
 
@@ -91,8 +93,16 @@ def test_no_seed_of_the_test_is_one_of_the_development(tmp_path: Path) -> None:
     healthy_s = sum(one.phases.end_s - one.phases.reference_at_s for one in plans["healthy"])
 
     assert seeds[DEV].isdisjoint(seeds[TEST])
-    assert len(plans[TEST]) == 4 * len(symptoms())
+    assert len(plans[TEST]) == 4 * len(judged())
     assert healthy_s >= 1_740
+
+
+def test_what_is_not_judged_on_vllm_is_what_the_diagnosis_says() -> None:
+    """A class that abstains cannot be named; one that does not must have its drill."""
+    unseen = {*NO_ADAPTER_SEES, *UNOBSERVED}
+    abstained = {one.value for one, needs in NEEDS.items() if unseen.intersection(needs.needs)}
+
+    assert set(symptoms()) & abstained == set(ABSTAINED)
 
 
 def test_flags_of_mechanisms_are_those_of_vllm() -> None:
