@@ -169,6 +169,23 @@ def test_a_client_that_goes_away_has_cancelled() -> None:
     assert end.first_sent_ns < end.detected_ns < end.at_ns
 
 
+def test_what_is_sent_to_a_client_that_is_gone_does_not_count() -> None:
+    """vLLM answers `null` then."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await receive()
+        await answering(200, b"null")(scope, receive, send)
+
+    world = World(app)
+
+    world.exchange()
+
+    end = world.end
+    assert (end.reason, end.status, end.bytes_sent) == (EndReason.DISCONNECT, 0, 0)
+    assert end.first_sent_ns is None
+
+
 def test_a_disconnect_after_the_whole_answer_is_no_news() -> None:
     """uvicorn says so to whoever asks later."""
 

@@ -74,8 +74,16 @@ class FrontRequest:
         self.error_code: int | None = None
         self.is_cancelled = self.raised = False
 
+    def started(self, status: int) -> None:
+        """The head of the answer is on its way."""
+        if self.detected_ns is None:
+            self.status = status
+
     def sent(self, body: bytes, has_more: bool, at_ns: int) -> None:
-        """A part of the answer was handed to the socket."""
+        """A part of the answer was handed to the socket. What a server sends to a client that is
+        gone reaches nobody."""
+        if self.detected_ns is not None:
+            return
         if body:
             self.bytes_sent += len(body)
             if self.status >= 400:
@@ -84,7 +92,7 @@ class FrontRequest:
                 self._read_error(body[len(b"data: ") :])
             elif self.first_sent_ns is None and not body.startswith(b":"):
                 self.first_sent_ns = at_ns  # a comment of an event stream is no content
-        if not has_more and self.detected_ns is None:
+        if not has_more:
             self.answered_ns = at_ns
 
     def disconnected(self, at_ns: int) -> None:

@@ -131,7 +131,7 @@ class Exchange:
     def _start(self, message: Message) -> Message:
         """With the request's id, if the engine does not send it."""
         try:
-            self._request.status = message["status"]
+            self._request.started(message["status"])
             headers = list(message.get("headers", ()))
             if any(name.lower() == _ID for name, _ in headers):
                 return message

@@ -33,7 +33,7 @@ from service.attach.wire import Role, socket_path
 from telemetry.facts.clock import MonotonicClock
 
 ENGINE = "vllm"
-_BUILDERS = (
+BUILDERS = (
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.entrypoints.launchers.app",
     "vllm.entrypoints.openai.api_server",
@@ -51,7 +51,7 @@ class _Process:
 def register() -> None:
     """Called by the plugin in every process of vLLM; where no server was imported, it does
     nothing."""
-    for name in _BUILDERS:
+    for name in BUILDERS:
         module = sys.modules.get(name)
         original = None if module is None else vars(module).get("build_app")
         if module is not None and original is not None and not hasattr(original, _MARK):

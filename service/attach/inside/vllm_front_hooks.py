@@ -19,7 +19,7 @@ _DEFAULTS = "_phasescope_defaults"
 
 def install(front: Front) -> None:
     """Put in every hook that fits; the sidecar hears of the others."""
-    for module, owner, method, expected, wrap in _HOOKS:
+    for module, owner, method, expected, wrap in HOOKS:
         name = f"{owner}.{method}"
         try:
             home = getattr(importlib.import_module(module), owner)
@@ -156,7 +156,7 @@ def _base_request_id(
 
 _RENDERER = ("vllm.renderers.online_renderer", "OnlineRenderer")
 _PROCESSOR = ("vllm.v1.engine.output_processor", "OutputProcessor")
-_HOOKS: tuple[tuple[str, str, str, tuple[str, ...], Wrap], ...] = (
+HOOKS: tuple[tuple[str, str, str, tuple[str, ...], Wrap], ...] = (
     (*_RENDERER, "render_chat", ("self", "request"), _render),
     (*_RENDERER, "render_completion", ("self", "request"), _render),
     (*_RENDERER, "render_responses", ("self", "request"), _render),
