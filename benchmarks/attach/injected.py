@@ -30,11 +30,13 @@ HOOKS = (*CORE_HOOKS, *FRONT_HOOKS)
 
 class Faults:
     """A folder of orders. `waiting_bytes` bounds what the adapter keeps for a sidecar that does not
-    take it; 0 leaves the product's own bound."""
+    take it, `errors` those after which it turns a hook off; 0 leaves the product's own bounds."""
 
-    def __init__(self, folder: Path, targets: Sequence[str], waiting_bytes: int = 0) -> None:
+    def __init__(
+        self, folder: Path, targets: Sequence[str], *, waiting_bytes: int = 0, errors: int = 0
+    ) -> None:
         self._folder = folder
-        orders = {"targets": list(targets), "bytes": waiting_bytes}
+        orders = {"targets": list(targets), "bytes": waiting_bytes, "errors": errors}
         (folder / "targets.json").write_text(json.dumps(orders))
 
     @property

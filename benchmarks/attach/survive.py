@@ -27,7 +27,7 @@ from benchmarks.attach.arguments import finish, parser_of, vllm_flags
 from benchmarks.attach.bad_sidecars import FULL, SLOW, BadSidecar
 from benchmarks.attach.blocks import run_block
 from benchmarks.attach.client import Stream
-from benchmarks.attach.injected import FAULTS, HOOKS, Faults
+from benchmarks.attach.injected import FAULTS, FRONT_HOOKS, HOOKS, Faults
 from benchmarks.attach.mixed import SMALL_POOL, Users
 from benchmarks.attach.sidecar import Sidecar
 from benchmarks.attach.vllm_server import Vllm
@@ -37,7 +37,8 @@ from benchmarks.paired import Block, Load, Pair, costs, pairs_of, quad_order
 
 HOOKS_PART, SIDECAR_PART = "hooks", "sidecar"
 USERS = 6
-RAISES, WITHIN_S, AFTER_S = 2, 30.0, 20.0
+RAISES, WITHIN_S, AFTER_S = 2, 60.0, 20.0
+PATIENCE = RAISES * len(FRONT_HOOKS) + 3  # several parts of a hook raise before it is turned off
 GOOD, CONTROL = "good", "good again"
 KILLED, FROZEN = "killed", "frozen"
 BAD = (KILLED, FROZEN, SLOW, FULL)
@@ -62,7 +63,7 @@ class Found:
 async def hooks(args: argparse.Namespace, found: Found) -> None:
     """Every hook raises twice, then all for good."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        faults = Faults(Path(folder), HOOKS)
+        faults = Faults(Path(folder), HOOKS, errors=PATIENCE)
         async with (
             Sidecar() as sidecar,
             Vllm(
@@ -170,7 +171,7 @@ async def with_bad_sidecars(args: argparse.Namespace, found: Found) -> None:
     pairs: dict[str, list[Pair]] = {kind: [] for kind in (CONTROL, *BAD)}
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        faults = Faults(Path(folder), (), WAITING_BYTES)
+        faults = Faults(Path(folder), (), waiting_bytes=WAITING_BYTES)
         async with (
             Sidecar() as sidecar,
             Vllm(

@@ -7,7 +7,9 @@ positive one counts down, a negative one lasts. Until then they do what they did
 
 A target is `module:Class.method`. Of a method that a decorator keeps in its closure as `method`,
 the inner one is replaced, so that the decorator, which is the product's, has to deal with the
-error. `bytes` in targets.json is how much the adapter may keep waiting, to make it lose facts.
+error. In targets.json `bytes` is how much the adapter may keep waiting, to make it lose facts, and
+`errors` how many errors of a hook it takes before it turns it off, so that each part of a hook can
+raise; 0 leaves what the product has.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from types import ModuleType
 from typing import Any
 
 _VARIABLE = "PHASESCOPE_ATTACH_FAULTS"
-_TRANSPORT = "service.attach.inside.transport"
+_TRANSPORT, _GUARD = "service.attach.inside.transport", "service.attach.inside.guard"
+
+
+Orders = dict[str, Any]
 
 
 class Injected(Exception):
@@ -68,9 +73,9 @@ def replace(folder: Path, target: str, module: ModuleType) -> None:
 class Patching(Loader):
     """Loads a module as before, then replaces in it what is to fail."""
 
-    def __init__(self, loader: Any, folder: Path, targets: Sequence[str], waiting: int) -> None:
+    def __init__(self, loader: Any, folder: Path, targets: Sequence[str], orders: Orders) -> None:
         self._loader, self._folder = loader, folder
-        self._targets, self._waiting = targets, waiting
+        self._targets, self._orders = targets, orders
 
     def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
@@ -79,17 +84,19 @@ class Patching(Loader):
         self._loader.exec_module(module)
         for target in self._targets:
             replace(self._folder, target, module)
-        if module.__name__ == _TRANSPORT and self._waiting:
-            module.Bounds.__init__.__kwdefaults__["waiting_bytes"] = self._waiting
+        if module.__name__ == _TRANSPORT and self._orders["bytes"]:
+            module.Bounds.__init__.__kwdefaults__["waiting_bytes"] = self._orders["bytes"]
+        if module.__name__ == _GUARD and self._orders["errors"]:
+            vars(module)["_MOST_ERRORS"] = self._orders["errors"]
 
 
 class Finder(MetaPathFinder):
     """Finds the modules that are to be patched as Python would, and nothing else."""
 
-    def __init__(self, folder: Path, targets: Sequence[str], waiting: int) -> None:
-        self._folder, self._waiting = folder, waiting
-        self._targets: dict[str, list[str]] = {_TRANSPORT: []}
-        for target in targets:
+    def __init__(self, folder: Path, orders: Orders) -> None:
+        self._folder, self._orders = folder, orders
+        self._targets: dict[str, list[str]] = {_TRANSPORT: [], _GUARD: []}
+        for target in orders["targets"]:
             self._targets.setdefault(target.partition(":")[0], []).append(target)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
@@ -98,15 +105,15 @@ class Finder(MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None:
             mine = self._targets[fullname]
-            spec.loader = Patching(spec.loader, self._folder, mine, self._waiting)
+            spec.loader = Patching(spec.loader, self._folder, mine, self._orders)
         return spec
 
 
 def install() -> None:
     folder = os.environ.get(_VARIABLE)
     if folder:
-        wanted = json.loads((Path(folder) / "targets.json").read_text())
-        sys.meta_path.insert(0, Finder(Path(folder), wanted["targets"], wanted["bytes"]))
+        orders = json.loads((Path(folder) / "targets.json").read_text())
+        sys.meta_path.insert(0, Finder(Path(folder), orders))
 
 
 install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import types
 from functools import wraps
 from pathlib import Path
@@ -191,3 +192,22 @@ def test_every_hook_that_is_to_raise_is_there(
         for part in parents:
             owner = getattr(owner, part)
         assert callable(owner.__dict__[last]), target
+
+
+def test_faults_change_a_module_of_the_adapter_as_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bounds of the product change only where it was asked for; other modules are not found."""
+    faults = faults_module(monkeypatch)
+    names = ("service.attach.inside.guard", "service.attach.inside.transport")
+    modules = {}
+    for name in names:
+        finder = faults.Finder(tmp_path, {"targets": [], "bytes": 77, "errors": 9})
+        spec = finder.find_spec(name, importlib.import_module("service.attach.inside").__path__)
+        modules[name] = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, modules[name])  # dataclasses look it up
+        spec.loader.exec_module(modules[name])
+
+    assert modules[names[0]]._MOST_ERRORS == 9
+    assert modules[names[1]].Bounds().waiting_bytes == 77
+    assert faults.Finder(tmp_path, {"targets": []}).find_spec("json", None) is None
