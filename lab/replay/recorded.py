@@ -45,6 +45,7 @@ from telemetry.facts.engine_records import (
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import EngineDied, Fact, SequenceSubmitted, fact_ns
 
+OURS = "phasescope"
 END_TOKEN = 1 << 50
 _BY_END_TOKEN = frozenset({EndReason.EOS, EndReason.STOP_TOKEN})
 _NO_TOKEN = -1  # every engine refuses it
@@ -183,15 +184,19 @@ class RecordedRun:
         return isinstance(fact, SequenceAdmitted) and fact.step_id > self.last_step_id
 
 
-def read_runs(facts: Iterable[Fact]) -> list[RecordedRun]:
-    """The run of each engine process in a journal, in order.
+def read_runs(facts: Iterable[Fact], engine: str = OURS) -> list[RecordedRun]:
+    """The run of each process of `engine` in a journal, in order.
 
-    Raises NotReplayable when no engine's start is recorded.
+    Raises NotReplayable when no engine's start is recorded, or that of another engine.
     """
     readers: list[_Reader] = []
     early: list[Fact] = []
     for fact in facts:
         if isinstance(fact, EngineStarted):
+            if fact.engine != engine:
+                raise NotReplayable(
+                    f"it is of {fact.engine}, where the scheduler of {engine} decided nothing"
+                )
             readers.append(_Reader(fact))
         elif readers:
             readers[-1].take(fact)

@@ -119,6 +119,7 @@ def _ended(fact: RequestEnded, was: _EngineTimes, now: _EngineTimes) -> RequestE
         first_sent_ns=_shifted(fact.first_sent_ns, was.first_ns, now.first_ns),
         detokenized_ns=_shifted(fact.detokenized_ns, was.last_ns, last_ns) if same else last_ns,
         detected_ns=fact.detected_ns if same else None,
+        received_ns=_shifted(fact.received_ns, was.last_ns, last_ns) if same else last_ns,
     )
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from service.cli.source import add_source
 from service.config.settings import ConfigError
-from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.clock import Clock, MonotonicClock
 
 if TYPE_CHECKING:
     from diagnosis.root_cause.outcomes import ClassOutcome, Outcomes
     from diagnosis.root_cause.whatif import ReplayReport
     from lab.replay.replay_exact import Identity
+    from telemetry.facts.records import Fact
+    from telemetry.journal.journal_reader import Journal
 
 _SHOWN = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"), ("queue", "queue"))
 
@@ -56,34 +58,46 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the replayed run as a journal"
     )
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        help="the Python that has vLLM, for a journal of an attached vLLM, which is replayed on "
+        "vLLM's own scheduler (default: this one)",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from dashboards.monitor.client import Unreachable
+    from dashboards.source import journal_of
     from lab.replay.recorded import NotReplayable
+    from lab.vllm_replay.protocol import SchedulerFailed
+    from lab.vllm_replay.recording import is_of_vllm
+    from lab.vllm_replay.replay_modelled import Stuck
+    from service.cli.operator.replay_vllm import replay_on_vllm
     from telemetry.journal.journal_reader import JournalError
 
     gc.disable()  # all facts are kept to the end, and none is in a cycle
     try:
-        return _exact(args) if args.exact else _replay(args)
-    except (JournalError, NotReplayable, Unreachable) as error:
+        with journal_of(args.source, args.debug_key) as journal:
+            if is_of_vllm(journal.facts()):
+                return replay_on_vllm(args, journal)
+            return _exact(args, journal) if args.exact else _replay(args, journal)
+    except (JournalError, NotReplayable, SchedulerFailed, Stuck, Unreachable) as error:
         print(f"phasescope: {error}", file=sys.stderr)
         return 1
     finally:
         gc.enable()
 
 
-def _exact(args: argparse.Namespace) -> int:
+def _exact(args: argparse.Namespace, journal: Journal) -> int:
     """0 when every decision was repeated, 1 when one was not."""
     import msgspec
 
-    from dashboards.source import journal_of
     from diagnosis.root_cause.whatif import identities_of
 
-    with journal_of(args.source, args.debug_key) as journal:
-        identities = identities_of(journal)
+    identities = identities_of(journal)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(identities)).decode())
     else:
@@ -91,12 +105,11 @@ def _exact(args: argparse.Namespace) -> int:
     return 0 if all(identity.holds for identity in identities) else 1
 
 
-def _replay(args: argparse.Namespace) -> int:
+def _replay(args: argparse.Namespace, journal: Journal) -> int:
     import msgspec
 
     from dashboards.source import journal_of
     from diagnosis.root_cause.whatif import NoiseKind, replay_journal
-    from telemetry.journal.journal import write_journal
     from telemetry.requests.slo_policy import SloFileError, policy_of
 
     clock = MonotonicClock()
@@ -106,7 +119,6 @@ def _replay(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     noise = args.noise or ("recorded" if args.cost_from is None else "drawn")
     with ExitStack() as stack:
-        journal = stack.enter_context(journal_of(args.source, args.debug_key))
         other = None
         if args.cost_from is not None:
             other = stack.enter_context(journal_of(args.cost_from, args.debug_key))
@@ -120,17 +132,26 @@ def _replay(args: argparse.Namespace) -> int:
             policy,
             lambda what: print(f"  {what} ...", file=sys.stderr),
         )
-    if args.output is not None:
-        try:
-            write_journal(args.output, facts, clock, "replay")
-        except OSError as error:
-            print(f"phasescope: {args.output}: {error.strerror}", file=sys.stderr)
-            return 1
+    if not written(args.output, facts, clock):
+        return 1
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         _print_report(report)
     return 0
+
+
+def written(path: Path | None, facts: list[Fact], clock: Clock) -> bool:
+    """Write the replayed run, if that is asked for; False, with a message, if it cannot be."""
+    from telemetry.journal.journal import write_journal
+
+    if path is not None:
+        try:
+            write_journal(path, facts, clock, "replay")
+        except OSError as error:
+            print(f"phasescope: {path}: {error.strerror}", file=sys.stderr)
+            return False
+    return True
 
 
 def _print_identities(identities: list[Identity]) -> None:
@@ -158,7 +179,12 @@ def _print_report(report: ReplayReport) -> None:
     columns = {"recorded": report.recorded, "replayed": report.replayed}
     if report.changed is not None:
         columns[" ".join(report.changes)] = report.changed
-    for name in report.recorded.classes:
+    print_classes(columns)
+
+
+def print_classes(columns: dict[str, Outcomes]) -> None:
+    """A table for each class of the first column."""
+    for name in next(iter(columns.values())).classes:
         print(f"\n{name}")
         for line in _table(name, columns):
             print(line)
