@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from docs.generate.markdown import code, one_line, table
 from service.cli.main import build_parser
 from service.cli.settings_flags import NAMES, SettingAction, ShownDefault
+from service.config.setting import Group
+from service.config.tree import all_settings
 
 _HEAD = """# Commands and flags
 
@@ -20,7 +22,7 @@ _INTERNAL = "(internal)"
 _OURS = "PHASESCOPE_"  # variables that give flags their defaults
 _STATED = re.compile(r" \(default:? ([^)]+)\)")
 _WORDS: dict[object, str] = {int: "N", float: "X"}
-_SERVE = "serve"
+_SERVE, _ATTACH = "serve", "attach"
 
 
 def document() -> str:
@@ -60,12 +62,28 @@ def _command(name: str, helped: str, parser: argparse.ArgumentParser) -> list[st
     lines += _arguments([one for group in own for one in group._group_actions], parser)
     if any(isinstance(action, SettingAction) for action in parser._actions):
         lines += ["", NAMES]
-        if name != _SERVE:  # it has the same ones
+        if name not in (_SERVE, _ATTACH):  # it has the same ones as serve
             return lines
+    if name == _ATTACH:
+        lines += ["", _shared(titled)]
+        titled = [group for group in titled if group.title == Group.ATTACH.value]
     for group in titled:
         shown = _arguments(group._group_actions, parser)
         lines += ["", f"### {name}: {group.title}", *shown] if shown else []
     return lines
+
+
+def _shared(groups: Sequence[argparse._ArgumentGroup]) -> str:
+    """The flags that `attach` has from `serve`; a default that differs is said."""
+    serve, found = all_settings(), list[str]()
+    for group in groups:
+        for action in group._group_actions:
+            one = action.setting if isinstance(action, SettingAction) else None
+            known = None if one is None else serve.get(one.key)
+            if one is not None and known is not None:
+                differs = f" (default {one.default})" if one.default != known.default else ""
+                found.append(code(one.details.flag) + differs)
+    return f"Of the flags of `serve` it has {', '.join(found)}."
 
 
 def _arguments(actions: list[argparse.Action], parser: argparse.ArgumentParser) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from service.cli.extras import require_serve
 from service.config.settings import ConfigError
 
 
@@ -21,6 +22,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     from service.model_files.model_store import resolve_model
+
+    require_serve()
 
     def print_line(line: str) -> None:
         if not args.quiet:

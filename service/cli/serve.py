@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from service.cli.console import require_console
+from service.cli.extras import require_serve
 from service.cli.settings_flags import add_settings, checked, resolved
 from service.config.resolve import Resolution
 from service.config.settings import ConfigError, ModelRef, RecorderConfig, ServeConfig
@@ -29,6 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     from service.composition.logs import set_up_logging
 
+    require_serve()
     resolution = resolved(args)
     config = checked(resolution)
     say = set_up_logging(config.logs.format, _print_line)

@@ -28,8 +28,9 @@ class Connection:
             assert data, "the engine's end was closed"
             self.messages += [decoder.decode(one) for one in self._unframer.feed(data)]
 
-    def read_to_end(self) -> None:
-        while data := self._socket.recv(65536):
+    def read_to_end(self, is_end: Callable[[Message], bool] = lambda one: False) -> None:
+        """Until the engine's end is closed, or a message that is the last."""
+        while not any(map(is_end, self.messages)) and (data := self._socket.recv(65536)):
             self.messages += [decoder.decode(one) for one in self._unframer.feed(data)]
 
     @property

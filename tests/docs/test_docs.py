@@ -36,7 +36,7 @@ LINKED = [*WRITTEN, *GENERATED, ROOT / "CHANGELOG.md", ROOT / ".github/CONTRIBUT
 DEFAULT_URL = "http://127.0.0.1:8000"
 NOBODY = "http://127.0.0.1:9"  # traces that nobody takes can be changed all the same
 README_LINES, README_BYTES, PICTURE_BYTES = 150, 12_000, 150_000
-OTHERS = ("docker", "kubectl", "promtool", "amtool")
+OTHERS = ("docker", "kubectl", "promtool", "amtool", "vllm")
 OTHERS_FLAGS = frozenset({"--enable-feature", "--no-build-isolation"})
 
 _LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
@@ -109,6 +109,10 @@ def benchmarks_flags() -> set[str]:
 def check(words: list[str]) -> None:
     """A command names what there is: subcommand, target or module, and its flags."""
     command, rest = Path(words[0]).name, words[1:]
+    if command == "phasescope" and rest[0] == "attach" and "--" in rest:
+        place = rest.index("--")
+        check(rest[place + 1 :])
+        rest = rest[:place]
     flags = {word.partition("=")[0] for word in rest if word.startswith("--")}
     if command == "phasescope":
         assert rest[0] in parsers(), words
@@ -125,8 +129,9 @@ def check(words: list[str]) -> None:
         assert find_spec(rest[1]), words
     elif command == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())
-        (extra,) = re.findall(r"(?:\.|phasescope)\[(\w+)\]", " ".join(rest))
-        assert extra in extras["project"]["optional-dependencies"], words
+        wanted = re.findall(r"(?:\.|phasescope)\[(\w+)\]", " ".join(rest))
+        assert set(wanted) <= set(extras["project"]["optional-dependencies"]), words
+        assert wanted or "phasescope" in rest, words
     else:
         assert command in ("curl", *OTHERS), words
 

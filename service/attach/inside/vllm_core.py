@@ -7,6 +7,7 @@ of them. So the configured class stays the one that decides, and asynchronous sc
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def register(path: Path, version: str, reason_against: str | None) -> None:
     if getattr(choose, _MARK, False):
         return
 
+    @wraps(choose)
     def get_scheduler_cls(self: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = choose(self, *args, **kwargs)
         try:

@@ -7,6 +7,7 @@ raise nothing. Only what vLLM's method itself raises leaves a hook.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Hooks:
 def hook_core(original: Callable[..., Any]) -> Callable[..., Any]:
     """`EngineCore.preprocess_add_request`, which runs on the thread that receives requests."""
 
+    @wraps(original)
     def preprocess_add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = getattr(getattr(self, "scheduler", None), "phasescope", None)
         if watch is not None and watch.is_on:

@@ -8,6 +8,7 @@ and `listing` (the thread that sends).
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -28,6 +29,7 @@ from service.attach.inside.vllm_core_steps import (
     step_recorded,
 )
 from service.attach.inside.vllm_core_waits import Waits
+from service.attach.inside.vllm_front import no_python_front_end
 from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (
@@ -49,7 +51,7 @@ Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
 
 
-def _guarded(
+def guarded(
     hook: str, *, is_vital: bool = True
 ) -> Callable[[Callable[Concatenate[Observer, P], None]], Callable[Concatenate[Observer, P], None]]:
     """A method that raises nothing, and is not called any more after a few errors."""
@@ -137,19 +139,19 @@ class Observer:
         self.is_on = False
         self._sender.close(0.5)
 
-    @_guarded("preprocess_add_request", is_vital=False)
+    @guarded("preprocess_add_request", is_vital=False)
     def received(self, args: Arguments, named: Named) -> None:
         if len(self._received) >= _MOST_RECEIVED:  # requests that never came to the scheduler
             self._received.clear()
         self._received[_first(args, named, "request").request_id] = self.now_ns()
 
-    @_guarded("_create_grammar", is_vital=False)
+    @guarded("_create_grammar", is_vital=False)
     def compiled(self, begin_ns: int, args: Arguments, named: Named) -> None:
         if len(self._compiled) >= _MOST_RECEIVED:
             self._compiled.clear()
         self._compiled[_first(args, named, "request").request_id] = self.now_ns() - begin_ns
 
-    @_guarded("add_request")
+    @guarded("add_request")
     def added(self, at_ns: int, args: Arguments, named: Named) -> None:
         request = _first(args, named, "request")
         key = request.request_id
@@ -187,7 +189,7 @@ class Observer:
         )
         self._sender.turn_ns = at_ns
 
-    @_guarded("schedule")
+    @guarded("schedule")
     def planned(self, begin_ns: int, output: Any) -> None:
         planned_ns = self.now_ns()
         self._sender.turn_ns = planned_ns if self._live else None
@@ -219,7 +221,7 @@ class Observer:
         self._preempted.clear()
         self._next_step_id += 1
 
-    @_guarded("_preempt_request")
+    @guarded("_preempt_request")
     def preempting(self, args: Arguments, named: Named) -> None:
         request = _first(args, named, "request")
         live = self._live.get(request.request_id)
@@ -230,7 +232,7 @@ class Observer:
         self._waiting_tokens += live.queued_tokens
         self._preempted.append(live.seq_id)
 
-    @_guarded("update_from_output")
+    @guarded("update_from_output")
     def collected(self, args: Arguments, named: Named) -> None:
         self._collected_ns = self.now_ns()
         self._is_updating, self._current = True, None
@@ -241,7 +243,7 @@ class Observer:
                 self._flights.remove(flight)
                 return
 
-    @_guarded("update_from_output")
+    @guarded("update_from_output")
     def committed(self, outputs: Any) -> None:
         committed_ns = self.now_ns()
         self._is_updating = False
@@ -264,17 +266,17 @@ class Observer:
         self._sender.turn_ns = committed_ns
         self._note_idle(committed_ns)
 
-    @_guarded("finish_requests")
+    @guarded("finish_requests")
     def finishing(self, args: Arguments, named: Named) -> None:
         self._is_everything = _first(args, named, "request_ids") is None
 
-    @_guarded("finish_requests")
+    @guarded("finish_requests")
     def finished(self) -> None:
         self._is_everything = False
         if not self._is_updating:
             self._note_idle(self.now_ns())
 
-    @_guarded("_free_request")
+    @guarded("_free_request")
     def ended(self, args: Arguments, named: Named) -> None:
         """A sequence ended. What ends while a step is committed is recorded after that step."""
         request = _first(args, named, "request")
@@ -296,6 +298,8 @@ class Observer:
 
     def _begin(self, version: str) -> None:
         self._sender.started(engine_started(self._scheduler, version, self.now_ns()))
+        if (reason := no_python_front_end(os.environ)) is not None:
+            self._sender.turn_off("front_end", reason)
         try:
             hook_grammars(self._scheduler.structured_output_manager, self.now_ns, self.compiled)
         except AttributeError as error:

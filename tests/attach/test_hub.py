@@ -1,0 +1,249 @@
+"""Facts of an engine's processes become one stream: joined, in order, renumbered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.attach.sidecar.hub import JOIN_NS, WINDOW_NS, Hub
+from service.attach.sidecar.streams import Counts, Stream
+from service.attach.wire import Batch, Role, SequenceName, Submitted
+from telemetry.facts.engine_records import (
+    Row,
+    SequenceQueued,
+    SequencesListed,
+    StepRecorded,
+)
+from telemetry.facts.reasons import EndReason, FactSource
+from telemetry.facts.recorder import Lane
+from telemetry.facts.records import (
+    UNKNOWN_ROUTE,
+    EngineDied,
+    Fact,
+    FactsLost,
+    RequestAccepted,
+    RequestEnded,
+    RequestsListed,
+    SequenceSubmitted,
+    fact_ns,
+)
+from tests.attach.scripted_engine import hello, started, streams_of
+from tests.support.worlds.facts import (
+    accepted,
+    decode,
+    prefill,
+    queued,
+    request_ended,
+    sequence_ended,
+    step,
+    submitted,
+)
+from tests.support.worlds.ledger_world import run_fold, world_facts
+
+MS = 1_000_000
+
+
+class World:
+    """A hub with a core and a front end; `facts` are those that have left it."""
+
+    def __init__(self, has_front: bool = True) -> None:
+        self.counts, self.lane = Counts(), Lane()
+        self.has_front = has_front
+        self.hub = Hub(self.lane, self.counts, lambda: self.has_front)
+        self.core = Stream(hello(), None, 0, 0)
+        self.front = Stream(hello(Role.FRONT_END, 2000), None, 0, 0)
+
+    def of_core(self, *facts: Fact, names: Sequence[SequenceName] = (), lost: int = 0) -> None:
+        self.hub.take(self.core, Batch(list(facts), list(names)), lost)
+
+    def of_front(self, *facts: Fact, submitted: Sequence[Submitted] = ()) -> None:
+        self.hub.take(self.front, Batch(list(facts), [], list(submitted)), 0)
+
+    def at(self, now_ms: float) -> list[Fact]:
+        self.hub.tick(round(now_ms * MS))
+        return self.lane.drain()
+
+
+WINDOW, JOIN = WINDOW_NS // MS, JOIN_NS // MS
+
+
+def sent(request_id: str, at: int, name: str) -> Submitted:
+    return Submitted(request_id, at * MS, name, 0)
+
+
+def idle_step(step_id: int, end: int, *rows: Row) -> StepRecorded:
+    return step(step_id, end - 5, end, list(rows))
+
+
+@pytest.mark.parametrize("is_core_first", [True, False])
+def test_names_and_requests_meet_in_either_order(is_core_first: bool) -> None:
+    """The sequence is submitted at the front end's stamp, whoever's message comes first."""
+    world = World()
+
+    def core() -> None:
+        world.of_core(queued(1, 20), names=[SequenceName(1, "a")])
+
+    def front() -> None:
+        world.of_front(accepted("r1", 5), submitted=[sent("r1", 10, "a")])
+
+    for say in (core, front) if is_core_first else (front, core):
+        say()
+
+    found = world.at(20 + WINDOW)
+    assert found == [accepted("r1", 5), submitted("r1", 10, 1), queued(1, 20)]
+    assert (world.counts.joined, world.counts.core_only) == (1, 0)
+
+
+def test_a_fact_leaves_when_it_is_as_old_as_the_window() -> None:
+    """Later facts of other processes may still come before it."""
+    world = World()
+    world.of_core(idle_step(0, 100))
+    assert world.at(100 + WINDOW - 1) == []
+    assert world.at(100 + WINDOW) == [idle_step(0, 100)]
+
+
+def test_a_sequence_waits_for_its_request_and_holds_later_facts_back() -> None:
+    """A front end that is busy sends late."""
+    world = World()
+    world.of_core(queued(1, 20), idle_step(0, 30), names=[SequenceName(1, "a")])
+    assert world.at(JOIN) == []
+
+    world.of_front(accepted("r1", 5), submitted=[sent("r1", 10, "a")])
+    kinds = [type(fact) for fact in world.at(JOIN)]
+    assert kinds == [RequestAccepted, SequenceSubmitted, SequenceQueued, StepRecorded]
+
+
+def test_where_no_request_came_in_time_the_next_is_not_waited_for() -> None:
+    """Sequences that come from elsewhere do not delay everything again and again."""
+    world = World()
+    world.of_core(queued(1, 0), names=[SequenceName(1, "a")])
+    assert world.at(JOIN - 1) == []
+    assert world.at(JOIN)
+    world.of_core(queued(2, JOIN), names=[SequenceName(2, "b")])
+    assert world.at(JOIN + WINDOW)
+    assert world.counts.late == 2
+
+
+def test_without_a_front_end_the_core_makes_the_request() -> None:
+    """It begins when the core received it, ends with its sequence, and its route is unknown."""
+    world = World(has_front=False)
+    world.of_core(started(), queued(1, 20), names=[SequenceName(1, "cmpl a/b")])
+    world.of_core(sequence_ended(1, 50))
+    found = world.at(WINDOW + 50)
+
+    first, last = found[1], found[-1]
+    assert isinstance(first, RequestAccepted)
+    assert (first.request_id, first.route, first.at_ns) == ("cmpl-a-b", UNKNOWN_ROUTE, 20 * MS)
+    assert isinstance(last, RequestEnded)
+    assert (last.request_id, last.at_ns, last.status) == ("cmpl-a-b", 50 * MS, 0)
+    assert not world.hub.is_busy
+
+
+def test_requests_of_the_core_alone_have_exact_accounts() -> None:
+    """Their parts sum to their time, to the nanosecond."""
+    world = World(has_front=False)
+    world.of_core(
+        started(), queued(1, 20), idle_step(0, 30, prefill()),
+        idle_step(1, 90, decode()), sequence_ended(1, 91),
+        names=[SequenceName(1, "a")],
+    )  # fmt: skip
+    timelines, _ = run_fold(world.at(10 * WINDOW))
+    assert [timeline.account.ledger.residue_ns for timeline in timelines] == [0]
+
+
+def test_an_engine_that_starts_again_gets_new_numbers() -> None:
+    """The second engine begins with sequence 1 too."""
+    world = World(has_front=False)
+    world.of_core(started(1), queued(7, 20), sequence_ended(7, 30))
+    world.core = Stream(hello(pid=3000), None, 0, 0)
+    world.of_core(started(50), queued(1, 60), idle_step(0, 70, prefill(1)))
+    found = world.at(WINDOW + 100)
+    ids = [fact.seq_id for fact in found if isinstance(fact, SequenceQueued)]
+    steps = [fact.rows[0].seq_id for fact in found if isinstance(fact, StepRecorded)]
+    assert (ids, steps) == ([7, 8], [8])
+
+
+def test_the_same_engine_goes_on_after_a_reconnect() -> None:
+    """Every connection begins with EngineStarted; only the first one counts."""
+    world = World(has_front=False)
+    world.of_core(started(1), queued(1, 20))
+    world.core = Stream(hello(), None, 0, 0)
+    world.of_core(started(1), SequencesListed(30 * MS, (1,), 1), names=[SequenceName(1, "a")])
+    world.of_core(sequence_ended(1, 40))
+    found = world.at(WINDOW + 40)
+    assert [type(fact).__name__ for fact in found].count("EngineStarted") == 1
+    assert sequence_ended(1, 40) in found
+
+
+def test_a_list_of_one_front_end_keeps_the_requests_of_the_others() -> None:
+    world = World()
+    world.of_front(accepted("r1", 5), accepted("r2", 6))
+    other = Stream(hello(Role.FRONT_END, 2001, 1), None, 0, 0)
+    world.hub.take(other, Batch([accepted("r3", 7)]), 0)
+    world.of_front(RequestsListed(10 * MS, ("r2",)))
+    listed = world.at(WINDOW + 10)[-1]
+    assert listed == RequestsListed(10 * MS, ("r2", "r3"))
+
+
+def test_what_a_dead_engine_had_ends() -> None:
+    """Requests of the core alone fail with it; nothing is live any more."""
+    world = World(has_front=False)
+    world.of_core(started(), queued(1, 20))
+    world.at(WINDOW + 20)
+    world.hub.engine_died(EngineDied(30 * MS, None, "gone", 1))
+    died, ended = world.at(WINDOW + 30)
+    assert isinstance(died, EngineDied)
+    assert isinstance(ended, RequestEnded)
+    assert ended.reason is EndReason.ENGINE_DIED
+    assert not world.hub.is_busy
+
+
+def test_a_front_end_that_ends_fails_its_requests() -> None:
+    world = World()
+    world.of_front(accepted("r1", 5))
+    world.at(WINDOW + 5)
+    world.hub.front_end_lost(world.front.who, 10 * MS, is_dead=True)
+    (ended,) = world.at(WINDOW + 10)
+    assert isinstance(ended, RequestEnded)
+    assert ended.reason is EndReason.ENGINE_DIED
+
+
+def test_facts_that_an_adapter_dropped_are_a_gap() -> None:
+    world = World()
+    world.of_core(idle_step(0, 100), lost=3)
+    assert world.at(WINDOW + 100)[0] == FactsLost(100 * MS, FactSource.ENGINE, 3)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_the_streams_of_two_processes_give_the_facts_of_one(seed: int) -> None:
+    """Cut into the messages of two processes, delivered late and in turns, a run comes out as it
+    was, and every account is exact."""
+    random = Random(seed)
+    facts = world_facts("poisson", seed % 7)
+    world = World()
+    world.of_core(started(-1))
+    for one in streams_of(facts, random):
+        world.hub.tick(one.at_ns)
+        stream = world.core if one.role is Role.ENGINE_CORE else world.front
+        world.hub.take(stream, one.batch, 0)
+    world.hub.flush()
+    found = world.lane.drain()[1:]
+
+    assert [fact_ns(one) for one in found] == sorted(fact_ns(one) for one in facts)
+    assert world.counts.core_only == 0
+    timelines, _ = run_fold(found)
+    expected, _ = run_fold(facts)
+    assert len(timelines) == len(expected)
+    assert {one.account.ledger.residue_ns for one in timelines} == {0}
+
+
+def test_a_request_that_ends_before_the_core_has_it_needs_no_sequence() -> None:
+    world = World()
+    world.of_front(accepted("r1", 5), request_ended("r1", 9))
+    assert world.at(WINDOW + 9) == [accepted("r1", 5), request_ended("r1", 9)]
+    assert not world.hub.is_busy

@@ -1,0 +1,199 @@
+"""`phasescope attach` as a process: engines connect over the real socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.attach.wire import Batch, Role, SequenceName, Submitted, TurnedOff
+from telemetry.facts.clock import MonotonicClock
+from telemetry.facts.records import Fact
+from tests.attach.scripted_engine import Adapter, hello, shifted, started
+from tests.attach.sidecar_process import SidecarProcess
+from tests.support.servers.server import eventually
+from tests.support.worlds.facts import (
+    accepted,
+    decode,
+    parsed,
+    prefill,
+    queued,
+    request_ended,
+    sequence_ended,
+    step,
+    tokenized,
+)
+
+_NO_TORCH = (
+    "import sys; from service.composition import attaching; "
+    "heavy = {'torch', 'openvino', 'tokenizers', 'transformers', 'jinja2', 'llguidance', "
+    "'safetensors', 'huggingface_hub', 'gguf', 'jsonschema_rs'} & set(sys.modules); "
+    "sys.exit(f'imported: {heavy}' if heavy else 0)"
+)
+
+
+@pytest.fixture(scope="module")
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess]:
+    running = SidecarProcess(tmp_path_factory.mktemp("sidecar"))
+    yield running
+    assert running.stop() == 0
+
+
+def run_of(name: str, seq_id: int, begin_ns: int) -> tuple[list[Fact], list[Fact]]:
+    """The facts of one request from `begin_ns` on: the front end's and the core's."""
+    front: list[Fact] = [
+        accepted(name, 0), parsed(name, 1), tokenized(name, 2), request_ended(name, 20),
+    ]  # fmt: skip
+    core: list[Fact] = [
+        queued(seq_id, 5),
+        step(seq_id * 10, 6, 9, [prefill(seq_id)]),
+        step(seq_id * 10 + 1, 9, 12, [decode(seq_id)]),
+        sequence_ended(seq_id, 13),
+    ]
+    return [shifted(one, begin_ns) for one in front], [shifted(one, begin_ns) for one in core]
+
+
+def serve_one(sidecar: SidecarProcess, name: str, pid: int, has_front: bool = True) -> None:
+    """An engine starts, serves one request, and ends."""
+    now_ns = MonotonicClock().now_ns()
+    front_facts, core_facts = run_of(name, 1, now_ns)
+    core = Adapter(sidecar.socket, hello(pid=pid))
+    core.send(Batch([started(now_ns, pid)]))
+    if has_front:
+        front = Adapter(sidecar.socket, hello(Role.FRONT_END, pid + 1))
+        sent = Submitted(name, now_ns + 3_000_000, f"{name}-0", 0)
+        front.send(Batch(front_facts, [], [sent]))
+    core.send(Batch(core_facts, [SequenceName(1, f"{name}-0" if has_front else name)]))
+    sidecar.eventually_knows(name)
+    core.close()
+    if has_front:
+        front.close()
+    eventually(lambda: not sidecar.attached()["processes"], "no process attached")
+
+
+def test_a_request_of_two_processes_has_one_exact_timeline(sidecar: SidecarProcess) -> None:
+    """Front end and core are joined, and the parts sum to the request's time."""
+    serve_one(sidecar, "joined", 4000)
+    found = sidecar.get("/debug/requests/joined")
+    assert found["sequences"][0]["output_tokens"] == 2
+    assert sum(entry["ns"] for entry in found["ledger"]["entries"]) == found["e2e_ns"] == 20_000_000
+
+
+def test_without_a_front_end_requests_come_from_the_core(sidecar: SidecarProcess) -> None:
+    """The sidecar says that it has seen the core only."""
+    serve_one(sidecar, "core-only", 4100, has_front=False)
+    assert sidecar.attached()["core_only"] >= 1
+    assert 'phasescope_attach_sequences_total{seen="core_only"}' in sidecar.text("/metrics")
+
+
+def test_the_engine_s_own_limits_are_shown_and_not_set(sidecar: SidecarProcess) -> None:
+    core = Adapter(sidecar.socket, hello(pid=4200))
+    core.send(Batch([started(MonotonicClock().now_ns(), 4200)]))
+    eventually(lambda: sidecar.status("/ready") == 200, "a ready engine")
+    assert sidecar.get("/debug/limits")["limits"]["max_num_seqs"]["value"] == "8"
+    assert sidecar.status("/debug/limits", "PUT") == 405
+    assert sidecar.status("/v1/models") == 404
+    assert sidecar.get("/debug/autopilot")["mode"] == "off"
+    core.close()
+    eventually(lambda: sidecar.status("/ready") == 503, "no engine")
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "malformed"),
+        (b"\xff\xff\xff\xff", "malformed"),
+        (b"\x01\x00\x00\x00\xc1", "malformed"),
+    ],
+)
+def test_a_malformed_stream_is_closed_and_counted(
+    sidecar: SidecarProcess, sent: bytes, why: str
+) -> None:
+    before = sidecar.attached()["refused"].get(why, 0)
+    broken = Adapter(sidecar.socket, hello(pid=4300))
+    broken.send_bytes(sent)
+    assert broken.is_closed()
+    assert sidecar.attached()["refused"][why] == before + 1
+    broken.close()
+
+
+def test_a_name_that_is_too_long_ends_the_connection(sidecar: SidecarProcess) -> None:
+    broken = Adapter(sidecar.socket, hello(pid=4400))
+    broken.send(Batch([], [SequenceName(1, "x" * 300)]))
+    assert broken.is_closed()
+    assert sidecar.attached()["refused"]["too_large"] == 1
+    broken.close()
+
+
+def test_a_second_core_is_refused_with_advice(sidecar: SidecarProcess) -> None:
+    """Data-parallel engines want a sidecar each."""
+    first, second = (Adapter(sidecar.socket, hello(pid=4500 + i, index=i)) for i in range(2))
+    eventually(lambda: bool(sidecar.attached()["refused"].get("second_core")), "a refusal")
+    assert any("one sidecar for each" in note["text"] for note in sidecar.attached()["notes"])
+    first.close()
+    second.close()
+
+
+def test_what_an_adapter_turned_off_is_said(sidecar: SidecarProcess) -> None:
+    core = Adapter(sidecar.socket, hello(pid=4600))
+    core.send(TurnedOff(1, "Scheduler.schedule", "this version is not known", True))
+    eventually(lambda: bool(sidecar.attached()["turned_off"]), "a note")
+    assert "not known" in sidecar.attached()["notes"][-1]["text"]
+    core.close()
+
+
+def test_a_sidecar_that_starts_again_goes_on(tmp_path: Path) -> None:
+    """A killed sidecar leaves its socket behind; the next one replaces it, and takes an engine that
+    is in the middle of a request."""
+    killed = SidecarProcess(tmp_path)
+    killed.process.kill()
+    killed.stop()
+    assert killed.socket.exists()
+
+    again = SidecarProcess(tmp_path)
+    assert stat.S_IMODE(again.socket.stat().st_mode) == 0o600
+    serve_one(again, "after", 5000)
+    assert again.stop() == 0
+    assert not again.socket.exists()
+
+
+def test_a_command_runs_attached_and_its_exit_code_is_ours(tmp_path: Path) -> None:
+    """The sidecar is ready before the command starts, and ends after it."""
+    command = [
+        sys.executable, "-c", "import os, socket, sys; s = socket.socket(socket.AF_UNIX); "
+        "s.connect(os.environ['PHASESCOPE_ATTACH']); print('connected'); sys.exit(7)",
+    ]  # fmt: skip
+    both = SidecarProcess(tmp_path, command=command)
+    assert both.process.stdout is not None
+    assert both.process.stdout.read() == "connected\n"
+    assert both.wait() == 7
+
+
+def test_the_command_outlives_the_sidecar_and_gets_the_signals(tmp_path: Path) -> None:
+    """A killed sidecar is said and replaced; the command answers a signal as it likes."""
+    command = [
+        sys.executable, "-c", "import signal, sys; "
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
+        "print('up', flush=True); signal.pause()",
+    ]  # fmt: skip
+    both = SidecarProcess(tmp_path, command=command)
+    assert both.process.stdout is not None
+    assert both.process.stderr is not None
+    assert both.process.stdout.readline() == "up\n"
+    children = Path(f"/proc/{both.process.pid}/task/{both.process.pid}/children").read_text()
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    assert "the command goes on without it" in both.process.stderr.readline()
+    assert "the sidecar is ready" in both.process.stderr.readline()
+    assert both.stop() == 9
+
+
+def test_the_sidecar_imports_nothing_that_only_serving_needs() -> None:
+    """Where vLLM is installed, its torch is its own."""
+    done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
