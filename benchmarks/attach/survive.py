@@ -44,8 +44,8 @@ KILLED, FROZEN = "killed", "frozen"
 BAD = (KILLED, FROZEN, SLOW, FULL)
 LOAD = Load(streams=8, prompt=16, output=96, rounds=2)
 QUICK_LOAD = Load(streams=4, prompt=16, output=32, rounds=1)
-WAITING_BYTES = 64 * 1024  # so that seconds suffice to lose facts
-LOSS_S = 30.0
+WAITING_BYTES = 16 * 1024  # the socket itself holds some 200 KiB, half a minute of steps
+LOSS_S = 90.0
 
 
 @dataclass
