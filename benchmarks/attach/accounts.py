@@ -23,38 +23,32 @@ NOT_OBSERVED = "not_observed"
 
 @dataclass
 class _Sequence:
-    """What the core said of one sequence."""
+    """What the core said of one sequence, and when the front end handed it over."""
 
-    request_id: str
-    submitted_ns: int
+    submitted_ns: int | None = None
     received_ns: int | None = None
     ended_ns: int | None = None
     tokens_ns: list[int] = field(default_factory=list)
 
 
 def core_times(facts: Iterable[Fact]) -> dict[str, int]:
-    """Engine-core time in ns of each ended request that had one sequence, by request id."""
-    sequences: dict[int, _Sequence] = {}
+    """Engine-core time in ns of each ended request that had one sequence, by request id. Facts of
+    two processes may be in any order."""
+    sequences: dict[int, _Sequence] = defaultdict(_Sequence)
     of_request: dict[str, list[int]] = defaultdict(list)
     ended: dict[str, RequestEnded] = {}
-    early: dict[int, int | None] = {}
     for fact in facts:
         match fact:
             case SequenceSubmitted():
-                sequences[fact.seq_id] = _Sequence(
-                    fact.request_id, fact.at_ns, early.pop(fact.seq_id, None)
-                )
+                sequences[fact.seq_id].submitted_ns = fact.at_ns
                 of_request[fact.request_id].append(fact.seq_id)
             case SequenceQueued():
-                if fact.seq_id in sequences:
-                    sequences[fact.seq_id].received_ns = fact.received_ns
-                else:
-                    early[fact.seq_id] = fact.received_ns
+                sequences[fact.seq_id].received_ns = fact.received_ns
             case StepRecorded():
                 for row in fact.rows:
-                    if row.seq_id in sequences and not row.wasted:
+                    if not row.wasted:
                         sequences[row.seq_id].tokens_ns += [fact.committed_ns] * row.sampled
-            case SequenceEnded() if fact.seq_id in sequences:
+            case SequenceEnded():
                 sequences[fact.seq_id].ended_ns = fact.at_ns
             case RequestEnded():
                 ended[fact.request_id] = fact
@@ -74,7 +68,7 @@ def _core_ns(sequence: _Sequence, end: RequestEnded) -> int:
         tokens_ns, seen_ns = sequence.tokens_ns, end.received_ns
         seen = len(tokens_ns) if seen_ns is None else bisect_right(tokens_ns, seen_ns)
         tail_ns = tokens_ns[max(0, seen - 1)]
-    submitted_ns = min(sequence.submitted_ns, end.at_ns)
+    submitted_ns = min(sequence.submitted_ns or end.at_ns, end.at_ns)
     tail_ns = max(submitted_ns, min(tail_ns, end.at_ns))
     begin_ns = submitted_ns
     if sequence.received_ns is not None:

@@ -145,8 +145,15 @@ def report(
     }
     table: list[list[Any]] = [["part", "seconds", "% of all time"]]
     table += [[name, ns / 1e9, 100 * ns / total_ns] for name, ns in parts.most_common()]
+    wrong = [
+        {"kind": row.kind, "outcome": row.outcome, "parts_ns": row.core_ns,
+         "core_ns": core_ns[row.request_id]}
+        for row in rows
+        if core_ns.get(row.request_id, row.core_ns) != row.core_ns
+    ]  # fmt: skip
     detail = {
         "minutes": minutes,
+        "off_in_the_core": wrong[:20],
         "asked": dict(users.asked),
         "missing": dict(seen.missing),
         "unexpected": users.unexpected[:10],
