@@ -39,6 +39,7 @@ from dashboards.source import journal_of
 USERS = 8
 P50_LIMIT, P99_LIMIT = 0.03, 0.08
 SETTLE_S = 2.0
+JOINS = ("joined", "core_only", "not_joined_in_time", "names_dropped")
 
 
 @dataclass
@@ -77,7 +78,10 @@ async def check(args: argparse.Namespace) -> Report:
         await asyncio.sleep(SETTLE_S)  # the last facts are folded
         core_ns = await asyncio.to_thread(journalled, sidecar.url)
         snapshot = await sidecar.get("/debug/snapshot")
-    return report(seen, users, core_ns, snapshot, minutes, server.flags)
+        attached = await sidecar.get("/debug/attach")
+    made = report(seen, users, core_ns, snapshot, minutes, server.flags)
+    made.detail["sequences"] = {name: attached[name] for name in JOINS}
+    return made
 
 
 async def warm_up(port: int) -> None:
