@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from telemetry.facts.records import RequestEnded
+from tests.attach.sidecar import Connection
 from tests_engines.on_vllm.live_server import live_server
 
 pytestmark = pytest.mark.live
@@ -21,9 +22,16 @@ def test_each_request_is_told_by_one_of_two_api_servers(tmp_path: Path) -> None:
         for number in range(REQUESTS):
             headers = {"x-request-id": f"one-{number}", "connection": "close"}
             httpx.post(f"{server.base_url}/v1/completions", json=body, headers=headers, timeout=120)
+        while len(ended := _ended(server.fronts)) < REQUESTS:
+            for front in server.fronts:
+                known = len(front.messages)  # a heartbeat comes every second, if nothing else does
+                front.read_until(lambda found, known=known: len(found.messages) > known)
 
-    facts = [fact for front in server.fronts for fact in front.facts]
-    ended = [one.request_id for one in facts if isinstance(one, RequestEnded)]
     assert [front.hello.index for front in server.fronts] == [0, 1]
     assert len({front.hello.pid for front in server.fronts}) == 2
     assert sorted(ended) == sorted(f"one-{number}" for number in range(REQUESTS))
+
+
+def _ended(fronts: list[Connection]) -> list[str]:
+    facts = [fact for front in fronts for fact in front.facts]
+    return [one.request_id for one in facts if isinstance(one, RequestEnded)]

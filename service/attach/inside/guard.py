@@ -5,12 +5,24 @@ hook, or all of them, is turned off, with the reason in the sidecar.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 _MOST_ERRORS = 3
 
 TurnOff = Callable[[str, str, bool], None]
 """`hook`, `reason`, whether nothing at all is observed any more."""
+
+
+class Guarded(Protocol):
+    """Has a guard for each of its hooks."""
+
+    def guard_of(self, hook: str, is_vital: bool) -> Guard: ...
+
+
+P = ParamSpec("P")
+Owner = TypeVar("Owner", bound=Guarded)
 
 
 class Guard:
@@ -40,3 +52,25 @@ def where(error: BaseException) -> str:
         place = f" at {Path(code.co_filename).name}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
     return f"{type(error).__name__}{place}"
+
+
+def guarded(
+    hook: str, *, is_vital: bool = True
+) -> Callable[[Callable[Concatenate[Owner, P], None]], Callable[Concatenate[Owner, P], None]]:
+    """A method that raises nothing, and is not called any more after a few errors."""
+
+    def wrap(
+        method: Callable[Concatenate[Owner, P], None],
+    ) -> Callable[Concatenate[Owner, P], None]:
+        @wraps(method)
+        def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            guard = self.guard_of(hook, is_vital)
+            if guard.is_on:
+                try:
+                    method(self, *args, **kwargs)
+                except Exception as error:
+                    guard.failed(error)
+
+        return call
+
+    return wrap

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from service.attach.inside.block_aliases import BlockAliases
 from service.attach.inside.front_end.vllm_front import no_python_front_end
-from service.attach.inside.guard import Guard, where
+from service.attach.inside.guard import Guard, guarded, where
 from service.attach.inside.transport import Listing, Sender
 from service.attach.inside.vllm_core_ends import end_reason
 from service.attach.inside.vllm_core_grammars import hook_grammars
 from service.attach.inside.vllm_core_live import Ending, Flight, Live, planned_row
+from service.attach.inside.vllm_core_sequences import sequence_admitted, sequence_queued
 from service.attach.inside.vllm_core_start import engine_started, index_of
 from service.attach.inside.vllm_core_steps import (
     blocks_sealed,
@@ -34,43 +34,17 @@ from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (
     GrammarCompiled,
-    SequenceAdmitted,
     SequenceEnded,
-    SequenceQueued,
     SequencesListed,
 )
 from telemetry.facts.reasons import EndReason
 
-TENANT = "default"  # vLLM knows no tenants
 _MOST_FLIGHTS = 64
 _MOST_RECEIVED = 10_000
 _MOST_PROMPT_BLOCKS = 256
 
-P = ParamSpec("P")
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
-
-
-def guarded(
-    hook: str, *, is_vital: bool = True
-) -> Callable[[Callable[Concatenate[Observer, P], None]], Callable[Concatenate[Observer, P], None]]:
-    """A method that raises nothing, and is not called any more after a few errors."""
-
-    def wrap(
-        method: Callable[Concatenate[Observer, P], None],
-    ) -> Callable[Concatenate[Observer, P], None]:
-        @wraps(method)
-        def call(self: Observer, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            guard = self.guard_of(hook, is_vital)
-            if guard.is_on:
-                try:
-                    method(self, *args, **kwargs)
-                except Exception as error:
-                    guard.failed(error)
-
-        return call
-
-    return wrap
 
 
 class Observer:
@@ -171,20 +145,7 @@ class Observer:
         self._waiting_tokens += tokens
         self._is_idle = False
         self._sender.name(seq_id, key[:NAME_CHARACTERS])
-        self._sender.append(
-            SequenceQueued(
-                seq_id=seq_id,
-                at_ns=at_ns,
-                step_id=self._next_step_id,
-                prompt_tokens=tokens,
-                max_tokens=request.max_tokens,
-                tenant=TENANT,
-                priority=request.priority,
-                constrained=constrained,
-                blocks=blocks,
-                received_ns=received_ns,
-            )
-        )
+        self._sender.append(sequence_queued(live, at_ns, self._next_step_id, blocks, received_ns))
         self._sender.turn_ns = at_ns
 
     @guarded("schedule")
@@ -317,22 +278,9 @@ class Observer:
 
     def _admit(self, live: Live, at_ns: int, tokens: int) -> None:
         """A waiting sequence got its first row, or its first one after a preemption."""
-        request = live.request
         self._waiting_tokens -= live.queued_tokens
-        live.is_waiting, live.prefill_tokens = False, request.num_tokens
-        stats = request.prefill_stats  # None once the prompt was computed
-        external = 0 if stats is None else stats.num_external_cached_tokens
-        self._sender.append(
-            SequenceAdmitted(
-                seq_id=live.seq_id,
-                at_ns=at_ns,
-                step_id=self._next_step_id,
-                known_tokens=request.num_tokens,
-                hit_tokens=request.num_computed_tokens - tokens,
-                host_tokens=external,
-                ghost_tokens=0,
-            )
-        )
+        live.is_waiting, live.prefill_tokens = False, live.request.num_tokens
+        self._sender.append(sequence_admitted(live, at_ns, self._next_step_id, tokens))
 
     def _note_compiled(self, at_ns: int) -> None:
         """Grammars that the plan at `at_ns` found compiled."""
