@@ -48,7 +48,7 @@ FLAGS = (
     "--stream-buffer", "16", "--price-per-hour", "1", "--peak-gb-per-s", "10",
     "--peak-gflop-per-s", "100", "--vllm-metrics",
 )  # fmt: skip
-LACKING = frozenset({Needs.GPU, Needs.RANKS, Needs.COUNTERS, Needs.TRACE_STORE})
+LACKING = frozenset({Needs.GPU, Needs.RANKS, Needs.COUNTERS, Needs.TRACE_STORE, Needs.ATTACHED})
 
 
 @dataclass(frozen=True)

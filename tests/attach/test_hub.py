@@ -206,7 +206,7 @@ def test_a_front_end_that_ends_fails_its_requests() -> None:
     world = World()
     world.of_front(accepted("r1", 5))
     world.at(WINDOW + 5)
-    world.hub.front_end_lost(world.front.who, 10 * MS, is_dead=True)
+    world.hub.front_end_died(world.front.who, 10 * MS)
     (ended,) = world.at(WINDOW + 10)
     assert isinstance(ended, RequestEnded)
     assert ended.reason is EndReason.ENGINE_DIED

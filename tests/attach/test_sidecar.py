@@ -197,3 +197,13 @@ def test_the_sidecar_imports_nothing_that_only_serving_needs() -> None:
     """Where vLLM is installed, its torch is its own."""
     done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_openapi_document_has_the_routes_that_there_are(sidecar: SidecarProcess) -> None:
+    """Each is answered; those of an engine of our own are not there."""
+    paths = sidecar.get("/openapi.json")["paths"]
+    assert "/debug/attach" in paths
+    assert not [path for path in paths if path.startswith("/v1/")]
+    for path, methods in paths.items():
+        if "get" in methods and "{" not in path:
+            assert sidecar.status(path) in (200, 503), path

@@ -19,7 +19,7 @@ from service.config.resolve import Resolution, Source, resolve
 from service.config.setting import ConfigError, Group, Setting
 from service.config.settings import ModelKind, ModelRef, ServeConfig
 from service.config.sizes import format_bytes, parse_bytes
-from service.config.tree import all_settings
+from service.config.tree import all_settings, attach_settings
 
 SETTINGS = list(all_settings().values())
 NUMBERS = [one for one in SETTINGS if one.kind in (int, float)]
@@ -99,7 +99,8 @@ def test_names_are_unique_and_follow_from_the_flag() -> None:
     queue = all_settings()["queue_limit"]
     assert queue.flags == ("--queue-limit",)
     assert queue.variable == "PHASESCOPE_QUEUE_LIMIT"
-    assert {one.details.group for one in SETTINGS} == set(Group)
+    groups = {one.details.group for one in (*SETTINGS, *attach_settings().values())}
+    assert groups == set(Group)
 
 
 @each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.grafana.boards.slo import burn, good_share
 from dashboards.grafana.queries import highest, quantile, rate, samples, share, total
 from dashboards.grafana.spec import Board, Needs, Panel, Query, Row, Show
-from telemetry.metrics.catalog import engine, gateway, harm, slo
+from telemetry.metrics.catalog import attach, engine, gateway, harm, slo
 from telemetry.metrics.catalog.latency import HISTOGRAMS
 from telemetry.requests.phases import Measure
 
@@ -209,9 +209,38 @@ _GATEWAY = Row(
     ),
 )
 
+_ATTACHED = Row(
+    title="Attached engines",
+    panels=(
+        Panel(
+            title="Processes that are attached",
+            queries=(Query(total(attach.ATTACHED_PROCESSES, "role"), "{{role}}"),),
+            about=attach.ATTACHED_PROCESSES.help,
+            needs=Needs.ATTACHED,
+        ),
+        Panel(
+            title="Sequences, by what is seen of them",
+            queries=(Query(rate(attach.ATTACH_SEQUENCES, "seen"), "{{seen}}"),),
+            unit="cps",
+            about=attach.ATTACH_SEQUENCES.help,
+            needs=Needs.ATTACHED,
+        ),
+        Panel(
+            title="Connections refused, parts that are not observed any more",
+            queries=(
+                Query(rate(attach.ATTACH_REFUSED, "reason"), "refused: {{reason}}"),
+                Query(rate(attach.ATTACH_HOOKS_OFF, "role"), "turned off: {{role}}"),
+            ),
+            unit="cps",
+            about=f"{attach.ATTACH_REFUSED.help} {attach.ATTACH_HOOKS_OFF.help}",
+            needs=Needs.ATTACHED,
+        ),
+    ),
+)
+
 BOARD = Board(
     name="overview",
     title="phasescope / Overview",
     about="Are promises kept, by which replica are they not, and what is wrong.",
-    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY),
+    rows=(_NOW, _PROMISES, _REPLICAS, _GATEWAY, _ATTACHED),
 )

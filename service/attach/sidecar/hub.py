@@ -154,22 +154,18 @@ class Hub:
         """After all that the engine has sent."""
         self.put((fact,))
 
-    def engine_unobserved(self, at_ns: int) -> None:
-        """The engine may run, but nothing is heard of it any more."""
-        self.put((SequencesListed(at_ns, (), self._last_seq_id),))
+    def unobserved(self, stream: Stream, at_ns: int) -> None:
+        """The process may run, but nothing is heard any more of what it has."""
+        if stream.is_core:
+            self.put((SequencesListed(at_ns, (), self._last_seq_id),))
+        elif stream.who in self._requests.values():
+            self.put((RequestsListed(at_ns, ()),), stream.who)
 
-    def front_end_lost(self, who: object, at_ns: int, is_dead: bool) -> None:
-        """Its requests have ended with it; or they may go on, and nothing is heard of them."""
+    def front_end_died(self, who: object, at_ns: int) -> None:
+        """Its requests have ended with it."""
+        reason = EndReason.ENGINE_DIED
         mine = [one for one, owner in self._requests.items() if owner == who]
-        if not mine:
-            return
-        if is_dead:
-            reason = EndReason.ENGINE_DIED
-            self.put(
-                (assumed_end(one, at_ns, reason, error_type=reason.value) for one in mine), who
-            )
-        else:
-            self.put((RequestsListed(at_ns, ()),), who)
+        self.put([assumed_end(one, at_ns, reason, error_type=reason.value) for one in mine], who)
 
     # Their turn
 

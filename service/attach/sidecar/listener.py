@@ -119,6 +119,8 @@ class Connections:
                 log.warning("%s: %s is not observed any more: %s", stream.hello.role.value,
                             message.hook, message.reason)  # fmt: skip
                 self._counts.turn_off(message, stream.hello.role)
+                if message.is_all:
+                    self._hub.unobserved(stream, now_ns)
             case Hello():
                 raise Refused(Refusal.MALFORMED, "a second Hello")
 

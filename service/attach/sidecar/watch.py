@@ -90,13 +90,13 @@ class Watch:
         """The process has ended; or it runs, and sends nothing any more."""
         what = f"the {stream.hello.role.value.replace('_', ' ')} (process {stream.hello.pid})"
         log.warning("%s %s", what, "has ended" if is_dead else "is not observed any more")
-        if not stream.is_core:
-            self._hub.front_end_lost(stream.who, now_ns, is_dead)
-        elif is_dead and self._hub.sequences:
+        if not is_dead:
+            self._hub.unobserved(stream, now_ns)
+        elif not stream.is_core:
+            self._hub.front_end_died(stream.who, now_ns)
+        elif self._hub.sequences:
             self._deaths += 1
             self._hub.engine_died(EngineDied(now_ns, None, f"{what} has ended", self._deaths))
-        else:
-            self._hub.engine_unobserved(now_ns)
 
     def _look_at_core(self, core: Stream | None, now_ns: int) -> None:
         last_ns, self._last_look_ns = self._last_look_ns, now_ns

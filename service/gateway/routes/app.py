@@ -28,7 +28,7 @@ def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         *ops_routes(state),
-        openapi_route(state.config, DESCRIPTIONS),
+        openapi_route(state, DESCRIPTIONS),
     ]
 
 

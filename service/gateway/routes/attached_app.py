@@ -44,7 +44,7 @@ def attached_app(state: AttachedState) -> ASGIApp:
         *view_routes(state),
         guarded(state, "/debug/limits", _limits),
         guarded(state, "/debug/attach", _attachment),
-        openapi_route(state.config, descriptions),
+        openapi_route(state, descriptions),
     ]
     return framed_app(state, routes, {})
 

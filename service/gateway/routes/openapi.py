@@ -24,6 +24,7 @@ from service.gateway.routes.view_table import (
     STATUS_TEXTS,
     Description,
 )
+from service.gateway.server_state import ServerState
 
 _NAMED_EVENTS = (StreamAccepted, StreamCompleted)
 _REFERENCE = "#/components/schemas/{name}"
@@ -39,12 +40,12 @@ _EVENT = (
 )
 
 
-def openapi_route(config: GatewayConfig, descriptions: Sequence[Description]) -> Route:
+def openapi_route(state: ServerState, descriptions: Sequence[Description]) -> Route:
     """The route needs no key: the document only says which keys this server needs."""
 
     @cache
     def body() -> bytes:
-        return document(config, descriptions)
+        return document(state.config, descriptions)
 
     async def endpoint(request: Request) -> Response:
         return json_response(body())
