@@ -20,9 +20,8 @@ OWN_ENGINE = "phasescope"
 class EngineStarted(_Fact, frozen=True):
     """The engine is ready; its limits are facts, so that replay needs no other source.
 
-    `stages` tile the time from the start of its process to `at_ns`. `engine` is the name of the
-    program; of one that is not ours, `settings` are its own limits under its own names, and
-    `unobserved` names what its adapter cannot see.
+    `stages` tile the time from the start of its process to `at_ns`. Of an `engine` that is not
+    ours, `settings` are its limits by its own names, `unobserved` what its adapter cannot see.
     """
 
     at_ns: int
@@ -65,7 +64,7 @@ class EngineStarted(_Fact, frozen=True):
 
     @property
     def is_attached(self) -> bool:
-        """Whether it is another engine than ours, observed by an adapter in its processes."""
+        """Whether it is not ours."""
         return self.engine != OWN_ENGINE
 
 
