@@ -43,8 +43,9 @@ fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing ma
 	$(BIN)/python -m benchmarks.fuzz.api --cases 2000 --seed $(SEED)
 	$(BIN)/python -m benchmarks.fuzz.http --cases 2000
 
-test-attach: $(VENV)/.dev ## Contract tests in environments of the newest two vLLMs, made on demand
+test-attach: $(VENV)/.dev ## Contract tests against the newest two vLLMs and SGLangs, in environments made on demand
 	$(BIN)/python -m tests_engines
+	$(BIN)/python -m pytest tests_engines/on_sglang
 
 docs: $(VENV)/.dev ## Write the generated references and build the site in build/site
 	$(BIN)/python -m docs.generate

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.attach.inside.front import Front, Live, current
+from service.attach.inside.front_end.front import Front, Live, current
+from service.attach.inside.front_end.vllm_read import parameters
 from service.attach.inside.guard import Guard, where
 from service.attach.inside.middleware import AttachMiddleware
 from service.attach.inside.sglang.seams import (
@@ -32,7 +33,6 @@ from service.attach.inside.sglang.seams import (
 )
 from service.attach.inside.transport import Sender
 from service.attach.inside.versions import UnknownEngine
-from service.attach.inside.vllm_front_read import parameters
 from service.attach.wire import Role
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.reasons import EndReason
