@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast lint types contracts unit sim bench fuzz docs site prometheus format clean
+.PHONY: help serve test test-fast test-attach lint types contracts unit sim bench fuzz docs site prometheus format clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ bench: $(VENV)/.dev ## Measure the server on this machine (see benchmarks/README
 fuzz: $(VENV)/.dev ## 2,000 generated requests against a real server, nothing may break (SEED=1)
 	$(BIN)/python -m benchmarks.fuzz.api --cases 2000 --seed $(SEED)
 	$(BIN)/python -m benchmarks.fuzz.http --cases 2000
+
+test-attach: $(VENV)/.dev ## Contract tests in environments of the newest two vLLMs, made on demand
+	$(BIN)/python -m tests_engines
 
 docs: $(VENV)/.dev ## Write the generated references and build the site in build/site
 	$(BIN)/python -m docs.generate

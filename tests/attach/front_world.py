@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from service.attach.inside.front import Front, Live
+from service.attach.inside.front_end.front import Front, Live
 from service.attach.inside.middleware import App, AttachMiddleware, Message, Receive, Scope, Send
 from service.attach.wire import Submitted
 from telemetry.facts.clock import Clock, ManualClock

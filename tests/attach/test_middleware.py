@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attach.inside.front import CURRENT, LABEL_CHARACTERS, REQUEST_ID, current
+from service.attach.inside.front_end.front import CURRENT, LABEL_CHARACTERS, REQUEST_ID, current
 from service.attach.inside.middleware import Message, Receive, Scope, Send
 from service.gateway.http import limits
 from service.gateway.routes.app import _REQUEST_ID

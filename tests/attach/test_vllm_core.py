@@ -23,6 +23,7 @@ from service.attach.inside.versions import (
 )
 from service.attach.inside.vllm_core_ends import end_reason
 from service.attach.inside.vllm_core_live import Live, committed_row, planned_row
+from service.attach.inside.vllm_core_observer import Observer
 from service.attach.inside.vllm_core_waits import Waits
 from telemetry.facts.reasons import EndReason, WaitReason
 
@@ -75,9 +76,9 @@ def test_a_prompt_in_chunks_is_prefill_until_its_last_token_gives_one() -> None:
     one.num_computed_tokens = 11
     decode = planned_row(live(one, prefill_tokens=10), 1)
 
-    assert (first.is_prefill, first.context_tokens, first.samples) == (True, 0, False)
-    assert (last.is_prefill, last.context_tokens, last.samples) == (True, 6, True)
-    assert (decode.is_prefill, decode.context_tokens, decode.samples) == (False, 10, True)
+    assert first[1:] == (True, 6, 0, 0, False)
+    assert last[1:] == (True, 4, 6, 0, True)
+    assert decode[1:] == (False, 1, 10, 0, True)
 
 
 @given(
@@ -92,7 +93,7 @@ def test_recomputed_are_the_tokens_that_were_there_before_the_preemption(
     one = request(num_computed_tokens=context + tokens)
     row = planned_row(live(one, prefill_tokens=200, computed_tokens=before), tokens)
 
-    assert row.recompute_tokens == sum(at < before for at in range(context, context + tokens))
+    assert row[4] == sum(at < before for at in range(context, context + tokens))
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,29 @@ def test_a_version_that_no_test_has_seen_is_not_observed(version: str) -> None:
 def test_patch_releases_of_tested_versions_are_observed(version: str) -> None:
     """Their minor version counts."""
     check_version("vllm", version, VLLM_TESTED)
+
+
+GARBAGE = st.sampled_from(
+    [None, 0, "x", (), {}, object(), request(), SimpleNamespace(total_num_scheduled_tokens=3)]
+)
+HOOKS = ["planned", "collected", "committed", "added", "finishing", "finished", "preempting"]
+HOOKS += ["ended", "received", "compiled"]
+
+
+@given(calls=st.lists(st.tuples(st.sampled_from(HOOKS), st.lists(GARBAGE, max_size=4))))
+def test_whatever_a_hook_gets_it_raises_nothing(calls: list[tuple[str, list[Any]]]) -> None:
+    """Wrong values, wrong types, too few and too many of them."""
+    world = scheduler(
+        [],
+        [],
+        block_size=16,
+        parallel_config=SimpleNamespace(data_parallel_index=0),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+    )
+    observer = Observer(world, Status, Path("/nowhere/attach.sock"), "0.32.0")
+    for hook, arguments in calls:
+        assert getattr(observer, hook)(*arguments) is None
+    observer.close()
 
 
 class Host:

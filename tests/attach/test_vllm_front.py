@@ -16,9 +16,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
 
-from service.attach.inside import vllm_front
+from service.attach.inside.front_end import vllm_front
+from service.attach.inside.front_end.vllm_hooks import install
 from service.attach.inside.middleware import AttachMiddleware, Receive, Scope, Send
-from service.attach.inside.vllm_front_hooks import install
 from service.attach.wire import Submitted
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import RequestParsed, RequestTokenized

@@ -29,11 +29,15 @@ _START_S = 600
 
 
 class LiveServer:
-    """One server; `story` reads on until a request has ended."""
+    """One server; `story` reads on until a request has ended. `fronts` are its API servers, by
+    their index."""
 
-    def __init__(self, base_url: str, front: Connection, core: Connection) -> None:
+    def __init__(self, base_url: str, connections: list[Connection]) -> None:
+        self.base_url = base_url
         self.client = httpx.Client(base_url=base_url, timeout=120)
-        self.front, self.core = front, core
+        fronts = [one for one in connections if one.hello.role is Role.FRONT_END]
+        self.fronts = sorted(fronts, key=lambda one: one.hello.index)
+        self.front = self.fronts[0]
 
     def story(self, request_id: str) -> Story:
         """All that the front end said of one request, which must have ended or be about to."""
@@ -81,14 +85,17 @@ class Story:
 
 
 @contextmanager
-def live_server(folder: Path, *flags: str, **variables: str) -> Iterator[LiveServer]:
-    """Starts the server, and stops it."""
+def live_server(
+    folder: Path, *flags: str, api_servers: int = 1, **variables: str
+) -> Iterator[LiveServer]:
+    """Starts the server, and stops it. After that the connections have all that was said."""
+    connections: list[Connection] = []
     sidecar, port = Sidecar(folder / "attach.sock"), _free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command, more = _command(folder, api_servers)
     command += ["--model", os.environ["PHASESCOPE_TEST_MODEL"], "--served-model-name", "model"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--max-model-len", str(CONTEXT_TOKENS), *flags]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"} | variables
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"} | more | variables
     environment["PHASESCOPE_ATTACH"] = str(folder / "attach.sock")
     log = folder / "server.log"
     with log.open("wb") as output:
@@ -98,15 +105,32 @@ def live_server(folder: Path, *flags: str, **variables: str) -> Iterator[LiveSer
     try:
         base_url = f"http://127.0.0.1:{port}"
         _until_ready(process, base_url, log)
-        connections = [sidecar.accept(), sidecar.accept()]
+        connections = [sidecar.accept() for _ in range(api_servers + 1)]
         for one in connections:
             one.read_until(lambda found: bool(found.messages))
-        by_role = {one.hello.role: one for one in connections}
-        yield LiveServer(base_url, by_role[Role.FRONT_END], by_role[Role.ENGINE_CORE])
+        yield LiveServer(base_url, connections)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
+        for one in connections:
+            with suppress(OSError):
+                one.read_to_end()
         sidecar.close()
+
+
+def _command(folder: Path, api_servers: int) -> tuple[list[str], dict[str, str]]:
+    """Several API servers need `vllm serve`, which asks for a distribution of the name vllm, and
+    takes from its version that this is a CPU build."""
+    if api_servers == 1:
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"], {}
+    version = os.environ["PHASESCOPE_TEST_VLLM"]
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+    (info / "METADATA").write_text(metadata)
+    program = "from vllm.entrypoints.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "serve", "--api-server-count", str(api_servers)]
+    return command, {"PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{folder}"}
 
 
 def _until_ready(process: subprocess.Popen[bytes], base_url: str, log: Path) -> None:

@@ -46,13 +46,13 @@ def mixed(world: World) -> None:
 
 
 def crowded(world: World) -> None:
-    """More tokens than there are blocks for, and an abort."""
+    """More tokens than there are blocks for, and aborts."""
     for number in range(8):
         world.add(f"r{number}", prompt(number, 30), max_tokens=60)
     for _ in range(9):
         world.turn()
-    world.abort("r1")
-    world.abort("r2")
+    for name in ("r1", "r2", "r3"):
+        world.abort(name)
     world.run()
 
 

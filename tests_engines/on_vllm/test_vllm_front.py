@@ -10,9 +10,9 @@ import pytest
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from service.attach.inside import vllm_front, vllm_front_hooks
-from service.attach.inside.front import Front, Live
-from service.attach.inside.vllm_front_read import end_reason
+from service.attach.inside.front_end import vllm_front, vllm_hooks
+from service.attach.inside.front_end.front import Front, Live
+from service.attach.inside.front_end.vllm_read import end_reason
 from telemetry.facts.clock import MonotonicClock
 from tests.attach.front_world import ListedSink
 
@@ -20,7 +20,7 @@ from tests.attach.front_world import ListedSink
 @pytest.fixture
 def originals(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the hooks replace comes back after the test."""
-    for module, owner, method, _, _ in vllm_front_hooks.HOOKS:
+    for module, owner, method, _, _ in vllm_hooks.HOOKS:
         home = getattr(importlib.import_module(module), owner)
         monkeypatch.setattr(home, method, inspect.getattr_static(home, method))
 
@@ -30,7 +30,7 @@ def test_every_hook_fits() -> None:
     """None is missing, and none takes other parameters."""
     sink, clock = ListedSink(), MonotonicClock()
 
-    vllm_front_hooks.install(Front(sink, clock, Live(clock), lambda: False))
+    vllm_hooks.install(Front(sink, clock, Live(clock), lambda: False))
 
     assert sink.turned_off == []
 

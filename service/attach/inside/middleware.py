@@ -15,8 +15,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from service.attach.inside.front import CURRENT, Front
-from service.attach.inside.front_request import FrontRequest
+from service.attach.inside.front_end.front import CURRENT, Front
+from service.attach.inside.front_end.request import FrontRequest
 from service.attach.inside.guard import Guard
 
 Scope = MutableMapping[str, Any]
@@ -172,6 +172,6 @@ def _failed(front: Front, guard: Guard, error: Exception) -> None:
 
 
 def _attach_vllm(app: Any) -> Front | None:
-    from service.attach.inside.vllm_front import attach
+    from service.attach.inside.front_end.vllm_front import attach
 
     return attach(app)

@@ -24,7 +24,8 @@ def register() -> None:
 
 def register_at(path: Path) -> None:
     """Prepare the hooks of this process, whichever it is."""
-    from service.attach.inside import vllm_core, vllm_front
+    from service.attach.inside import vllm_core
+    from service.attach.inside.front_end import vllm_front
 
     version = ""
     try:

@@ -12,38 +12,34 @@ from telemetry.facts.reasons import EndReason
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """`request` is vLLM's object. `prefill_tokens` are to be computed before the sequence
-    generates: its prompt, and after a preemption its output too. Up to `computed_tokens` they had
-    been computed before a preemption. `queued_tokens` are its tokens while it waits. Of the aliases
-    of its blocks, `told_blocks` were recorded."""
+    """`key` is vLLM's name of it, and `request` vLLM's object. `prefill_tokens` are to be computed
+    before the sequence generates: its prompt, and after a preemption its output too. Up to
+    `computed_tokens` they had been computed before a preemption. `queued_tokens` are its tokens
+    while it waits. Of the aliases of its blocks, `told_blocks` were recorded; with `seal_tokens`
+    computed there is one more."""
 
-    name: str
+    key: str
     seq_id: int
     request: Any
     queued_tokens: int
     prefill_tokens: int = 0
     computed_tokens: int = 0
     told_blocks: int = 0
+    seal_tokens: int = 0
     is_waiting: bool = True
     awaits_grammar: bool = False
     has_ended: bool = False
 
 
-class PlannedRow(NamedTuple):
-    """A row whose outcome is not known yet. `samples`: its last token gives a new one."""
-
-    live: Live
-    is_prefill: bool
-    tokens: int
-    context_tokens: int
-    recompute_tokens: int
-    samples: bool
+PlannedRow = tuple[Live, bool, int, int, int, bool]
+"""A row whose outcome is not known yet: the sequence, whether it is prefill, its tokens, its
+context, those of its tokens that had been computed before, and whether its last token gives a new
+one. A plain tuple, as one is made for each token."""
 
 
 class Ending(NamedTuple):
-    """A sequence that vLLM, which knows it as `key`, has ended."""
+    """A sequence that vLLM has ended."""
 
-    key: str
     live: Live
     reason: EndReason
     output_tokens: int
@@ -67,14 +63,17 @@ class Flight:
 
 def planned_row(live: Live, tokens: int) -> PlannedRow:
     """The next `tokens` of a sequence, which vLLM counts as computed from the plan on."""
-    context = live.request.num_computed_tokens - tokens
-    end = context + tokens
-    return PlannedRow(
+    end = live.request.num_computed_tokens
+    context = end - tokens
+    if context >= live.prefill_tokens and context >= live.computed_tokens:
+        return live, False, tokens, context, 0, True
+    recompute = max(0, min(end, live.computed_tokens) - context)
+    return (
         live,
         context < live.prefill_tokens,
         tokens,
         context,
-        max(0, min(end, live.computed_tokens) - context),
+        recompute,
         end >= live.prefill_tokens,
     )
 
@@ -84,15 +83,10 @@ def committed_row(row: PlannedRow, sampled: Mapping[str, int]) -> Row:
     should have given a token and has no outcome is wasted: its sequence had ended, or what was in
     flight was dropped."""
     live, is_prefill, tokens, context, recompute, samples = row
-    count = sampled.get(live.name)
-    if samples and (count is None or (count == 0 and not is_prefill)):
+    count = sampled.get(live.key)
+    if count:
+        return Row(live.seq_id, is_prefill, tokens, context, recompute, count, False)
+    if samples and (count is None or not is_prefill):
         return Row(live.seq_id, is_prefill, tokens, context, recompute, 1, True)
-    return Row(
-        live.seq_id,
-        is_prefill,
-        tokens,
-        context,
-        recompute,
-        count or 0,
-        count is None and live.has_ended,
-    )
+    is_wasted = count is None and live.has_ended
+    return Row(live.seq_id, is_prefill, tokens, context, recompute, 0, is_wasted)

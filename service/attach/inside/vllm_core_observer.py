@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from service.attach.inside.block_aliases import BlockAliases
+from service.attach.inside.front_end.vllm_front import no_python_front_end
 from service.attach.inside.guard import Guard, where
 from service.attach.inside.transport import Listing, Sender
 from service.attach.inside.vllm_core_ends import end_reason
@@ -29,7 +30,6 @@ from service.attach.inside.vllm_core_steps import (
     step_recorded,
 )
 from service.attach.inside.vllm_core_waits import Waits
-from service.attach.inside.vllm_front import no_python_front_end
 from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (
@@ -74,14 +74,13 @@ def guarded(
 
 
 class Observer:
-    """The live sequences and the steps in flight of one scheduler."""
+    """The live sequences and the steps in flight of one scheduler. `statuses` is vLLM's enum
+    RequestStatus."""
 
-    def __init__(self, scheduler: Any, path: Path, version: str) -> None:
-        from vllm.v1.request import RequestStatus
-
+    def __init__(self, scheduler: Any, statuses: Any, path: Path, version: str) -> None:
         self.is_on = True
         self.now_ns = MonotonicClock().now_ns
-        self._scheduler, self._statuses = scheduler, RequestStatus
+        self._scheduler, self._statuses = scheduler, statuses
         self._guards: dict[str, Guard] = {}
         self._live: dict[str, Live] = {}
         self._flights: deque[Flight] = deque(maxlen=_MOST_FLIGHTS)
@@ -95,7 +94,7 @@ class Observer:
         self._collected_ns = 0
         self._is_updating = self._is_everything = False
         self._is_idle = True
-        self._waits = Waits(scheduler, RequestStatus)
+        self._waits = Waits(scheduler, statuses)
         self._aliases = BlockAliases()
         hash_tokens = getattr(scheduler, "hash_block_size", scheduler.block_size)
         self._caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
@@ -114,7 +113,9 @@ class Observer:
         """For a scheduler that was just made. None, with the reason in the sidecar, if it is not as
         it is expected to be."""
         try:
-            observer = cls(scheduler, path, version)
+            from vllm.v1.request import RequestStatus
+
+            observer = cls(scheduler, RequestStatus, path, version)
             observer._begin(version)
             return observer
         except Exception as error:
@@ -132,7 +133,7 @@ class Observer:
         """Every live sequence, for the thread that sends."""
         last_seq_id, live = self._last_seq_id, self._live.copy().values()
         fact = SequencesListed(self.now_ns(), tuple(one.seq_id for one in live), last_seq_id)
-        return fact, [SequenceName(one.seq_id, one.name) for one in live]
+        return fact, [SequenceName(one.seq_id, one.key[:NAME_CHARACTERS]) for one in live]
 
     def close(self) -> None:
         """The engine shuts down: what waits is sent."""
@@ -160,19 +161,16 @@ class Observer:
             return  # more input for a session that goes on
         constrained = request.status == self._statuses.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         blocks = self._prompt_blocks(request)
-        name, tokens, seq_id = (
-            key[:NAME_CHARACTERS],
-            request.num_prompt_tokens,
-            self._last_seq_id + 1,
-        )
-        live = Live(name, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        tokens, seq_id = request.num_prompt_tokens, self._last_seq_id + 1
+        live = Live(key, seq_id, request, tokens, told_blocks=len(blocks or ()))
+        live.seal_tokens = (live.told_blocks + 1) * self._block_tokens
         live.awaits_grammar = constrained
         self._live[key], self._last_seq_id = live, seq_id
         if constrained:
             self._compiling[key] = live
         self._waiting_tokens += tokens
         self._is_idle = False
-        self._sender.name(seq_id, name)
+        self._sender.name(seq_id, key[:NAME_CHARACTERS])
         self._sender.append(
             SequenceQueued(
                 seq_id=seq_id,
@@ -285,7 +283,6 @@ class Observer:
             return
         live.has_ended = True
         ending = Ending(
-            request.request_id,
             live,
             end_reason(live, self._statuses, self._is_everything),
             request.num_output_tokens,
@@ -353,7 +350,8 @@ class Observer:
         )
 
     def _end(self, ending: Ending, at_ns: int) -> None:
-        key, live, reason, output_tokens, preemptions = ending
+        live, reason, output_tokens, preemptions = ending
+        key = live.key
         if key in self._compiling:
             if reason is EndReason.GRAMMAR_INVALID:
                 self._record_grammar(key, live, at_ns, refused=True)

@@ -88,14 +88,16 @@ def blocks_sealed(
     """The blocks that the rows of a step filled and that have no recorded alias yet."""
     if not block_tokens:
         return ()
+    full = [
+        (row[0], row[2] + row[3]) for row in flight.rows if row[2] + row[3] >= row[0].seal_tokens
+    ]
     found = []
-    for row in flight.rows:
-        live = row.live
-        full = (row.context_tokens + row.tokens) // block_tokens
-        if full <= live.told_blocks or live.has_ended:
+    for live, tokens in full:
+        if live.has_ended:
             continue
-        new = live.request.block_hashes[live.told_blocks : full]
+        new = live.request.block_hashes[live.told_blocks : tokens // block_tokens]
         if new:
             found.append(BlocksSealed(live.seq_id, live.told_blocks, aliases.of(new)))
             live.told_blocks += len(new)
+            live.seal_tokens = (live.told_blocks + 1) * block_tokens
     return tuple(found)

@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.attach.inside.front import Front, Live
+from service.attach.inside.front_end.front import Front, Live
+from service.attach.inside.front_end.vllm_hooks import install
 from service.attach.inside.guard import where
 from service.attach.inside.middleware import AttachMiddleware
 from service.attach.inside.transport import Sender
 from service.attach.inside.versions import VLLM_TESTED, UnknownEngine, check_version
-from service.attach.inside.vllm_front_hooks import install
 from service.attach.wire import Role, socket_path
 from telemetry.facts.clock import MonotonicClock
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from service.attach.inside.front_request import Choice, FrontRequest
+from service.attach.inside.front_end.request import Choice, FrontRequest
 from service.attach.wire import SequenceName, Submitted
 from telemetry.facts.clock import Clock
 from telemetry.facts.records import (

@@ -8,9 +8,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from service.attach.inside.front import Front, current
+from service.attach.inside.front_end.front import Front, current
+from service.attach.inside.front_end.vllm_read import end_reason, parameters, prompt_tokens
 from service.attach.inside.guard import Guard, where
-from service.attach.inside.vllm_front_read import end_reason, parameters, prompt_tokens
 from telemetry.facts.reasons import EndReason
 
 Wrap = Callable[[Front, Guard, Callable[..., Any]], Callable[..., Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.attach.inside.front import Parameters
+from service.attach.inside.front_end.front import Parameters
 from telemetry.facts.reasons import EndReason
 
 _JSON_FORMATS = ("json_object", "json_schema")
