@@ -9,9 +9,9 @@ from pathlib import Path
 FAULTS = Path(__file__).parent / "faults"
 VARIABLE = "PHASESCOPE_ATTACH_FAULTS"
 _INSIDE = "service.attach.inside"
-_CORE, _FRONT = f"{_INSIDE}.vllm_core_observer:Observer", f"{_INSIDE}.front:Front"
-_REQUEST = f"{_INSIDE}.front_request:FrontRequest"
-_CHOICE = f"{_INSIDE}.front_request:Choice"
+_CORE, _FRONT = f"{_INSIDE}.vllm_core_observer:Observer", f"{_INSIDE}.front_end.front:Front"
+_REQUEST = f"{_INSIDE}.front_end.request:FrontRequest"
+_CHOICE = f"{_INSIDE}.front_end.request:Choice"
 
 CORE_HOOKS = tuple(
     f"{_CORE}.{name}"
