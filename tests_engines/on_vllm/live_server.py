@@ -38,6 +38,7 @@ class LiveServer:
         fronts = [one for one in connections if one.hello.role is Role.FRONT_END]
         self.fronts = sorted(fronts, key=lambda one: one.hello.index)
         self.front = self.fronts[0]
+        self.core = next(one for one in connections if one.hello.role is Role.ENGINE_CORE)
 
     def story(self, request_id: str) -> Story:
         """All that the front end said of one request, which must have ended or be about to."""
