@@ -9,7 +9,7 @@ from pathlib import Path
 FAULTS = Path(__file__).parent / "faults"
 VARIABLE = "PHASESCOPE_ATTACH_FAULTS"
 _INSIDE = "service.attach.inside"
-_CORE, _FRONT = f"{_INSIDE}.vllm_core_observer:Observer", f"{_INSIDE}.front_end.front:Front"
+_CORE, _FRONT = f"{_INSIDE}.vllm_core.observer:Observer", f"{_INSIDE}.front_end.front:Front"
 _REQUEST = f"{_INSIDE}.front_end.request:FrontRequest"
 _CHOICE = f"{_INSIDE}.front_end.request:Choice"
 

@@ -21,10 +21,10 @@ from service.attach.inside.versions import (
     check_seams,
     check_version,
 )
-from service.attach.inside.vllm_core_ends import end_reason
-from service.attach.inside.vllm_core_live import Live, committed_row, planned_row
-from service.attach.inside.vllm_core_observer import Observer
-from service.attach.inside.vllm_core_waits import Waits
+from service.attach.inside.vllm_core.ends import end_reason
+from service.attach.inside.vllm_core.live import Live, committed_row, planned_row
+from service.attach.inside.vllm_core.observer import Observer
+from service.attach.inside.vllm_core.waits import Waits
 from telemetry.facts.reasons import EndReason, WaitReason
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.attach.inside.guard import guarded
-from service.attach.inside.vllm_core_observer import Observer
+from service.attach.inside.vllm_core.observer import Observer
 from service.attach.wire import TurnedOff
 from telemetry.facts.engine_records import EngineStarted, StepRecorded
 from telemetry.facts.reasons import EndReason, WaitReason

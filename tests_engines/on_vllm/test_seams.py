@@ -15,7 +15,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from service.attach.inside import plugin
 from service.attach.inside.versions import VLLM_TESTED, check_seams, check_version
-from service.attach.inside.vllm_core import CONFIG_SEAMS, CORE_SEAMS, SCHEDULER_SEAMS
+from service.attach.inside.vllm_core.scheduler_class import (
+    CONFIG_SEAMS,
+    CORE_SEAMS,
+    SCHEDULER_SEAMS,
+)
 
 
 def test_the_version_is_the_one_that_was_asked_for() -> None:

@@ -24,17 +24,17 @@ def register() -> None:
 
 def register_at(path: Path) -> None:
     """Prepare the hooks of this process, whichever it is."""
-    from service.attach.inside import vllm_core
     from service.attach.inside.front_end import vllm_front
+    from service.attach.inside.vllm_core import scheduler_class
 
     version = ""
     try:
         import vllm
 
         version = str(vllm.__version__)
-        vllm_core.register(path, version, _reason_against(version))
+        scheduler_class.register(path, version, _reason_against(version))
     except Exception as error:
-        vllm_core.say_off(path, version, "register", error)
+        scheduler_class.say_off(path, version, "register", error)
     vllm_front.register()
 
 

@@ -20,7 +20,7 @@ from benchmarks.diagnosis.baselines import BASELINES
 from benchmarks.diagnosis.gauges import GAUGES, SECOND
 from diagnosis.needs import NEEDS, NO_ADAPTER_SEES
 from lab.drills.mechanism import DEV, TEST
-from service.attach.inside.vllm_core_start import UNOBSERVED
+from service.attach.inside.vllm_core.start import UNOBSERVED
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="model"} {running}

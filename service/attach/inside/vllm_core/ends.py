@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.attach.inside.vllm_core_live import Live
+from service.attach.inside.vllm_core.live import Live
 from telemetry.facts.reasons import EndReason
 
 

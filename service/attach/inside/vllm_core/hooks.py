@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from service.attach.inside.vllm_core_observer import Observer
+from service.attach.inside.vllm_core.observer import Observer
 
 
 class Hooks:

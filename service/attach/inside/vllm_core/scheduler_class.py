@@ -14,7 +14,7 @@ from typing import Any
 from service.attach.inside.guard import where
 from service.attach.inside.transport import Sender
 from service.attach.inside.versions import UnknownEngine, check_seams
-from service.attach.inside.vllm_core_hooks import Hooks, hook_core
+from service.attach.inside.vllm_core.hooks import Hooks, hook_core
 from service.attach.wire import Role
 
 CONFIG_SEAMS = {"get_scheduler_cls": ()}

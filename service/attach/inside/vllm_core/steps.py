@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from service.attach.inside.block_aliases import BlockAliases
-from service.attach.inside.vllm_core_live import Flight, committed_row
+from service.attach.inside.vllm_core.live import Flight, committed_row
 from telemetry.facts.engine_records import BlocksSealed, EngineIdled, StepRecorded
 
 

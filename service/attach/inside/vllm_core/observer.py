@@ -18,18 +18,18 @@ from service.attach.inside.block_aliases import BlockAliases
 from service.attach.inside.front_end.vllm_front import no_python_front_end
 from service.attach.inside.guard import Guard, guarded, where
 from service.attach.inside.transport import Listing, Sender
-from service.attach.inside.vllm_core_ends import end_reason
-from service.attach.inside.vllm_core_grammars import hook_grammars
-from service.attach.inside.vllm_core_live import Ending, Flight, Live, planned_row
-from service.attach.inside.vllm_core_sequences import sequence_admitted, sequence_queued
-from service.attach.inside.vllm_core_start import engine_started, index_of
-from service.attach.inside.vllm_core_steps import (
+from service.attach.inside.vllm_core.ends import end_reason
+from service.attach.inside.vllm_core.grammars import hook_grammars
+from service.attach.inside.vllm_core.live import Ending, Flight, Live, planned_row
+from service.attach.inside.vllm_core.sequences import sequence_admitted, sequence_queued
+from service.attach.inside.vllm_core.start import engine_started, index_of
+from service.attach.inside.vllm_core.steps import (
     blocks_sealed,
     engine_idled,
     sampled_tokens,
     step_recorded,
 )
-from service.attach.inside.vllm_core_waits import Waits
+from service.attach.inside.vllm_core.waits import Waits
 from service.attach.wire import NAME_CHARACTERS, Role, SequenceName
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.engine_records import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.attach.inside.vllm_core_live import Live
+from service.attach.inside.vllm_core.live import Live
 from telemetry.facts.engine_records import SequenceAdmitted, SequenceQueued
 
 TENANT = "default"  # vLLM knows no tenants
