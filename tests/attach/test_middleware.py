@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from service.attach.inside.front_end.front import CURRENT, LABEL_CHARACTERS, REQUEST_ID, current
 from service.attach.inside.middleware import Message, Receive, Scope, Send
 from service.gateway.http import limits
-from service.gateway.routes.app import _REQUEST_ID
+from service.gateway.routes.app_frame import _REQUEST_ID
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import RequestAccepted, RequestEnded, RequestsListed
 from tests.attach.front_world import CHAT, World, answering, scope_of
