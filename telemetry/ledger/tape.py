@@ -10,8 +10,8 @@ Between `forward` and `sample` every nanosecond has one owner, as integers that 
 base of any step, each prompt row, all decode rows together, the interaction of prompts with
 decodes, and what the step took longer than predicted (`slow`). In a step faster than predicted
 all but `slow` shrink in proportion, so no share is negative. A step without a row, as other engines
-have, is the loop's own work. A gap is the loop's turn-around up
-to GAP_NS; the rest of a longer one is unattributed.
+have, is the loop's own work. A gap is the loop's turn-around up to GAP_NS; the rest of a longer one
+is unattributed.
 
 Shares are kept as running sums, so that reading a span of steps costs the same for any number of
 steps and rows. Only prompt rows and masks are kept with their sequences: of the decode rows each
