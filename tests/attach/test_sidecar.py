@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from service.attach.wire import Batch, Role, SequenceName, Submitted, TurnedOff
 from telemetry.facts.clock import MonotonicClock
 from telemetry.facts.records import Fact
+from telemetry.metrics.catalog import all_metrics, attach
+from telemetry.metrics.metric import Metric
 from tests.attach.scripted_engine import Adapter, hello, shifted, started
 from tests.attach.sidecar_process import SidecarProcess
 from tests.support.servers.server import eventually
@@ -75,6 +78,19 @@ def serve_one(sidecar: SidecarProcess, name: str, pid: int, has_front: bool = Tr
     if has_front:
         front.close()
     eventually(lambda: not sidecar.attached()["processes"], "no process attached")
+
+
+def test_a_sidecar_exposes_its_own_metrics_and_none_beyond_the_catalog(
+    sidecar: SidecarProcess,
+) -> None:
+    serve_one(sidecar, "measured", 800)
+    families = text_string_to_metric_families(sidecar.text("/metrics"))
+    names = {family.name for family in families}
+    own = {one.name for one in vars(attach).values() if isinstance(one, Metric)}
+
+    assert own
+    assert own - names == set()
+    assert names - {metric.name for metric in all_metrics()} == set()
 
 
 def test_a_request_of_two_processes_has_one_exact_timeline(sidecar: SidecarProcess) -> None:

@@ -175,14 +175,29 @@ def test_a_stopped_reader_with_less_than_a_buffer_is_dropped_too(roomy: Server) 
 
 
 def test_a_step_budget_follows_the_latency_target(roomy: Server) -> None:
-    """With decodes running, a long prompt is cut into smaller pieces than the fixed budget."""
+    """With decodes running, a long prompt is cut into smaller pieces than the fixed budget. The
+    engine is stopped while the prompt comes, so that the stream cannot end before."""
     ids(roomy, [20, 21], max_tokens=400)
-    stop = threading.Thread(target=ids, args=(roomy, [20, 22]), kwargs={"max_tokens": 1200})
-    stop.start()
-    eventually(lambda: roomy.snapshot()["running"] == 1, "a running request")
-    long = ids(roomy, small(list(range(600))), cache_prefix=False)
-    stop.join(60)
-    chunks = roomy.facts_of(long["id"])["sequences"][0]["chunks"]
+    engine = roomy.snapshot()["engine_pid"]
+    body = {"prompt": [20, 22], "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    found: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        found.append(ids(roomy, small(list(range(600))), cache_prefix=False))
+
+    asking = threading.Thread(target=ask)
+    with httpx.stream("POST", f"{roomy.url}/v1/completions", json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if line.startswith("data:"))
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            asking.start()
+            eventually(lambda: live(roomy) == 2, "a long prompt beside the stream")
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        asking.join(60)
+        sse_events(lines)
+    chunks = roomy.facts_of(found[0]["id"])["sequences"][0]["chunks"]
 
     assert max(chunk["tokens"] for chunk in chunks) < 512
     assert len(chunks) > 2
