@@ -117,6 +117,39 @@ def test_a_sequence_waits_for_its_request_and_holds_later_facts_back() -> None:
     assert kinds == [RequestAccepted, SequenceSubmitted, SequenceQueued, StepRecorded]
 
 
+def test_the_end_of_a_request_waits_for_the_name_of_its_sequence() -> None:
+    """A client that goes away during a long step: the core names the sequence after that step, and
+    the request's account has the time that the core held it."""
+    world = World()
+    world.of_core(started())
+    world.at(WINDOW)
+    world.of_front(
+        accepted("r1", 5),
+        request_ended("r1", 80, reason=EndReason.DISCONNECT),
+        submitted=[sent("r1", 10, "a")],
+    )
+    assert [type(fact) for fact in world.at(80 + WINDOW)] == [RequestAccepted]
+
+    late = 80 + 2 * WINDOW
+    world.of_core(queued(1, late - 50), names=[SequenceName(1, "a")])
+    kinds = [type(fact) for fact in world.at(late + WINDOW)]
+    assert kinds == [SequenceSubmitted, RequestEnded, SequenceQueued]
+
+
+def test_where_no_name_came_in_time_the_next_end_does_not_wait() -> None:
+    """A core that names nothing does not delay every end."""
+    world = World()
+    world.of_core(started())
+    world.at(WINDOW)
+    world.of_front(accepted("r1", 5), request_ended("r1", 10), submitted=[sent("r1", 6, "a")])
+    assert [type(fact) for fact in world.at(JOIN)] == [RequestAccepted]
+    assert [type(fact) for fact in world.at(10 + JOIN)] == [RequestEnded]
+    world.of_front(
+        accepted("r2", JOIN), request_ended("r2", JOIN + 5), submitted=[sent("r2", JOIN, "b")]
+    )
+    assert len(world.at(JOIN + 5 + WINDOW)) == 2
+
+
 def test_where_no_request_came_in_time_the_next_is_not_waited_for() -> None:
     """Sequences that come from elsewhere do not delay everything again and again."""
     world = World()

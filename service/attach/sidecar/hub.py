@@ -72,7 +72,7 @@ class Hub:
         self._number = 0
         self._engine: _Engine | None = None
         self._last_seq_id = 0
-        self._waits_for_joins = True
+        self._waits_for_joins = self._waits_for_names = True
 
     @property
     def waiting(self) -> int:
@@ -145,7 +145,7 @@ class Hub:
     def _put_joined(self, fact: Fact | None) -> None:
         if fact is not None:
             self._counts.joined += 1
-            self._waits_for_joins = True
+            self._waits_for_joins = self._waits_for_names = True
             self.put((fact,))
 
     # What has been lost
@@ -187,12 +187,19 @@ class Hub:
             self._release(fact, who)
 
     def _must_wait(self, fact: Fact, now_ns: int) -> bool:
-        """For a request of the front end that may yet come."""
+        """For a request of the front end, or a name of the core's, that may yet come."""
+        if isinstance(fact, RequestEnded):
+            is_late = now_ns - fact.at_ns >= JOIN_NS
+            return self._waits_for_names and not is_late and self._is_unnamed(fact)
         if not isinstance(fact, SequenceQueued | SequenceRefused):
             return False
         if fact.seq_id in self._joining.joined or not self._waits_for_joins:
             return False
         return self._is_front() and now_ns - fact.at_ns < JOIN_NS
+
+    def _is_unnamed(self, fact: RequestEnded) -> bool:
+        """Whether an observed core has a sequence of the request, and has not named it."""
+        return self._engine is not None and self._joining.is_unnamed(fact.request_id)
 
     def _release(self, fact: Fact, who: object) -> None:
         match fact:
@@ -220,6 +227,8 @@ class Hub:
                 self._requests[fact.request_id] = who
                 self._append(fact)
             case RequestEnded():
+                if self._is_unnamed(fact):
+                    self._waits_for_names = False
                 self._requests.pop(fact.request_id, None)
                 self._append(fact)
             case RequestsListed():

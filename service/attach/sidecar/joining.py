@@ -5,6 +5,8 @@ Both sides are bounded: where one does not come, the oldest that wait are forgot
 
 from __future__ import annotations
 
+from collections import Counter
+
 from service.attach.wire import Submitted
 from telemetry.facts.records import SequenceSubmitted
 
@@ -21,12 +23,13 @@ class Joining:
         self._names: dict[str, int] = {}  # the core has named them, no request has come
         self._name_of: dict[int, str] = {}  # of the same
         self._submitted: dict[str, Submitted] = {}  # the core has not named them
+        self._unnamed: Counter[str] = Counter()  # how many of these a request has
 
     def named(self, seq_id: int, name: str) -> SequenceSubmitted | None:
         """The core knows `name` as `seq_id`; it may say so again."""
         if seq_id in self.joined:
             return None
-        submitted = self._submitted.pop(name, None)
+        submitted = self._take(name)
         if submitted is None:
             self._names[name], self._name_of[seq_id] = seq_id, name
             self._bound_names()
@@ -39,11 +42,17 @@ class Joining:
         if seq_id is not None:
             del self._name_of[seq_id]
             return self._join(submitted, seq_id)
+        self._take(submitted.name)
         self._submitted[submitted.name] = submitted
+        self._unnamed[submitted.request_id] += 1
         if len(self._submitted) > self._most_waiting:
-            del self._submitted[next(iter(self._submitted))]
+            self._take(next(iter(self._submitted)))
             self.dropped += 1
         return None
+
+    def is_unnamed(self, request_id: str) -> bool:
+        """Whether the core has not named all sequences of a request yet."""
+        return request_id in self._unnamed
 
     def name_of(self, seq_id: int) -> str | None:
         """The name of a sequence that no request owns (yet)."""
@@ -55,6 +64,15 @@ class Joining:
         name = self._name_of.pop(seq_id, None)
         if name is not None and self._names.get(name) == seq_id:
             del self._names[name]
+
+    def _take(self, name: str) -> Submitted | None:
+        """What waits for this name does not wait any more."""
+        found = self._submitted.pop(name, None)
+        if found is not None:
+            self._unnamed[found.request_id] -= 1
+            if not self._unnamed[found.request_id]:
+                del self._unnamed[found.request_id]
+        return found
 
     def _join(self, submitted: Submitted, seq_id: int) -> SequenceSubmitted:
         self.joined.add(seq_id)
