@@ -271,13 +271,14 @@ def _connect(
     if telemetry.exporter is not None:
         pump.add_lane(telemetry.exporter.lane)
     telemetry.machine.attach(pump)
+    # before the phases, which hand ended requests to the exporter: their spans have these events
+    limit_events, autopilot_events = events
+    pump.add_fold("limit_events", limit_events)
+    pump.add_fold("autopilot_events", autopilot_events)
     pump.add_fold("phases", telemetry.phases)
     pump.add_fold("window", telemetry.window)
     pump.add_fold("diagnosis", telemetry.diagnoser)
     pump.add_fold("drain_rate", telemetry.drain_rate)
-    limit_events, autopilot_events = events
-    pump.add_fold("limit_events", limit_events)
-    pump.add_fold("autopilot_events", autopilot_events)
     if telemetry.autopilot_worker is not None:
         pump.add_lane(telemetry.autopilot_worker.lane)
         pump.add_fold("autopilot", telemetry.autopilot_worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,15 @@ def test_a_wrong_change_is_refused_by_its_name_with_what_is_allowed(
     assert (status, named) == (400, param)
     assert allowed in message
     assert server.client.get("/debug/limits").json()["limits"] == before
+
+
+def test_events_are_known_before_the_requests_that_have_them_are_exported(server: Server) -> None:
+    """A change and the end of a request may come in one piece, and the exporter begins at once."""
+    text = server.client.get("/metrics").text
+    order = re.findall(r'phasescope_fold_seconds_total\{fold="(\w+)"\}', text)
+
+    assert order.index("limit_events") < order.index("phases")
+    assert order.index("autopilot_events") < order.index("phases")
 
 
 def test_a_change_is_an_event_on_the_spans_of_who_was_served(
