@@ -219,9 +219,11 @@ def test_a_signal_requests_a_dump(recorded: Server, dumps: Path) -> None:
 def test_the_death_of_the_engine_is_dumped_and_the_record_goes_on(
     recorded: Server, dumps: Path, tmp_path: Path
 ) -> None:
-    stream(recorded, "doomed", max_tokens=1900)
-    eventually(lambda: recorded.snapshot()["output_tokens_total"] > 5, "some tokens")
-    os.kill(recorded.snapshot()["engine_pid"], signal.SIGKILL)
+    engine = recorded.snapshot()["engine_pid"]
+    os.kill(engine, signal.SIGSTOP)  # so that the request cannot end before the engine does
+    stream(recorded, "doomed")
+    eventually(lambda: recorded.client.get("/debug/requests").json()["live"], "a live request")
+    os.kill(engine, signal.SIGKILL)
     eventually(lambda: dumped(dumps, "engine_died"), "a dump")
     eventually(recorded.is_ready, "readiness again", 60)
     recorded.completion(max_tokens=4)
