@@ -30,8 +30,10 @@ contracts: $(VENV)/.dev ## Allowed imports between packages
 test-fast: $(VENV)/.dev ## The tests that start no server and compute little, in under two minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not server and not long"
 
-unit: $(VENV)/.dev ## pytest, a file at a time in each of two processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+unit: $(VENV)/.dev ## pytest, a file at a time in each of two processes; what fails is run once more, alone
+	$(BIN)/python -m pytest -n 2 --dist loadfile || { [ $$? -eq 1 ] && \
+	echo "Run again, alone. A test that passes now has raced with the load of the machine: mend it." && \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 sim: $(VENV)/.core ## 10,000 simulated scenarios with every fault, invariants checked at each step
 	$(BIN)/phasescope drill --sim chaos --count 10000
