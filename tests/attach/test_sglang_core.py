@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attach.inside.sglang import core, observer
+from service.attach.inside.guard import guarded
+from service.attach.inside.sglang import core
 from service.attach.inside.sglang.observer import Observer
 from service.attach.inside.sglang.seams import check_version
 from service.attach.inside.versions import UnknownEngine
@@ -222,7 +223,7 @@ def test_an_error_of_ours_stays_with_us(monkeypatch: pytest.MonkeyPatch, name: s
     def broken(self: Observer, *args: Any) -> None:
         raise RuntimeError("a prompt")
 
-    monkeypatch.setattr(Observer, name, observer._guarded(name)(broken))
+    monkeypatch.setattr(Observer, name, guarded(name)(broken))
     world = World()
     try:
         requests = [world.request(5, 6) for _ in range(8)]

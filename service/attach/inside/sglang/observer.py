@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
-from service.attach.inside.guard import Guard
+from service.attach.inside.guard import Guard, guarded
 from service.attach.inside.sglang.ends import abort_reason, end_reason
 from service.attach.inside.sglang.live import Flight, Live, committed_row, planned_rows
 from service.attach.inside.sglang.sequences import Sequences
@@ -25,30 +24,6 @@ from telemetry.facts.clock import Clock, MonotonicClock
 from telemetry.facts.reasons import EndReason
 
 _MOST_FLIGHTS = 64
-
-P = ParamSpec("P")
-
-
-def _guarded(
-    hook: str, *, is_vital: bool = True
-) -> Callable[[Callable[Concatenate[Observer, P], None]], Callable[Concatenate[Observer, P], None]]:
-    """A method that raises nothing, and is not called any more after a few errors."""
-
-    def wrap(
-        method: Callable[Concatenate[Observer, P], None],
-    ) -> Callable[Concatenate[Observer, P], None]:
-        @wraps(method)
-        def call(self: Observer, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            guard = self.guard_of(hook, is_vital)
-            if guard.is_on:
-                try:
-                    method(self, *args, **kwargs)
-                except Exception as error:
-                    guard.failed(error)
-
-        return call
-
-    return wrap
 
 
 class Observer:
@@ -95,23 +70,23 @@ class Observer:
         self.is_on = False
         self._sender.close(0.5)
 
-    @_guarded("process_input_requests", is_vital=False)
+    @guarded("process_input_requests", is_vital=False)
     def received(self, messages: Any) -> None:
         """Messages were taken from the socket at the top of the loop."""
         if messages:
             self._received_ns = self.now_ns()
 
-    @_guarded("process_req_with_grammar")
+    @guarded("process_req_with_grammar")
     def awaits_grammar(self, at_ns: int, request: Any) -> None:
         """The request waits for its grammar before it comes into the queue."""
         self._enqueue(at_ns, request, awaits_grammar=True)
 
-    @_guarded("_add_request_to_queue")
+    @guarded("_add_request_to_queue")
     def adding(self, request: Any) -> None:
         self._adding, self._refused = request, False
         self._is_new = self._sequences.known(request) is None
 
-    @_guarded("_add_request_to_queue")
+    @guarded("_add_request_to_queue")
     def added(self, at_ns: int, request: Any) -> None:
         """The request is in the waiting queue: for the first time, after its grammar was compiled,
         or after a preemption. Or the queue did not take it."""
@@ -127,7 +102,7 @@ class Observer:
         elif not live.is_waiting:
             self._sequences.preempt(live)
 
-    @_guarded("_release_aborted_request")
+    @guarded("_release_aborted_request")
     def released(self, request: Any) -> None:
         """The request leaves without another step."""
         live = self._sequences.known(request)
@@ -139,11 +114,11 @@ class Observer:
             reason = EndReason.QUEUE_FULL  # for itself, or as one with a higher priority came
         self._sequences.end(live, reason or EndReason.DISCONNECT, self.now_ns())
 
-    @_guarded("abort_request")
+    @guarded("abort_request")
     def aborting(self, abort: Any) -> None:
         self._abort_reason = abort_reason(abort)
 
-    @_guarded("abort_request")
+    @guarded("abort_request")
     def aborted(self) -> None:
         """Those that run will end with their next outcome."""
         reason, self._abort_reason = self._abort_reason, None
@@ -154,7 +129,7 @@ class Observer:
                 live.abort_reason = reason
         self._note_idle(self.now_ns())
 
-    @_guarded("retract_decode")
+    @guarded("retract_decode")
     def retracted(self, outcome: tuple[Any, Any, Iterable[Any]]) -> None:
         """The last of the outcome are sequences that cannot go on with the memory there is. Those
         that were only preempted come back through the queue."""
@@ -163,7 +138,7 @@ class Observer:
             if (live := self._sequences.known(request)) is not None:
                 self._end(live, now_ns)
 
-    @_guarded("get_next_batch_to_run")
+    @guarded("get_next_batch_to_run")
     def planned(self, begin_ns: int, plan: Any) -> None:
         planned_ns, batch = self.now_ns(), plan.batch_to_run
         scheduler, sequences, live = self._scheduler, self._sequences, self._sequences.live
@@ -188,20 +163,20 @@ class Observer:
         sequences.preempted.clear()
         sequences.step_id += 1
 
-    @_guarded("run_batch")
+    @guarded("run_batch")
     def launching(self, batch: Any) -> None:
         flight = self._planned
         if flight is not None and flight.batch is batch:
             flight.launched_ns = self.now_ns()
 
-    @_guarded("run_batch")
+    @guarded("run_batch")
     def launched(self, batch: Any, result: Any) -> None:
         flight, self._planned = self._planned, None
         if flight is not None and flight.batch is batch and result is not None:
             flight.batch, flight.result = None, result
             self._flights.append(flight)
 
-    @_guarded("process_batch_result")
+    @guarded("process_batch_result")
     def processing(self, result: Any) -> None:
         self._current = None
         for flight in self._flights:
@@ -210,14 +185,14 @@ class Observer:
                 self._flights.remove(flight)
                 return
 
-    @_guarded("collected", is_vital=False)
+    @guarded("collected", is_vital=False)
     def collected(self) -> None:
         """The tokens of the step that is being processed are on the host."""
         flight = self._current
         if flight is not None and not flight.collected_ns:
             flight.collected_ns = self.now_ns()
 
-    @_guarded("process_batch_result")
+    @guarded("process_batch_result")
     def processed(self, entered_ns: int) -> None:
         committed_ns = self.now_ns()
         flight, self._current = self._current, None
