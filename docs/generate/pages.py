@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import columns, diagnosis, facts, flags, http, importers
+from docs.generate import columns, diagnosis, facts, flags, http, importers, weights
 from service.gateway.http import limits_doc
 from telemetry.metrics import metrics_doc
 
@@ -21,4 +21,5 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "evidence.md": diagnosis.evidence,
     REFERENCE / "importers.md": importers.document,
     REFERENCE / "columns.md": columns.document,
+    REFERENCE / "weights.md": weights.document,
 }

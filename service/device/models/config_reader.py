@@ -114,18 +114,6 @@ def read_end_tokens(stated: StrictKeys, default: tuple[int, ...]) -> tuple[int, 
     return tuple(ids)
 
 
-def refuse_quantized(config: StrictKeys) -> None:
-    """Raises ConfigError for a checkpoint that was quantised before."""
-    for key in ("quantization_config", "compression_config"):
-        stated = config.take(key)
-        if stated:
-            method = stated.get("quant_method") if isinstance(stated, dict) else None
-            raise ConfigError(
-                f"{config.path}: {key}: weights quantised by {method or 'an unknown method'} are "
-                "not supported; use the unquantised checkpoint, and --weights to quantise it"
-            )
-
-
 def read_rope(config: StrictKeys) -> Rope:
     """Both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`."""
     old, new = config.part("rope_scaling"), config.part("rope_parameters")

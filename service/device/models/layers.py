@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.models.matrices import MatrixReader
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import WHOLE, Linear, MatrixFormat, Partition, Product
 from service.device.quantization.precision import Precision
@@ -51,8 +52,10 @@ def load_layer(
     def fuse(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(parts).to(device)
 
-    def linear(parts: list[torch.Tensor], bias: torch.Tensor | None = None) -> Linear:
-        return matrices.linear(fuse(parts), bias)
+    reader = MatrixReader(source, precision, matrices, device)
+
+    def linear(parts: list[str], bias: torch.Tensor | None = None) -> Linear:
+        return reader.linear([f"{prefix}.{part}_proj.weight" for part in parts], bias)
 
     projections = (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
     bias = None
@@ -60,17 +63,11 @@ def load_layer(
         bias = fuse([get(f"self_attn.{p}_proj.bias", size) for p, size in projections])
     return LayerWeights(
         input_norm=get("input_layernorm.weight", spec.hidden).to(device),
-        qkv=linear(
-            [get(f"self_attn.{p}_proj.weight", n, spec.hidden) for p, n in projections], bias
-        ),
+        qkv=linear([f"self_attn.{p}" for p, _ in projections], bias),
         q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
         k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        out=partition.row_parallel(
-            linear([get("self_attn.o_proj.weight", spec.hidden, spec.q_size)])
-        ),
+        out=partition.row_parallel(linear(["self_attn.o"])),
         ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
-        gate_up=linear(
-            [get(f"mlp.{p}_proj.weight", spec.ffn, spec.hidden) for p in ("gate", "up")]
-        ),
-        down=partition.row_parallel(linear([get("mlp.down_proj.weight", spec.hidden, spec.ffn)])),
+        gate_up=linear(["mlp.gate", "mlp.up"]),
+        down=partition.row_parallel(linear(["mlp.down"])),
     )

@@ -16,7 +16,9 @@ from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.models.layers import LayerWeights, load_layer
+from service.device.models.matrices import MatrixReader
 from service.device.models.ops import LayerOps, PlainOps
+from service.device.models.tensors import HEAD
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
 from service.device.quantization.precision import Precision
@@ -80,7 +82,8 @@ class Decoder:
             head = matrices.linear(embedding)
             self._embedding: Table = head
         else:
-            head = matrices.linear(get("lm_head.weight", spec.head_rows, spec.hidden))
+            reader = MatrixReader(source, precision, matrices, device)
+            head = reader.linear([HEAD])
             self._embedding = matrices.table(embedding)
         self._head = partition.column_parallel(head)
 

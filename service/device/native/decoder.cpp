@@ -62,16 +62,39 @@ Matrix& Decoder::matrix(int layer, MatrixName which) {
   }
 }
 
+int Decoder::outputs_of(MatrixName which) const {
+  switch (which) {
+    case MatrixName::kQkv:
+      return qkv_size_;
+    case MatrixName::kGate:
+    case MatrixName::kUp:
+      return config_.ffn;
+    case MatrixName::kOut:
+    case MatrixName::kDown:
+      return config_.hidden;
+    default:
+      return config_.vocab;
+  }
+}
+
+int Decoder::inputs_of(MatrixName which) const {
+  if (which == MatrixName::kOut) return q_size_;
+  return which == MatrixName::kDown ? config_.ffn : config_.hidden;
+}
+
 void Decoder::set_matrix(int layer, MatrixName which, const float* weight, const float* bias) {
-  const Config& c = config_;
-  const int out = which == MatrixName::kQkv                                  ? qkv_size_
-                  : which == MatrixName::kGate || which == MatrixName::kUp   ? c.ffn
-                  : which == MatrixName::kOut || which == MatrixName::kDown  ? c.hidden
-                                                                             : c.vocab;
-  const int in = which == MatrixName::kOut    ? q_size_
-                 : which == MatrixName::kDown ? c.ffn
-                                              : c.hidden;
-  matrix(layer, which).pack(weight, bias, out, in, Kind(c.weights_kind), arena_);
+  matrix(layer, which).pack(weight, bias, outputs_of(which), inputs_of(which),
+                            Kind(config_.weights_kind), arena_);
+}
+
+void Decoder::set_part(int layer, MatrixName which, const StoredPart& part) {
+  Matrix& to = matrix(layer, which);
+  if (part.first == 0) to.begin(outputs_of(which), inputs_of(which));
+  to.add(part, arena_);
+}
+
+void Decoder::set_order(int layer, MatrixName which, const int32_t* order) {
+  matrix(layer, which).set_order(order);
 }
 
 void Decoder::set_norm(int layer, NormName which, const float* weight) {
@@ -112,9 +135,10 @@ void Decoder::reserve(const Batch& batch) {
 
 void Decoder::resize(PreparedRows& prepared, size_t rows) const {
   prepared.normed.resize(rows * hidden_stride_);
-  if (Kind(config_.weights_kind) != Kind::kInt8) return;
   const int longest = std::max({config_.hidden, config_.ffn, q_size_});
+  prepared.ordered.resize(rows * longest);
   prepared.quantized.resize(rows * quantized_stride(longest));
+  prepared.sums.resize(rows * sums_stride(longest));
   prepared.scales.resize(rows);
 }
 
@@ -191,10 +215,16 @@ void Decoder::prepare_row(const Input& x, int row, PreparedRows& to) const {
     rms_norm(from, x.norm, x.count, config_.norm_eps, normed);
     from = normed;
   }
-  if (Kind(config_.weights_kind) != Kind::kInt8) return;
+  if (!x.quantizes) return;
+  if (x.order != nullptr) {
+    float* ordered = to.ordered.data() + long(row) * x.count;
+    for (int k = 0; k < x.count; k++) ordered[k] = from[x.order[k]];
+    from = ordered;
+  }
   const int stride = quantized_stride(x.count);
   int16_t* quantized = to.quantized.data() + long(row) * stride;
   to.scales.data()[row] = quantize_row(from, x.count, stride, quantized);
+  sum_row(quantized, x.count, to.sums.data() + long(row) * sums_stride(x.count));
 }
 
 // A phase over every panel and block of rows. Before it the rows are prepared: by all threads
@@ -202,17 +232,17 @@ void Decoder::prepare_row(const Input& x, int row, PreparedRows& to) const {
 template <class Body>
 void Decoder::for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&& body) {
   if (x.rows == 0) return;
-  const bool is_int8 = Kind(config_.weights_kind) == Kind::kInt8;
   const bool by_thread = x.rows <= kRowsByThread;
   bool is_prepared = !by_thread;
   PreparedRows& prepared = by_thread ? thread_prepared_[cursor.thread] : prepared_;
-  if (!by_thread && (is_int8 || x.norm != nullptr))
+  if (!by_thread && (x.quantizes || x.norm != nullptr))
     pool_.phase(cursor, x.rows, [&](int begin, int end) {
       for (int row = begin; row < end; row++) prepare_row(x, row, prepared);
     });
   const bool normed = x.norm != nullptr;
   const Rows rows{normed ? prepared.normed.data() : x.from, normed ? hidden_stride_ : x.stride,
-                  prepared.quantized.data(), quantized_stride(x.count), prepared.scales.data()};
+                  prepared.quantized.data(), quantized_stride(x.count), prepared.scales.data(),
+                  prepared.sums.data(), sums_stride(x.count)};
   const int blocks = x.rows <= kMostBlockRows ? 1 : (x.rows + kRowBlock - 1) / kRowBlock;
   const int block_rows = blocks == 1 ? x.rows : kRowBlock;
   pool_.phase(cursor, blocks * panels, [&](int begin, int end) {
@@ -227,7 +257,8 @@ void Decoder::for_panels(const Input& x, int panels, PhaseCursor& cursor, Body&&
 
 // `body(panel, first row, rows, sums [rows][16])` for all of x times a matrix.
 template <class Body>
-void Decoder::product(const Matrix& matrix, const Input& x, PhaseCursor& cursor, Body&& body) {
+void Decoder::product(const Matrix& matrix, Input x, PhaseCursor& cursor, Body&& body) {
+  x.suit(matrix);
   for_panels(x, matrix.panels(), cursor, [&](const Rows& rows, int panel, int first, int height) {
     float sums[kMostBlockRows * kGroup];
     matrix.multiply(panel, rows, first, height, sums);
@@ -283,7 +314,9 @@ void Decoder::add_product(const Matrix& matrix, const Input& x, PhaseCursor& cur
   });
 }
 
-void Decoder::feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor) {
+void Decoder::feed_forward(const Layer& layer, Input x, PhaseCursor& cursor) {
+  x.suit(layer.gate);
+  x.quantizes |= layer.up.takes_integers();
   for_panels(x, layer.gate.panels(), cursor,
          [&](const Rows& rows, int panel, int first, int height) {
     float gate[kMostBlockRows * kGroup], up[kMostBlockRows * kGroup];

@@ -1,4 +1,4 @@
-"""Weights from a GGUF file, dequantised tensor by tensor.
+"""Weights from a GGUF file, kept in their blocks or dequantised tensor by tensor.
 
 llama.cpp stores the query and key projections of some families with the rotary pairs
 interleaved; they are put back into halves here, so that the decoder knows one layout.
@@ -21,9 +21,13 @@ from service.device.models.gguf_keys import GENERAL_PREFIXES, of_family
 from service.device.models.gguf_reader import GgufConfig
 from service.device.models.registry import architecture_of_gguf
 from service.device.models.tensors import check_gguf, layer_of, tensor_names
+from service.device.quantization.kept_kinds import KeptForm, KeptKind
+from service.device.quantization.kept_matrix import GgufMatrix
 from service.device.spec import ModelSpec
 from service.model_files.gguf_file import GgufFile
 from service.model_files.strict_keys import StrictKeys
+
+_KEPT = {"Q4_K": KeptKind.Q4_K, "Q6_K": KeptKind.Q6_K, "Q8_0": KeptKind.Q8_0}
 
 
 class GgufWeights:
@@ -48,6 +52,22 @@ class GgufWeights:
         ready = self._ahead.pop(name, None)
         return self._load(name) if ready is None else ready.result()
 
+    def kept_form(self, name: str) -> KeptForm | None:
+        """Implements `KeptSource`, of the formats that have a product of their own."""
+        info = self._file.tensors.get(self._names.stored(name))
+        kind = None if info is None or len(info.shape) != 2 else _KEPT.get(info.kind.name)
+        if info is None or kind is None:
+            return None
+        return KeptForm(kind, 8 * info.kind.block_bytes / info.kind.block_values)
+
+    def kept(self, name: str) -> GgufMatrix | None:
+        if self.kept_form(name) is None:
+            return None
+        stored = self._names.stored(name)
+        return GgufMatrix(
+            self._file.tensors[stored].kind, self._file.raw(stored, self._order(name, stored))
+        )
+
     def _read_ahead(self, name: str) -> None:
         """At the first tensor of a layer, begin with the layer after it."""
         layer = layer_of(name)
@@ -62,9 +82,12 @@ class GgufWeights:
 
     def _load(self, name: str) -> torch.Tensor:
         stored = self._names.stored(name)
+        return torch.from_numpy(self._file.load(stored, self._order(name, stored)))
+
+    def _order(self, name: str, stored: str) -> NDArray[np.int64] | None:
+        """Of the rows; None where they are in ours."""
         heads = self._interleaved_heads(name)
-        order = None if heads is None else halves_order(self._file, stored, heads)
-        return torch.from_numpy(self._file.load(stored, order))
+        return None if heads is None else halves_order(self._file, stored, heads)
 
     def _interleaved_heads(self, name: str) -> int | None:
         if self._architecture.gguf_interleaves_rope:

@@ -13,10 +13,20 @@ from safetensors import SafetensorError, safe_open
 from service.config.settings import ConfigError
 from service.device.models.architecture import Architecture
 from service.device.models.config_keys import CONFIG, GENERATION
-from service.device.models.config_reader import read_end_tokens, refuse_quantized
+from service.device.models.config_reader import read_end_tokens
 from service.device.models.registry import architecture_of_config
-from service.device.models.tensors import EMBEDDING, HEAD, StoredTensor, check_safetensors
+from service.device.models.tensors import (
+    EMBEDDING,
+    HEAD,
+    StoredTensor,
+    check_safetensors,
+    tensor_names,
+)
+from service.device.quantization.kept_kinds import KeptForm
+from service.device.quantization.kept_matrix import KeptMatrix
 from service.device.spec import ModelSpec
+from service.device.weights.quantised.registry import read_scheme
+from service.device.weights.quantised.scheme import Module, Scheme, fold
 from service.model_files.strict_keys import StrictKeys
 
 
@@ -25,10 +35,11 @@ class SafetensorsWeights:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._architecture, self._spec = _read(self._folder)
+        self._architecture, self._spec, self._scheme = _read(self._folder)
         self._names = self._architecture.hf_tensors
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._modules: dict[str, Module] = {}  # those that are quantised, by stored name
         self._check()
 
     @property
@@ -36,7 +47,23 @@ class SafetensorsWeights:
         return self._spec
 
     def tensor(self, name: str) -> torch.Tensor:
-        stored = self._names.stored(name)
+        kept = self.kept(name)
+        return self._stored(self._names.stored(name)) if kept is None else kept.dequantized()
+
+    def kept_form(self, name: str) -> KeptForm | None:
+        """Implements `KeptSource`."""
+        module = self._modules.get(self._names.stored(name))
+        return None if module is None else module.form
+
+    def kept(self, name: str) -> KeptMatrix | None:
+        module = self._modules.get(self._names.stored(name))
+        if module is None or self._scheme is None:
+            return None
+        return self._scheme.read(
+            self._folder, module, lambda suffix: self._stored(f"{module.stem}.{suffix}")
+        )
+
+    def _stored(self, stored: str) -> torch.Tensor:
         path = self._where.get(stored)
         if path is None:
             raise ConfigError(f"{self._folder} has no tensor {stored}")
@@ -53,6 +80,9 @@ class SafetensorsWeights:
         for name, path in self._where.items():
             piece = self._files[path].get_slice(name)
             found[name] = StoredTensor(piece.get_dtype(), tuple(piece.get_shape()))
+        if self._scheme is not None:
+            found, self._modules = fold(self._folder, self._scheme, found)
+            self._drop_empty_biases(found)
         check_safetensors(self._folder, self._spec, self._names, found)
         stored_head = self._names.stored(HEAD)
         if self._spec.tied_embeddings and stored_head in found:
@@ -62,6 +92,14 @@ class SafetensorsWeights:
                     f"{self._folder}: tensor {stored_head} is not the embedding, although "
                     "tie_word_embeddings is true in config.json; one of the two has to go"
                 )
+
+    def _drop_empty_biases(self, found: dict[str, StoredTensor]) -> None:
+        """AutoGPTQ wrote zeros as biases of modules that have none."""
+        wanted = {self._names.stored(name) for name in tensor_names(self._spec)}
+        for module in self._modules.values():
+            bias = f"{module.stem}.bias"
+            if bias in found and bias not in wanted and not bool(self._stored(bias).any()):
+                del found[bias]
 
 
 def _open(path: Path) -> Any:
@@ -103,16 +141,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read(folder: Path) -> tuple[Architecture, ModelSpec]:
+def _read(folder: Path) -> tuple[Architecture, ModelSpec, Scheme | None]:
     """Every key of config.json is obeyed, known to be harmless, or refused. Raises ConfigError."""
     path = folder / "config.json"
     config = StrictKeys(path, read_json(path))
     architecture = architecture_of_config(path, (config.take("architectures") or ["(none)"])[0])
-    refuse_quantized(config)
+    scheme = read_scheme(config)
     spec = architecture.read_config(config, architecture.family)
     spec = replace(spec, eos_token_ids=_end_tokens(folder, config))
     config.finish({**CONFIG, **architecture.ignored_config_keys})
-    return architecture, spec
+    return architecture, spec, scheme
 
 
 def _end_tokens(folder: Path, config: StrictKeys) -> tuple[int, ...]:
