@@ -19,7 +19,12 @@ from service.device.spec import ModelSpec, Rope
 from service.device.weights.gguf import GgufWeights
 from service.model_files.gguf_blocks import format_of
 from service.model_files.gguf_file import GgufFile
-from tests.support.models.kept_logits import native_logits, relative_error, torch_logits
+from tests.support.models.kept_logits import (
+    INTEGER_ERROR,
+    native_logits,
+    relative_error,
+    torch_logits,
+)
 
 Kind = gguf.GGMLQuantizationType
 WIDE = ModelSpec(
@@ -109,7 +114,7 @@ def test_the_native_decoder_gives_the_logits_of_the_package_s_floats(source: Ggu
     assert source.kept_form("model.embed_tokens.weight") is not None
     for tokens in (1, 3, 71):
         wanted = torch_logits(source, "float", tokens)
-        assert relative_error(native_logits(source, tokens), wanted) < 5e-4
+        assert relative_error(native_logits(source, tokens), wanted) < INTEGER_ERROR
 
 
 def test_the_embedding_s_rows_are_the_package_s_floats(tmp_path: Path) -> None:

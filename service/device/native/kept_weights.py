@@ -15,6 +15,7 @@ import torch
 
 from service.config.settings import ConfigError
 from service.device.native.library import (
+    KeptNumbers,
     Library,
     MatrixName,
     NumberKind,
@@ -27,9 +28,9 @@ from service.device.quantization.kept_matrix import Fp8Matrix, GgufMatrix, Int4M
 PANEL_OUTPUTS = 16
 GROUP_STEP = 32  # inputs of an int4 group come in so many
 _BLOCKS = {
-    KeptKind.Q8_0: NumberKind.Q8_BLOCKS,
-    KeptKind.Q4_K: NumberKind.Q4_BLOCKS,
-    KeptKind.Q6_K: NumberKind.Q6_BLOCKS,
+    KeptKind.Q8_0: KeptNumbers.Q8_BLOCKS,
+    KeptKind.Q4_K: KeptNumbers.Q4_BLOCKS,
+    KeptKind.Q6_K: KeptNumbers.Q6_BLOCKS,
 }
 
 
@@ -103,7 +104,7 @@ def _pack_part(
             library.set_part(layer, which, struct)
         case Fp8Matrix():
             codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
-            struct.kind, struct.group = NumberKind.FP8, weight.group
+            struct.kind, struct.group = KeptNumbers.FP8, weight.group
             struct.codes, struct.scales = codes.data_ptr(), floats_at(scales)
             library.set_part(layer, which, struct)
         case Int4Matrix():
@@ -124,7 +125,7 @@ def _pack_int4(
         raise _refused(name, _odd_group(weight.group))
     codes, zeros, halves = weight.codes.contiguous(), weight.zeros.contiguous(), weight.halves
     scales = weight.scales.float().contiguous()
-    struct.kind = NumberKind.INT4_WIDE if halves is None else NumberKind.INT4
+    struct.kind = KeptNumbers.INT4_WIDE if halves is None else KeptNumbers.INT4
     struct.group, struct.codes = weight.group, codes.data_ptr()
     struct.scales, struct.zeros = floats_at(scales), zeros.data_ptr()
     struct.halves = None if halves is None else halves.data_ptr()

@@ -14,11 +14,16 @@ from service.device.native.build import NoNativeLibrary, library_path
 
 
 class NumberKind(IntEnum):
-    """How a weight or a cache entry is stored; the C++ `Kind`. Caches have the first three."""
+    """How a weight or a cache entry is stored; the C++ `Kind`."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+
+
+class KeptNumbers(IntEnum):
+    """How a weight is stored that keeps its checkpoint's form; the rest of the C++ `Kind`."""
+
     FP8 = 3
     Q8_BLOCKS = 4
     Q4_BLOCKS = 5

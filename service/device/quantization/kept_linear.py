@@ -36,8 +36,11 @@ class KeptFormat(FloatFormat):
     ) -> Linear:
         """One product of the outputs of `parts`, each of floats of the compute dtype or kept."""
         sizes = [part.shape[0] for part in parts]
-        biases = [None] * len(parts) if bias is None else list(bias.split(sizes))
-        linears = [self._linear(part, own) for part, own in zip(parts, biases, strict=True)]
+        linears, first = [], 0
+        for part, size in zip(parts, sizes, strict=True):
+            own = None if bias is None else bias[first : first + size]
+            linears.append(self._linear(part, own))
+            first += size
         return linears[0] if len(linears) == 1 else JoinedLinear(linears, sizes)
 
     def _linear(self, part: KeptMatrix | torch.Tensor, bias: torch.Tensor | None) -> Linear:

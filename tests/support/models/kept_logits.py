@@ -17,6 +17,8 @@ from service.device.quantization.precision import Precision
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, torch.float32)
+# of logits, from rows of 14 bits in two layers whose weights are all random
+INTEGER_ERROR = 2e-3
 PAGE_TOKENS, PAGES, MOST_TOKENS = 16, 8, 256
 
 

@@ -16,7 +16,7 @@ from service.device.weights.quantised.scheme import Scheme
 from service.model_files.strict_keys import IgnoredKey, StrictKeys
 
 _HOW = IgnoredKey("it is about how the weights were found")
-_OFF = (None, {}, [], "dense")
+_OFF: tuple[Any, ...] = (None, {}, [], "dense")
 _TOP = {
     "version": _HOW,
     "global_compression_ratio": _HOW,
@@ -80,7 +80,7 @@ def _packed(weights: StrictKeys, inputs: Any, left_out: Callable[[str], bool]) -
     order = weights.take("actorder")
     if order not in (None, False, True, "static", "weight", "dynamic", "group"):
         raise weights.refused("actorder", order, "it is unknown")
-    size = read_group_size(weights) if weights.peek("group_size") is not None else -1
+    size = read_group_size(weights, -1)
     if strategy == "group" and size == -1:
         raise weights.refused("group_size", size, "groups have a number of inputs")
     weights.take("block_structure")

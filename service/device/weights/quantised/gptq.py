@@ -125,9 +125,9 @@ def read_gptq(stated: StrictKeys) -> Gptq:
     return scheme
 
 
-def read_group_size(stated: StrictKeys) -> int:
+def read_group_size(stated: StrictKeys, default: int | None = None) -> int:
     """A number of inputs, or -1 for all. Raises ConfigError."""
-    size = stated.integer("group_size")
+    size = stated.integer("group_size", default)
     if size != -1 and (size < 1 or size % PER_WORD):
         raise stated.refused("group_size", size, f"a multiple of {PER_WORD} or -1 is expected")
     return size
