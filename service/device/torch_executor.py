@@ -9,8 +9,9 @@ whoever computes, which is what lets a decode row refer to a token that nobody h
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch.autograd.profiler import record_function
@@ -20,10 +21,12 @@ from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
 from service.device.inputs import StepInputs, build_inputs
 from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
 from service.device.spec import ModelSpec
 from service.engine.executor import Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
+from service.engine.prompt_output import PromptResult
 from telemetry.facts.clock import Clock
 
 PagesT = TypeVar("PagesT", bound=Pages)
@@ -42,6 +45,41 @@ class StepDecoder(Protocol[_PagesIn]):
     def forward(self, inputs: StepInputs, cache: _PagesIn) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
         ...
+
+
+@runtime_checkable
+class StatesDecoder(Protocol[_PagesIn]):
+    """A decoder whose steps can be stopped before the head, so that prompts can be read."""
+
+    def states(self, inputs: StepInputs, cache: _PagesIn, rows: torch.Tensor) -> torch.Tensor:
+        """Compute a step: the final, normalised states [rows, hidden] of flat rows."""
+        ...
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        ...
+
+
+def forward_and_read(
+    decoder: StepDecoder[PagesT],
+    reader: PromptReader,
+    plan: Plan,
+    inputs: StepInputs,
+    cache: PagesT,
+    wait: Callable[[], None] = lambda: None,
+) -> tuple[torch.Tensor, tuple[PromptResult | None, ...]]:
+    """The logits of a step, and what its chunks read of their prompts. `wait` returns when the
+    device has computed the states, so that the time of the scores is measured alone."""
+    reader.last_score_ns = 0
+    if inputs.read is None:
+        return decoder.forward(inputs, cache), ()
+    if not isinstance(decoder, StatesDecoder):
+        raise ValueError("this decoder gives no states to read prompts from")
+    samples = len(inputs.sampled)
+    states = decoder.states(inputs, cache, torch.cat((inputs.sampled, inputs.read)))
+    logits = decoder.head(states[:samples])
+    wait()
+    return logits, reader.read(plan.read_chunks, states[samples:], decoder.head)
 
 
 class DeviceExecutor(Executor, Protocol):
@@ -90,6 +128,7 @@ class TorchExecutor(Generic[PagesT]):
         self._ranks = ranks
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
+        self._reader = PromptReader(clock)
         self._last_tokens: dict[int, int] = {}
         self._launched: deque[Future[StepOutcome]] = deque()
         self._worker = ThreadPoolExecutor(1, "phasescope-step") if depth > 1 else None
@@ -144,14 +183,18 @@ class TorchExecutor(Generic[PagesT]):
     def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
+            self._reader.stop(slot)
             self._last_tokens.pop(slot, None)
         for start in plan.started:
             self._sampler.start(start)
+            self._reader.start(start)
         self._copy_blocks(plan)
         forward_ns = self._clock.now_ns()
         try:
             self._fill_last_tokens(plan, inputs)
-            logits = self._decoder.forward(inputs, self._cache)
+            logits, prompts = forward_and_read(
+                self._decoder, self._reader, plan, inputs, self._cache
+            )
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
@@ -168,6 +211,8 @@ class TorchExecutor(Generic[PagesT]):
             sampler.last_masked_rows,
             rank_skew_ns=skew_ns,
             slowest_rank=slowest_rank,
+            prompts=prompts,
+            score_ns=self._reader.last_score_ns,
         )
 
     def _copy_blocks(self, plan: Plan) -> None:

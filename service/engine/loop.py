@@ -205,6 +205,7 @@ class EngineLoop:
                 outcome.rank_skew_ns,
                 plan.target_ns,
                 outcome.slowest_rank,
+                outcome.score_ns,
             )
         )
         self._record_facts(committed_ns)
@@ -261,6 +262,7 @@ def step_rows(plan: Plan, committed: Committed) -> tuple[Row, ...]:
             chunk.recompute_tokens,
             int(chunk.samples),
             chunk.seq_id in wasted,
+            chunk.reads.scored_rows,
         )
         rows.append(row)
     return tuple(rows)

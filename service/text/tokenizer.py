@@ -87,6 +87,11 @@ class Tokenizer:
         """The token as text; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def token_string(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġthe`; empty for padding ids."""
+        found: str | None = self._backend.id_to_token(token_id)
+        return found or ""
+
     def is_special(self, token_id: int) -> bool:
         """Control tokens, which are not part of the text."""
         return token_id in self._special_ids

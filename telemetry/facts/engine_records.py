@@ -75,7 +75,9 @@ class SequenceQueued(_Fact, frozen=True):
     the text up to the end of that block. Of a long prompt only the first blocks are here;
     `StepRecorded.blocks_sealed` has the others. None: it may not share blocks. `first_token_by_ns`
     (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
-    `received_ns` is when the process of an attached engine received it; None: not known.
+    `received_ns` is when the process of an attached engine received it; None: not known. With
+    `prompt_logprobs` its prompt is scored, with that many alternatives a token; with `pooling` it
+    is an embedding, pooled so. Neither: None.
     """
 
     seq_id: int
@@ -92,6 +94,8 @@ class SequenceQueued(_Fact, frozen=True):
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
     received_ns: int | None = None
+    prompt_logprobs: int | None = None
+    pooling: str | None = None
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -109,6 +113,8 @@ class SequenceRefused(_Fact, frozen=True):
     first_token_by_ns: int | None = None
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    prompt_logprobs: int | None = None
+    pooling: str | None = None
 
 
 class SequenceAdmitted(_Fact, frozen=True):
@@ -225,7 +231,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     or more with draft tokens. The row gave `sampled` new tokens, which are committed at the step's
     `committed_ns`: a decode row of t tokens had t - 1 draft tokens, of which sampled - 1 were
     accepted. The sequence of a `wasted` row had ended while the step was in flight, so its token
-    was dropped.
+    was dropped. The head was computed for `scored` rows of a prompt, to score its tokens.
     """
 
     seq_id: int
@@ -235,6 +241,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     recompute_tokens: int
     sampled: int
     wasted: bool
+    scored: int = 0
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -271,7 +278,8 @@ class StepRecorded(_Fact, frozen=True):
     without a clock. `rank_skew_ns` is the time that the first tensor-parallel rank waited for the
     last one, summed over the step's all-reduces; None with one rank. `slowest_rank` is the one
     that waited least in these, for which the others waited. `target_ns` is the latency target that
-    bounded the step's prompt tokens, None where its budget did.
+    bounded the step's prompt tokens, None where its budget did. `score_ns` of the time from
+    `forward_ns` to `sample_ns` went into the scores of prompt tokens, of rows that are `scored`.
     """
 
     step_id: int
@@ -300,6 +308,7 @@ class StepRecorded(_Fact, frozen=True):
     rank_skew_ns: int | None = None
     target_ns: int | None = None
     slowest_rank: int | None = None
+    score_ns: int = 0
 
 
 class EngineIdled(_Fact, frozen=True):

@@ -118,4 +118,13 @@ class FactLog:
             "first_token_by_ns": submit.first_token_by_ns,
             "ttft_target_ns": submit.ttft_target_ns,
             "itl_target_ns": submit.itl_target_ns,
+            **_reads_of(submit),
         }
+
+
+def _reads_of(submit: Submit) -> dict[str, Any]:
+    output = submit.prompt_output
+    if output is None:
+        return {}
+    pooling = None if output.pooling is None else output.pooling.value
+    return {"prompt_logprobs": output.logprobs, "pooling": pooling}

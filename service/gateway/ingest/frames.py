@@ -19,6 +19,7 @@ from service.config.settings import ModelRef
 from service.engine.plan import Grammar
 from service.gateway.ingest.prompting import IngestResult, PackedError, PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest, Operation
+from service.gateway.ingest.token_reader import TokenTask
 
 _NUMBER = struct.Struct("<I")
 _MOST_BLOBS = 4096
@@ -37,6 +38,14 @@ class ReadBody(msgspec.Struct, frozen=True, tag=True):
 
     operation: Operation
     context_tokens: int | None
+
+
+class ReadTokens(msgspec.Struct, frozen=True, tag=True):
+    """The only blob is the body; the answer is a TokensAnswer, with the answer's body as a blob
+    unless it is refused."""
+
+    task: TokenTask
+    context_tokens: int
 
 
 class ValidateOutput(msgspec.Struct, frozen=True, tag=True):
@@ -60,14 +69,20 @@ class IngestHeader(msgspec.Struct, frozen=True, tag=True):
     refusal: PackedError | None
 
 
+class TokensAnswer(msgspec.Struct, frozen=True, tag=True):
+    """`refusal` is None if the body could be served."""
+
+    refusal: PackedError | None
+
+
 class ValidationResult(msgspec.Struct, frozen=True, tag=True):
     """`valid` is None if the texts cannot be checked."""
 
     valid: bool | None
 
 
-ToWorker = Start | ReadBody | ValidateOutput
-ToGateway = Ready | IngestHeader | ValidationResult
+ToWorker = Start | ReadBody | ReadTokens | ValidateOutput
+ToGateway = Ready | IngestHeader | TokensAnswer | ValidationResult
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 

@@ -28,14 +28,17 @@ from service.gateway.ingest.frames import (
     Blob,
     IngestHeader,
     ReadBody,
+    ReadTokens,
     ToGateway,
+    TokensAnswer,
     ToWorker,
     ValidateOutput,
     ValidationResult,
     join_result,
 )
-from service.gateway.ingest.prompting import BodyReader, IngestResult
+from service.gateway.ingest.prompting import BodyReader, IngestResult, PackedError
 from service.gateway.ingest.schemas import Operation
+from service.gateway.ingest.token_reader import TokenReader, TokenTask
 from service.gateway.ingest.worker_process import WorkerDied, WorkerProcess
 from telemetry.facts.reasons import EndReason
 from telemetry.metrics.ingest_counts import IngestCounts, WorkerEnd
@@ -96,6 +99,7 @@ class IngestPool:
         self._waiting_jobs = waiting_jobs
         self._waiting_bytes = waiting_bytes
         self._reader = reader
+        self._tokens = TokenReader(reader.tokenizer, reader.model)
         self._model = model
         self._small: deque[_Job] = deque()
         self._large: deque[_Job] = deque()
@@ -121,6 +125,19 @@ class IngestPool:
         answer, blobs = await self._do(_Job(ReadBody(operation, context_tokens), [body], _JOB_S))
         assert isinstance(answer, IngestHeader), answer
         return join_result(answer, blobs)
+
+    async def tokens(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes:
+        """The answer to a body of /tokenize or /detokenize. Raises ApiError."""
+        if self.reads_in_place(body):
+            found = self._tokens.read(task, body, context_tokens)
+        else:
+            job = _Job(ReadTokens(task, context_tokens), [body], _JOB_S)
+            answer, blobs = await self._do(job)
+            assert isinstance(answer, TokensAnswer), answer
+            found = answer.refusal or bytes(blobs.pop())
+        if isinstance(found, PackedError):
+            raise found.error()
+        return found
 
     @staticmethod
     def reads_in_place(body: bytes) -> bool:

@@ -7,6 +7,7 @@ nothing in between reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -73,9 +74,9 @@ class BodyReader:
     def __init__(
         self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
-        self._model = model
+        self.model = model
         self._defaults = defaults
         self._clock = clock
 
@@ -92,7 +93,7 @@ class BodyReader:
         refusal = None
         if context_tokens is not None:
             try:
-                _check_ids(request, self._tokenizer)
+                _check_ids(request, self.tokenizer)
                 texts = self._texts(request)
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
             except ApiError as error:
@@ -111,26 +112,15 @@ class BodyReader:
                 request = parse_chat(body, self._defaults)
             case Operation.TEXT:
                 request = parse_completion(body, self._defaults)
-        if request.model is not None and request.model != self._model:
-            raise model_not_found(request.model, self._model)
+        if request.model is not None and request.model != self.model:
+            raise model_not_found(request.model, self.model)
         return request
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
         if request.messages is None:
             assert request.prompts is not None
             return request.prompts
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is None:
-            raise bad_request("this model has no chat template; use /v1/completions")
-        bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
-        eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
-        try:
-            rendered = render_chat(
-                tokenizer.chat_template, request.messages, bos_token=bos, eos_token=eos
-            )
-        except TemplateError as error:
-            raise bad_request(str(error), "messages") from error
-        return (rendered,)
+        return (render_messages(self.tokenizer, request.messages),)
 
     def _pack(
         self, request: GenerationRequest, prompt: str | list[int], context_tokens: int
@@ -139,21 +129,43 @@ class BodyReader:
             ids = self._checked(prompt)
         else:
             if len(prompt) > _LONG_CHARACTERS:
-                _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
+                _check_length(self.tokenizer.least_tokens(prompt), context_tokens)
             is_chat = request.messages is not None
-            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
+            encode = self.tokenizer.encode_chat if is_chat else self.tokenizer.encode
             ids = encode(prompt)
         output_limit(request, len(ids), context_tokens)
         return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
 
     def _checked(self, ids: list[int]) -> list[int]:
         worst = max(ids)
-        if worst >= self._tokenizer.vocab_size:
+        if worst >= self.tokenizer.vocab_size:
             raise bad_request(
-                f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                f"token id {worst} is outside the vocabulary of {self.tokenizer.vocab_size}",
                 "prompt",
             )
         return ids
+
+
+def render_messages(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, str]],
+    add_generation_prompt: bool = True,
+) -> str:
+    """The prompt of a conversation, by the model's chat template. Raises ApiError."""
+    if tokenizer.chat_template is None:
+        raise bad_request("this model has no chat template; use /v1/completions")
+    bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
+    eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
+    try:
+        return render_chat(
+            tokenizer.chat_template,
+            messages,
+            bos_token=bos,
+            eos_token=eos,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except TemplateError as error:
+        raise bad_request(str(error), "messages") from error
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:

@@ -77,7 +77,7 @@ def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     return _request(
         sent,
         defaults,
-        messages=tuple(map(_message, sent.messages)),
+        messages=tuple(map(parse_message, sent.messages)),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
@@ -145,7 +145,8 @@ def _refuse_contradictions(request: GenerationRequest) -> None:
         raise bad_request("a constrained text must be able to end", "ignore_eos", "invalid_grammar")
 
 
-def _message(sent: ChatMessage) -> dict[str, str]:
+def parse_message(sent: ChatMessage) -> dict[str, str]:
+    """A message as chat templates take it."""
     role = "system" if sent.role == "developer" else sent.role
     content = sent.content
     text = content if isinstance(content, str) else "".join(part.text for part in content)

@@ -16,8 +16,10 @@ import sys
 from service.gateway.ingest.formats import outputs_are_valid
 from service.gateway.ingest.frames import (
     ReadBody,
+    ReadTokens,
     Ready,
     Start,
+    TokensAnswer,
     ValidateOutput,
     ValidationResult,
     receive_job,
@@ -25,6 +27,7 @@ from service.gateway.ingest.frames import (
     split_result,
 )
 from service.gateway.ingest.prompting import BodyReader
+from service.gateway.ingest.token_reader import TokenReader
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 
@@ -47,6 +50,7 @@ def main() -> int:
 
 def _serve(connection: socket.socket) -> None:
     reader: BodyReader | None = None
+    tokens: TokenReader | None = None
     while (found := receive_job(connection)) is not None:
         job, blobs = found
         match job:
@@ -54,11 +58,19 @@ def _serve(connection: socket.socket) -> None:
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
                 reader = BodyReader(tokenizer, job.model.name, job.model.defaults, clock)
+                tokens = TokenReader(tokenizer, job.model.name)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
                 result = reader.read(job.operation, bytes(blobs.pop()), job.context_tokens)
                 send(connection, *split_result(result))
+            case ReadTokens():
+                assert tokens is not None, "a body before Start"
+                answer = tokens.read(job.task, bytes(blobs.pop()), job.context_tokens)
+                if isinstance(answer, bytes):
+                    send(connection, TokensAnswer(None), [answer])
+                else:
+                    send(connection, TokensAnswer(answer), [])
             case ValidateOutput():
                 send(connection, ValidationResult(outputs_are_valid(job.grammar, job.texts)), [])
 

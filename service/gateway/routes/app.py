@@ -12,6 +12,7 @@ from service.gateway.routes.app_frame import framed_app
 from service.gateway.routes.openapi import openapi_route
 from service.gateway.routes.ops import ops_routes
 from service.gateway.routes.route_table import DESCRIPTIONS
+from service.gateway.routes.token_routes import token_routes
 
 
 def build_app(state: GatewayState) -> ASGIApp:
@@ -28,6 +29,7 @@ def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         *ops_routes(state),
+        *token_routes(state),
         openapi_route(state, DESCRIPTIONS),
     ]
 

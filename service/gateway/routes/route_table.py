@@ -4,6 +4,12 @@ test compares it with the app's. Those of any server are in `view_table`."""
 from __future__ import annotations
 
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.ingest.token_bodies import (
+    DetokenizeBody,
+    Detokenized,
+    TokenizeBody,
+    Tokenized,
+)
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
@@ -63,6 +69,17 @@ GENERATION = [
     ),
 ]  # fmt: skip
 
+TOKENS = [
+    Description(
+        method="POST", path="/tokenize", summary="Token ids of a text or a conversation",
+        tag="tokens", answer={JSON: Tokenized}, body=TokenizeBody, errors=(404,),
+    ),
+    Description(
+        method="POST", path="/detokenize", summary="The text of token ids",
+        tag="tokens", answer={JSON: Detokenized}, body=DetokenizeBody, errors=(404,),
+    ),
+]  # fmt: skip
+
 DEBUG = [
     *DEBUG_VIEWS,
     view("/debug/startup", "Duration of the start, by stage"),
@@ -86,4 +103,4 @@ DEBUG = [
     ),
 ]  # fmt: skip
 
-DESCRIPTIONS = [*GENERATION, *OPERATIONS, *DEBUG]
+DESCRIPTIONS = [*GENERATION, *TOKENS, *OPERATIONS, *DEBUG]
