@@ -25,6 +25,7 @@ from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
+from service.model_files.embedding_files import embedding_model
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
@@ -112,6 +113,7 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
+            embedding=embedding_model(model, config.gateway.pooling),
         )
         await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:

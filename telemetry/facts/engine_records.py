@@ -22,6 +22,7 @@ class EngineStarted(_Fact, frozen=True):
 
     `stages` tile the time from the start of its process to `at_ns`. Of an `engine` that is not
     ours, `settings` are its limits by its own names, `unobserved` what its adapter cannot see.
+    `no_prompt_outputs` says why scores of prompts and embeddings cannot be had; empty: they can.
     """
 
     at_ns: int
@@ -61,6 +62,7 @@ class EngineStarted(_Fact, frozen=True):
     engine_version: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     unobserved: tuple[str, ...] = ()
+    no_prompt_outputs: str = ""
 
     @property
     def is_attached(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is read of prompts: each token once, whatever the schedule; and prompts without an output."""
+"""What is read of prompts: each token once, whatever the schedule; prompts without an output."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_time_of_scores_is_charged_to_the_prompts_that_are_scored() -> None:
     for one in world.steps:
         if one.step_id <= step.step_id:
             index, _ = tape.append(one, set())
-    ((_, named),) = [found for found in tape.named(index, index + 1)]
+    ((_, named),) = tape.named(index, index + 1)
     charged = dict(zip(named.prompt_ids, named.prompts_ns, strict=True))
 
     assert step.score_ns == 19 * 100_000

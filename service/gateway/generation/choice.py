@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.engine.plan import Emission, Sample, TokenLogprob
+from service.engine.prompt_output import PromptResult
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.reasons import EndReason
@@ -35,7 +36,7 @@ class Delta:
 
 
 class Choice:
-    """Detokenizes one sequence and finds its stop strings."""
+    """Detokenizes one sequence and finds its stop strings; `read` is what came of its prompt."""
 
     def __init__(
         self, index: int, seq_id: int, tokenizer: Tokenizer, stops: tuple[str, ...]
@@ -52,6 +53,13 @@ class Choice:
         self._scored: list[ScoredToken] = []
         self._raw_length = 0
         self._finish_sent = False
+        self._logprob = 0.0
+        self.read: list[PromptResult] = []
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, natural: how likely it is for its length; of no tokens 0."""
+        return self._logprob / max(1, self.output_tokens)
 
     @property
     def done(self) -> bool:
@@ -62,6 +70,8 @@ class Choice:
         """Process an emission; sets `stop_found` when a stop string is complete."""
         if self.stop_found:
             return  # computed before the engine had the cancellation
+        if emission.prompt is not None:
+            self.read.append(emission.prompt)
         if emission.sample is not None:
             self._add(emission.sample, emission.end)
         if emission.end is not None and not self.stop_found:
@@ -92,6 +102,7 @@ class Choice:
     def _add(self, sample: Sample, end: EndReason | None) -> None:
         self.output_tokens += 1
         if sample.logprob is not None:
+            self._logprob += sample.logprob
             scored = ScoredToken(
                 sample.token_id, sample.logprob, sample.top or (), self._raw_length
             )

@@ -19,6 +19,7 @@ from service.config.settings import ModelRef
 from service.engine.plan import Grammar
 from service.gateway.ingest.prompting import IngestResult, PackedError, PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest, Operation
+from service.gateway.ingest.score_rendering import ScoreShape
 from service.gateway.ingest.token_reader import TokenTask
 
 _NUMBER = struct.Struct("<I")
@@ -48,6 +49,20 @@ class ReadTokens(msgspec.Struct, frozen=True, tag=True):
     context_tokens: int
 
 
+class RenderScores(msgspec.Struct, frozen=True, tag=True):
+    """Of a ScoredPrompt, whose arrays are the blobs; the answer is a Rendered."""
+
+    shape: ScoreShape
+    width: int
+    shown: int
+
+
+class RenderEmbeddings(msgspec.Struct, frozen=True, tag=True):
+    """The vectors are the blobs; the answer is a Rendered."""
+
+    base64: bool
+
+
 class ValidateOutput(msgspec.Struct, frozen=True, tag=True):
     """Check finished texts against their grammar; the answer is a ValidationResult."""
 
@@ -60,12 +75,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class IngestHeader(msgspec.Struct, frozen=True, tag=True):
-    """An IngestResult whose prompts follow as blobs; `tokens` has the length of each."""
+    """An IngestResult whose prompts follow as blobs; `tokens` has the length of each, `texts` what
+    is echoed of it."""
 
     begun_ns: int
     request: GenerationRequest | None
     parsed_ns: int
     tokens: list[int]
+    texts: list[str]
     refusal: PackedError | None
 
 
@@ -75,14 +92,18 @@ class TokensAnswer(msgspec.Struct, frozen=True, tag=True):
     refusal: PackedError | None
 
 
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """The JSON is in the blobs."""
+
+
 class ValidationResult(msgspec.Struct, frozen=True, tag=True):
     """`valid` is None if the texts cannot be checked."""
 
     valid: bool | None
 
 
-ToWorker = Start | ReadBody | ReadTokens | ValidateOutput
-ToGateway = Ready | IngestHeader | TokensAnswer | ValidationResult
+ToWorker = Start | ReadBody | ReadTokens | RenderScores | RenderEmbeddings | ValidateOutput
+ToGateway = Ready | IngestHeader | TokensAnswer | Rendered | ValidationResult
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 
@@ -110,7 +131,7 @@ def receive_answer(connection: socket.socket) -> tuple[ToGateway, list[bytearray
 
 def join_result(head: IngestHeader, blobs: list[bytearray]) -> IngestResult:
     """The IngestResult of a header and its blobs."""
-    prompts = (PackedPrompt(*pair) for pair in zip(head.tokens, blobs, strict=True))
+    prompts = (PackedPrompt(*one) for one in zip(head.tokens, blobs, head.texts, strict=True))
     return IngestResult(
         begun_ns=head.begun_ns,
         request=head.request,
@@ -128,6 +149,7 @@ def split_result(result: IngestResult) -> tuple[IngestHeader, list[Blob]]:
         request=result.request,
         parsed_ns=result.parsed_ns,
         tokens=tokens,
+        texts=[prompt.text for prompt in result.prompts],
         refusal=result.refusal,
     )
     return head, [prompt.ids for prompt in result.prompts]

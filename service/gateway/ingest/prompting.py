@@ -14,6 +14,8 @@ import msgspec
 
 from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.http import limits
+from service.gateway.ingest.embedding_bodies import parse_embeddings
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
@@ -47,10 +49,12 @@ class PackedError(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids."""
+    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids. `text` is what
+    the answer echoes, empty unless that is wanted."""
 
     tokens: int
     ids: bytes | bytearray
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,10 @@ class BodyReader:
                 _check_ids(request, self.tokenizer)
                 texts = self._texts(request)
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
+                _check_scores(request, prompts)
             except ApiError as error:
+                if request.embedding is not None:
+                    error.param = "input"  # whatever a prompt is called in other bodies
                 refusal = PackedError.of(error)
         return IngestResult(
             begun_ns=begun_ns,
@@ -112,6 +119,8 @@ class BodyReader:
                 request = parse_chat(body, self._defaults)
             case Operation.TEXT:
                 request = parse_completion(body, self._defaults)
+            case Operation.EMBEDDINGS:
+                request = parse_embeddings(body)
         if request.model is not None and request.model != self.model:
             raise model_not_found(request.model, self.model)
         return request
@@ -129,12 +138,17 @@ class BodyReader:
             ids = self._checked(prompt)
         else:
             if len(prompt) > _LONG_CHARACTERS:
-                _check_length(self.tokenizer.least_tokens(prompt), context_tokens)
+                least_tokens = self.tokenizer.least_tokens(prompt) + request.least_outputs
+                _check_length(least_tokens, context_tokens)
             is_chat = request.messages is not None
             encode = self.tokenizer.encode_chat if is_chat else self.tokenizer.encode
             ids = encode(prompt)
         output_limit(request, len(ids), context_tokens)
-        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+        text = ""
+        if request.echo:
+            is_text = isinstance(prompt, str)
+            text = prompt if is_text else self.tokenizer.decode(ids, skip_special=False)
+        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids), text)
 
     def _checked(self, ids: list[int]) -> list[int]:
         worst = max(ids)
@@ -173,7 +187,7 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     room = context_tokens - prompt_tokens
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", "prompt")
-    if room < 1:
+    if room < request.least_outputs:
         raise _too_long(
             f"the prompt has {prompt_tokens} tokens; the context of {context_tokens} tokens must "
             "also hold the output"
@@ -190,15 +204,30 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
 
 def _check_length(least_tokens: int, context_tokens: int) -> None:
     """Refuse, before tokenizing it, a prompt that is too long for any tokenization."""
-    if least_tokens >= context_tokens:
+    if least_tokens > context_tokens:
         raise _too_long(
-            f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
-            "tokens must also hold the output"
+            f"the prompt and its output have at least {least_tokens} tokens; the context is "
+            f"{context_tokens} tokens"
         )
 
 
 def _too_long(message: str) -> ApiError:
     return bad_request(message, "max_tokens", "context_length_exceeded")
+
+
+def _check_scores(request: GenerationRequest, prompts: Sequence[PackedPrompt]) -> None:
+    """Refuse more scores than may be kept."""
+    if request.prompt_scores is None:
+        return
+    wanted = sum(prompt.tokens for prompt in prompts) * (1 + request.prompt_scores)
+    most = limits.PROMPT_SCORES.value
+    if wanted > most:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"prompt tokens times {1 + request.prompt_scores} are {wanted}; {most} may be asked "
+            "for in one request: send fewer prompts, or ask for fewer alternatives",
+            param,
+        )
 
 
 def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:

@@ -13,11 +13,15 @@ import signal
 import socket
 import sys
 
+from service.gateway.ingest.embedding_rendering import render_embeddings
 from service.gateway.ingest.formats import outputs_are_valid
 from service.gateway.ingest.frames import (
     ReadBody,
     ReadTokens,
     Ready,
+    Rendered,
+    RenderEmbeddings,
+    RenderScores,
     Start,
     TokensAnswer,
     ValidateOutput,
@@ -27,8 +31,9 @@ from service.gateway.ingest.frames import (
     split_result,
 )
 from service.gateway.ingest.prompting import BodyReader
+from service.gateway.ingest.score_rendering import ScoredPrompt, render_scores
 from service.gateway.ingest.token_reader import TokenReader
-from service.text.tokenizer import load_tokenizer
+from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 
 _NICE = 5  # streams and engine steps come first
@@ -51,6 +56,7 @@ def main() -> int:
 def _serve(connection: socket.socket) -> None:
     reader: BodyReader | None = None
     tokens: TokenReader | None = None
+    tokenizer: Tokenizer | None = None
     while (found := receive_job(connection)) is not None:
         job, blobs = found
         match job:
@@ -71,6 +77,12 @@ def _serve(connection: socket.socket) -> None:
                     send(connection, TokensAnswer(None), [answer])
                 else:
                     send(connection, TokensAnswer(answer), [])
+            case RenderScores():
+                assert tokenizer is not None, "scores before Start"
+                scored = ScoredPrompt(*map(bytes, blobs), width=job.width, shown=job.shown)
+                send(connection, Rendered(), render_scores(job.shape, scored, tokenizer))
+            case RenderEmbeddings():
+                send(connection, Rendered(), [render_embeddings(blobs, job.base64)])
             case ValidateOutput():
                 send(connection, ValidationResult(outputs_are_valid(job.grammar, job.texts)), [])
 

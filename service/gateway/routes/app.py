@@ -20,6 +20,7 @@ def build_app(state: GatewayState) -> ASGIApp:
     generation: dict[str, ASGIApp] = {
         "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
         "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
+        "/v1/embeddings": GenerationEndpoint(state, Operation.EMBEDDINGS),
     }
     return framed_app(state, routes_of(state, generation), generation)
 
@@ -35,7 +36,7 @@ def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route
 
 
 class GenerationEndpoint:
-    """ASGI app of one of the two generation routes."""
+    """ASGI app of a route whose requests go to the engine."""
 
     def __init__(self, state: GatewayState, operation: Operation) -> None:
         self._state = state

@@ -3,6 +3,7 @@ test compares it with the app's. Those of any server are in `view_table`."""
 
 from __future__ import annotations
 
+from service.gateway.ingest.embedding_bodies import EmbeddingBody
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
 from service.gateway.ingest.token_bodies import (
     DetokenizeBody,
@@ -48,6 +49,11 @@ GENERATION = [
     _generation(
         "/v1/completions", "Complete a text", CompletionBody,
         answers.Completion, answers.Completion,
+    ),
+    Description(
+        method="POST", path="/v1/embeddings", summary="Vectors of texts", tag="generation",
+        answer={JSON: answers.Embeddings}, body=EmbeddingBody, headers=tuple(REQUEST_HEADERS),
+        errors=(404, 409),
     ),
     Description(
         method="DELETE",
