@@ -67,9 +67,9 @@ def _make_prompt_servable(body: dict[str, Any]) -> None:
             body.pop("echo", None)
     if _is_int(body.get("best_of")):
         body["best_of"] = max(body.get("n") or 1, min(body["best_of"], MOST_SEQUENCES))
-    if body.get("max_tokens") == 0 and not body.get("echo"):
-        if body.get("prompt_logprobs") is None:
-            body["max_tokens"] = 1
+    reads = body.get("echo") or body.get("prompt_logprobs") is not None
+    if body.get("max_tokens") == 0 and not reads:
+        body["max_tokens"] = 1
 
 
 def _use_common_ids(body: dict[str, Any]) -> None:

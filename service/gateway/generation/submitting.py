@@ -40,6 +40,7 @@ def build_submits(
     started = state.engine.started
     assert started is not None
     output = wanted_of_prompts(request, started) if output is None else output
+    has_tokens = request.embedding is None  # only tokens have latency targets
     seed = secrets.randbits(62) if request.seed is None else request.seed
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
@@ -60,9 +61,9 @@ def build_submits(
                 cache_salt=request.cache_salt,
                 cache_prefix=request.cache_prefix,
                 grammar=request.grammar,
-                first_token_by_ns=accepted_ns + slo.ttft_ns,
-                ttft_target_ns=slo.ttft_ns,
-                itl_target_ns=slo.itl_ns,
+                first_token_by_ns=accepted_ns + slo.ttft_ns if has_tokens else None,
+                ttft_target_ns=slo.ttft_ns if has_tokens else None,
+                itl_target_ns=slo.itl_ns if has_tokens else None,
                 prompt_output=output if number == 0 else None,
             )
 
