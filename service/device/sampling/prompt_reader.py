@@ -58,7 +58,10 @@ class PromptReader:
         order. None for a pool that is not complete."""
         self.last_score_ns = 0
         found: list[PromptResult | None] = []
-        for chunk, rows in zip(chunks, states.split([c.reads.rows for c in chunks]), strict=True):
+        first = 0
+        for chunk in chunks:
+            rows = states[first : first + chunk.reads.rows]
+            first += chunk.reads.rows
             prompt = self._slots[chunk.slot]
             if chunk.reads.scores:
                 begin_ns = self._clock.now_ns()
@@ -75,8 +78,8 @@ def _scores(prompt: _Prompt, first: int, states: torch.Tensor, head: Head) -> Pr
     wanted = torch.tensor(prompt.tokens[begin : begin + count], device=states.device)
     alternatives = prompt.output.logprobs or 0
     pieces = [
-        _scored(head(rows), tokens, alternatives)
-        for rows, tokens in zip(states.split(HEAD_ROWS), wanted.split(HEAD_ROWS), strict=True)
+        _scored(head(states[at : at + HEAD_ROWS]), wanted[at : at + HEAD_ROWS], alternatives)
+        for at in range(0, count, HEAD_ROWS)
     ]
     own, ranks, top_ids, top = (torch.cat(column) for column in zip(*pieces, strict=True))
     return PromptScores(

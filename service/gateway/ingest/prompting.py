@@ -146,8 +146,7 @@ class BodyReader:
         output_limit(request, len(ids), context_tokens)
         text = ""
         if request.echo:
-            is_text = isinstance(prompt, str)
-            text = prompt if is_text else self.tokenizer.decode(ids, skip_special=False)
+            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids, False)
         return PackedPrompt(len(ids), msgspec.msgpack.encode(ids), text)
 
     def _checked(self, ids: list[int]) -> list[int]:

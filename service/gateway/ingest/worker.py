@@ -79,7 +79,10 @@ def _serve(connection: socket.socket) -> None:
                     send(connection, TokensAnswer(answer), [])
             case RenderScores():
                 assert tokenizer is not None, "scores before Start"
-                scored = ScoredPrompt(*map(bytes, blobs), width=job.width, shown=job.shown)
+                ids, logprobs, ranks, top_ids, top_logprobs = map(bytes, blobs)
+                scored = ScoredPrompt(
+                    ids, logprobs, ranks, top_ids, top_logprobs, job.width, job.shown
+                )
                 send(connection, Rendered(), render_scores(job.shape, scored, tokenizer))
             case RenderEmbeddings():
                 send(connection, Rendered(), [render_embeddings(blobs, job.base64)])
