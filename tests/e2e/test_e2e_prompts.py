@@ -78,7 +78,8 @@ def test_scores_of_prompt_and_output_are_one_list(server: Server) -> None:
     for alone, choice in zip(plain["choices"], both["choices"], strict=True):
         scores = choice["logprobs"]
         assert choice["text"].endswith(alone["text"])
-        assert scores["token_logprobs"][-3:] == alone["logprobs"]["token_logprobs"]
+        generated = alone["logprobs"]["token_logprobs"]
+        assert scores["token_logprobs"][-3:] == pytest.approx(generated, abs=0.05)
         assert scores["tokens"][-3:] == alone["logprobs"]["tokens"]
         assert choice["text"][scores["text_offset"][-3] :] == alone["text"]
         by_id = choice["prompt_logprobs"]
