@@ -10,7 +10,8 @@ from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, Pages
 from service.device.sampling.sampler import Sampler
 from service.device.sharding.collectives import Collectives
-from service.device.torch_executor import DeviceExecutor, StepDecoder
+from service.device.step_decoder import StepDecoder
+from service.device.torch_executor import DeviceExecutor
 from telemetry.facts.clock import Clock
 
 DecoderT = TypeVar("DecoderT", bound=StepDecoder[Any])

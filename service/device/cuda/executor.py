@@ -27,7 +27,7 @@ from service.device.models.model import Decoder
 from service.device.sampling.draw_on_device import draw_on_device
 from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
-from service.device.torch_executor import forward_and_read
+from service.device.step_decoder import forward_and_read
 from service.engine.executor import StepFailed
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
 from service.engine.prompt_output import PromptResult
