@@ -30,9 +30,9 @@ from service.engine.inbox import (
 from service.engine.plan import Emission, Plan, StepOutcome
 from service.engine.scheduler import Committed, Scheduler
 from telemetry.facts.clock import Clock
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_records import EngineIdled, RecordingSet, Row, StepRecorded
 from telemetry.facts.recorder import Lane
+from telemetry.facts.step_parts import DeviceTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from enum import StrEnum
 import msgspec
 
 from service.engine.prompt_output import NO_READS, PromptOutput, PromptResult, Reads
-from telemetry.facts.device_times import DeviceTimes
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import EndReason
+from telemetry.facts.step_parts import DeviceTimes, Skip
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

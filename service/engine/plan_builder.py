@@ -12,8 +12,8 @@ from service.engine.plan import BlockCopy, DecodeRow, Plan, PrefillChunk, SlotSt
 from service.engine.sequences.request import Request
 from service.engine.targets import Bounds
 from telemetry.costs.step_load import Load
-from telemetry.facts.engine_records import Skip
 from telemetry.facts.reasons import WaitReason
+from telemetry.facts.step_parts import Skip
 
 
 class PlanBuilder:

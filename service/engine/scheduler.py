@@ -37,7 +37,6 @@ from service.engine.sequences.stopping import end_after
 from service.engine.slack import is_late
 from service.engine.token_ids import names_unknown_token
 from telemetry.facts.engine_records import (
-    BlocksSealed,
     CacheFlushed,
     GrammarCompiled,
     LimitsSet,
@@ -48,6 +47,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import BlocksSealed
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
-from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
+from telemetry.facts.reasons import EndReason, StepFailure
+from telemetry.facts.step_parts import BlocksSealed, DeviceTimes, Skip
 
 OWN_ENGINE = "phasescope"
 
@@ -244,23 +244,6 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampled: int
     wasted: bool
     scored: int = 0
-
-
-class Skip(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A live sequence without a row in the step, and its binding reason."""
-
-    seq_id: int
-    reason: WaitReason
-    holder_seq_id: int | None
-
-
-class BlocksSealed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """More full blocks of a sequence are in the cache: `blocks` are the aliases of its blocks from
-    block `first_block` on, as in `SequenceQueued`."""
-
-    seq_id: int
-    first_block: int
-    blocks: tuple[int, ...]
 
 
 class StepRecorded(_Fact, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_records import (
     GrammarCompiled,
     SequenceAdmitted,
@@ -14,6 +13,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import StepFailure
 from telemetry.facts.records import Fact, RequestEnded
+from telemetry.facts.step_parts import DeviceTimes
 
 
 class Totals(msgspec.Struct):

@@ -14,7 +14,6 @@ from service.engine.inbox import Submit
 from service.engine.plan import Emission
 from service.engine.sequences.request import Request
 from telemetry.facts.engine_records import (
-    BlocksSealed,
     SequenceAdmitted,
     SequenceEnded,
     SequenceQueued,
@@ -22,6 +21,7 @@ from telemetry.facts.engine_records import (
 )
 from telemetry.facts.reasons import EndReason
 from telemetry.facts.records import Fact
+from telemetry.facts.step_parts import BlocksSealed
 
 PendingFact = Callable[..., Fact]
 

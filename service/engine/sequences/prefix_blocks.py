@@ -14,7 +14,7 @@ from service.engine.kv.cpu_offload import CpuOffloadIndex
 from service.engine.kv.prefix import Match, PrefixCache
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request
-from telemetry.facts.engine_records import BlocksSealed
+from telemetry.facts.step_parts import BlocksSealed
 
 _MAX_PROMPT_ALIASES = 512
 _DIGESTS_AT_ONCE = 64
