@@ -78,9 +78,8 @@ async def _serve(
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
-        live: set[str] = set()
-        port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
-        model = config.engine.model
+        port, live, model = port_of(listener), set[str](), config.engine.model
+        connections, counts = ConnectionCounts(), IngestCounts()
         observed = Observed(
             engine=engine_client,
             model=lambda: model.name,
