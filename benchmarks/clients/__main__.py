@@ -3,8 +3,9 @@
     python -m benchmarks.clients [--tools guidellm,aiperf] [--requests 200] [--streams 4]
 
 Each tool loads a fresh server with the default model, from an environment of its own. Its figure
-of each request is set beside the server's own, by request id: percentiles are of the same requests,
-and of the same definitions (ITL of a request is first to last token, over the tokens after the first).
+of each request is set beside the server's own, by request id: percentiles are of the same requests
+and of the same definitions (ITL of a request is first to last token, over the tokens after the
+first).
 """
 
 from __future__ import annotations
