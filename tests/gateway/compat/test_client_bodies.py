@@ -64,6 +64,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     },
     "inference-perf 0.7.0": {
         "model": "m", "prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True,
+        "stream_options": USAGE, "add_special_tokens": False,
     },
     "vLLM's own benchmark": {
         "model": "m", "prompt": "x", "temperature": 0.0, "repetition_penalty": 1.0,
