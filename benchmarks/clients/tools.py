@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from benchmarks.clients.comparison import Latency
 from benchmarks.clients.environments import environment
 from benchmarks.peers.layout import run
 
+_ANSWER_ID = re.compile(r"cmpl-([A-Za-z0-9._-]+)")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -93,6 +95,56 @@ def read_aiperf(folder: Path) -> Mapping[str, Latency]:
     }
 
 
+def send_inference_perf(load: Load) -> None:
+    """Text completions of random tokens; one worker process, since `streams` are few."""
+    prompts = {"type": "fixed", "min": 1, "std_dev": 0, "total_count": load.requests}
+    settings = {
+        "api": {"type": "completion", "streaming": True},
+        "server": {"type": "vllm", "model_name": load.model, "base_url": load.url},
+        "tokenizer": {"pretrained_model_name_or_path": str(load.tokenizer)},
+        "data": {
+            "type": "random",
+            "input_distribution": {**prompts, "mean": load.prompt_tokens},
+            "output_distribution": {**prompts, "mean": load.output_tokens},
+        },
+        "load": {
+            "type": "concurrent",
+            "num_workers": 1,
+            "stages": [{"num_requests": load.requests, "concurrency_level": load.streams}],
+        },
+        "report": {
+            "request_lifecycle": {
+                "per_request": True,
+                "use_server_output_tokens": True,
+                "per_request_fields": {"computed_metrics": True},
+            }
+        },
+        "storage": {"local_storage": {"path": str(load.folder / "inference-perf")}},
+    }
+    config = load.folder / "inference-perf.yml"
+    config.write_text(json.dumps(settings))  # YAML is a superset of JSON
+    _run("inference-perf", "inference-perf", ["--config_file", str(config)], load)
+
+
+def read_inference_perf(folder: Path) -> Mapping[str, Latency]:
+    """Its times are in seconds; the answer's id is in the chunks that it keeps."""
+    (records,) = (folder / "inference-perf").rglob("*per_request_lifecycle_metrics.json")
+    return {
+        _in_chunks(json.dumps(one["info"])): Latency(
+            one["computed_metrics"]["time_to_first_token"] * 1e9,
+            _times(one["computed_metrics"]["inter_token_latency"], 1e9),
+        )
+        for one in json.loads(records.read_text())
+        if one["error"] is None
+    }
+
+
+def _in_chunks(text: str) -> str:
+    found = _ANSWER_ID.search(text)
+    assert found is not None, "an answer without an id"
+    return found[1]
+
+
 def _of(record: dict[str, Any], name: str) -> float:
     found = _ns(_ms(record, name))
     assert found is not None, name
@@ -109,7 +161,11 @@ def _ms(record: dict[str, Any], name: str) -> float | None:
 
 
 def _ns(ms: float | None) -> float | None:
-    return None if ms is None else ms * 1e6
+    return _times(ms, 1e6)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def _request_id(answer_id: str) -> str:
@@ -120,4 +176,5 @@ def _request_id(answer_id: str) -> str:
 TOOLS = {
     "guidellm": Tool("guidellm", send_guidellm, read_guidellm),
     "aiperf": Tool("aiperf", send_aiperf, read_aiperf),
+    "inference-perf": Tool("inference-perf", send_inference_perf, read_inference_perf),
 }

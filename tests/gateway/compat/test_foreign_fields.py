@@ -92,7 +92,8 @@ def test_a_field_without_effect_changes_nothing_and_an_honoured_one_does(name: s
     """With a value that is not the default."""
     other = {"skip_special_tokens": False, "detokenize": False, "service_tier": "flex"}
     other |= {"truncation_side": "right", "json_schema": "{}", "add_special_tokens": False}
-    value = other.get(name, value_of(name) or True)
+    least = value_of(name)
+    value = other.get(name, True if least is False else least)
     changed = parsed(**{name: value}) != parsed()
 
     assert changed == (TOP[name].treatment is Treatment.HONOURED)

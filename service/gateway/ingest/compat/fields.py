@@ -36,7 +36,7 @@ ChunkTokens = Annotated[int, Meta(ge=1, le=limits.TOKENS.value)]
 NotTrue = Annotated[bool, Meta(extra_json_schema={"const": False})]
 OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 Nothing = Annotated[list[Any], Meta(max_length=0)]
-NoEntries = Annotated[dict[str, Any], Meta(max_length=0)]
+NoEntries = Annotated[dict[Annotated[str, Meta(max_length=0)], None], Meta(max_length=0)]
 One = Annotated[float, Meta(ge=1, le=1)]
 
 _NO_MEDIA = "the server takes text only"
@@ -117,6 +117,12 @@ class ForeignFields(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     stream_reasoning: Annotated[
         OnlyTrue | None, refused(SGLANG, "reasoning comes as it is made", wrong=False)
+    ] = None
+    continue_final_message: Annotated[
+        NotTrue | None, refused(BOTH, "send the text so far to `/v1/completions`")
+    ] = None
+    include_reasoning: Annotated[
+        OnlyTrue | None, refused(VLLM, "nothing is taken out of the text", wrong=False)
     ] = None
     use_beam_search: Annotated[NotTrue | None, refused(VLLM, _NO_BEAMS)] = None
     length_penalty: Annotated[One | None, refused(VLLM, _NO_BEAMS)] = None
