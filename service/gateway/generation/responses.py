@@ -68,7 +68,7 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
         _chunk(
             head,
             {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None},
-            prompt_ids=head.prompt_ids and head.prompt_ids[c.index],
+            prompt_ids=None if head.prompt_ids is None else head.prompt_ids[c.index],
         )
         for c in choices
     ]
