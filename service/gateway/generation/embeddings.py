@@ -21,7 +21,7 @@ from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.generation.submitting import submit_all
 from service.gateway.ingest.prompting import PackedPrompt
-from service.gateway.ingest.schemas import EmbeddingWish
+from service.gateway.ingest.schemas import EmbeddingWish, GenerationRequest
 from service.model_files.embedding_files import EmbeddingModel
 from telemetry.facts.engine_records import EngineStarted
 
@@ -70,19 +70,20 @@ async def respond_embeddings(
     recorder: RequestRecorder,
     outputs: OutputQueue,
     delivery: Delivery,
-    wish: EmbeddingWish,
+    request: GenerationRequest,
     prompts: Sequence[PackedPrompt],
     submits: Iterable[Submit],
     choices: list[Choice],
 ) -> None:
     """Compute all inputs and send the answer. Raises ApiError, and Interrupted."""
+    assert request.embedding is not None
     waiting = iter(submits)
     while part := list(islice(waiting, AT_ONCE)):
-        await submit_all(state, recorder, outputs, part, (), choices)
+        await submit_all(state, recorder, outputs, part, request, choices)
         await _until_done(state, outputs, choices[-len(part) :])
     begin_ns = state.clock.now_ns()
     vectors = [_vector(choice) for choice in choices]
-    data = await state.ingest.render_embeddings(vectors, wish.base64)
+    data = await state.ingest.render_embeddings(vectors, request.embedding.base64)
     tokens = sum(prompt.tokens for prompt in prompts)
     body = {
         "object": "list",

@@ -65,7 +65,8 @@ async def _echo(
     legacy: tuple[bytes, ...] = ()
     by_id = None
     if request.echo and request.logprobs is not None:
-        scored = _scored(prompt, scores, width, request.logprobs)
+        by_id_name = request.wishes.name_token_ids
+        scored = _scored(prompt, scores, width, request.logprobs, by_id_name)
         legacy = tuple(await ingest.render_scores(ScoreShape.LEGACY, scored))
     if request.prompt_logprobs is not None:
         scored = _scored(prompt, scores, width, request.prompt_logprobs)
@@ -74,7 +75,11 @@ async def _echo(
 
 
 def _scored(
-    prompt: PackedPrompt, scores: Sequence[PromptScores], width: int, shown: int
+    prompt: PackedPrompt,
+    scores: Sequence[PromptScores],
+    width: int,
+    shown: int,
+    by_id: bool = False,
 ) -> ScoredPrompt:
     """The pieces of all chunks as one."""
     at = 1
@@ -90,6 +95,7 @@ def _scored(
         top_logprobs=b"".join(piece.top_logprobs for piece in scores),
         width=width,
         shown=shown,
+        by_id=by_id,
     )
 
 

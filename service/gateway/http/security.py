@@ -16,7 +16,13 @@ from service.gateway.http.asgi import header, label
 from service.gateway.http.browsers import browser_error, is_internal
 from service.gateway.http.http_errors import priority_not_allowed
 
-_API_PATHS = ("/tokenize", "/detokenize")  # as vLLM has them
+# routes outside /v1/ that other servers have too, for clients of the model
+_API_PATHS = frozenset(
+    (
+        "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/loads",
+        "/tokenize", "/detokenize",
+    )
+)  # fmt: skip
 
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from service.config.settings import ModelRef
+from service.config.settings import Compat, ModelRef
 from service.engine.plan import Grammar
 from service.gateway.ingest.prompting import IngestResult, PackedError, PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest, Operation
@@ -32,6 +32,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker; it answers Ready when it has loaded the tokenizer."""
 
     model: ModelRef
+    compat: Compat
 
 
 class ReadBody(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +56,7 @@ class RenderScores(msgspec.Struct, frozen=True, tag=True):
     shape: ScoreShape
     width: int
     shown: int
+    by_id: bool
 
 
 class RenderEmbeddings(msgspec.Struct, frozen=True, tag=True):

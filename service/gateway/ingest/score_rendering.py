@@ -8,7 +8,7 @@ this runs where bodies are read (`service.gateway.ingest.pool`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -30,7 +30,8 @@ class ScoreShape(StrEnum):
 class ScoredPrompt(msgspec.Struct, frozen=True):
     """`ids` is a MessagePack array of n token ids; the others are as in
     `service.engine.prompt_output.PromptScores`, of the n - 1 tokens after the first. `width`
-    alternatives a token are there, `shown` of them are wanted."""
+    alternatives a token are there, `shown` of them are wanted. `by_id`: tokens are named by their
+    ids (`token_id:N`) in `LEGACY`."""
 
     ids: bytes
     logprobs: bytes
@@ -39,6 +40,7 @@ class ScoredPrompt(msgspec.Struct, frozen=True):
     top_logprobs: bytes
     width: int
     shown: int
+    by_id: bool = False
 
     @property
     def entries(self) -> int:
@@ -64,10 +66,16 @@ def render_scores(shape: ScoreShape, scored: ScoredPrompt, tokenizer: Tokenizer)
         case ScoreShape.VLLM:
             return [_encode([None, *(_by_id(entry, tokenizer) for entry in entries)])]
         case ScoreShape.LEGACY:
-            texts = [tokenizer.token_text(token_id) for token_id in ids]
-            tops = [None, *(_by_text(entry, tokenizer) for entry in entries)]
+            name = token_name(tokenizer, scored.by_id)
+            texts = list(map(name, ids))
+            tops = [None, *(_by_name(entry, name) for entry in entries)]
             logprobs = [None, *(entry.logprob for entry in entries)]
             return [_encode(one) for one in (texts, logprobs, tops, _offsets(ids, tokenizer))]
+
+
+def token_name(tokenizer: Tokenizer, by_id: bool) -> Callable[[int], str]:
+    """What tokens are called in log-probabilities: by their text, or `token_id:N`."""
+    return (lambda token_id: f"token_id:{token_id}") if by_id else tokenizer.token_text
 
 
 LEGACY_FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -99,9 +107,9 @@ def _vllm(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer) -> dic
     return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
-def _by_text(entry: _Entry, tokenizer: Tokenizer) -> dict[str, float]:
+def _by_name(entry: _Entry, name: Callable[[int], str]) -> dict[str, float]:
     pairs = (*entry.top, (entry.token_id, entry.logprob))
-    return {tokenizer.token_text(token_id): logprob for token_id, logprob in pairs}
+    return {name(token_id): logprob for token_id, logprob in pairs}
 
 
 def _offsets(ids: list[int], tokenizer: Tokenizer) -> list[int]:

@@ -63,7 +63,8 @@ def _serve(connection: socket.socket) -> None:
             case Start():
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
-                reader = BodyReader(tokenizer, job.model.name, job.model.defaults, clock)
+                named = job.model.name, job.model.defaults
+                reader = BodyReader(tokenizer, *named, clock, job.compat)
                 tokens = TokenReader(tokenizer, job.model.name)
                 send(connection, Ready(), [])
             case ReadBody():
@@ -81,7 +82,7 @@ def _serve(connection: socket.socket) -> None:
                 assert tokenizer is not None, "scores before Start"
                 ids, logprobs, ranks, top_ids, top_logprobs = map(bytes, blobs)
                 scored = ScoredPrompt(
-                    ids, logprobs, ranks, top_ids, top_logprobs, job.width, job.shown
+                    ids, logprobs, ranks, top_ids, top_logprobs, job.width, job.shown, job.by_id
                 )
                 send(connection, Rendered(), render_scores(job.shape, scored, tokenizer))
             case RenderEmbeddings():
