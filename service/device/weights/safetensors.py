@@ -16,11 +16,13 @@ from service.device.models.config_keys import CONFIG, GENERATION
 from service.device.models.config_reader import read_end_tokens
 from service.device.models.registry import architecture_of_config
 from service.device.models.tensors import (
+    BARE_EMBEDDING,
     EMBEDDING,
     HEAD,
     StoredTensor,
     check_safetensors,
     tensor_names,
+    without_prefix,
 )
 from service.device.quantization.kept_kinds import KeptForm
 from service.device.quantization.kept_matrix import KeptMatrix
@@ -40,6 +42,8 @@ class SafetensorsWeights:
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self._modules: dict[str, Module] = {}  # those that are quantised, by stored name
+        if BARE_EMBEDDING in self._where:
+            self._names = without_prefix(self._names)
         self._check()
 
     @property
