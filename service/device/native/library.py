@@ -160,7 +160,9 @@ class Library:
 
     def head(self, states: torch.Tensor, logits: torch.Tensor) -> None:
         """Write float32 logits [rows, vocab] of float32 final states [rows, hidden]."""
-        code = self._library.ps_head(self._handle, floats_at(states), len(states), floats_at(logits))
+        code = self._library.ps_head(
+            self._handle, floats_at(states), len(states), floats_at(logits)
+        )
         _check(code, "head")
 
 
