@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from service.composition.console import ConsoleProcess
+from service.composition.gateways import Gateways
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry
@@ -23,8 +25,12 @@ from service.gateway.generation.state import GatewayState
 from service.gateway.http.listener import port_of
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
+from service.gateway.processes.intake import EngineLane
+from service.gateway.processes.pool import GatewayStartFailed
+from service.gateway.processes.sockets import Sockets
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
+from service.gateway.server_state import LiveRequest
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
@@ -37,21 +43,21 @@ from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
 _SUPERVISOR_END_S = 10.0
 # How long a computing thread keeps the interpreter lock while the event loop waits for it: with
 # Python's default of 5 ms, two in a row would make a token 10 ms late.
-_SWITCH_S = 0.001
+SWITCH_S = 0.001
 
 
 def serve(
-    config: ServeConfig, listener: socket.socket, engine: EngineProcess, stages: Stages, say: Say
+    config: ServeConfig, sockets: Sockets, engine: EngineProcess, stages: Stages, say: Say
 ) -> int:
     """Serve until a signal; returns the exit code. Raises ConfigError."""
     import uvloop
 
     clock = MonotonicClock()
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, listener, engine, stages, clock, say))
-    except EngineStartFailed as error:
+            runner.run(_serve(config, sockets, engine, stages, clock, say))
+    except (EngineStartFailed, GatewayStartFailed) as error:
         raise ConfigError(str(error)) from error
     say("stopped")
     return 0
@@ -59,7 +65,7 @@ def serve(
 
 async def _serve(
     config: ServeConfig,
-    listener: socket.socket,
+    sockets: Sockets,
     first: EngineProcess,
     stages: Stages,
     clock: Clock,
@@ -67,28 +73,35 @@ async def _serve(
 ) -> None:
     """The engine process loads the model; the tokenizer is read at the same time."""
     dump_on_signal(None)  # until there is a recorder
-    gateway_lane = Lane(source=FactSource.GATEWAY)
-    engine_lane = Lane(source=FactSource.ENGINE)
+    gateway_lane, engine_lane = Lane(source=FactSource.GATEWAY), EngineLane(clock)
     engine_client = EngineClient(engine_lane, say)
     deadline_s = config.gateway.engine_deadline_s
-    supervisor = Supervisor(engine_client, config.engine, clock, gateway_lane, first, deadline_s)
+    supervisor = Supervisor(
+        engine_client, config.engine, clock, gateway_lane, first, deadline_s, sockets.engine
+    )
     engine = asyncio.create_task(supervisor.run(), name="supervisor")
     try:
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
-        live: set[str] = set()
-        port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
+        live, handlers = set[str](), dict[str, LiveRequest]()
+        port, connections, counts = port_of(sockets.public[0]), ConnectionCounts(), IngestCounts()
         model = config.engine.model
+        gateways = Gateways(config, clock, sockets, engine_client, gateway_lane, engine_lane)
         observed = Observed(
             engine=engine_client,
             model=lambda: model.name,
             # in this order: the gateway's facts of a sequence come before the engine's, or with
             lanes=(engine_lane, gateway_lane),
-            is_busy=lambda: bool(live),
+            is_busy=lambda: bool(live or handlers),
             stacks=lambda: both_stacks(supervisor.engine),
-            more=lambda: [*connection_families(connections), *ingest_families(counts)],
+            more=lambda: (
+                gateways.families()
+                if gateways.are_many
+                else [*connection_families(connections), *ingest_families(counts)]
+            ),
             watch_host=config.engine.watch_host,
+            more_lost=gateways.facts_lost,
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
         reader = BodyReader(tokenizer, model.name, model.defaults, clock)
@@ -96,7 +109,7 @@ async def _serve(
         console = ConsoleProcess(config, port)
         start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)
         state = GatewayState(
-            config=config.gateway,
+            config=gateways.own_config,
             clock=clock,
             lane=gateway_lane,
             engine=engine_client,
@@ -109,11 +122,12 @@ async def _serve(
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
             start_report=lambda: start.report,
             live_request_ids=live,
+            handlers=handlers,
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
         )
-        await _run(state, telemetry, ingest, supervisor, listener, engine, start)
+        await _run(state, telemetry, ingest, supervisor, gateways, engine, start)
     finally:
         await end_engine(supervisor, engine)
     await engine
@@ -124,7 +138,7 @@ async def _run(
     telemetry: Telemetry,
     ingest: IngestPool,
     supervisor: Supervisor,
-    listener: socket.socket,
+    gateways: Gateways,
     engine: asyncio.Task[None],
     start: Start,
 ) -> None:
@@ -135,10 +149,13 @@ async def _run(
     telemetry.start()
     dump_on_signal(telemetry.recorder)
     try:
-        await run_gateway(build_app(state), state, listener, engine, start.announce)
+        app, ending = gateways.start(build_app(state), state, telemetry, engine)
+        announce = partial(start.announce, gateways.wait_ready)
+        await run_gateway(app, state, gateways.own_listener, ending, announce)
     finally:
         listing.cancel()
         await asyncio.to_thread(start.console.stop)
+        await gateways.stop()
         await supervisor.stop()
         await ingest.close()
         await asyncio.to_thread(telemetry.stop)
@@ -191,10 +208,14 @@ class Start:
         self._port = port
         self._say = say
 
-    async def announce(self) -> None:
+    async def announce(self, gateways_ready: Callable[[], Awaitable[bool]]) -> None:
+        """Say that the service is ready, once it is; `gateways_ready` is whether another process
+        reads bodies."""
         started = await self._engine_client.wait_ready()
+        others_read = await gateways_ready()
         self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
-        self._ingest.warm_up()  # not earlier: it would take cores from the engine's start
+        if not others_read:
+            self._ingest.warm_up()  # not earlier: it would take cores from the engine's start
         self._say(
             f"{started.model} ({started.dtype}) on {started.backend}, context "
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "

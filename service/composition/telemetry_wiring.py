@@ -65,7 +65,8 @@ Workers = tuple[RootWorker | None, AutopilotWorker | None, ReportWorker | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """An engine, and what else is known of it. `model` names what it serves, `is_busy` says whether
-    requests are being served, `stacks` are those of all threads, `more` are further metrics."""
+    requests are being served, `stacks` are those of all threads, `more` are further metrics,
+    `more_lost` counts facts that other processes have lost."""
 
     engine: ObservedEngine
     model: Callable[[], str]
@@ -74,6 +75,7 @@ class Observed:
     stacks: Callable[[], str]
     more: MoreFamilies
     watch_host: bool
+    more_lost: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def build_telemetry(
     ConfigError."""
     engine, policy = observed.engine, policy_of(config.metrics.slo_file)
     ledgers = LedgerBuilder(lambda slo_class: policy.of(slo_class).itl_ns)
-    pump = Pump(clock, remote_lost=lambda: engine.lost_facts)
+    pump = Pump(clock, remote_lost=lambda: engine.lost_facts + observed.more_lost())
     machine = _build_machine(config, clock, observed, pump.isolation)
     recorder = build_recorder(config.recorder, clock, pump, policy)
     histograms = Histograms(ClassBook(policy))

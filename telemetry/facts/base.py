@@ -10,6 +10,15 @@ from typing import NamedTuple
 
 import msgspec
 
+SPACE_BITS = 38
+"""The lower part of a sequence id: each gateway process numbers its sequences in a space of its
+own. With the upper part an id still fits a double, as JSON readers have them."""
+
+
+def space_of(seq_id: int) -> int:
+    """Which gateway process gave the id; 0 is the main or only one."""
+    return seq_id >> SPACE_BITS
+
 
 class FactStruct(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Base of every fact. Encodes as a MessagePack array headed by the class name."""

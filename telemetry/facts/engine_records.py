@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
+from telemetry.facts.base import space_of
 from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
@@ -319,17 +320,21 @@ class EngineIdled(_Fact, frozen=True):
 class SequencesListed(_Fact, frozen=True):
     """Every sequence that is live in the engine at `at_ns`. The engine has received all sequences
     up to `last_seq_id`: one of those that is not in the list has ended, even if its end was
-    lost."""
+    lost. `more_last` are the last ones of further gateway processes, each in a space of its own."""
 
     at_ns: int
     seq_ids: tuple[int, ...]
     last_seq_id: int
+    more_last: tuple[int, ...] = ()
 
     def over(self, known: Iterable[int]) -> list[int]:
         """Those of the known sequences that have ended. Sequences that the engine has not received
         yet are not among them."""
         live = frozenset(self.seq_ids)
-        return [one for one in known if one <= self.last_seq_id and one not in live]
+        if not self.more_last:
+            return [one for one in known if one <= self.last_seq_id and one not in live]
+        last = {space_of(one): one for one in (self.last_seq_id, *self.more_last)}
+        return [one for one in known if one <= last.get(space_of(one), -1) and one not in live]
 
 
 class RecordingSet(_Fact, frozen=True):

@@ -120,6 +120,7 @@ class _Sequence:
 class _Request:
     accepted_ns: int
     read_ns: int
+    gateway: int
     stream: bool = False
     ended_ns: int = _FOREVER_NS
     sequences: dict[int, _Sequence] = field(default_factory=dict)
@@ -219,7 +220,7 @@ class HostImpact:
         if isinstance(fact, RequestAccepted):
             self._drop(fact.request_id)  # a client may reuse an id
             read_ns = fact.at_ns if fact.read_ns is None else fact.read_ns
-            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns)
+            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns, fact.gateway)
             return
         request = self._requests.get(fact.request_id)
         if request is None:
@@ -299,6 +300,8 @@ class HostImpact:
         begin_ns, end_ns = pause.begin_ns, pause.end_ns
         if request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
             return 0
+        if pause.process is HostProcess.GATEWAY and pause.gateway != request.gateway:
+            return 0  # another gateway process stood still
         sequences = request.sequences
         if pause.process is HostProcess.ENGINE:
             inside = (sequence.lost_ns(begin_ns, end_ns) for sequence in sequences.values())
