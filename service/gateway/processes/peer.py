@@ -27,9 +27,17 @@ class Peer:
     """A running gateway process. `space` is its number, never given again; `slot` says which
     listener it has. `live` are the requests that it serves, by id."""
 
-    def __init__(self, slot: int, space: int, listener: socket.socket) -> None:
-        """Start the process, which waits for a LaunchGateway. Raises OSError."""
-        self.slot, self.space = slot, space
+    def __init__(
+        self,
+        slot: int,
+        space: int,
+        connection: socket.socket,
+        count: SharedCount,
+        process: subprocess.Popen[bytes],
+    ) -> None:
+        """`connection` is the main process' end of the socket to `process`, `count` how many facts
+        the process has handed to its end."""
+        self.slot, self.space, self.process = slot, space, process
         self.is_ready = False
         self.failure: str | None = None
         self.heard_ns = 0
@@ -38,27 +46,34 @@ class Peer:
         self.received = self.lost = 0
         self.inbox: deque[messages.ToMain] = deque()
         self.connections, self.ingest = ConnectionCounts(), IngestCounts()
-        with ExitStack() as theirs_only:
+        self._count, self._link = count, Link(connection)
+        self._is_waiting = False
+
+    @classmethod
+    def start(cls, slot: int, space: int, listener: socket.socket) -> Peer:
+        """A new process, which waits for a LaunchGateway. Raises OSError."""
+        with ExitStack() as theirs_only, ExitStack() as on_error:
             ours, theirs = socket.socketpair()
+            on_error.callback(ours.close)
             theirs_only.callback(theirs.close)
             count_fd = shared_file("phasescope-gateway-facts")
             theirs_only.callback(os.close, count_fd)
-            self._count = SharedCount(count_fd, creates=True)
-            self._link = Link(ours)
+            count = SharedCount(count_fd, creates=True)
             shared = {
                 "--fd": theirs.fileno(),
                 "--listen-fd": listener.fileno(),
                 "--count-fd": count_fd,
             }
             words = [word for flag, number in shared.items() for word in (flag, str(number))]
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 (sys.executable, "-m", "service.cli.main", "gateway", *words),
                 pass_fds=tuple(shared.values()),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # the main process says when to stop
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
-        self._is_waiting = False
+            on_error.pop_all()
+        return cls(slot, space, ours, count, process)
 
     def fileno(self) -> int:
         return self._link.fileno()

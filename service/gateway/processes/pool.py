@@ -195,7 +195,7 @@ class GatewayPool:
     # Life and death
 
     def _start(self, slot: int) -> None:
-        peer = Peer(slot, next(self._spaces), self._listeners[slot])
+        peer = Peer.start(slot, next(self._spaces), self._listeners[slot])
         peer.heard_ns = self._begun_ns[slot] = self._clock.now_ns()
         self._peers[slot] = peer
         peer.send(self._launch(peer.space))
