@@ -65,7 +65,7 @@ class ManyGateways(GatewayConnection):
         """Facts to the main process, emissions to the process that each belongs to."""
         super().send_frame(frames.Frame([], frame.facts, frame.lost_facts))
         self._sent += 1
-        news = [fact for fact in frame.facts if isinstance(fact, _NEWS)]
+        news: list[Fact] = [fact for fact in frame.facts if isinstance(fact, _NEWS)]
         if self._started is None:
             self._started = next((f for f in frame.facts if isinstance(f, EngineStarted)), None)
             news += [] if self._started is None else [self._started]

@@ -77,7 +77,8 @@ class MainLink:
     ) -> Answer | None:
         """The answer, None when it does not come in time."""
         number = next(self._numbers)
-        answer = self._asked[number] = self._loop.create_future()
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked[number] = answer
         self._out.send(question(number))
         try:
             async with asyncio.timeout(patience_s):
