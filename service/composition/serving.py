@@ -104,7 +104,7 @@ async def _serve(
             more_lost=gateways.facts_lost,
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
-        reader = BodyReader(tokenizer, model.name, model.defaults, clock)
+        reader = BodyReader(tokenizer, model.name, model.defaults, clock, config.gateway.compat)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
         console = ConsoleProcess(config, port)
         start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)

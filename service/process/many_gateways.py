@@ -62,16 +62,18 @@ class ManyGateways(GatewayConnection):
         self._poll.register(listener, select.POLLIN)
 
     def send_frame(self, frame: frames.Frame) -> None:
-        """Facts to the main process, emissions to the process that each belongs to."""
-        super().send_frame(frames.Frame([], frame.facts, frame.lost_facts))
+        """Facts to the main process, emissions to the process that each belongs to, be it the main
+        one."""
+        by_space: dict[int, list[Emission]] = {}
+        for emission in frame.emissions:
+            by_space.setdefault(space_of(emission.seq_id), []).append(emission)
+        own = by_space.get(0, [])
+        super().send_frame(frames.Frame(own, frame.facts, frame.lost_facts))
         self._sent += 1
         news: list[Fact] = [fact for fact in frame.facts if isinstance(fact, _NEWS)]
         if self._started is None:
             self._started = next((f for f in frame.facts if isinstance(f, EngineStarted)), None)
             news += [] if self._started is None else [self._started]
-        by_space: dict[int, list[Emission]] = {}
-        for emission in frame.emissions:
-            by_space.setdefault(space_of(emission.seq_id), []).append(emission)
         for process in list(self._processes.values()):
             if process.space is None:
                 continue
