@@ -31,8 +31,6 @@ from service.gateway.server_state import ObservedEngine
 from telemetry.costs.step_cost import StepCost, StepCostFold
 from telemetry.facts.base import SpanEvents
 from telemetry.facts.clock import Clock
-from telemetry.facts.isolation import Isolation
-from telemetry.facts.pump import Pump
 from telemetry.facts.recorder import Lane
 from telemetry.facts.version import installed_version
 from telemetry.host.machine import MachineWatch
@@ -45,6 +43,8 @@ from telemetry.metrics.exposition import Metrics, MoreFamilies
 from telemetry.metrics.harm_metrics import harm_families
 from telemetry.metrics.machine_metrics import heartbeat_families, machine_families
 from telemetry.metrics.otlp_push import MetricPusher
+from telemetry.pump.isolation import Isolation
+from telemetry.pump.pump import Pump
 from telemetry.requests.classes import ClassBook
 from telemetry.requests.phase_fold import PhaseFold
 from telemetry.requests.phases import RequestTimeline

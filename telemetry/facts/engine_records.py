@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
-from telemetry.facts.base import space_of
+from telemetry.facts.base import unlisted
 from telemetry.facts.device_times import DeviceTimes
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
 from telemetry.facts.reasons import EndReason, StepFailure, WaitReason
@@ -319,8 +319,8 @@ class EngineIdled(_Fact, frozen=True):
 
 class SequencesListed(_Fact, frozen=True):
     """Every sequence that is live in the engine at `at_ns`. The engine has received all sequences
-    up to `last_seq_id`: one of those that is not in the list has ended, even if its end was
-    lost. `more_last` are the last ones of further gateway processes, each in a space of its own."""
+    up to `last_seq_id`, and in the spaces of further gateway processes up to `more_last`: one of
+    those that is not in the list has ended, even if its end was lost."""
 
     at_ns: int
     seq_ids: tuple[int, ...]
@@ -328,13 +328,8 @@ class SequencesListed(_Fact, frozen=True):
     more_last: tuple[int, ...] = ()
 
     def over(self, known: Iterable[int]) -> list[int]:
-        """Those of the known sequences that have ended. Sequences that the engine has not received
-        yet are not among them."""
-        live = frozenset(self.seq_ids)
-        if not self.more_last:
-            return [one for one in known if one <= self.last_seq_id and one not in live]
-        last = {space_of(one): one for one in (self.last_seq_id, *self.more_last)}
-        return [one for one in known if one <= last.get(space_of(one), -1) and one not in live]
+        """Those of the known sequences that have ended, but none that was not received yet."""
+        return unlisted(known, frozenset(self.seq_ids), (self.last_seq_id, *self.more_last))
 
 
 class RecordingSet(_Fact, frozen=True):

@@ -88,8 +88,7 @@ class ImpactTotals(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Sequence:
-    """In the engine from `submitted_ns` to `ended_ns`; `blocked` are waits for its own grammar or
-    client."""
+    """In the engine from `submitted_ns` to `ended_ns`; `blocked` for its own grammar or client."""
 
     submitted_ns: int
     ended_ns: int = _FOREVER_NS
@@ -261,12 +260,10 @@ class HostImpact:
                 sequence.unblock(fact.at_ns)
             case SequenceEnded():
                 self._end(fact.seq_id, fact.at_ns)
-            case _:
-                pass
 
     def _sequence(self, seq_id: int) -> _Sequence | None:
         request = self._requests.get(self._owner.get(seq_id, ""))
-        return None if request is None else request.sequences.get(seq_id)
+        return request and request.sequences.get(seq_id)
 
     def _end(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequence(seq_id)
@@ -298,10 +295,9 @@ class HostImpact:
 
     def _lost_ns(self, request: _Request, pause: Pause, first_tokens: dict[int, int]) -> int:
         begin_ns, end_ns = pause.begin_ns, pause.end_ns
-        if request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
+        is_others = pause.process is HostProcess.GATEWAY and pause.gateway != request.gateway
+        if is_others or request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
             return 0
-        if pause.process is HostProcess.GATEWAY and pause.gateway != request.gateway:
-            return 0  # another gateway process stood still
         sequences = request.sequences
         if pause.process is HostProcess.ENGINE:
             inside = (sequence.lost_ns(begin_ns, end_ns) for sequence in sequences.values())
