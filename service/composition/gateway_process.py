@@ -28,6 +28,7 @@ from service.gateway.routes.app import generation_apps
 from service.gateway.routes.app_frame import with_ids
 from service.gateway.server import run_until
 from service.gateway.server_state import Drain, LiveRequest
+from service.model_files.embedding_files import embedding_model
 from service.process.link import Link, LinkClosed
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
@@ -126,6 +127,7 @@ class _GatewayProcess:
             connections=self._connections,
             slo=launch.slo,
             number=launch.space,
+            embedding=embedding_model(launch.model, launch.config.pooling),
         )
         app = with_ids(
             state, Forwarding(launch.main_path, launch.config), generation_apps(state), main

@@ -31,6 +31,7 @@ from service.gateway.processes.sockets import Sockets
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
 from service.gateway.server_state import LiveRequest
+from service.model_files.embedding_files import embedding_model
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
@@ -85,8 +86,8 @@ async def _serve(
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
         live, handlers = set[str](), dict[str, LiveRequest]()
-        port, connections, counts = port_of(sockets.public[0]), ConnectionCounts(), IngestCounts()
-        model = config.engine.model
+        port, model = port_of(sockets.public[0]), config.engine.model
+        connections, counts = ConnectionCounts(), IngestCounts()
         gateways = Gateways(config, clock, sockets, engine_client, gateway_lane, engine_lane)
         observed = Observed(
             engine=engine_client,
@@ -126,6 +127,7 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
+            embedding=embedding_model(model, config.gateway.pooling),
         )
         await _run(state, telemetry, ingest, supervisor, gateways, engine, start)
     finally:

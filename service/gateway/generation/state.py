@@ -9,6 +9,7 @@ from service.config.settings import SamplingDefaults
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
+from service.model_files.embedding_files import EmbeddingModel
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import StartReport
@@ -30,3 +31,4 @@ class GatewayState(ServerState):
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
     number: int = 0
+    embedding: EmbeddingModel | None = None
