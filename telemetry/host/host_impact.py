@@ -263,7 +263,7 @@ class HostImpact:
 
     def _sequence(self, seq_id: int) -> _Sequence | None:
         request = self._requests.get(self._owner.get(seq_id, ""))
-        return request and request.sequences.get(seq_id)
+        return None if request is None else request.sequences.get(seq_id)
 
     def _end(self, seq_id: int, at_ns: int) -> None:
         sequence = self._sequence(seq_id)
