@@ -26,6 +26,18 @@ class Capabilities:
     mixed_batch: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What may differ between layers. A query times a key is multiplied by `scale`, None for
+    1 / sqrt(head_dim); a query sees the last `window` tokens, its own included, None for all."""
+
+    scale: float | None = None
+    window: int | None = None
+
+
+EVERYTHING = Reach()
+
+
 class AttentionBackend(Protocol):
     """Causal attention of a mixed batch over paged keys and values."""
 
@@ -36,7 +48,14 @@ class AttentionBackend(Protocol):
         """Whatever `run` needs for this step."""
         ...
 
-    def run(self, query: torch.Tensor, layer: int, cache: KvCache, prepared: Any) -> torch.Tensor:
+    def run(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        cache: KvCache,
+        prepared: Any,
+        reach: Reach = EVERYTHING,
+    ) -> torch.Tensor:
         """query [tokens, heads, head_dim]; gives [tokens, heads, head_dim]. The step's own
         keys and values are in the layer's pages already."""
         ...
