@@ -61,10 +61,12 @@ class RoutedExperts:
 
     def _by_expert(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Rows in the order of their experts, each through its own."""
-        parts = []
-        for expert, part in zip(self._experts, rows.split(counts), strict=True):
-            if len(part):
+        parts, begin = [], 0
+        for expert, count in zip(self._experts, counts, strict=True):
+            if count:
+                part = rows[begin : begin + count]
                 parts.append(expert.down(self._gated(expert.gate_up(part))))
+                begin += count
         return torch.cat(parts)
 
 
