@@ -89,6 +89,18 @@ class Experts:
     normalised: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What may differ between layers. A query times a key is multiplied by `scale`, None for
+    1 / sqrt(head_dim); a query sees the last `window` tokens, its own included, None for all."""
+
+    scale: float | None = None
+    window: int | None = None
+
+
+EVERYTHING = Reach()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder-only transformer: sizes, and flags for what differs between families.
@@ -165,6 +177,10 @@ class ModelSpec:
         """None too where the context never leaves the window."""
         window = self.layer_windows[layer] if self.layer_windows else None
         return None if window is None or window >= self.context_tokens else window
+
+    def reach(self, layer: int) -> Reach:
+        """For the attention of a layer."""
+        return Reach(self.attention_scale, self.window(layer))
 
     def is_local(self, layer: int) -> bool:
         """Whether the layer is rotated by `local_rope`."""

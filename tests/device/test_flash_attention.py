@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from service.device.attention.base import Reach
 from service.device.attention.flash_paged import FlashPagedAttention
 from service.device.attention.flash_providers import (
     FlashAttention2,
@@ -26,6 +25,7 @@ from service.device.attention.flash_providers import (
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.inputs import build_inputs
+from service.device.spec import Reach
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
 from tests.support.servers.lively import LivelyWeights
 

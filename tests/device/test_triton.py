@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from service.device.attention.base import Reach
 from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
 from service.device.cache.kv_cache import KvFormat, KvTensor, make_cache
@@ -30,6 +29,7 @@ from service.device.models.ops import PlainOps
 from service.device.quantization.precision import Precision
 from service.device.quantization.rows import quantize_rows
 from service.device.rope import rotate
+from service.device.spec import Reach
 from service.device.triton.attention import (
     Heads,
     Sequences,

@@ -12,6 +12,7 @@ import torch
 
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import StepInputs
+from service.device.spec import EVERYTHING, Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,6 @@ class Capabilities:
     dtypes: tuple[torch.dtype, ...]
     kv_formats: tuple[KvFormat, ...]
     mixed_batch: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What may differ between layers. A query times a key is multiplied by `scale`, None for
-    1 / sqrt(head_dim); a query sees the last `window` tokens, its own included, None for all."""
-
-    scale: float | None = None
-    window: int | None = None
-
-
-EVERYTHING = Reach()
 
 
 class AttentionBackend(Protocol):

@@ -8,10 +8,11 @@ from itertools import accumulate
 
 import torch
 
-from service.device.attention.base import EVERYTHING, Capabilities, Reach
+from service.device.attention.base import Capabilities
 from service.device.attention.flash_providers import Provider, Rows
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.spec import EVERYTHING, Reach
 
 
 @dataclass(frozen=True, slots=True)

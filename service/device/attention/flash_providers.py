@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from service.device.attention.base import EVERYTHING, Reach
+from service.device.spec import EVERYTHING, Reach
 
 _FA2_PAGE_TOKENS = 256  # FlashAttention-2 takes multiples of that only
 _PAGE_TOKENS = 64

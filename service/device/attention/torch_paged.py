@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from service.device.attention.base import EVERYTHING, Capabilities, Reach
+from service.device.attention.base import Capabilities
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
+from service.device.spec import EVERYTHING, Reach
 
 
 @dataclass(frozen=True, slots=True)

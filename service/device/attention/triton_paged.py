@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.attention.base import EVERYTHING, Capabilities, Reach
+from service.device.attention.base import Capabilities
 from service.device.cache.kv_cache import KvCache, KvFormat
 from service.device.inputs import SequenceSpan, StepInputs
-from service.device.spec import ModelSpec
+from service.device.spec import EVERYTHING, ModelSpec, Reach
 from service.device.triton.attention import (
     Heads,
     Sequences,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from service.config.settings import ConfigError
-from service.device.attention.base import AttentionBackend, Reach
+from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.models.layers import LayerWeights, load_layer, load_norm
@@ -82,7 +82,7 @@ class Decoder:
             self._ropes.append(
                 RopeTable(spec, max_tokens, precision.compute, device, spec.local_rope)
             )
-        self._reach = [Reach(spec.attention_scale, spec.window(i)) for i in range(spec.layers)]
+        self._reach = [spec.reach(layer) for layer in range(spec.layers)]
         # rounded as weights are: Gemma's own code does so
         self._embedding_multiplier = rounded(spec.embedding_multiplier, precision.weights)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from service.device.attention.base import EVERYTHING, Reach
 from service.device.cache.kv_cache import KvTensor
 from service.device.kernels.attention_kernels import attend, attend_part, merge_parts
 from service.device.kernels.sizes import power_of_2
+from service.device.spec import EVERYTHING, Reach
 
 _LOG2_E = math.log2(math.e)
 _LEAST_ROWS = 16  # of a product's operand
