@@ -115,6 +115,7 @@ class StepFloor:
             if not row.is_prefill:
                 decodes += 1
             read_tokens += pairs_read(self._shape, tokens, context)
+            sampled_rows += row.scored
             if row.sampled:
                 sampled_rows += 1
         kind = StepKind.MIXED if decodes else StepKind.PREFILL

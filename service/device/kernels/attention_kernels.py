@@ -104,7 +104,8 @@ def attend(
         keys, values, key_scales, value_scales,
         KV_HEADS, HEAD_DIM, DIMS, PAGE, BLOCK_M, BLOCK_N, SCALED, PRECISION,
     )  # fmt: skip
-    tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    sums = tl.where(total == 0.0, 1.0, total)  # lanes beyond the row may see nothing
+    tl.store(out + at, (mixed / sums[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

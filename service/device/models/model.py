@@ -107,10 +107,24 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        return self.head(self.states(inputs, cache, inputs.sampled))
+
+    @torch.inference_mode()
+    def states(self, inputs: StepInputs, cache: KvCache, rows: torch.Tensor) -> torch.Tensor:
+        """The same up to the head: the final, normalised states [rows, hidden] of flat rows."""
         prepared = self._attention.prepare(inputs)
-        return self.compute(
-            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared, cache
+        return self._states(
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, rows, prepared, cache
         )
+
+    @torch.inference_mode()
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        logits = self._head(states).float()
+        if self.spec.logit_multiplier != 1.0:
+            logits = logits * self.spec.logit_multiplier
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @torch.inference_mode()
     def compute(
@@ -123,8 +137,23 @@ class Decoder:
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """The same of tensors alone, with what the attention wants `prepared`; logits of all
+        """A step from tensors alone, with what the attention wants `prepared`; logits of all
         rows where `sampled` is None. `mark` is called before and after each attention."""
+        return self.head(
+            self._states(token_ids, positions, slot_mapping, sampled, prepared, cache, mark)
+        )
+
+    def _states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rows: torch.Tensor | None,
+        prepared: Any,
+        cache: KvCache,
+        mark: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """Final states of `rows`, or of all."""
         attention, ops = self._attention, self._ops
         angles = [rope.at(positions) for rope in self._ropes]
         hidden = self._embedding.rows(token_ids)
@@ -142,9 +171,9 @@ class Decoder:
             delta = self._leaving(layer.out(mixed.flatten(1)), layer.out_norm)
             normed = self._entering(hidden, delta, layer.ffn_norm)
             delta = self._leaving(layer.feed_forward(normed, ops), layer.ffn_out_norm)
-        if sampled is not None:
-            hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
-        return self._logits(ops.norm(hidden, delta, self._norm))
+        if rows is not None:
+            hidden, delta = hidden[rows], None if delta is None else delta[rows]
+        return ops.norm(hidden, delta, self._norm)
 
     def _entering(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, norm: torch.Tensor | None
@@ -163,10 +192,3 @@ class Decoder:
         if self.spec.residual_multiplier != 1.0:
             branch = branch * self.spec.residual_multiplier
         return branch
-
-    def _logits(self, normed: torch.Tensor) -> torch.Tensor:
-        logits = self._head(normed).float()
-        if self.spec.logit_multiplier != 1.0:
-            logits = logits * self.spec.logit_multiplier
-        cap = self.spec.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -16,6 +16,7 @@ from service.device.models.config_keys import CONFIG, GENERATION
 from service.device.models.config_reader import read_end_tokens, refuse_quantized
 from service.device.models.registry import architecture_of_config
 from service.device.models.tensors import (
+    BARE_EMBEDDING,
     EMBEDDING,
     HEAD,
     StoredTensor,
@@ -23,6 +24,7 @@ from service.device.models.tensors import (
     check_safetensors,
     is_norm,
     tensor_names,
+    without_prefix,
 )
 from service.device.spec import ModelSpec
 from service.model_files.strict_keys import StrictKeys
@@ -75,6 +77,8 @@ class SafetensorsWeights:
             return sum(stored in self._where for place in places for stored in place.stored)
 
         known = (self._architecture.hf_tensors, *self._architecture.hf_other_tensors)
+        if BARE_EMBEDDING in self._where:
+            known = tuple(without_prefix(names) for names in known)
         return known[0] if len(known) == 1 else max(known, key=found)
 
     def _check(self) -> None:
