@@ -10,13 +10,11 @@ import socket
 import sys
 import threading
 
+from service.composition.clients import clients_state
 from service.composition.logs import Say, set_up_logging
 from service.composition.serving import SWITCH_S
 from service.config.settings import ConfigError
-from service.gateway.generation.state import GatewayState
 from service.gateway.http.acceptor import raise_descriptor_limit
-from service.gateway.ingest.pool import IngestPool
-from service.gateway.ingest.prompting import BodyReader
 from service.gateway.processes import messages
 from service.gateway.processes.engine_link import JoiningClient
 from service.gateway.processes.facts_out import FactsOut
@@ -28,7 +26,6 @@ from service.gateway.routes.app import generation_apps
 from service.gateway.routes.app_frame import with_ids
 from service.gateway.server import run_until
 from service.gateway.server_state import Drain, LiveRequest
-from service.model_files.embedding_files import embedding_model
 from service.process.link import Link, LinkClosed
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
@@ -106,17 +103,14 @@ class _GatewayProcess:
         main.start()
         engine.before_commands = out.flush
         tokenizer = await asyncio.to_thread(load_tokenizer, launch.model)
-        reader = BodyReader(tokenizer, launch.model.name, launch.model.defaults, self._clock)
-        ingest = IngestPool(reader, launch.model, launch.config.ingest_workers, self._ingest_counts)
-        state = GatewayState(
-            config=launch.config,
-            clock=self._clock,
+        state = clients_state(
+            launch.config,
+            launch.model,
+            tokenizer,
+            self._clock,
+            self._ingest_counts,
             lane=self._lane,
             engine=engine,
-            tokenizer=tokenizer,
-            ingest=ingest,
-            model=launch.model.name,
-            sampling_defaults=launch.model.defaults,
             created_unix_s=launch.created_unix_s,
             views=only_timings(main.timings),
             retry_after_s=lambda: main.retry_after_s,
@@ -127,7 +121,6 @@ class _GatewayProcess:
             connections=self._connections,
             slo=launch.slo,
             number=launch.space,
-            embedding=embedding_model(launch.model, launch.config.pooling),
         )
         app = with_ids(
             state, Forwarding(launch.main_path, launch.config), generation_apps(state), main
@@ -138,14 +131,14 @@ class _GatewayProcess:
         ]
         self._watch_pauses()
         settle_collector()
-        ingest.warm_up()
+        state.ingest.warm_up()
         out.send(messages.GatewayReady())
         try:
             await run_until(app, state, listener, main.stop)
         finally:
             for task in tasks:
                 task.cancel()
-            await ingest.close()
+            await state.ingest.close()
             out.flush()
 
     def _watch_pauses(self) -> None:

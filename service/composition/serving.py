@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from service.composition.clients import clients_state
 from service.composition.console import ConsoleProcess
 from service.composition.gateways import Gateways
 from service.composition.logs import Say
@@ -24,14 +25,12 @@ from service.gateway.engine_client.vocabulary import vocabulary_of
 from service.gateway.generation.state import GatewayState
 from service.gateway.http.listener import port_of
 from service.gateway.ingest.pool import IngestPool
-from service.gateway.ingest.prompting import BodyReader
 from service.gateway.processes.intake import EngineLane
 from service.gateway.processes.pool import GatewayStartFailed
 from service.gateway.processes.sockets import Sockets
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
 from service.gateway.server_state import LiveRequest
-from service.model_files.embedding_files import embedding_model
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
@@ -105,19 +104,15 @@ async def _serve(
             more_lost=gateways.facts_lost,
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
-        reader = BodyReader(tokenizer, model.name, model.defaults, clock, config.gateway.compat)
-        ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
-        console = ConsoleProcess(config, port)
-        start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)
-        state = GatewayState(
-            config=gateways.own_config,
-            clock=clock,
+        start = Start(config, clock, engine_client, telemetry, stages, port, say)
+        state = clients_state(
+            gateways.own_config,
+            model,
+            tokenizer,
+            clock,
+            counts,
             lane=gateway_lane,
             engine=engine_client,
-            tokenizer=tokenizer,
-            ingest=ingest,
-            model=model.name,
-            sampling_defaults=model.defaults,
             created_unix_s=unix_seconds(),
             views=telemetry,
             retry_after_s=lambda: telemetry.drain_rate.retry_after_s,
@@ -127,9 +122,8 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
-            embedding=embedding_model(model, config.gateway.pooling),
         )
-        await _run(state, telemetry, ingest, supervisor, gateways, engine, start)
+        await _run(state, telemetry, supervisor, gateways, engine, start)
     finally:
         await end_engine(supervisor, engine)
     await engine
@@ -138,7 +132,6 @@ async def _serve(
 async def _run(
     state: GatewayState,
     telemetry: Telemetry,
-    ingest: IngestPool,
     supervisor: Supervisor,
     gateways: Gateways,
     engine: asyncio.Task[None],
@@ -152,14 +145,14 @@ async def _run(
     dump_on_signal(telemetry.recorder)
     try:
         app, ending = gateways.start(build_app(state), state, telemetry, engine)
-        announce = partial(start.announce, gateways.wait_ready)
+        announce = partial(start.announce, state.ingest, gateways.wait_ready)
         await run_gateway(app, state, gateways.own_listener, ending, announce)
     finally:
         listing.cancel()
         await asyncio.to_thread(start.console.stop)
         await gateways.stop()
         await supervisor.stop()
-        await ingest.close()
+        await state.ingest.close()
         await asyncio.to_thread(telemetry.stop)
 
 
@@ -193,9 +186,7 @@ class Start:
         clock: Clock,
         engine_client: EngineClient,
         telemetry: Telemetry,
-        ingest: IngestPool,
         stages: Stages,
-        console: ConsoleProcess,
         port: int,
         say: Say,
     ) -> None:
@@ -204,20 +195,21 @@ class Start:
         self._clock = clock
         self._engine_client = engine_client
         self._telemetry = telemetry
-        self._ingest = ingest
         self._stages = stages
-        self.console = console
+        self.console = ConsoleProcess(config, port)
         self._port = port
         self._say = say
 
-    async def announce(self, gateways_ready: Callable[[], Awaitable[bool]]) -> None:
+    async def announce(
+        self, ingest: IngestPool, gateways_ready: Callable[[], Awaitable[bool]]
+    ) -> None:
         """Say that the service is ready, once it is; `gateways_ready` is whether another process
         reads bodies."""
         started = await self._engine_client.wait_ready()
         others_read = await gateways_ready()
         self.report = start_report(self._stages.done, started.stages, self._clock.now_ns())
         if not others_read:
-            self._ingest.warm_up()  # not earlier: it would take cores from the engine's start
+            ingest.warm_up()  # not earlier: it would take cores from the engine's start
         self._say(
             f"{started.model} ({started.dtype}) on {started.backend}, context "
             f"{started.max_model_tokens} tokens, {started.blocks_total} cache blocks of "
