@@ -7,9 +7,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from service.composition.clients import clients_state
+from service.composition.clients.gateways import Gateways
+from service.composition.clients.state import clients_state
 from service.composition.console import ConsoleProcess
-from service.composition.gateways import Gateways
 from service.composition.logs import Say
 from service.composition.recording import dump_on_signal, record_failed_start
 from service.composition.telemetry import Telemetry

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()  # until it has loaded: nothing that imports create is garbage
     faulthandler.enable(2)
     from service.cli.serve import print_line
-    from service.composition.gateway_process import run_gateway_process
+    from service.composition.clients.gateway_process import run_gateway_process
 
     main, clients = socket.socket(fileno=args.fd), socket.socket(fileno=args.listen_fd)
     return run_gateway_process(main, clients, args.count_fd, print_line)

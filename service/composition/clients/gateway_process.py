@@ -1,5 +1,5 @@
 """One of several gateway processes: builds its parts, serves clients, sends facts to the main
-process. The main process starts it and ends it (`service.composition.gateways`)."""
+process. The main process starts it and ends it (`service.composition.clients.gateways`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 
-from service.composition.clients import clients_state
+from service.composition.clients.state import clients_state
 from service.composition.logs import Say, set_up_logging
 from service.composition.serving import SWITCH_S
 from service.config.settings import ConfigError
