@@ -37,8 +37,8 @@ from telemetry.facts.reasons import FactSource, StartStage
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import Stages, StartReport, start_report
 from telemetry.host.gc_watch import settle_collector
-from telemetry.metrics.connections import ConnectionCounts, connection_families
-from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
+from telemetry.metrics.connections import ConnectionCounts
+from telemetry.metrics.ingest_counts import IngestCounts
 
 _SUPERVISOR_END_S = 10.0
 # How long a computing thread keeps the interpreter lock while the event loop waits for it: with
@@ -95,11 +95,7 @@ async def _serve(
             lanes=(engine_lane, gateway_lane),
             is_busy=lambda: bool(live or handlers),
             stacks=lambda: both_stacks(supervisor.engine),
-            more=lambda: (
-                gateways.families()
-                if gateways.are_many
-                else [*connection_families(connections), *ingest_families(counts)]
-            ),
+            more=lambda: [*gateways.families(connections, counts)],
             watch_host=config.engine.watch_host,
             more_lost=gateways.facts_lost,
         )

@@ -22,7 +22,8 @@ from service.gateway.processes.sockets import Sockets
 from service.gateway.processes.tallies import pool_families
 from telemetry.facts.clock import Clock
 from telemetry.facts.recorder import Lane
-from telemetry.metrics.connections import Family
+from telemetry.metrics.connections import ConnectionCounts, Family, connection_families
+from telemetry.metrics.ingest_counts import IngestCounts, ingest_families
 
 _HEALTH_S = 0.25
 
@@ -60,10 +61,14 @@ class Gateways:
         http = replace(config.http, ssl_certfile=None, ssl_keyfile=None)
         return replace(config, http=http)
 
-    def families(self) -> Iterator[Family]:
-        """The metrics of all gateway processes."""
+    def families(self, connections: ConnectionCounts, ingest: IngestCounts) -> Iterator[Family]:
+        """The metrics of what serves clients: of all gateway processes if there are several, else
+        these counts of the main process."""
         pool = self._pool
-        if pool is not None:
+        if pool is None:
+            yield from connection_families(connections)
+            yield from ingest_families(ingest)
+        else:
             lane = self._engine_lane
             yield from pool_families(pool.tallies, lambda: pool.peers, lambda: lane.released_early)
 
