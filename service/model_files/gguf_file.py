@@ -121,13 +121,16 @@ class GgufFile:
             ) from error
 
     def load(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """A tensor as a new float32 array of its shape, with its rows in `order` if that is given.
-        Raises ConfigError."""
+        """A tensor as a new float32 array of its shape, or those of its rows that `order` names, in
+        that order. Raises ConfigError."""
         info = self._info(name)
         try:
-            if order is not None and len(info.shape) == 1:
+            if order is None:
+                return dequantize_blocks(self.raw(name), info.kind).reshape(info.shape)
+            if len(info.shape) == 1:
                 return dequantize_blocks(self.raw(name), info.kind).reshape(-1)[order]
-            return dequantize_blocks(self.raw(name, order), info.kind).reshape(info.shape)
+            rows = dequantize_blocks(self.raw(name, order), info.kind)
+            return rows.reshape(-1, *info.shape[1:])
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.path}: tensor {name} is {info.kind.name}, which the gguf package "
@@ -135,8 +138,8 @@ class GgufFile:
             ) from error
 
     def raw(self, name: str, order: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
-        """A tensor's blocks as in the file, uint8 [rows, bytes], its rows in `order` if that is
-        given. Without one it is the file's own memory. Raises ConfigError."""
+        """A tensor's blocks as in the file, uint8 [rows, bytes], or those of its rows that `order`
+        names. Without one it is the file's own memory. Raises ConfigError."""
         info = self._info(name)
         flat = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
         rows = flat.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)

@@ -6,24 +6,50 @@ from dataclasses import dataclass
 
 import torch
 
+from service.device.models.experts import load_experts
 from service.device.models.matrices import MatrixReader
+from service.device.models.ops import LayerOps
+from service.device.models.tensors import ATTENTION_OUT_NORM, FFN_OUT_NORM, tensor_shape
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import WHOLE, Linear, MatrixFormat, Partition, Product
 from service.device.quantization.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Query, key and value in one matrix, gate and up in one: fewer, larger products."""
+class Gated:
+    """A feed-forward network with a gate: gate and up are one matrix."""
 
-    input_norm: torch.Tensor
+    gate_up: Product
+    down: Product
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        return self.down(ops.gated(self.gate_up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A mixture of experts (`experts`)."""
+
+    product: Product
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        return self.product(x)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Query, key and value in one matrix: fewer, larger products. A norm is None where the model
+    has none; `out_norm` and `ffn_out_norm` are of what is added to the residual."""
+
+    input_norm: torch.Tensor | None
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     out: Product
-    ffn_norm: torch.Tensor
-    gate_up: Linear
-    down: Product
+    out_norm: torch.Tensor | None
+    ffn_norm: torch.Tensor | None
+    feed_forward: Gated | Routed
+    ffn_out_norm: torch.Tensor | None
 
     @property
     def head_norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -31,6 +57,12 @@ class LayerWeights:
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm
+
+
+def load_norm(source: WeightSource, name: str, precision: Precision) -> torch.Tensor:
+    """The weight of a norm, rounded unless the model wants it exact. Raises ConfigError."""
+    weight = checked(source.tensor(name), name, tensor_shape(source.spec, name))
+    return weight.float() if source.spec.exact_norms else precision.convert(weight)
 
 
 def load_layer(
@@ -45,29 +77,39 @@ def load_layer(
     spec = source.spec
     prefix = f"model.layers.{index}"
 
-    def get(part: str, *shape: int) -> torch.Tensor:
+    def get(part: str) -> torch.Tensor:
         name = f"{prefix}.{part}"
-        return precision.convert(checked(source.tensor(name), name, shape))
+        return precision.convert(checked(source.tensor(name), name, tensor_shape(spec, name)))
 
-    def fuse(parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(parts).to(device)
+    def norm(part: str, is_there: bool) -> torch.Tensor | None:
+        if not is_there:
+            return None
+        return load_norm(source, f"{prefix}.{part}.weight", precision).to(device)
 
     reader = MatrixReader(source, precision, matrices, device)
 
     def linear(parts: list[str], bias: torch.Tensor | None = None) -> Linear:
         return reader.linear([f"{prefix}.{part}_proj.weight" for part in parts], bias)
 
-    projections = (("q", spec.q_size), ("k", spec.kv_size), ("v", spec.kv_size))
     bias = None
     if spec.qkv_bias:
-        bias = fuse([get(f"self_attn.{p}_proj.bias", size) for p, size in projections])
+        bias = torch.cat([get(f"self_attn.{p}_proj.bias") for p in "qkv"]).to(device)
+    feed_forward: Gated | Routed
+    if spec.experts is not None:
+        experts = load_experts(source, index, precision, matrices, device, partition)
+        feed_forward = Routed(experts)
+    else:
+        feed_forward = Gated(
+            linear(["mlp.gate", "mlp.up"]), partition.row_parallel(linear(["mlp.down"]))
+        )
     return LayerWeights(
-        input_norm=get("input_layernorm.weight", spec.hidden).to(device),
-        qkv=linear([f"self_attn.{p}" for p, _ in projections], bias),
-        q_norm=get("self_attn.q_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
-        k_norm=get("self_attn.k_norm.weight", spec.head_dim).to(device) if spec.qk_norm else None,
+        input_norm=norm("input_layernorm", spec.input_norms),
+        qkv=linear([f"self_attn.{p}" for p in "qkv"], bias),
+        q_norm=norm("self_attn.q_norm", spec.qk_norm),
+        k_norm=norm("self_attn.k_norm", spec.qk_norm),
         out=partition.row_parallel(linear(["self_attn.o"])),
-        ffn_norm=get("post_attention_layernorm.weight", spec.hidden).to(device),
-        gate_up=linear(["mlp.gate", "mlp.up"]),
-        down=partition.row_parallel(linear(["mlp.down"])),
+        out_norm=norm(ATTENTION_OUT_NORM, spec.output_norms),
+        ffn_norm=norm("post_attention_layernorm", spec.input_norms),
+        feed_forward=feed_forward,
+        ffn_out_norm=norm(FFN_OUT_NORM, spec.output_norms),
     )

@@ -5,7 +5,9 @@ needs two all-reduces and nothing else is exchanged.
 
     q, k, v, gate, up, lm_head    rows, and their biases    a rank has some of the outputs
     o_proj, down_proj             columns                   a rank has a part of each sum
-    embedding, norms              whole
+    embedding, norms, router      whole
+
+Of a mixture each rank has a slice of every expert. Norms over all heads are refused.
 
 A head that is tied to the embedding becomes one of its own: a slice of the embedding.
 """
@@ -22,7 +24,7 @@ from service.device.models.tensors import tensor_shape
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.kept_kinds import KeptForm
 from service.device.quantization.kept_matrix import KeptMatrix, kept_form, kept_matrix
-from service.device.spec import ModelSpec
+from service.device.spec import Feature, ModelSpec
 from telemetry.facts.engine_start import ModelShape
 
 _BY_ROWS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
@@ -40,6 +42,10 @@ class TensorParallelRank:
 
 def part_of(spec: ModelSpec, count: int) -> ModelSpec:
     """What each of `count` ranks has. Raises ConfigError where there are no equal parts."""
+    if spec.wide_qk_norm:
+        raise ConfigError(
+            f"--tensor-parallel {count}: {Feature.WIDE_QK_NORM} need all heads on one rank"
+        )
     sizes = {
         "attention heads": spec.heads,
         "key/value heads": spec.kv_heads,
@@ -93,10 +99,10 @@ class ShardedWeights:
         stored = self._stored(name)
         whole = checked(self._whole.tensor(stored), stored, tensor_shape(spec, stored))
         layer_part = name.rsplit(".", 2)[-2]
-        if layer_part in _BY_ROWS:
-            return self._slice(whole, 0)
+        if layer_part in _BY_ROWS:  # the last but one of a matrix, or of one for each expert
+            return self._slice(whole, max(0, whole.dim() - 2))
         if layer_part in _BY_COLUMNS:
-            return self._slice(whole, 1)
+            return self._slice(whole, whole.dim() - 1)
         return whole
 
     def kept_form(self, name: str) -> KeptForm | None:
@@ -105,14 +111,12 @@ class ShardedWeights:
 
     def kept(self, name: str) -> KeptMatrix | None:
         """Raises ConfigError where ranks would have parts of a group of inputs."""
-        stored = self._stored(name)
-        outputs, inputs = tensor_shape(self._whole.spec, stored)
-        form = self.kept_form(name)
-        whole = None
-        if form is not None:
-            whole = kept_matrix(self._whole, stored, (outputs, inputs), {form.kind})
-        if form is None or whole is None:
+        stored, form = self._stored(name), self.kept_form(name)
+        if form is None:
             return None
+        outputs, inputs = tensor_shape(self._whole.spec, stored)
+        whole = kept_matrix(self._whole, stored, (outputs, inputs), {form.kind})
+        assert whole is not None, name
         rows, columns = slice(0, outputs), slice(0, inputs)
         layer_part = name.rsplit(".", 2)[-2]
         if layer_part in _BY_ROWS:
@@ -140,5 +144,5 @@ class ShardedWeights:
     def _slice(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """A copy: a view would keep the whole in memory."""
         share = self._share(whole.shape[dim])
-        part = whole[share] if dim == 0 else whole[:, share]
+        part = whole.narrow(dim, share.start, share.stop - share.start)
         return part.clone(memory_format=torch.contiguous_format)

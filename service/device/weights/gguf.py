@@ -20,7 +20,7 @@ from service.device.models.architecture import Architecture
 from service.device.models.gguf_keys import GENERAL_PREFIXES, of_family
 from service.device.models.gguf_reader import GgufConfig
 from service.device.models.registry import architecture_of_gguf
-from service.device.models.tensors import check_gguf, layer_of, tensor_names
+from service.device.models.tensors import Place, check_gguf, layer_of, tensor_names
 from service.device.quantization.kept_kinds import KeptForm, KeptKind
 from service.device.quantization.kept_matrix import GgufMatrix
 from service.device.spec import ModelSpec
@@ -54,7 +54,8 @@ class GgufWeights:
 
     def kept_form(self, name: str) -> KeptForm | None:
         """Implements `KeptSource`, of the formats that have a product of their own."""
-        info = self._file.tensors.get(self._names.stored(name))
+        (stored,) = self._names.place(self._spec, name).stored
+        info = self._file.tensors.get(stored)
         kind = None if info is None or len(info.shape) != 2 else _KEPT.get(info.kind.name)
         if info is None or kind is None:
             return None
@@ -63,10 +64,10 @@ class GgufWeights:
     def kept(self, name: str) -> GgufMatrix | None:
         if self.kept_form(name) is None:
             return None
-        stored = self._names.stored(name)
-        return GgufMatrix(
-            self._file.tensors[stored].kind, self._file.raw(stored, self._order(name, stored))
-        )
+        place = self._names.place(self._spec, name)
+        (stored,) = place.stored
+        blocks = self._file.raw(stored, self._order(name, place))
+        return GgufMatrix(self._file.tensors[stored].kind, blocks)
 
     def _read_ahead(self, name: str) -> None:
         """At the first tensor of a layer, begin with the layer after it."""
@@ -81,13 +82,15 @@ class GgufWeights:
                 self._ahead[following] = self._reader.submit(self._load, following)
 
     def _load(self, name: str) -> torch.Tensor:
-        stored = self._names.stored(name)
-        return torch.from_numpy(self._file.load(stored, self._order(name, stored)))
+        place = self._names.place(self._spec, name)
+        return torch.from_numpy(self._file.load(place.stored[0], self._order(name, place)))
 
-    def _order(self, name: str, stored: str) -> NDArray[np.int64] | None:
-        """Of the rows; None where they are in ours."""
+    def _order(self, name: str, place: Place) -> NDArray[np.int64] | None:
+        """Which stored rows a tensor has, in our order; None for all as they are."""
+        if place.rows is not None:
+            return np.arange(place.begin, place.begin + place.rows)
         heads = self._interleaved_heads(name)
-        return None if heads is None else halves_order(self._file, stored, heads)
+        return None if heads is None else halves_order(self._file, place.stored[0], heads)
 
     def _interleaved_heads(self, name: str) -> int | None:
         if self._architecture.gguf_interleaves_rope:

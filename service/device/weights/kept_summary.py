@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ def summarize(source: WeightSource, kinds: Collection[KeptKind], plain_bytes: fl
     weights, total_bytes = 0, 0.0
     for name in tensor_names(spec):
         shape = tensor_shape(spec, name)
-        if len(shape) != 2:
+        if len(shape) < 2:
             continue
         form = kept_form(source, name)
         if form is not None and form.kind in kinds:
@@ -46,7 +47,7 @@ def summarize(source: WeightSource, kinds: Collection[KeptKind], plain_bytes: fl
             widened.add(form.kind)
         if name == EMBEDDING and not spec.tied_embeddings:
             continue  # a step reads some of its rows
-        count = shape[0] * shape[1]
+        count = math.prod(shape)
         weights += count
         total_bytes += count * (forms[name].bits / 8 if name in forms else plain_bytes)
     return KeptSummary(total_bytes / weights, forms, frozenset(widened))

@@ -20,7 +20,9 @@ from service.device.models.tensors import (
     EMBEDDING,
     HEAD,
     StoredTensor,
+    TensorNames,
     check_safetensors,
+    is_norm,
     tensor_names,
     without_prefix,
 )
@@ -38,12 +40,10 @@ class SafetensorsWeights:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._architecture, self._spec, self._scheme = _read(self._folder)
-        self._names = self._architecture.hf_tensors
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
-        self._modules: dict[str, Module] = {}  # those that are quantised, by stored name
-        if BARE_EMBEDDING in self._where:
-            self._names = without_prefix(self._names)
+        self._found, self._modules = self._headers()
+        self._names = self._spelling()
         self._check()
 
     @property
@@ -51,42 +51,85 @@ class SafetensorsWeights:
         return self._spec
 
     def tensor(self, name: str) -> torch.Tensor:
-        kept = self.kept(name)
-        return self._stored(self._names.stored(name)) if kept is None else kept.dequantized()
+        place = self._names.place(self._spec, name)
+        pieces = [self._piece(one, place.axis, place.begin, place.rows) for one in place.stored]
+        tensor = pieces[0] if len(pieces) == 1 else torch.stack(pieces)
+        if self._architecture.hf_norms_from_one and is_norm(name):
+            return tensor.float() + 1.0
+        return tensor
 
     def kept_form(self, name: str) -> KeptForm | None:
-        """Implements `KeptSource`."""
-        module = self._modules.get(self._names.stored(name))
+        """Implements `KeptSource`; a stack of experts has no form."""
+        place = self._names.place(self._spec, name)
+        module = self._modules.get(place.stored[0]) if len(place.stored) == 1 else None
         return None if module is None else module.form
 
     def kept(self, name: str) -> KeptMatrix | None:
-        module = self._modules.get(self._names.stored(name))
-        if module is None or self._scheme is None:
+        place = self._names.place(self._spec, name)
+        if self.kept_form(name) is None:
             return None
+        whole = self._module(place.stored[0])
+        rows = slice(place.begin, None if place.rows is None else place.begin + place.rows)
+        return whole.part(rows, slice(None))
+
+    def _module(self, stored: str) -> KeptMatrix:
+        module = self._modules[stored]
+        assert self._scheme is not None, "it has modules"
+
         return self._scheme.read(
             self._folder, module, lambda suffix: self._stored(f"{module.stem}.{suffix}")
         )
 
-    def _stored(self, stored: str) -> torch.Tensor:
+    def _piece(self, stored: str, axis: int, begin: int, rows: int | None) -> torch.Tensor:
+        """`rows` of a stored tensor along `axis`, or all of it."""
+        if stored in self._modules:
+            widened = self._module(stored).dequantized()
+            return widened if rows is None else widened.narrow(axis, begin, rows)
+        return self._stored(stored, axis, begin, rows)
+
+    def _stored(
+        self, stored: str, axis: int = 0, begin: int = 0, rows: int | None = None
+    ) -> torch.Tensor:
+        """As the file has it."""
         path = self._where.get(stored)
         if path is None:
             raise ConfigError(f"{self._folder} has no tensor {stored}")
+        file = self._files[path]
         try:
-            tensor: torch.Tensor = self._files[path].get_tensor(stored)
+            if rows is None:
+                whole: torch.Tensor = file.get_tensor(stored)
+                return whole
+            cut = (slice(None),) * axis + (slice(begin, begin + rows),)
+            part: torch.Tensor = file.get_slice(stored)[cut]
+            return part
         except SafetensorError as error:
             raise ConfigError(f"{path}: tensor {stored}: {error}") from error
-        return tensor
 
-    def _check(self) -> None:
-        """By the headers, which takes no time; a head beside a tied embedding is compared with it.
-        Raises ConfigError."""
+    def _spelling(self) -> TensorNames:
+        """The names that most tensors of the folder have."""
+
+        def found(names: TensorNames) -> int:
+            places = (names.place(self._spec, name) for name in tensor_names(self._spec))
+            return sum(stored in self._found for place in places for stored in place.stored)
+
+        known = (self._architecture.hf_tensors, *self._architecture.hf_other_tensors)
+        if BARE_EMBEDDING in self._where:
+            known = tuple(without_prefix(names) for names in known)
+        return known[0] if len(known) == 1 else max(known, key=found)
+
+    def _headers(self) -> tuple[dict[str, StoredTensor], dict[str, Module]]:
+        """What each file says of its tensors, with quantised modules as the weights that they
+        mean, and those by stored name. Raises ConfigError."""
         found: dict[str, StoredTensor] = {}
         for name, path in self._where.items():
             piece = self._files[path].get_slice(name)
             found[name] = StoredTensor(piece.get_dtype(), tuple(piece.get_shape()))
-        if self._scheme is not None:
-            found, self._modules = fold(self._folder, self._scheme, found)
-            self._drop_empty_biases(found)
+        return (found, {}) if self._scheme is None else fold(self._folder, self._scheme, found)
+
+    def _check(self) -> None:
+        """By the headers, which takes no time; a head beside a tied embedding is compared with it.
+        Raises ConfigError."""
+        found = self._without_empty_biases()
         check_safetensors(self._folder, self._spec, self._names, found)
         stored_head = self._names.stored(HEAD)
         if self._spec.tied_embeddings and stored_head in found:
@@ -97,13 +140,13 @@ class SafetensorsWeights:
                     "tie_word_embeddings is true in config.json; one of the two has to go"
                 )
 
-    def _drop_empty_biases(self, found: dict[str, StoredTensor]) -> None:
+    def _without_empty_biases(self) -> dict[str, StoredTensor]:
         """AutoGPTQ wrote zeros as biases of modules that have none."""
-        wanted = {self._names.stored(name) for name in tensor_names(self._spec)}
-        for module in self._modules.values():
-            bias = f"{module.stem}.bias"
-            if bias in found and bias not in wanted and not bool(self._stored(bias).any()):
-                del found[bias]
+        places = (self._names.place(self._spec, name) for name in tensor_names(self._spec))
+        wanted = {stored for place in places for stored in place.stored}
+        biases = {f"{module.stem}.bias" for module in self._modules.values()} - wanted
+        empty = {bias for bias in biases & self._found.keys() if not bool(self._stored(bias).any())}
+        return {name: stored for name, stored in self._found.items() if name not in empty}
 
 
 def _open(path: Path) -> Any:
