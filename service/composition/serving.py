@@ -25,6 +25,7 @@ from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
+from service.text.reasoning import reasoning_format
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
@@ -91,7 +92,8 @@ async def _serve(
             watch_host=config.engine.watch_host,
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
-        reader = BodyReader(tokenizer, model.name, model.defaults, clock)
+        reasoning = reasoning_format(tokenizer, model.reasoning_format)
+        reader = BodyReader(tokenizer, model.name, model.defaults, clock, reasoning)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
         console = ConsoleProcess(config, port)
         start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)
@@ -112,6 +114,7 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
+            reasoning=reasoning,
         )
         await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:

@@ -87,6 +87,11 @@ class Tokenizer:
         """The token as text; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is spelt exactly so in the vocabulary."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
     def is_special(self, token_id: int) -> bool:
         """Control tokens, which are not part of the text."""
         return token_id in self._special_ids

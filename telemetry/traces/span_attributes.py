@@ -76,6 +76,8 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.cache_read.input_tokens"] = timeline.cached_tokens
         attributes["gen_ai.usage.cached_tokens"] = timeline.cached_tokens
         attributes["gen_ai.usage.num_sequences"] = len(timeline.sequences)
+    if ended.reasoning_tokens:
+        attributes["gen_ai.usage.reasoning.output_tokens"] = ended.reasoning_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
     more = account_attributes(timeline.account)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.engine.plan import Emission, Sample, TokenLogprob
+from service.gateway.generation.reasoning_text import ReasoningText
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.reasons import EndReason
@@ -23,28 +24,39 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in a choice since the last `take_delta`."""
+    """What is new in a choice since the last `take_delta`; `text` is of the answer."""
 
     text: str
     scored: list[ScoredToken]
     finish_reason: str | None
+    reasoning: str = ""
 
     @property
     def is_empty(self) -> bool:
-        return not self.text and not self.scored and self.finish_reason is None
+        if self.text or self.reasoning or self.scored:
+            return False
+        return self.finish_reason is None
 
 
 class Choice:
-    """Detokenizes one sequence and finds its stop strings."""
+    """Detokenizes one sequence, and finds the stop strings of its answer."""
 
     def __init__(
-        self, index: int, seq_id: int, tokenizer: Tokenizer, stops: tuple[str, ...]
+        self,
+        index: int,
+        seq_id: int,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        reasoning: ReasoningText | None = None,
     ) -> None:
+        """`reasoning` takes what comes before the answer; None: all is the answer."""
         self.index = index
         self.seq_id = seq_id
         self.output_tokens = 0
         self.end: EndReason | None = None
         self.stop_found = False
+        self.reasoning = reasoning
+        self._strips = False
         self._detokenizer = Detokenizer(tokenizer)
         self._scanner = StopScanner(stops) if stops else None
         self._text: list[str] = []
@@ -74,7 +86,8 @@ class Choice:
         if self.done and not self._finish_sent:
             self._finish_sent = True
             finish = self.finish_reason
-        delta = Delta("".join(self._text), self._scored, finish)
+        thought = "" if self.reasoning is None else self.reasoning.take()
+        delta = Delta("".join(self._text), self._scored, finish, thought)
         self._taken_text.append(delta.text)
         self._text, self._scored = [], []
         return delta
@@ -91,6 +104,9 @@ class Choice:
 
     def _add(self, sample: Sample, end: EndReason | None) -> None:
         self.output_tokens += 1
+        if self.reasoning is not None and not self.reasoning.accept(sample.token_id):
+            self._strips = True  # the blank lines between reasoning and answer
+            return
         if sample.logprob is not None:
             scored = ScoredToken(
                 sample.token_id, sample.logprob, sample.top or (), self._raw_length
@@ -101,6 +117,9 @@ class Choice:
         self._append(self._detokenizer.push(sample.token_id))
 
     def _append(self, text: str) -> None:
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
         self._raw_length += len(text)
         if self._scanner is not None:
             text, self.stop_found = self._scanner.push(text)
@@ -109,6 +128,8 @@ class Choice:
 
     def _flush(self) -> None:
         """Release the text that was held back for a stop string or an incomplete character."""
+        if self.reasoning is not None:
+            self.reasoning.finish()
         self._append(self._detokenizer.finish())
         if self._scanner is not None and not self.stop_found:
             self._text.append(self._scanner.finish())

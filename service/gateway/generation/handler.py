@@ -111,6 +111,7 @@ class GenerationHandler:
             if self._processor is not None:
                 self._processor.close()
             output_tokens = sum(choice.output_tokens for choice in self._choices)
+            self._recorder.reasoned(choice.reasoning for choice in self._choices)
             self._recorder.ended(reason, error_type, output_tokens)
 
     def interrupt(self, reason: EndReason) -> None:
@@ -174,7 +175,7 @@ class GenerationHandler:
             self._recorder.accepted_ns,
         )
         await submit_all(
-            self._state, self._recorder, self._outputs, submits, request.stops, self._choices
+            self._state, self._recorder, self._outputs, submits, request, self._choices
         )
         head = ResponseHead(
             operation=self._operation,

@@ -179,7 +179,8 @@ class OutputProcessor:
     def _usage(self) -> dict[str, Any]:
         first = self._choices[:: self._request.choices]
         cached = sum(self._outputs.hit_tokens.get(choice.seq_id, 0) for choice in first)
-        return usage(self._prompt_tokens, self._output_tokens, cached)
+        reasoned = sum(c.reasoning.tokens for c in self._choices if c.reasoning is not None)
+        return usage(self._prompt_tokens, self._output_tokens, cached, reasoned)
 
     @property
     def _output_tokens(self) -> int:

@@ -37,13 +37,17 @@ class ResponseHead:
         return {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """`cached_tokens` of the prompt were in the prefix cache."""
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """`cached_tokens` of the prompt were in the prefix cache; `reasoning_tokens` are a part of
+    `completion_tokens`."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 
@@ -73,19 +77,23 @@ class ChunkWriter:
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._around: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         """The same bytes as `delta_event`."""
-        if delta.scored or not delta.text or delta.finish_reason is not None:
+        is_plain = bool(delta.text) != bool(delta.reasoning)
+        if delta.scored or not is_plain or delta.finish_reason is not None:
             return delta_event(self._head, choice, delta, self._tokenizer)
-        around = self._around.get(choice.index)
+        key = choice.index, bool(delta.reasoning)
+        around = self._around.get(key)
         if around is None:
-            around = self._around[choice.index] = self._frame(choice)
-        return around[0] + _encode(delta.text) + around[1]
+            around = self._around[key] = self._frame(choice, is_reasoning=key[1])
+        return around[0] + _encode(delta.text or delta.reasoning) + around[1]
 
-    def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
-        whole = delta_event(self._head, choice, Delta(_PLACEHOLDER, [], None), self._tokenizer)
+    def _frame(self, choice: Choice, is_reasoning: bool) -> tuple[bytes, bytes]:
+        texts = ("", _PLACEHOLDER) if is_reasoning else (_PLACEHOLDER, "")
+        delta = Delta(texts[0], [], None, texts[1])
+        whole = delta_event(self._head, choice, delta, self._tokenizer)
         before, mark, after = whole.rpartition(_encode(_PLACEHOLDER))
         assert mark, "a chunk without its text"
         return before, after
@@ -95,7 +103,8 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
     """One chunk of one choice."""
     body: dict[str, Any] = {"index": choice.index}
     if head.operation is Operation.CHAT:
-        body["delta"] = {"content": delta.text} if delta.text else {}
+        texts = (("reasoning_content", delta.reasoning), ("content", delta.text))
+        body["delta"] = {name: text for name, text in texts if text}
     else:
         body["text"] = delta.text
     body["logprobs"] = _logprobs(head, delta, tokenizer)
@@ -127,6 +136,8 @@ def full_body(
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
             body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+            if delta.reasoning:
+                body["message"]["reasoning_content"] = delta.reasoning
         else:
             body["text"] = delta.text
         body["logprobs"] = _logprobs(head, delta, tokenizer)

@@ -10,14 +10,16 @@ from typing import cast
 import msgspec
 
 from service.engine.inbox import Submit
-from service.engine.plan import SamplingParams
+from service.engine.plan import Reasoning, SamplingParams
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import EngineUnavailable, Interrupted
 from service.gateway.generation.choice import Choice
+from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
+from service.text.reasoning import ReasoningState
 from telemetry.requests.slo_policy import SloClass
 
 _BYTES_PER_ITERATION = 1 << 20  # written to the engine before other tasks run
@@ -45,7 +47,7 @@ def build_submits(
                 seq_id=state.engine.next_seq_id(),
                 prompt=ids,
                 max_tokens=limit,
-                sampling=_sampling(request, seed + index * request.choices + number),
+                sampling=_sampling(state, request, seed + index * request.choices + number),
                 min_tokens=min(request.min_tokens, limit),
                 end_token_ids=() if request.ignore_eos else state.tokenizer.eos_token_ids,
                 stop_token_ids=request.stop_token_ids,
@@ -66,7 +68,7 @@ async def submit_all(
     recorder: RequestRecorder,
     outputs: OutputQueue,
     submits: Iterable[Submit],
-    stops: tuple[str, ...],
+    request: GenerationRequest,
     choices: list[Choice],
 ) -> None:
     """Send all sequences to the engine; each is appended to `choices` before it is sent.
@@ -74,8 +76,10 @@ async def submit_all(
     Other tasks run between long prompts. Raises ApiError, and Interrupted.
     """
     written_bytes = 0
+    tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
     for index, submit in enumerate(submits):
-        choices.append(Choice(index, submit.seq_id, state.tokenizer, stops))
+        thought = reasoning and ReasoningText(reasoning, tokenizer, request.include_reasoning)
+        choices.append(Choice(index, submit.seq_id, tokenizer, request.stops, thought))
         submitted_ns = state.clock.now_ns()
         try:
             written_bytes += state.engine.submit(submit, outputs)
@@ -89,7 +93,17 @@ async def submit_all(
                 raise Interrupted(outputs.interruption)
 
 
-def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
+def _reasoning(state: GatewayState, request: GenerationRequest) -> Reasoning | None:
+    """What the engine and the gateway follow of the reasoning; None where there can be none."""
+    form = state.reasoning
+    if form is None or request.reasoning is ReasoningState.NONE:
+        return None
+    is_open = request.reasoning is ReasoningState.OPEN
+    return Reasoning(form.begin_id, form.end_id, is_open, request.thinking_token_budget)
+
+
+def _sampling(state: GatewayState, request: GenerationRequest, seed: int) -> SamplingParams:
+    steered = request.thinking_token_budget is not None or request.grammar is not None
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -101,4 +115,5 @@ def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:
         seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63),  # msgpack carries 64 bits
         logprobs=request.logprobs,
         logit_bias=request.logit_bias,
+        reasoning=_reasoning(state, request) if steered else None,
     )

@@ -13,13 +13,14 @@ import msgspec
 
 from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
     parse_chat,
     parse_completion,
 )
-from service.text.chat_template import TemplateError, render_chat
+from service.text.reasoning import ReasoningFormat, ReasoningState
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.clock import Clock
 
@@ -71,13 +72,20 @@ class BodyReader:
     """Reads bodies for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
+        self,
+        tokenizer: Tokenizer,
+        model: str,
+        defaults: SamplingDefaults,
+        clock: Clock,
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
+        """`reasoning` is how the model reasons, None if it does not."""
         self._tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
         self._model = model
         self._defaults = defaults
         self._clock = clock
+        self._reasoning = reasoning
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
         """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
@@ -93,7 +101,9 @@ class BodyReader:
         if context_tokens is not None:
             try:
                 _check_ids(request, self._tokenizer)
+                _check_budget(request, self._reasoning)
                 texts = self._texts(request)
+                request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
             except ApiError as error:
                 refusal = PackedError.of(error)
@@ -119,18 +129,19 @@ class BodyReader:
         if request.messages is None:
             assert request.prompts is not None
             return request.prompts
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is None:
-            raise bad_request("this model has no chat template; use /v1/completions")
-        bos = "" if tokenizer.bos_token_id is None else tokenizer.token_text(tokenizer.bos_token_id)
-        eos = tokenizer.token_text(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else ""
-        try:
-            rendered = render_chat(
-                tokenizer.chat_template, request.messages, bos_token=bos, eos_token=eos
-            )
-        except TemplateError as error:
-            raise bad_request(str(error), "messages") from error
-        return (rendered,)
+        return (chat_prompt(self._tokenizer, request.messages, request.chat),)
+
+    def _reasoning_after(
+        self, request: GenerationRequest, texts: tuple[str | list[int], ...]
+    ) -> ReasoningState:
+        """Whether reasoning follows the prompt; it is kept apart in chats only."""
+        if self._reasoning is None or request.messages is None:
+            return ReasoningState.NONE
+        (rendered,) = texts
+        assert isinstance(rendered, str)
+        return reasoning_after(
+            self._reasoning, self._tokenizer, request.messages, request.chat, rendered
+        )
 
     def _pack(
         self, request: GenerationRequest, prompt: str | list[int], context_tokens: int
@@ -176,6 +187,16 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     return request.max_tokens
 
 
+def _check_budget(request: GenerationRequest, reasoning: ReasoningFormat | None) -> None:
+    if request.thinking_token_budget is not None and reasoning is None:
+        raise bad_request(
+            "thinking_token_budget is for models that reason; this one has no markers of "
+            "reasoning, or the server was started with --reasoning-format off",
+            "thinking_token_budget",
+            "unsupported",
+        )
+
+
 def _check_length(least_tokens: int, context_tokens: int) -> None:
     """Refuse, before tokenizing it, a prompt that is too long for any tokenization."""
     if least_tokens >= context_tokens:
@@ -203,5 +224,5 @@ def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:
 def _without_texts(request: GenerationRequest) -> GenerationRequest:
     """The request without its texts: what remains says whether it is chat, and how many prompts."""
     if request.messages is not None:
-        return replace(request, messages=())
+        return replace(request, messages=(), chat=ChatOptions())
     return replace(request, prompts=("",) * len(request.prompts or ()))

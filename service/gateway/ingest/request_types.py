@@ -63,6 +63,28 @@ WithoutEffect = Annotated[str, Meta(max_length=limits.USER_CHARACTERS.value)]
 MetadataKey = Annotated[str, Meta(max_length=limits.METADATA_KEY_CHARACTERS.value)]
 MetadataText = Annotated[str, Meta(max_length=limits.METADATA_CHARACTERS.value)]
 Nothing = Annotated[list[Any], Meta(max_length=0)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_VARIABLE = limits.TEMPLATE_NUMBER.value
+TemplateValue = (
+    bool
+    | Annotated[int, Meta(ge=-_VARIABLE, le=_VARIABLE)]
+    | Annotated[float, Meta(ge=-_VARIABLE, le=_VARIABLE)]
+    | Annotated[str, Meta(max_length=limits.TEMPLATE_CHARACTERS.value)]
+    | None
+)
+TemplateVariables = Annotated[
+    dict[
+        Annotated[
+            str,
+            Meta(
+                pattern="^[a-zA-Z][a-zA-Z0-9_]*$",
+                max_length=limits.TEMPLATE_NAME_CHARACTERS.value,
+            ),
+        ],
+        TemplateValue,
+    ],
+    Meta(max_length=limits.TEMPLATE_VARIABLES.value),
+]
 NotTrue = Annotated[bool, Meta(extra_json_schema={"const": False})]
 OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
@@ -122,7 +144,6 @@ class NotSupported(Struct, forbid_unknown_fields=True, kw_only=True):
     audio: None = None
     prediction: None = None
     web_search_options: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     store: NotTrue | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -180,22 +201,41 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
     ) = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A part of a message; only text is supported."""
+class ContentPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A part of a message; `refusal` is one of the assistant's, sent back."""
 
-    type: Literal["text"]
-    text: BodyText
+    type: Literal["text", "refusal"]
+    text: BodyText | None = None
+    refusal: BodyText | None = None
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of the conversation so far."""
+    """One message of the conversation so far.
+
+    The fields below `name` are of the assistant's messages, as clients send them back. `reasoning`
+    is vLLM's newer name of `reasoning_content`.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: (
         BodyText
-        | Annotated[list[TextPart], Meta(min_length=1, max_length=limits.CONTENT_PARTS.value)]
-    )
+        | Annotated[list[ContentPart], Meta(min_length=1, max_length=limits.CONTENT_PARTS.value)]
+        | None
+    ) = None
     name: Annotated[str, Meta(max_length=limits.MESSAGE_NAME_CHARACTERS.value)] | None = None
+    refusal: BodyText | None = None
+    reasoning_content: BodyText | None = None
+    reasoning: BodyText | None = None
+    annotations: Nothing | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Document(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A text that the template puts before the conversation, if it can."""
+
+    text: BodyText
+    title: BodyText | None = None
 
 
 class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
@@ -205,6 +245,23 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: AtLeastOneToken | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    documents: Annotated[list[Document], Meta(max_length=limits.DOCUMENTS.value)] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: (
+        Annotated[
+            int,
+            Meta(
+                ge=-1,
+                le=limits.TOKENS.value,
+                description="Most tokens of reasoning; then its end is forced. -1: no limit.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):

@@ -6,7 +6,7 @@ that exclude or require each other. No field is ignored silently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -14,15 +14,16 @@ from service.config.settings import SamplingDefaults
 from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
+from service.gateway.ingest.chat_prompt import ChatOptions, chat_options, template_message
 from service.gateway.ingest.decoding import decode, unsupported
 from service.gateway.ingest.formats import parse_grammar
 from service.gateway.ingest.request_types import (
     ChatBody,
-    ChatMessage,
     CompletionBody,
     GenerationBody,
     StreamOptions,
 )
+from service.text.reasoning import ReasoningState
 
 Value = TypeVar("Value")
 
@@ -39,7 +40,11 @@ class GenerationRequest:
     """A checked request of either route. Exactly one of `messages` and `prompts` is set."""
 
     model: str | None
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    include_reasoning: bool = True
+    reasoning: ReasoningState = ReasoningState.NONE
+    thinking_token_budget: int | None = None
+    chat: ChatOptions = field(default_factory=ChatOptions)
     prompts: tuple[str | list[int], ...] | None = None
     stream: bool = False
     include_usage: bool = False
@@ -77,7 +82,10 @@ def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     return _request(
         sent,
         defaults,
-        messages=tuple(map(_message, sent.messages)),
+        messages=tuple(template_message(one, at) for at, one in enumerate(sent.messages)),
+        chat=chat_options(sent),
+        include_reasoning=sent.include_reasoning is not False,
+        thinking_token_budget=_at_least_0(sent.thinking_token_budget),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
@@ -132,6 +140,11 @@ def _request(sent: GenerationBody, defaults: SamplingDefaults, **own: Any) -> Ge
     return request
 
 
+def _at_least_0(sent: int | None) -> int | None:
+    """None where a client says that there is no limit."""
+    return None if sent is None or sent < 0 else sent
+
+
 def _or(sent: Value | None, default: Value) -> Value:
     return default if sent is None else sent
 
@@ -143,13 +156,6 @@ def _refuse_contradictions(request: GenerationRequest) -> None:
         raise bad_request("min_tokens must not exceed max_tokens", "min_tokens")
     if request.grammar is not None and request.ignore_eos:
         raise bad_request("a constrained text must be able to end", "ignore_eos", "invalid_grammar")
-
-
-def _message(sent: ChatMessage) -> dict[str, str]:
-    role = "system" if sent.role == "developer" else sent.role
-    content = sent.content
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return {"role": role, "content": text}
 
 
 def _prompts(sent: str | list[Any]) -> tuple[str | list[int], ...]:

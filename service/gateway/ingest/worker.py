@@ -25,6 +25,7 @@ from service.gateway.ingest.frames import (
     split_result,
 )
 from service.gateway.ingest.prompting import BodyReader
+from service.text.reasoning import reasoning_format
 from service.text.tokenizer import load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 
@@ -53,7 +54,9 @@ def _serve(connection: socket.socket) -> None:
             case Start():
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
-                reader = BodyReader(tokenizer, job.model.name, job.model.defaults, clock)
+                model = job.model
+                reasoning = reasoning_format(tokenizer, model.reasoning_format)
+                reader = BodyReader(tokenizer, model.name, model.defaults, clock, reasoning)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
