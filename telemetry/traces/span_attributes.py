@@ -16,6 +16,7 @@ from telemetry.traces.stall_spans import Attributes, account_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
+_RESPONSES_ROUTE = "/v1/responses"
 _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
@@ -86,8 +87,11 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
 
 def response_id(timeline: RequestTimeline) -> str:
     """The `id` in the body of the answer."""
-    prefix = "chatcmpl" if timeline.accepted.operation == "chat" else "cmpl"
-    return f"{prefix}-{timeline.accepted.request_id}"
+    accepted = timeline.accepted
+    if accepted.route == _RESPONSES_ROUTE:
+        return f"resp_{accepted.request_id}"
+    prefix = "chatcmpl" if accepted.operation == "chat" else "cmpl"
+    return f"{prefix}-{accepted.request_id}"
 
 
 def _latencies(timeline: RequestTimeline) -> Attributes:

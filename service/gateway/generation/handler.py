@@ -133,7 +133,7 @@ class GenerationHandler:
         """Serve until the end, and return its reason; every error is raised."""
         state = self._state
         refused, self.tenant = identify(state.config, self._scope)
-        self._recorder.accepted(self._scope, self._operation.value, self.tenant)
+        self._recorder.accepted(self._scope, self._operation.genai_name, self.tenant)
         if refused is not None:
             raise refused
         if state.drain.active:

@@ -13,17 +13,12 @@ from typing import Any
 from service.engine.plan import Emission
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import ApiError, error_of_end
+from service.gateway.generation.answer_writer import AnswerWriter
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.delivery import Delivery
 from service.gateway.generation.request_recorder import RequestRecorder
-from service.gateway.generation.responses import (
-    ChunkWriter,
-    ResponseHead,
-    full_body,
-    last_event,
-    role_events,
-    usage,
-)
+from service.gateway.generation.responses import ChunkWriter, ResponseHead, usage
+from service.gateway.generation.responses_writer import ResponsesWriter
 from service.gateway.generation.state import GatewayState
 from service.gateway.ingest.schemas import GenerationRequest
 from telemetry.facts.reasons import EndReason
@@ -51,11 +46,13 @@ class OutputProcessor:
         self._outputs = outputs
         self._delivery = delivery
         self._request = request
-        self._head = head
         self._choices = choices
         self._prompt_tokens = prompt_tokens
         self._by_id = {choice.seq_id: choice for choice in choices}
-        self._writer = ChunkWriter(head, state.tokenizer)
+        self._writer: AnswerWriter = ChunkWriter(head, state.tokenizer)
+        if request.echo is not None:
+            self._writer = ResponsesWriter(head, state.tokenizer, request.echo)
+        delivery.failed = self._writer.failed
         self._failure: ApiError | None = None
 
     def close(self) -> None:
@@ -73,23 +70,24 @@ class OutputProcessor:
         while not await self._outputs.wait_accepted(len(self._choices)):
             await self._process_next()
         await self._delivery.begin_stream(self._request.typed_events, self._waiting_before())
+        await self._delivery.send_opening(self._writer.opening())
         while not self._has_output:
             if await self._outputs.wait_output(self._state.config.stream_heartbeat_s or None):
                 await self._process_next()
             else:
                 await self._delivery.send_heartbeat()
-        first = [*role_events(self._head, self._choices), *self._new_events()]
+        first = [*self._writer.first(self._choices), *self._new_events()]
         await self._delivery.send_events(first)
         await self._process_until_done()
-        tail = last_event(self._head, self._usage(), await self._timings())
-        await self._delivery.end_stream(tail, [c.finish_reason for c in self._choices])
+        tail = self._writer.last(self._usage(), await self._timings())
+        reasons = [choice.finish_reason for choice in self._choices]
+        await self._delivery.end_stream(tail, reasons, self._writer.done)
 
     async def _respond_whole(self) -> None:
         await self._process_until_done()
         timings = await self._timings()
         deltas = [choice.take_delta() for choice in self._choices]
-        counts, tokenizer = self._usage(), self._state.tokenizer
-        body = full_body(self._head, self._choices, deltas, counts, tokenizer, timings)
+        body = self._writer.whole(self._choices, deltas, self._usage(), timings)
         await self._delivery.send_response(body, timings)
 
     async def _process_until_done(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
 from service.gateway.ingest.schemas import Operation
 from service.text.tokenizer import Tokenizer
@@ -68,7 +69,7 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
 
 
 class ChunkWriter:
-    """Encodes the chunks of one response.
+    """Writes one response of the chat or the text route, in chunks or whole.
 
     Most chunks have a piece of text and nothing else that is new. The bytes around the text are
     the same from chunk to chunk, so they are encoded once for each choice.
@@ -78,6 +79,34 @@ class ChunkWriter:
         self._head = head
         self._tokenizer = tokenizer
         self._around: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
+
+    done = DONE_EVENT
+
+    def opening(self) -> bytes:
+        """Nothing: OpenAI's chat streams begin with the first output."""
+        return b""
+
+    def first(self, choices: list[Choice]) -> list[bytes]:
+        """The roles."""
+        return role_events(self._head, choices)
+
+    def last(self, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
+        """Usage and metrics, if they were asked for."""
+        return last_event(self._head, counts, timings)
+
+    def failed(self, error: ApiError) -> None:
+        """An error is its own event."""
+        return
+
+    def whole(
+        self,
+        choices: list[Choice],
+        deltas: list[Delta],
+        counts: dict[str, Any],
+        timings: RequestTimings | None,
+    ) -> bytes:
+        """The response in one piece."""
+        return full_body(self._head, choices, deltas, counts, self._tokenizer, timings)
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         """The same bytes as `delta_event`."""

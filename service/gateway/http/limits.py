@@ -100,6 +100,10 @@ SCHEMA_NAME_CHARACTERS = Limit(
 SCHEMA_DESCRIPTION_CHARACTERS = Limit(
     4096, "characters", "`response_format.json_schema.description`", "it has no effect here"
 )
+INCLUDED = Limit(16, "names", "`include` of `/v1/responses`", "OpenAI knows fewer")
+ITEM_NAME_CHARACTERS = Limit(
+    256, "characters", "`id` of an item in `input`", "it is a name, and has no effect here"
+)
 REQUEST_ID_CHARACTERS = Limit(
     128, "characters", "the header `x-request-id`",
     "it is kept with every fact of the request; a longer one is replaced",

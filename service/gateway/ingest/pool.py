@@ -52,7 +52,7 @@ _GRACE_S = 0.25  # to finish a job that is nearly done is cheaper than a new wor
 _RETRY_S = 1.0
 _BUSY_S = 2
 # a body with one of these may contain a schema; field names can be written with escapes
-_SCHEMA_WORDS = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
+_SCHEMA_WORDS = (b"response_format", b"json_schema", b"structured_outputs", b"guided_", b"\\u")
 
 
 Result = TypeVar("Result")

@@ -14,6 +14,7 @@ import msgspec
 from service.config.settings import SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
+from service.gateway.ingest.responses_request import parse_responses, renamed
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
@@ -94,7 +95,7 @@ class BodyReader:
         try:
             request = self._parse(operation, body)
         except ApiError as error:
-            return IngestResult(begun_ns=begun_ns, refusal=PackedError.of(error))
+            return IngestResult(begun_ns=begun_ns, refusal=_packed(error, operation))
         parsed_ns = self._clock.now_ns()
         prompts: tuple[PackedPrompt, ...] = ()
         refusal = None
@@ -106,7 +107,7 @@ class BodyReader:
                 request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
             except ApiError as error:
-                refusal = PackedError.of(error)
+                refusal = _packed(error, operation)
         return IngestResult(
             begun_ns=begun_ns,
             request=_without_texts(request),
@@ -119,6 +120,8 @@ class BodyReader:
         match operation:
             case Operation.CHAT:
                 request = parse_chat(body, self._defaults)
+            case Operation.RESPONSES:
+                request = parse_responses(body, self._defaults)
             case Operation.TEXT:
                 request = parse_completion(body, self._defaults)
         if request.model is not None and request.model != self._model:
@@ -165,6 +168,10 @@ class BodyReader:
                 "prompt",
             )
         return ids
+
+
+def _packed(error: ApiError, operation: Operation) -> PackedError:
+    return PackedError.of(renamed(error) if operation is Operation.RESPONSES else error)
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:

@@ -29,15 +29,22 @@ Value = TypeVar("Value")
 
 
 class Operation(StrEnum):
-    """The generation routes, by their operation names in the GenAI conventions."""
+    """The generation routes."""
 
     CHAT = "chat"
     TEXT = "text_completion"
+    RESPONSES = "responses"
+
+    @property
+    def genai_name(self) -> str:
+        """The operation in the GenAI conventions, which know no other name for a response."""
+        return Operation.CHAT.value if self is Operation.RESPONSES else self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked request of either route. Exactly one of `messages` and `prompts` is set."""
+    """A checked request of any route. Exactly one of `messages` and `prompts` is set; `echo` is
+    what a response of `/v1/responses` repeats of its request."""
 
     model: str | None
     messages: tuple[dict[str, Any], ...] | None = None
@@ -71,11 +78,16 @@ class GenerationRequest:
     cache_salt: str = ""
     cache_prefix: bool = True
     typed_events: bool = False
+    echo: dict[str, Any] | None = None
 
 
 def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Body of POST /v1/chat/completions. Raises ApiError."""
-    sent = decode(body, ChatBody)
+    return chat_request(decode(body, ChatBody), defaults)
+
+
+def chat_request(sent: ChatBody, defaults: SamplingDefaults) -> GenerationRequest:
+    """The request of a conversation. Raises ApiError."""
     if sent.top_logprobs is not None and not sent.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens

@@ -19,6 +19,7 @@ def build_app(state: GatewayState) -> ASGIApp:
     generation: dict[str, ASGIApp] = {
         "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
         "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
+        "/v1/responses": GenerationEndpoint(state, Operation.RESPONSES),
     }
     return framed_app(state, routes_of(state, generation), generation)
 
@@ -33,7 +34,7 @@ def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route
 
 
 class GenerationEndpoint:
-    """ASGI app of one of the two generation routes."""
+    """ASGI app of one of the generation routes."""
 
     def __init__(self, state: GatewayState, operation: Operation) -> None:
         self._state = state

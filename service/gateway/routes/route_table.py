@@ -4,10 +4,12 @@ test compares it with the app's. Those of any server are in `view_table`."""
 from __future__ import annotations
 
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.ingest.responses_body import ResponsesBody
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
 from service.gateway.routes.query_types import ProfileQuery
+from service.gateway.routes.responses_types import Response, ResponseEvent
 from service.gateway.routes.view_table import (
     DEBUG_VIEWS,
     EVENTS,
@@ -42,6 +44,10 @@ GENERATION = [
     _generation(
         "/v1/completions", "Complete a text", CompletionBody,
         answers.Completion, answers.Completion,
+    ),
+    _generation(
+        "/v1/responses", "Answer a conversation with typed items, storing nothing", ResponsesBody,
+        Response, ResponseEvent,
     ),
     Description(
         method="DELETE",
