@@ -8,7 +8,7 @@ import msgspec
 
 from docs.generate.markdown import code, one_line, table
 from service.config.settings import GatewayConfig
-from service.gateway.ingest.request_types import NOT_SUPPORTED
+from service.gateway.ingest.request_types import NOT_SUPPORTED, ChatBody, CompletionBody
 from service.gateway.routes.openapi import document as openapi
 from service.gateway.routes.route_table import DESCRIPTIONS
 from service.gateway.routes.view_table import REQUEST_HEADERS, STATUS_TEXTS, Description
@@ -28,6 +28,7 @@ _TAGS = {
     "operations": "Operations",
     "debug": "Debug",
 }
+_WITHOUT_OFF = (ChatBody.__name__, CompletionBody.__name__)
 _OFF = (
     "These fields of OpenAI's are refused with a 400 unless their value means off: {names}. "
     "An unknown field is ignored nowhere: it is a 400 too."
@@ -100,10 +101,9 @@ def _errors() -> list[str]:
 
 
 def _type(name: str, schema: dict[str, Any]) -> list[str]:
+    hidden = NOT_SUPPORTED if name in _WITHOUT_OFF else ()
     fields = {
-        field: about
-        for field, about in schema.get("properties", {}).items()
-        if field not in NOT_SUPPORTED or name == "NotSupported"
+        field: about for field, about in schema.get("properties", {}).items() if field not in hidden
     }
     required = set(schema.get("required", ()))
     rows = [

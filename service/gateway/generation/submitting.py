@@ -78,7 +78,9 @@ async def submit_all(
     written_bytes = 0
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
     for index, submit in enumerate(submits):
-        thought = reasoning and ReasoningText(reasoning, tokenizer, request.include_reasoning)
+        thought = None
+        if reasoning is not None:
+            thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
         choices.append(Choice(index, submit.seq_id, tokenizer, request.stops, thought))
         submitted_ns = state.clock.now_ns()
         try:

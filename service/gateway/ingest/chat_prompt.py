@@ -60,10 +60,10 @@ def chat_options(sent: ChatBody) -> ChatOptions:
             raise bad_request(
                 f"chat_template_kwargs.{name} is set by the server", "chat_template_kwargs"
             )
-    documents = sent.documents and [
-        {key: value for key, value in (("title", one.title), ("text", one.text)) if value}
-        for one in sent.documents
-    ]
+    documents = None
+    if sent.documents is not None:
+        pairs = [(("title", one.title), ("text", one.text)) for one in sent.documents]
+        documents = [{key: value for key, value in pair if value} for pair in pairs]
     return ChatOptions(
         add_generation_prompt=not continued and sent.add_generation_prompt is not False,
         continue_final_message=continued,
