@@ -16,6 +16,7 @@ from service.gateway.ingest.request_types import (
     MetadataKey,
     MetadataText,
     Nothing,
+    NotTrue,
     Penalty,
     ReasoningEffort,
     Share,
@@ -33,17 +34,20 @@ _SentBack = Annotated[
         extra={BOUNDED_BY: "--max-body"},
     ),
 ]
+_Parsed = Annotated[Any, Meta(description="Of a client's own.", extra={BOUNDED_BY: "--max-body"})]
 _ItemName = Annotated[str, Meta(max_length=limits.ITEM_NAME_CHARACTERS.value)]
 
 
 class InputPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A part of an item. `annotations` and `logprobs` are of earlier answers."""
+    """A part of an item. `annotations`, `logprobs` and `parsed` (the `openai` client adds it) are
+    of earlier answers."""
 
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: BodyText | None = None
     refusal: BodyText | None = None
     annotations: _SentBack | None = None
     logprobs: _SentBack | None = None
+    parsed: _Parsed = None
 
 
 InputParts = Annotated[list[InputPart], Meta(max_length=limits.CONTENT_PARTS.value)]
@@ -123,7 +127,7 @@ class NotStored(Struct, forbid_unknown_fields=True, kw_only=True):
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
-    background: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
+    background: NotTrue | None = None
 
 
 class ResponsesBody(NotStored, forbid_unknown_fields=True, kw_only=True):

@@ -38,6 +38,7 @@ _NAMES = (
     ("max_tokens", "max_output_tokens"),
     ("reasoning_effort", "reasoning.effort"),
 )
+_NEED_A_STORE = frozenset(NotStored.__struct_fields__)
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -46,13 +47,17 @@ def parse_responses(body: bytes, defaults: SamplingDefaults) -> GenerationReques
     try:
         sent = decode(body, ResponsesBody)
     except ApiError as error:
-        raise _about_storing(error) from error
+        raise (_not_stored(error.param) if error.param in _NEED_A_STORE else error) from error
+    if sent.background:
+        raise _not_stored("background")
     request = chat_request(_as_chat(sent), defaults)
     return replace(request, echo=_echo(sent, request))
 
 
 def renamed(error: ApiError) -> ApiError:
     """An error about a field of a chat, in the names of this route."""
+    if error.code == "unknown_field":
+        return error
     for theirs, ours in _NAMES:
         error.message = error.message.replace(theirs, ours)
         error.param = error.param and error.param.replace(theirs, ours)
@@ -61,13 +66,11 @@ def renamed(error: ApiError) -> ApiError:
     return error
 
 
-def _about_storing(error: ApiError) -> ApiError:
-    if error.param not in NotStored.__struct_fields__:
-        return error
+def _not_stored(param: str | None) -> ApiError:
     return bad_request(
-        f"{error.param}: this server stores no responses and runs none in the background; send the "
+        f"{param}: this server stores no responses and runs none in the background; send the "
         "earlier items of the conversation in input",
-        error.param,
+        param,
         "unsupported",
     )
 
