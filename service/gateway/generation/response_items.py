@@ -63,7 +63,10 @@ class ResponseItems:
             "status": "in_progress",
             "content": [],
         }
-        item |= {"role": "assistant"} if kind == "message" else {"summary": []}
+        if kind == "message":
+            item["role"] = "assistant"
+        else:
+            item["summary"] = []
         self._open = kind
         self.items.append(item)
         self._text.clear()
@@ -76,7 +79,7 @@ class ResponseItems:
         if kind is None:
             return
         item, part, place = self.items[-1], self._part(kind), self._place()
-        done = {"text": part["text"]}
+        done: dict[str, Any] = {"text": part["text"]}
         if kind == "message":
             done["logprobs"] = part["logprobs"]
         yield f"{_PARTS[kind]}.done", {**place, **done}
