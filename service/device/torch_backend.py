@@ -126,6 +126,7 @@ def torch_backend(
         computes_in_torch=True,
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
+        no_states="" if collectives is None else "not with --tensor-parallel above 1",
     )
 
 

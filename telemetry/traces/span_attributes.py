@@ -25,6 +25,9 @@ def cut(kind: str, found: Sequence[object], limit: int) -> Attributes:
     return {f"phasescope.cut.{kind}": len(found) - limit} if len(found) > limit else {}
 
 
+_ID_PREFIXES = {"chat": "chatcmpl", "embeddings": "embd"}
+
+
 def root_attributes(timeline: RequestTimeline) -> Attributes:
     """Attributes of the root span."""
     accepted, parsed, ended = timeline.accepted, timeline.parsed, timeline.ended
@@ -90,7 +93,7 @@ def response_id(timeline: RequestTimeline) -> str:
     accepted = timeline.accepted
     if accepted.route == _RESPONSES_ROUTE:
         return f"resp_{accepted.request_id}"
-    prefix = "chatcmpl" if accepted.operation == "chat" else "cmpl"
+    prefix = _ID_PREFIXES.get(accepted.operation, "cmpl")
     return f"{prefix}-{accepted.request_id}"
 
 
@@ -117,7 +120,7 @@ def _latencies(timeline: RequestTimeline) -> Attributes:
 def _finish_reasons(timeline: RequestTimeline) -> Attributes:
     """A choice each, in the words of the answer; what cut a request short is in
     `phasescope.reason`."""
-    if timeline.outcome is not Outcome.FINISHED:
+    if timeline.outcome is not Outcome.FINISHED or timeline.accepted.operation == "embeddings":
         return {}
     words = [
         "length" if sequence.end_reason in _CUT_BY_LENGTH else "stop"

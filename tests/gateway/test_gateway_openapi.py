@@ -19,7 +19,7 @@ from service.gateway.routes.app import routes_of
 from service.gateway.routes.openapi import document
 from service.gateway.routes.route_table import DESCRIPTIONS
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 GENERATION: dict[str, Any] = dict.fromkeys(PATHS)
 
 

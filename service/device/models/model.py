@@ -87,10 +87,20 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        return self.head(self.states(inputs, cache, inputs.sampled))
+
+    @torch.inference_mode()
+    def states(self, inputs: StepInputs, cache: KvCache, rows: torch.Tensor) -> torch.Tensor:
+        """The same up to the head: the final, normalised states [rows, hidden] of flat rows."""
         prepared = self._attention.prepare(inputs)
-        return self.compute(
-            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared, cache
+        return self._states(
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, rows, prepared, cache
         )
+
+    @torch.inference_mode()
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        return self._head(states).float()
 
     @torch.inference_mode()
     def compute(
@@ -103,8 +113,23 @@ class Decoder:
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """The same of tensors alone, with what the attention wants `prepared`; logits of all
+        """A step from tensors alone, with what the attention wants `prepared`; logits of all
         rows where `sampled` is None. `mark` is called before and after each attention."""
+        return self.head(
+            self._states(token_ids, positions, slot_mapping, sampled, prepared, cache, mark)
+        )
+
+    def _states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rows: torch.Tensor | None,
+        prepared: Any,
+        cache: KvCache,
+        mark: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """Final states of `rows`, or of all."""
         attention, ops = self._attention, self._ops
         angles = self._rope.at(positions)
         hidden = self._embedding.rows(token_ids)
@@ -118,6 +143,6 @@ class Decoder:
             mark()
             normed = ops.norm(hidden, layer.out(mixed.flatten(1)), layer.ffn_norm)
             delta = layer.down(ops.gated(layer.gate_up(normed)))
-        if sampled is not None:
-            hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
-        return self._head(ops.norm(hidden, delta, self._norm)).float()
+        if rows is not None:
+            hidden, delta = hidden[rows], None if delta is None else delta[rows]
+        return ops.norm(hidden, delta, self._norm)

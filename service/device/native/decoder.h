@@ -34,6 +34,7 @@ struct Batch {
   const Span* span;             // [spans]
   const int64_t* pages;
   float* logits;                // [samples, vocab]
+  float* states;                // [samples, hidden] instead of logits; null: logits
 };
 
 enum class MatrixName : int { kQkv, kOut, kGate, kUp, kDown, kHead, kEmbedding };
@@ -74,6 +75,8 @@ class Decoder {
 
   // Throws std::out_of_range when the batch points outside the model or the cache.
   void forward(const Batch& batch);
+  // Logits [rows, vocab] of final states [rows, hidden], as `forward` gives them.
+  void logits_of_states(const float* states, int rows, float* logits);
 
  private:
   typedef Pool::PhaseCursor PhaseCursor;
@@ -110,7 +113,8 @@ class Decoder {
   void write_heads(const float* out, const float* sums, int rows, int width, long row, int head);
   void add_product(const Matrix& matrix, const Input& x, PhaseCursor& cursor);
   void feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor);
-  void compute_logits(const Batch& batch, PhaseCursor& cursor);
+  void write_states(const Batch& batch, PhaseCursor& cursor);
+  void compute_logits(const Input& x, float* logits, PhaseCursor& cursor);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
 
   const Config config_;

@@ -55,4 +55,8 @@ int ps_set_cache(void* handle, int layer, void* keys, void* values, float* key_s
 int ps_forward(void* handle, const ps::Batch* batch) {
   return guarded([&] { decoder(handle)->forward(*batch); });
 }
+
+int ps_head(void* handle, const float* states, int rows, float* logits) {
+  return guarded([&] { decoder(handle)->logits_of_states(states, rows, logits); });
+}
 }

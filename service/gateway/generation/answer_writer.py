@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta
+from service.gateway.generation.prompt_echo import PromptEcho
 from telemetry.requests.timings import RequestTimings
 
 
@@ -23,8 +25,8 @@ class AnswerWriter(Protocol):
         """What comes before the first output."""
         ...
 
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """New output of a choice."""
+    def chunk(self, choice: Choice, delta: Delta, counts: dict[str, Any] | None = None) -> bytes:
+        """New output of a choice; `counts` is the usage so far, if each chunk has it."""
         ...
 
     def last(self, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
@@ -41,6 +43,7 @@ class AnswerWriter(Protocol):
         deltas: list[Delta],
         counts: dict[str, Any],
         timings: RequestTimings | None,
+        echoes: Sequence[PromptEcho] = (),
     ) -> bytes:
-        """The response in one piece."""
+        """The response in one piece; `echoes` are of its prompts, where they are sent back."""
         ...

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta
+from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.generation.response_items import Event, ResponseItems
 from service.gateway.generation.responses import ResponseHead
 from service.text.tokenizer import Tokenizer
@@ -18,13 +19,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesWriter:
-    """Writes one response; `echo` is what it repeats of its request."""
+    """Writes one response; `repeated` is what it repeats of its request."""
 
     done = b""
 
-    def __init__(self, head: ResponseHead, tokenizer: Tokenizer, echo: dict[str, Any]) -> None:
+    def __init__(self, head: ResponseHead, tokenizer: Tokenizer, repeated: dict[str, Any]) -> None:
         self._head = head
-        self._echo = echo
+        self._repeated = repeated
         self._items = ResponseItems(head.request_id, tokenizer)
         self._was_cut = False
         self._sent = 0
@@ -38,7 +39,7 @@ class ResponsesWriter:
         """Nothing: an item begins with its first text."""
         return []
 
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+    def chunk(self, choice: Choice, delta: Delta, counts: dict[str, Any] | None = None) -> bytes:
         """The events of new output."""
         return self._events(self._taken(delta))
 
@@ -60,6 +61,7 @@ class ResponsesWriter:
         deltas: list[Delta],
         counts: dict[str, Any],
         timings: RequestTimings | None,
+        echoes: Sequence[PromptEcho] = (),
     ) -> bytes:
         """The response as it is after all events."""
         for delta in deltas:
@@ -91,7 +93,7 @@ class ResponsesWriter:
             "model": self._head.model,
             "output": [dict(item) for item in self._items.items],
             "usage": None if counts is None else _usage(counts),
-            **self._echo,
+            **self._repeated,
         }
         if timings is not None:
             found["metrics"] = timings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.gateway.errors import ApiError, bad_request
-from service.gateway.ingest.decoding import unsupported
+from service.gateway.ingest.compat.checks import unsupported
 from service.gateway.ingest.request_types import ChatBody, ChatMessage
 from service.text.chat_template import TemplateError, TemplateFacts, render_chat, template_facts
 from service.text.reasoning import ReasoningFormat, ReasoningState

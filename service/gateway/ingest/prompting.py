@@ -7,13 +7,17 @@ nothing in between reads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from service.config.settings import SamplingDefaults
+from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
+from service.gateway.ingest.compat.wishes import cut_prompt
+from service.gateway.ingest.embedding_bodies import parse_embeddings
 from service.gateway.ingest.responses_request import parse_responses, renamed
 from service.gateway.ingest.schemas import (
     GenerationRequest,
@@ -48,10 +52,12 @@ class PackedError(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids."""
+    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids. `text` is what
+    the answer echoes, empty unless that is wanted."""
 
     tokens: int
     ids: bytes | bytearray
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +84,16 @@ class BodyReader:
         model: str,
         defaults: SamplingDefaults,
         clock: Clock,
+        compat: Compat = DEFAULT_COMPAT,
         reasoning: ReasoningFormat | None = None,
     ) -> None:
         """`reasoning` is how the model reasons, None if it does not."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
-        self._model = model
+        self.model = model
         self._defaults = defaults
         self._clock = clock
+        self.compat = compat
         self._reasoning = reasoning
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
@@ -101,12 +109,15 @@ class BodyReader:
         refusal = None
         if context_tokens is not None:
             try:
-                _check_ids(request, self._tokenizer)
+                _check_ids(request, self.tokenizer)
                 _check_budget(request, self._reasoning)
                 texts = self._texts(request)
                 request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
+                _check_scores(request, prompts)
             except ApiError as error:
+                if request.embedding is not None:
+                    error.param = "input"  # whatever a prompt is called in other bodies
                 refusal = _packed(error, operation)
         return IngestResult(
             begun_ns=begun_ns,
@@ -119,20 +130,22 @@ class BodyReader:
     def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
         match operation:
             case Operation.CHAT:
-                request = parse_chat(body, self._defaults)
+                request = parse_chat(body, self._defaults, self.compat)
             case Operation.RESPONSES:
                 request = parse_responses(body, self._defaults)
             case Operation.TEXT:
-                request = parse_completion(body, self._defaults)
-        if request.model is not None and request.model != self._model:
-            raise model_not_found(request.model, self._model)
+                request = parse_completion(body, self._defaults, self.compat)
+            case Operation.EMBEDDINGS:
+                request = parse_embeddings(body)
+        if request.model is not None and request.model != self.model:
+            raise model_not_found(request.model, self.model)
         return request
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
         if request.messages is None:
             assert request.prompts is not None
             return request.prompts
-        return (chat_prompt(self._tokenizer, request.messages, request.chat),)
+        return (chat_prompt(self.tokenizer, request.messages, request.chat),)
 
     def _reasoning_after(
         self, request: GenerationRequest, texts: tuple[str | list[int], ...]
@@ -143,7 +156,7 @@ class BodyReader:
         (rendered,) = texts
         assert isinstance(rendered, str)
         return reasoning_after(
-            self._reasoning, self._tokenizer, request.messages, request.chat, rendered
+            self._reasoning, self.tokenizer, request.messages, request.chat, rendered
         )
 
     def _pack(
@@ -152,19 +165,33 @@ class BodyReader:
         if isinstance(prompt, list):
             ids = self._checked(prompt)
         else:
-            if len(prompt) > _LONG_CHARACTERS:
-                _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
-            is_chat = request.messages is not None
-            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
-            ids = encode(prompt)
+            if len(prompt) > _LONG_CHARACTERS and request.wishes.prompt_tokens is None:
+                least_tokens = self.tokenizer.least_tokens(prompt) + request.least_outputs
+                _check_length(least_tokens, context_tokens)
+            ids = self._encode(request, prompt)
+        ids = cut_prompt(ids, request.wishes, context_tokens, request.max_tokens or 1)
         output_limit(request, len(ids), context_tokens)
-        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+        text = ""
+        if request.echo:
+            is_whole = isinstance(prompt, str) and request.wishes.prompt_tokens is None
+            text = str(prompt) if is_whole else self.tokenizer.decode(ids, False)
+        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids), text)
+
+    def _encode(self, request: GenerationRequest, prompt: str) -> list[int]:
+        """A chat template has its special tokens in it; a plain prompt gets them."""
+        is_plain = request.messages is None
+        add_special = request.wishes.add_special
+        if add_special is None:
+            add_special = is_plain
+        if not is_plain and not add_special:
+            return self.tokenizer.encode_chat(prompt)
+        return self.tokenizer.encode(prompt, add_special)
 
     def _checked(self, ids: list[int]) -> list[int]:
         worst = max(ids)
-        if worst >= self._tokenizer.vocab_size:
+        if worst >= self.tokenizer.vocab_size:
             raise bad_request(
-                f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                f"token id {worst} is outside the vocabulary of {self.tokenizer.vocab_size}",
                 "prompt",
             )
         return ids
@@ -179,7 +206,7 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     room = context_tokens - prompt_tokens
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", "prompt")
-    if room < 1:
+    if room < request.least_outputs:
         raise _too_long(
             f"the prompt has {prompt_tokens} tokens; the context of {context_tokens} tokens must "
             "also hold the output"
@@ -206,15 +233,30 @@ def _check_budget(request: GenerationRequest, reasoning: ReasoningFormat | None)
 
 def _check_length(least_tokens: int, context_tokens: int) -> None:
     """Refuse, before tokenizing it, a prompt that is too long for any tokenization."""
-    if least_tokens >= context_tokens:
+    if least_tokens > context_tokens:
         raise _too_long(
-            f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
-            "tokens must also hold the output"
+            f"the prompt and its output have at least {least_tokens} tokens; the context is "
+            f"{context_tokens} tokens"
         )
 
 
 def _too_long(message: str) -> ApiError:
     return bad_request(message, "max_tokens", "context_length_exceeded")
+
+
+def _check_scores(request: GenerationRequest, prompts: Sequence[PackedPrompt]) -> None:
+    """Refuse more scores than may be kept."""
+    if request.prompt_scores is None:
+        return
+    wanted = sum(prompt.tokens for prompt in prompts) * (1 + request.prompt_scores)
+    most = limits.PROMPT_SCORES.value
+    if wanted > most:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"prompt tokens times {1 + request.prompt_scores} are {wanted}; {most} may be asked "
+            "for in one request: send fewer prompts, or ask for fewer alternatives",
+            param,
+        )
 
 
 def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:

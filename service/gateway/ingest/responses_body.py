@@ -7,6 +7,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from service.gateway.http import limits
+from service.gateway.ingest.compat.fields import (
+    CacheRetention,
+    Nothing,
+    NotTrue,
+    ServiceTier,
+)
 from service.gateway.ingest.request_types import (
     BOUNDED_BY,
     AtLeastOneToken,
@@ -15,8 +21,6 @@ from service.gateway.ingest.request_types import (
     Logprobs,
     MetadataKey,
     MetadataText,
-    Nothing,
-    NotTrue,
     Penalty,
     ReasoningEffort,
     Share,
@@ -155,7 +159,7 @@ class ResponsesBody(NotStored, forbid_unknown_fields=True, kw_only=True):
     stream_options: ResponsesStreamOptions | None = None
     store: bool | None = None
     truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: ServiceTier | None = None
     metadata: (
         Annotated[dict[MetadataKey, MetadataText], Meta(max_length=limits.METADATA_ENTRIES.value)]
         | None
@@ -163,7 +167,7 @@ class ResponsesBody(NotStored, forbid_unknown_fields=True, kw_only=True):
     user: WithoutEffect | None = None
     safety_identifier: WithoutEffect | None = None
     prompt_cache_key: WithoutEffect | None = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
+    prompt_cache_retention: CacheRetention | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=limits.TOKENS.value)] | None = None
     min_p: Share | None = None

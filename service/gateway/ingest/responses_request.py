@@ -51,7 +51,7 @@ def parse_responses(body: bytes, defaults: SamplingDefaults) -> GenerationReques
     if sent.background:
         raise _not_stored("background")
     request = chat_request(_as_chat(sent), defaults)
-    return replace(request, echo=_echo(sent, request))
+    return replace(request, repeated=_repeated(sent, request))
 
 
 def renamed(error: ApiError) -> ApiError:
@@ -139,7 +139,7 @@ def _response_format(sent: TextFormat | None) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-def _echo(sent: ResponsesBody, request: GenerationRequest) -> dict[str, Any]:
+def _repeated(sent: ResponsesBody, request: GenerationRequest) -> dict[str, Any]:
     """What a response says of its request, with the defaults that were used."""
     form = sent.text.format if sent.text else None
     shown = form or TextFormat(type="text")
