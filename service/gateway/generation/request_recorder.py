@@ -36,9 +36,15 @@ class RequestRecorder:
     """One instance a request; owns its timestamps."""
 
     def __init__(
-        self, lane: Lane, clock: Clock, request_id: str, arrived_ns: int | None = None
+        self,
+        lane: Lane,
+        clock: Clock,
+        request_id: str,
+        arrived_ns: int | None = None,
+        gateway: int = 0,
     ) -> None:
-        """`arrived_ns` is when the request arrived in the socket, if that is known."""
+        """`arrived_ns` is when the request arrived in the socket, if that is known; of several
+        gateway processes, `gateway` is the number of this one."""
         self.request_id = request_id
         self._read_ns = clock.now_ns()
         self.accepted_ns = self._read_ns if arrived_ns is None else min(arrived_ns, self._read_ns)
@@ -46,6 +52,7 @@ class RequestRecorder:
         self._trace_id: str | None = None
         self.slo_class = ""
         self.output_valid: bool | None = None
+        self._gateway = gateway
         self._lane = lane
         self._clock = clock
         self._reasoning_tokens = 0
@@ -75,6 +82,7 @@ class RequestRecorder:
                 operation=operation,
                 tenant=tenant,
                 slo_class=self.slo_class,
+                gateway=self._gateway,
             )
         )
 
