@@ -33,8 +33,8 @@ class Delta:
     text: str
     scored: list[ScoredToken]
     finish_reason: str | None
-    reasoning: str = ""
     token_ids: list[int] | None = None
+    reasoning: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -106,7 +106,7 @@ class Choice:
             self._finish_sent = True
             finish = self.finish_reason
         thought = "" if self.reasoning is None else self.reasoning.take()
-        delta = Delta("".join(self._text), self._scored, finish, thought)
+        delta = Delta("".join(self._text), self._scored, finish, reasoning=thought)
         self._taken_text.append(delta.text)
         self._text, self._scored = [], []
         if self._token_ids is not None and not delta.is_empty:

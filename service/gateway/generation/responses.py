@@ -140,7 +140,7 @@ class ChunkWriter:
 
     def _frame(self, choice: Choice, is_reasoning: bool) -> tuple[bytes, bytes]:
         texts = ("", _PLACEHOLDER) if is_reasoning else (_PLACEHOLDER, "")
-        delta = Delta(texts[0], [], None, texts[1])
+        delta = Delta(texts[0], [], None, reasoning=texts[1])
         whole = delta_event(self._head, choice, delta, self._tokenizer)
         before, mark, after = whole.rpartition(_encode(_PLACEHOLDER))
         assert mark, "a chunk without its text"
