@@ -26,6 +26,9 @@ from service.device.quantization.precision import cpu_multiplies_bf16
 from service.device.torch_backend import torch_backend
 
 
+NO_ADAPTERS = "its graph does not compute LoRA adapters"
+
+
 def choose_backend(
     config: EngineConfig,
     source: WeightSource,
@@ -33,9 +36,21 @@ def choose_backend(
     device: torch.device,
     progress: Progress,
 ) -> AnyBackend:
-    """The back end that was asked for, or the fastest that works. Raises ConfigError.
+    """The back end that was asked for, or the fastest that works. Raises ConfigError."""
+    found = _choose(config, source, max_tokens, device, progress)
+    if config.lora_bytes is not None and found.adapters_fault is not None:
+        raise ConfigError(f"--lora-memory: no LoRA adapters here: {found.adapters_fault}")
+    return found
 
-    On a CPU with bf16 matrix instructions OpenVINO uses them and our C++ does not; without
+
+def _choose(
+    config: EngineConfig,
+    source: WeightSource,
+    max_tokens: int,
+    device: torch.device,
+    progress: Progress,
+) -> AnyBackend:
+    """On a CPU with bf16 matrix instructions OpenVINO uses them and our C++ does not; without
     them our C++ is the fastest that was measured.
     """
     wanted = config.executor
@@ -52,7 +67,11 @@ def choose_backend(
             raise ConfigError(f"--executor native: {error}; or use --executor auto") from error
     bf16_products = config.dtype == "bfloat16" and cpu_multiplies_bf16()
     faults: list[str] = []
-    for name in ("openvino", "native") if bf16_products else ("native", "openvino"):
+    order = ("openvino", "native") if bf16_products else ("native", "openvino")
+    if config.lora_bytes is not None:
+        order = ("native",)
+        faults.append(f"not openvino: {NO_ADAPTERS}")
+    for name in order:
         try:
             found = _NAMED[name](config, source, max_tokens, progress)
         except (NoNativeLibrary, ConfigError) as error:
@@ -134,6 +153,7 @@ def openvino_backend(
         block_bytes=layout.page_bytes,
         load=lambda: decoder,
         make_pages=decoder.make_cache,
+        adapters_fault=f"{NO_ADAPTERS}; use --executor native or torch",
     )
 
 

@@ -49,6 +49,11 @@ class LoadedEngine:
         ranks, device = backend.collectives.rank.count, backend.collectives.device
         return floor_shape(self.spec, ranks, device, backend.weight_bytes, cell_bytes)
 
+    @property
+    def adapters_fault(self) -> str | None:
+        """Why LoRA adapters cannot be placed on the executor; None when they can."""
+        return self.backend.adapters_fault
+
     def own_process(self) -> None:
         """For a process that does nothing else: torch's threads, where they only sample, would spin
         for a while after each product on the cores that the decoder's threads need."""

@@ -126,6 +126,9 @@ def torch_backend(
         computes_in_torch=True,
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
+        adapters_fault=None
+        if collectives is None
+        else "tensor-parallel ranks do not compute them; use --tensor-parallel 1",
     )
 
 

@@ -19,10 +19,11 @@ from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
 from service.device.inputs import StepInputs, build_inputs
+from service.device.lora.store import AdapterStore, drop_adapter, place_adapter
 from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.device.sampling.sampler import Sampler
 from service.device.spec import ModelSpec
-from service.engine.executor import Executor, StepFailed
+from service.engine.executor import Adapter, Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.facts.clock import Clock
 
@@ -38,6 +39,11 @@ class StepDecoder(Protocol[_PagesIn]):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        """None where it does not compute them."""
+        ...
 
     def forward(self, inputs: StepInputs, cache: _PagesIn) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
@@ -125,6 +131,12 @@ class TorchExecutor(Generic[PagesT]):
     def collect(self) -> StepOutcome:
         """The oldest launched plan's outcome. Raises StepFailed."""
         return self._launched.popleft().result()
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return place_adapter(self._decoder.adapters, number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return drop_adapter(self._decoder.adapters, number)
 
     def mark_steps(self, on: bool) -> None:
         self._is_marked = on

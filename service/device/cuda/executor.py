@@ -23,10 +23,11 @@ from service.device.cuda.runtime import CudaRuntime, Runtime, StandInRuntime
 from service.device.cuda.slots import DeviceSlots
 from service.device.failures import step_failed
 from service.device.inputs import build_inputs
+from service.device.lora.store import drop_adapter, place_adapter
 from service.device.models.model import Decoder
 from service.device.sampling.draw_on_device import draw_on_device
 from service.device.sampling.sampler import Sampler
-from service.engine.executor import StepFailed
+from service.engine.executor import Adapter, StepFailed
 from service.engine.plan import DecodeRow, Plan, PrefillChunk, Sample, StepOutcome
 from telemetry.facts.clock import Clock
 
@@ -122,6 +123,12 @@ class CudaExecutor:
         return StepOutcome(
             samples, step.forward_ns, step.sample_ns, step.mask_ns, step.masked_rows, device
         )
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return place_adapter(self._decoder.adapters, number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return drop_adapter(self._decoder.adapters, number)
 
     # One step
 

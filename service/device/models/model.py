@@ -15,6 +15,7 @@ from service.config.settings import ConfigError
 from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
+from service.device.lora.store import AdapterStore
 from service.device.models.layers import LayerWeights, load_layer
 from service.device.models.ops import LayerOps, PlainOps
 from service.device.models.weight_source import WeightSource, checked
@@ -62,6 +63,7 @@ class Decoder:
             raise ConfigError(reason)
         self.spec = spec
         self.device = device
+        self.adapters: AdapterStore | None = None
         self._attention = attention
         self._ops = ops or PlainOps(spec)
         self._rope = RopeTable(spec, max_tokens, precision.compute, device)

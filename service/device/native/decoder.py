@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from service.device.inputs import StepInputs
+from service.device.lora.store import AdapterStore
 from service.device.models.weight_source import WeightSource, checked
 from service.device.native.cache import NativeKvCache
 from service.device.native.library import (
@@ -67,6 +68,7 @@ class NativeDecoder:
         spec = source.spec
         self.spec = spec
         self.device = torch.device("cpu")
+        self.adapters: AdapterStore | None = None
         self.threads = threads or len(os.sched_getaffinity(0))
         config = DecoderConfig(
             layers=spec.layers,
