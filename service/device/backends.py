@@ -25,8 +25,9 @@ from service.device.openvino.graph import WeightStorage
 from service.device.quantization.precision import cpu_multiplies_bf16
 from service.device.torch_backend import torch_backend
 
-
-NO_ADAPTERS = "its graph does not compute LoRA adapters"
+_OPENVINO_ADAPTERS_FAULT = (
+    "OpenVINO's graph computes no LoRA adapters; use --executor native or torch"
+)
 
 
 def choose_backend(
@@ -36,21 +37,9 @@ def choose_backend(
     device: torch.device,
     progress: Progress,
 ) -> AnyBackend:
-    """The back end that was asked for, or the fastest that works. Raises ConfigError."""
-    found = _choose(config, source, max_tokens, device, progress)
-    if config.lora_bytes is not None and found.adapters_fault is not None:
-        raise ConfigError(f"--lora-memory: no LoRA adapters here: {found.adapters_fault}")
-    return found
+    """The back end that was asked for, or the fastest that works. Raises ConfigError.
 
-
-def _choose(
-    config: EngineConfig,
-    source: WeightSource,
-    max_tokens: int,
-    device: torch.device,
-    progress: Progress,
-) -> AnyBackend:
-    """On a CPU with bf16 matrix instructions OpenVINO uses them and our C++ does not; without
+    On a CPU with bf16 matrix instructions OpenVINO uses them and our C++ does not; without
     them our C++ is the fastest that was measured.
     """
     wanted = config.executor
@@ -67,11 +56,7 @@ def _choose(
             raise ConfigError(f"--executor native: {error}; or use --executor auto") from error
     bf16_products = config.dtype == "bfloat16" and cpu_multiplies_bf16()
     faults: list[str] = []
-    order = ("openvino", "native") if bf16_products else ("native", "openvino")
-    if config.lora_bytes is not None:
-        order = ("native",)
-        faults.append(f"not openvino: {NO_ADAPTERS}")
-    for name in order:
+    for name in ("openvino", "native") if bf16_products else ("native", "openvino"):
         try:
             found = _NAMED[name](config, source, max_tokens, progress)
         except (NoNativeLibrary, ConfigError) as error:
@@ -133,6 +118,8 @@ def openvino_backend(
     config: EngineConfig, source: WeightSource, max_tokens: int, progress: Progress
 ) -> Backend[OpenVinoDecoder, OpenVinoKvCache]:
     """The OpenVINO runtime; compiled here, since it decides the pages. Raises ConfigError."""
+    if config.lora_bytes is not None:
+        raise ConfigError(f"--lora-memory: {_OPENVINO_ADAPTERS_FAULT}")
     rounding = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     int8 = config.weights_format == "int8"
     settings = OpenVinoSettings(
@@ -153,7 +140,7 @@ def openvino_backend(
         block_bytes=layout.page_bytes,
         load=lambda: decoder,
         make_pages=decoder.make_cache,
-        adapters_fault=f"{NO_ADAPTERS}; use --executor native or torch",
+        adapters_fault=_OPENVINO_ADAPTERS_FAULT,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.config.settings import EngineConfig
+from service.config.settings import ConfigError, EngineConfig
 from service.device.attention.base import GraphAttention
 from service.device.attention_choice import Chosen, choose_attention
 from service.device.backend import KV_LABELS, Backend, Progress, joined
@@ -23,6 +23,8 @@ from service.device.sharding.collectives import Collectives, refuse_impossible
 from service.device.sharding.shard import ShardedWeights, TensorParallelRank
 from service.device.torch_executor import DeviceExecutor
 from telemetry.facts.clock import Clock
+
+_RANKS_ADAPTERS_FAULT = "tensor-parallel ranks compute no LoRA adapters; use --tensor-parallel 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,7 @@ def torch_backend(
         computes_in_torch=True,
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
-        adapters_fault=None
-        if collectives is None
-        else "tensor-parallel ranks do not compute them; use --tensor-parallel 1",
+        adapters_fault=None if collectives is None else _RANKS_ADAPTERS_FAULT,
     )
 
 
@@ -139,5 +139,7 @@ def _share(
     if config.tensor_parallel == 1:
         return source, None
     refuse_impossible(config, device)
+    if config.lora_bytes is not None:
+        raise ConfigError(f"--lora-memory: {_RANKS_ADAPTERS_FAULT}")
     place = TensorParallelRank(rank, config.tensor_parallel)
     return ShardedWeights(source, place), Collectives(place, device)
