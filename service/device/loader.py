@@ -134,8 +134,9 @@ def _measured_blocks(
         decoder, backend.make_pages, config.step_tokens, config.max_seqs, decoder.device
     )
     progress(str(budget))
+    cache_bytes = budget.cache_bytes - (config.lora_bytes or 0)
     return choose_blocks(
-        config, max_model_tokens, backend.block_tokens, backend.block_bytes, budget.cache_bytes
+        config, max_model_tokens, backend.block_tokens, backend.block_bytes, cache_bytes
     )
 
 
