@@ -117,9 +117,11 @@ def texts(
             outputs[i].extend(sample.token_id for sample in samples)
 
     step(0, [], everyone[::2])
-    step(1, everyone[::2], everyone[1::2])
-    for number in range(2, count + 1):
-        step(number, [i for i in everyone if len(outputs[i]) < count], [])
+    step(1, [i for i in everyone[::2] if count > 1], everyone[1::2])
+    number = 2
+    while decoding := [i for i in everyone if len(outputs[i]) < count]:
+        step(number, decoding, [])
+        number += 1
     return outputs
 
 
