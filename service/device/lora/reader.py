@@ -103,14 +103,14 @@ class _Reader:
                 continue
             places = _MODULES[name][1]
             down, up, scale = self._module(layer, name)
-            pieces = up.split([sizes[place] for place in places])
+            pieces = torch.split(up, [sizes[place] for place in places])
             for place, piece in zip(places, pieces, strict=True):
                 parts[place] = down, piece, scale
         rank = max(len(part[0]) for part in parts if part is not None)
         down = torch.zeros((len(sizes), rank, module_inputs(self._spec, module)))
         up = torch.zeros((sum(sizes), rank))
         scales = torch.zeros((len(sizes), rank))
-        for place, (part, outputs) in enumerate(zip(parts, up.split(sizes), strict=True)):
+        for place, (part, outputs) in enumerate(zip(parts, torch.split(up, list(sizes)), strict=True)):
             if part is not None:
                 own = len(part[0])
                 down[place, :own] = part[0]

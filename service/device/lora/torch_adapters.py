@@ -117,9 +117,9 @@ class _Segments:
             place = slice(rows.begin, rows.begin + rows.tokens)
             middle = ((x[place] @ low.down.t()) * low.scales).to(x.dtype)
             pieces = zip(
-                out[place].split(sizes, dim=1),
-                middle.split(low.rank, dim=1),
-                low.up.split(sizes),
+                torch.split(out[place], sizes, dim=1),
+                torch.split(middle, low.rank, dim=1),
+                torch.split(low.up, sizes),
                 strict=True,
             )
             for to, inner, up in pieces:
