@@ -40,7 +40,7 @@ def name_of(index: int) -> str:
 
 def with_adapters(base: Any, stated: list[dict[str, Any]], folder: Path) -> Any:
     """The model of transformers with PEFT's adapters, each saved in a folder of its name
-    (`name_of`). Every number is one of bfloat16, so that nothing is lost where they are held as that."""
+    (`name_of`). Every number is one of bfloat16, so nothing is lost where they are held as that."""
     from peft import LoraConfig, get_peft_model
 
     model: Any = None
