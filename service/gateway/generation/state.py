@@ -9,6 +9,7 @@ from service.config.settings import SamplingDefaults
 from service.gateway.engine_client.client import EngineClient
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
+from service.model_files.embedding_files import EmbeddingModel
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import StartReport
@@ -29,3 +30,4 @@ class GatewayState(ServerState):
     retry_after_s: Callable[[], int]
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
+    embedding: EmbeddingModel | None = None
