@@ -18,7 +18,7 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState(ServerState):
-    """What a route may use."""
+    """What a route may use. `number` is that of one of several gateway processes."""
 
     lane: Lane
     engine: EngineClient
@@ -30,4 +30,5 @@ class GatewayState(ServerState):
     retry_after_s: Callable[[], int]
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
+    number: int = 0
     embedding: EmbeddingModel | None = None

@@ -158,6 +158,8 @@ class BodyReader:
 
     def _encode(self, request: GenerationRequest, prompt: str) -> list[int]:
         """A chat template has its special tokens in it; a plain prompt gets them."""
+        if request.embedding is not None:
+            return self.tokenizer.encode_to_embed(prompt)
         is_plain = request.messages is None
         add_special = request.wishes.add_special
         if add_special is None:
