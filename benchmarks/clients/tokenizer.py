@@ -7,7 +7,6 @@ from pathlib import Path
 
 from service.text.gguf_tokenizer import gguf_tokenizer
 
-
 _DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 
 
