@@ -63,7 +63,7 @@ def _fingerprint(compiler: str) -> str:
     for source in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
         digest.update(source.name.encode() + source.read_bytes())
     stat = os.stat(compiler)
-    digest.update(repr((_FLAGS, compiler, stat.st_size, stat.st_mtime_ns)).encode())
+    digest.update(repr((_FLAGS, _SOURCES, compiler, stat.st_size, stat.st_mtime_ns)).encode())
     digest.update(_cpu().encode())
     return digest.hexdigest()[:20]
 
