@@ -69,7 +69,8 @@ class SlotStart:
     """A sequence takes a slot of the executor (first admission, or after preemption).
 
     `outputs` are the tokens it had generated before; penalties count them and the
-    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled.
+    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `adapter` is the
+    number of the adapter that all its rows compute with, 0 for none.
     """
 
     slot: int
@@ -80,6 +81,7 @@ class SlotStart:
     min_tokens: int
     end_token_ids: Sequence[int]
     grammar: Grammar | None = None
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class EngineStarted(_Fact, frozen=True):
     refuse_late: bool = False
     tenant_weights: dict[str, float] = msgspec.field(default_factory=dict)
     budget_ceiling_tokens: int = 0
+    adapter_bytes: int = 0
+    max_adapters: int = 0
     warm_up: tuple[WarmUpStep, ...] = ()
     engine: str = OWN_ENGINE
     engine_version: str = ""
@@ -75,7 +77,8 @@ class SequenceQueued(_Fact, frozen=True):
     the text up to the end of that block. Of a long prompt only the first blocks are here;
     `StepRecorded.blocks_sealed` has the others. None: it may not share blocks. `first_token_by_ns`
     (monotonic), `ttft_target_ns` and `itl_target_ns` are of its SLO class, None without one.
-    `received_ns` is when the process of an attached engine received it; None: not known.
+    `received_ns` is when the process of an attached engine received it; None: not known. It
+    computes with `adapter`, 0 for none, and waits for it if it `awaits_adapter`.
     """
 
     seq_id: int
@@ -92,6 +95,8 @@ class SequenceQueued(_Fact, frozen=True):
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
     received_ns: int | None = None
+    adapter: int = 0
+    awaits_adapter: bool = False
 
 
 class SequenceRefused(_Fact, frozen=True):
@@ -109,6 +114,7 @@ class SequenceRefused(_Fact, frozen=True):
     first_token_by_ns: int | None = None
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    adapter: int = 0
 
 
 class SequenceAdmitted(_Fact, frozen=True):

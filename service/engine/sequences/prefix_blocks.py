@@ -33,7 +33,8 @@ class PrefixBlocks:
         """Set the namespace in which a new request may share blocks, if it may."""
         submit = request.submit
         if submit.cache_prefix and self._prefix.enabled:
-            request.cache_root = self._prefix.root(f"{submit.tenant}\0{submit.cache_salt}")
+            namespace = f"{submit.tenant}\0{submit.cache_salt}"
+            request.cache_root = self._prefix.root(namespace, submit.adapter)
 
     def match(self, request: Request, now_ns: int) -> Match:
         """What the prefix cache has of a waiting request, without its last token: that one is
