@@ -60,6 +60,7 @@ class Result:
 def engine_part(streams: int) -> float:
     """CPU us per step of loop, host and link, without any computing."""
     from service.engine.admission import Limits
+    from service.engine.executor import CountedAdapters
     from service.engine.inbox import Inbox, Submit
     from service.engine.loop import EngineLoop
     from service.engine.plan import Plan, Sample, SamplingParams, StepOutcome
@@ -73,12 +74,13 @@ def engine_part(streams: int) -> float:
     clock = MonotonicClock()
     spent: list[int] = []
 
-    class Instant:
+    class Instant(CountedAdapters):
         """Answers token 7 for every row, and ends the run after enough steps."""
 
         block_tokens, blocks_total = 16, 8192
 
         def __init__(self) -> None:
+            super().__init__()
             self.outcomes: list[StepOutcome] = []
             self.steps = 0
 

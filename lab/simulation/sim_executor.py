@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.engine.executor import StepFailed
+from service.engine.executor import CountedAdapters, StepFailed
 from service.engine.inbox import SetStepCost
 from service.engine.plan import BlockCopy, CopyKind, DecodeRow, Plan, Sample, StepOutcome
 from telemetry.facts.clock import ManualClock
@@ -78,7 +78,7 @@ class Cell:
     writer: int
 
 
-class SimExecutor:
+class SimExecutor(CountedAdapters):
     """Implements `service.engine.executor.Executor` in virtual time.
 
     `fails` says which plans end in StepFailed. `on_read(reader, writer)` is called when a sequence
@@ -97,6 +97,7 @@ class SimExecutor:
         on_read: Callable[[int, int], None] = lambda reader, writer: None,
         period: int | None = None,
     ) -> None:
+        super().__init__()
         self._clock = clock
         self._blocks_total = blocks_total
         self._block_tokens = block_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab.simulation.sim_executor import SimExecutor
+from service.engine.executor import Adapter
 from service.engine.plan import Plan, StepOutcome
 
 
@@ -29,3 +30,9 @@ class Watched:
     def collect(self) -> StepOutcome:
         self._on_collect()
         return self._inner.collect()
+
+    def place_adapter(self, number: int, weights: Adapter) -> int:
+        return self._inner.place_adapter(number, weights)
+
+    def drop_adapter(self, number: int) -> int:
+        return self._inner.drop_adapter(number)

@@ -82,6 +82,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = None
+    lora_bytes: Annotated[
+        int | None,
+        setting(
+            "--lora-memory",
+            Group.MODEL,
+            "memory of the device for LoRA adapters, as in 1GiB",
+            unit=Unit.BYTES,
+            unset="no adapters",
+            hint="leave it out for no adapters",
+            gt=0,
+        ),
+    ] = None
     executor: Annotated[
         Executor,
         setting(

@@ -27,7 +27,8 @@ class Backend(Generic[DecoderT, PagesT]):
     facts. A weight of a matrix takes `weight_bytes`, a block of the cache `block_bytes` over all
     layers. `load` reads the weights, `make_pages` allocates so many blocks. `make_executor` is
     None where `TorchExecutor` runs the plans. With `collectives` this is one tensor-parallel
-    rank, and what it loads and allocates is its part.
+    rank, and what it loads and allocates is its part. `adapters_fault` says why it cannot compute
+    LoRA adapters, None when it can.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Backend(Generic[DecoderT, PagesT]):
         Callable[[DecoderT, PagesT, Sampler, Clock, CpuKvPool | None], DeviceExecutor] | None
     ) = None
     collectives: Collectives | None = None
+    adapters_fault: str | None = None
 
 
 # of some decoder and the pages that it reads

@@ -69,8 +69,8 @@ class SlotStart:
     """A sequence takes a slot of the executor (first admission, or after preemption).
 
     `outputs` are the tokens it had generated before; penalties count them and the
-    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `adapter` is the
-    number of the adapter that all its rows compute with, 0 for none.
+    prompt. Until `min_tokens` outputs exist, `end_token_ids` must not be sampled. `adapter` is
+    the number under which a LoRA adapter was placed on the executor, 0 for the base model.
     """
 
     slot: int

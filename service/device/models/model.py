@@ -15,6 +15,13 @@ from service.config.settings import ConfigError
 from service.device.attention.base import AttentionBackend
 from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
+from service.device.lora.torch_adapters import (
+    DecoderAdapters,
+    StepAdapters,
+    TorchAdapters,
+    adapted,
+)
+from service.device.lora.weights import Module
 from service.device.models.layers import LayerWeights, load_layer
 from service.device.models.ops import LayerOps, PlainOps
 from service.device.models.weight_source import WeightSource, checked
@@ -54,6 +61,7 @@ class Decoder:
         matrices: MatrixFormat = FLOATS,
         ops: LayerOps | None = None,
         partition: Partition = WHOLE,
+        adapters: DecoderAdapters | None = None,
     ) -> None:
         """Load all weights. `max_tokens` bounds positions. Raises ConfigError."""
         spec = source.spec
@@ -62,6 +70,7 @@ class Decoder:
             raise ConfigError(reason)
         self.spec = spec
         self.device = device
+        self.adapters = adapters or TorchAdapters(spec, precision.compute, device)
         self._attention = attention
         self._ops = ops or PlainOps(spec)
         self._rope = RopeTable(spec, max_tokens, precision.compute, device)
@@ -89,8 +98,9 @@ class Decoder:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
         prepared = self._attention.prepare(inputs)
         return self.compute(
-            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared, cache
-        )
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared,
+            cache, adapters=self.adapters.of_step(inputs.segments),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def compute(
@@ -102,6 +112,7 @@ class Decoder:
         prepared: Any,
         cache: KvCache,
         mark: Callable[[], None] = lambda: None,
+        adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
         """The same of tensors alone, with what the attention wants `prepared`; logits of all
         rows where `sampled` is None. `mark` is called before and after each attention."""
@@ -111,13 +122,16 @@ class Decoder:
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
             normed = ops.norm(hidden, delta, layer.input_norm)
-            qkv = layer.qkv(normed).view(len(normed), -1, self.spec.head_dim)
+            qkv = adapted(adapters, index, Module.QKV, layer.qkv, normed)
+            qkv = qkv.view(len(normed), -1, self.spec.head_dim)
             query = ops.rope_and_write_kv(index, qkv, angles, layer.head_norms, cache, slot_mapping)
             mark()
             mixed = attention.run(query, index, cache, prepared)
             mark()
-            normed = ops.norm(hidden, layer.out(mixed.flatten(1)), layer.ffn_norm)
-            delta = layer.down(ops.gated(layer.gate_up(normed)))
+            delta = adapted(adapters, index, Module.OUT, layer.out, mixed.flatten(1))
+            normed = ops.norm(hidden, delta, layer.ffn_norm)
+            gate_up = adapted(adapters, index, Module.GATE_UP, layer.gate_up, normed)
+            delta = adapted(adapters, index, Module.DOWN, layer.down, ops.gated(gate_up))
         if sampled is not None:
             hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
         return self._head(ops.norm(hidden, delta, self._norm)).float()

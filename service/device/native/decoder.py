@@ -10,6 +10,7 @@ import torch
 
 from service.device.inputs import StepInputs
 from service.device.models.weight_source import WeightSource, checked
+from service.device.native.adapters import NativeAdapters, packed_segments
 from service.device.native.cache import NativeKvCache
 from service.device.native.library import (
     BatchStruct,
@@ -82,6 +83,7 @@ class NativeDecoder:
             norm_eps=spec.norm_eps,
         )
         self.library = load_library(config, progress)
+        self.adapters = NativeAdapters(self.library)
         self._attached: NativeKvCache | None = None
         _Loader(source, self.library, rounding).load(max_tokens, progress)
 
@@ -97,6 +99,7 @@ class NativeDecoder:
             pages += span.blocks
         span_memory = torch.tensor(spans, dtype=torch.int32)
         page_memory = torch.tensor(pages, dtype=torch.int64)
+        segments = packed_segments(inputs.segments)
         logits = torch.empty((len(inputs.sampled), self.spec.vocab))
         batch = BatchStruct(
             tokens=len(inputs.token_ids),
@@ -110,6 +113,8 @@ class NativeDecoder:
             span=span_memory.data_ptr(),
             pages=page_memory.data_ptr(),
             logits=logits.data_ptr(),
+            segment=segments.data_ptr(),
+            segments=len(segments),
         )
         self.library.forward(batch)
         return logits
