@@ -173,11 +173,13 @@ class EngineLoop:
         desk = self.scheduler.adapters
         if not desk.knows_any:
             return False
-        orders = desk.orders()
-        for order in orders:
-            self._carry_out(order)
+        any_order = False
+        while orders := desk.orders():  # what was placed may be evicted for another
+            any_order = True
+            for order in orders:
+                self._carry_out(order)
         self._record_facts(self._clock.now_ns())
-        return bool(orders)
+        return any_order
 
     def _carry_out(self, order: Order) -> None:
         match order:
