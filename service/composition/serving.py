@@ -112,6 +112,7 @@ async def _serve(
             recorder=telemetry.recorder,
             connections=connections,
             slo=telemetry.slo_policy,
+            adapters=config.engine,
         )
         await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:

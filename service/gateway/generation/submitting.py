@@ -36,6 +36,7 @@ def build_submits(
     started = state.engine.started
     assert started is not None
     seed = secrets.randbits(62) if request.seed is None else request.seed
+    adapter = state.adapter_of(request.model)
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
         # token ids are encoded already: the encoder copies the bytes
@@ -58,6 +59,7 @@ def build_submits(
                 first_token_by_ns=accepted_ns + slo.ttft_ns,
                 ttft_target_ns=slo.ttft_ns,
                 itl_target_ns=slo.itl_ns,
+                adapter=adapter,
             )
 
 

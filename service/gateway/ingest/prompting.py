@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from service.config.settings import SamplingDefaults
-from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.errors import ApiError, bad_request
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
@@ -111,8 +111,6 @@ class BodyReader:
                 request = parse_chat(body, self._defaults)
             case Operation.TEXT:
                 request = parse_completion(body, self._defaults)
-        if request.model is not None and request.model != self._model:
-            raise model_not_found(request.model, self._model)
         return request
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:

@@ -97,7 +97,7 @@ def _types(descriptions: Sequence[Description]) -> list[Any]:
 
 def _guard(config: GatewayConfig, path: str) -> str | None:
     """The security scheme of a path; None if it needs no key."""
-    if path.startswith("/debug/") or path == "/metrics":
+    if is_internal(path) and (config.debug_key is not None or path not in ADMIN_PATHS):
         return "debugKey" if config.debug_key is not None else None
     if path.startswith("/v1/"):
         return "apiKey" if config.api_key is not None or config.tenant_keys else None
