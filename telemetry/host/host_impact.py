@@ -240,8 +240,6 @@ class HostImpact:
                 sequence.unblock(WaitReason.GRAMMAR, fact.at_ns)
             case SequenceEnded():
                 self._end(fact.seq_id, fact.at_ns)
-            case _:
-                pass
 
     def _adapter_fact(self, fact: AdapterLoaded | AdapterEvicted) -> None:
         for sequence in filter(None, map(self._sequence, fact.seq_ids)):

@@ -42,7 +42,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Server]:
     flags = (
-        "--model", MODEL, "--served-model-name", BASE, "--max-model-len", "512", "--debug-key", "inside",
+        "--model", MODEL, "--served-model-name", BASE, "--max-model-len", "512",
+        "--debug-key", "inside",
         "--lora-memory", "64MiB", "--max-loras", str(PLACED), "--lora-root", str(root),
         "--lora", *(f"{name}={root / name}" for name in NAMES),
     )  # fmt: skip

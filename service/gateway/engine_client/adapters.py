@@ -136,8 +136,10 @@ class AdapterView:
         """Nothing is known until another engine says what it has."""
         self._by_name.clear()
         self._known.clear()
-        for waiting in (*self._asked.values(), *self._reads.values(), *self._unloads.values()):
-            _fail(waiting, AdapterEngineGone())
+        waiting: list[asyncio.Future[Any]] = [*self._asked.values()]
+        waiting += [*self._reads.values(), *self._unloads.values()]
+        for one in waiting:
+            _fail(one, AdapterEngineGone())
 
     def _added(self, fact: AdapterAdded) -> None:
         known = KnownAdapter(fact.number, fact.name, fact.source)
