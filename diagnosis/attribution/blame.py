@@ -2,9 +2,9 @@
 
 The excess is known by stage. It is charged in two ways. What happens within a step (a slow pass, a
 pause, a mask, another request's prompt) delays every row of the step, so it is charged for each of
-them. Of the queue's time, waits for blocks, clients, grammars and adapters have their cause in their
-wait reason; the rest is charged to whatever took the engine's time beyond its share in the baseline, in
-proportion, since that makes a queue.
+them. Of the queue's time, waits for blocks, clients, grammars and adapters have their cause in
+their wait reason; the rest is charged to whatever took the engine's time beyond its share in the
+baseline, in proportion, since that makes a queue.
 
 The charges add up to the excess, so causes can be compared.
 """
@@ -175,8 +175,8 @@ def _take_waits(found: Blame, window: Window) -> None:
 
 def _waits(found: Blame, window: Window, reference: Reference) -> dict[Symptom, Charges]:
     """Shares of the queue's time by cause, for each effect: what the head of the queue waits for.
-    Those behind a head that waits for its own grammar, adapter or client are a queue. A few loads of
-    adapters are first loads."""
+    Those behind a head that waits for its own grammar, adapter or client are a queue. A few loads
+    of adapters are first loads."""
     parts: dict[Symptom, Charges] = defaultdict(Charges)
     contributors = (
         Charges() if found.engine is None else shares_of(queue_contributors(found.engine))

@@ -75,8 +75,8 @@ class Waits:
 
     def count(self, step: StepRecorded, turn_ns: int, counts: Counts) -> None:
         """Queued sequences wait for what blocks the head of the queue; running ones without a row
-        wait for their own reason, and so do queued ones whose KV blocks come from elsewhere, or whose
-        adapter is not placed."""
+        wait for their own reason, and so do queued ones whose KV blocks come from elsewhere, or
+        whose adapter is not placed."""
         self.heads.update(step.preempted)
         for seq_id in step.preempted:
             self._requests.skipped(seq_id, WaitReason.PREEMPTED, step.committed_ns)
