@@ -75,7 +75,7 @@ NEEDS: dict[Symptom, Needs] = {
     ),
     S.INGEST_BACKLOG: Needs((Need.FRONT_END,)),
     S.GRAMMAR_COST: Needs((Need.MASKS,), "waits for a grammar", (S.MEMORY_BANDWIDTH, S.THROTTLED)),
-    S.ADAPTER_CHURN: Needs((Need.ADAPTERS,), seems=(S.QUEUE_OVERLOAD,)),
+    S.ADAPTER_CHURN: Needs((Need.ADAPTERS,)),
     S.INVALID_OUTPUT: Needs((Need.OUTPUT_VALIDITY,), "answers that are cut at their length"),
     S.SLOW_CLIENT: Needs(
         (Need.CLIENT_PAUSES, Need.FRONT_END), "the time after the last token, with a front end"
