@@ -1,4 +1,4 @@
-"""What adapters cost: eight streams that decode with eight adapters, beside eight of the base model.
+"""What adapters cost: eight streams that decode with eight adapters, beside eight of the base one.
 
 The executor alone, without scheduler or HTTP: the native decoder on the default model. Blocks with
 and without adapters alternate (ABBA), a pair is two neighbours, and the ratio of a pair is what

@@ -69,6 +69,8 @@ def wanted_of(model: Any, text: list[int], number: int) -> torch.Tensor:
     return found
 
 
+# PEFT 0.21 reads an attribute that transformers 5 has renamed
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "-" not in name])
 def test_a_step_of_rows_with_adapters_of_peft(name: str, tmp_path: Path) -> None:
     """Prompts in one step, decodes in the next, on both decoders that compute adapters."""

@@ -103,7 +103,7 @@ class AdapterConfig:
 def read_adapter_config(path: Path, values: Mapping[str, Any], most_rank: int) -> AdapterConfig:
     """Raises ConfigError."""
     keys = StrictKeys(path, values)
-    if not keys.states("peft_type"):
+    if keys.peek("peft_type") is None:
         raise keys.refused("peft_type", None, "this is no adapter of PEFT's")
     keys.take("layers_pattern")  # layers are called `layers` in every family here
     config = AdapterConfig(

@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.device.attention.torch_paged import TorchPagedAttention
 from service.device.attention.triton_paged import TritonPagedAttention
 from service.device.cache.kv_cache import KvFormat, make_cache
 from service.device.cuda.executor import CudaExecutor
@@ -28,11 +29,10 @@ from service.device.lora.weights import AdapterWeights, LowRank, Module, module_
 from service.device.models.model import Decoder
 from service.device.quantization.precision import Precision
 from service.device.sampling.sampler import Sampler
-from service.device.spec import DUMMY_SHAPES
+from service.device.spec import DUMMY_SHAPES, ModelSpec
 from service.device.torch_executor import TorchExecutor
 from service.device.triton.ops import FusedOps
 from service.engine.executor import DeviceFailure
-from service.engine.plan import SamplingParams
 from telemetry.facts.clock import MonotonicClock
 from tests.support.models.adapters import texts
 from tests.support.servers.lively import LivelyWeights
@@ -41,31 +41,31 @@ pytestmark = pytest.mark.long
 
 CPU = torch.device("cpu")
 SPEC = DUMMY_SHAPES["tiny"]
-PAGE, PAGES, MAX_TOKENS, MAX_ROWS, MOST_RANK = 16, 64, 128, 4, 64
+SMALL = LivelyWeights(layers=1, hidden=32, ffn=64, heads=2, kv_heads=1)
+PAGE, PAGES, MAX_TOKENS, MAX_ROWS, MOST_RANK = 16, 8, 32, 2, 64
 
 
 def random_adapter(
-    rank: int, seed: int, dtype: torch.dtype = torch.float32, only: tuple[Module, ...] = ()
+    rank: int, seed: int, only: tuple[Module, ...] = tuple(Module), spec: ModelSpec = SPEC
 ) -> AdapterWeights:
     source = torch.Generator().manual_seed(seed)
 
     def low(module: Module) -> LowRank:
-        parts, inputs = module_parts(SPEC, module), module_inputs(SPEC, module)
+        parts, inputs = module_parts(spec, module), module_inputs(spec, module)
         down = torch.randn((len(parts) * rank, inputs), generator=source) * inputs**-0.5
         up = torch.randn((sum(parts), rank), generator=source) * rank**-0.5
         scales = torch.rand(len(parts) * rank, generator=source) + 0.5
-        return LowRank(down.to(dtype), up.to(dtype), scales)
+        return LowRank(down, up, scales)
 
-    modules = only or tuple(Module)
-    layers = tuple({module: low(module) for module in modules} for _ in range(SPEC.layers))
-    return AdapterWeights(dtype, layers, ("all",))
+    layers = tuple({module: low(module) for module in only} for _ in range(spec.layers))
+    return AdapterWeights(torch.float32, layers, ("all",))
 
 
 ADAPTERS = {3: random_adapter(8, 1), 5: random_adapter(33, 2), 9: random_adapter(64, 3)}
 ADAPTERS[11] = random_adapter(5, 4, only=(Module.OUT, Module.DOWN))
 
 
-def filled(store: Any, dtype: torch.dtype = torch.float32) -> Any:
+def filled(store: Any) -> Any:
     for number, adapter in ADAPTERS.items():
         store.place(number, adapter)
     return store
@@ -89,7 +89,7 @@ def added(step: Any, layer: int, module: Module, tokens: int) -> torch.Tensor:
     return out
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(NUMBERS, st.integers(1, 40)), min_size=1, max_size=4),
     st.sampled_from(Module), st.integers(0, 1),
@@ -107,7 +107,7 @@ def test_segments_of_any_adapters_are_multiplied_as_torch_does(
     torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(NUMBERS, min_size=1, max_size=6), st.sampled_from(Module))
 def test_a_captured_row_reads_its_place_when_the_graph_runs(
     numbers: list[int], module: Module
@@ -147,55 +147,64 @@ def test_a_full_table_and_too_large_a_rank_are_refused() -> None:
 
 # --- the GPU's executor ---------------------------------------------------------------------------
 
+SMALL_ADAPTERS = {
+    3: random_adapter(5, 1, spec=SMALL.spec),
+    5: random_adapter(9, 2, spec=SMALL.spec),
+}
+PROMPTS = [[20, 21, 22, 23, 24], [7] * 9]
+
 
 def decoder_of(adapters: DecoderAdapters) -> Decoder:
-    weights = LivelyWeights()
-    attention = TritonPagedAttention(weights.spec, PAGE, CPU)
+    attention = TritonPagedAttention(SMALL.spec, PAGE, CPU)
     precision = Precision(torch.float32, torch.float32)
-    ops = FusedOps(weights.spec)
-    return Decoder(weights, attention, MAX_TOKENS, precision, CPU, ops=ops, adapters=adapters)
+    ops = FusedOps(SMALL.spec)
+    return Decoder(SMALL, attention, MAX_TOKENS, precision, CPU, ops=ops, adapters=adapters)
+
+
+def placed(executor: Any) -> Any:
+    for number, adapter in SMALL_ADAPTERS.items():
+        executor.place_adapter(number, adapter)
+    return executor
 
 
 def cuda_executor_of(adapters: DecoderAdapters) -> tuple[CudaExecutor, StandInRuntime]:
     decoder, clock = decoder_of(adapters), MonotonicClock()
     runtime = StandInRuntime(clock)
-    cache = make_cache(KvFormat.PLAIN, decoder.spec, PAGES + 1, PAGE, torch.float32, CPU)
+    cache = make_cache(KvFormat.PLAIN, SMALL.spec, PAGES + 1, PAGE, torch.float32, CPU)
     executor = CudaExecutor(
-        decoder, TritonPagedAttention(decoder.spec, PAGE, CPU), cache, runtime,
-        Sampler(decoder.spec.vocab, clock), clock, MAX_ROWS, MAX_TOKENS,
+        decoder, TritonPagedAttention(SMALL.spec, PAGE, CPU), cache, runtime,
+        Sampler(SMALL.spec.vocab, clock), clock, MAX_ROWS, MAX_TOKENS,
     )  # fmt: skip
-    return executor, runtime
+    return placed(executor), runtime
 
 
-PROMPTS = [[20, 21, 22, 23, 24], list(range(40, 60)), [7] * 9]
+def reference() -> Any:
+    attention = TorchPagedAttention(PAGE, CPU)
+    precision = Precision(torch.float32, torch.float32)
+    decoder = Decoder(SMALL, attention, MAX_TOKENS, precision, CPU)
+    cache = make_cache(KvFormat.PLAIN, SMALL.spec, PAGES, PAGE, torch.float32, CPU)
+    return placed(TorchExecutor(decoder, cache, MonotonicClock()))
 
 
-@pytest.mark.parametrize("sampling", [None, SamplingParams(temperature=0.9, seed=5)])
-def test_texts_of_captured_steps_are_those_of_torch(sampling: SamplingParams | None) -> None:
+def test_texts_of_captured_steps_are_those_of_torch() -> None:
     """A slot that had an adapter is used again by the base model."""
-    decoder = decoder_of(TorchAdapters(SPEC, torch.float32, CPU))
-    cache = make_cache(KvFormat.PLAIN, SPEC, PAGES, PAGE, torch.float32, CPU)
-    reference = TorchExecutor(decoder, cache, MonotonicClock())
-    executor, runtime = cuda_executor_of(TritonAdapters(SPEC, torch.float32, CPU, MOST_RANK))
-    for number in (3, 5):
-        reference.place_adapter(number, ADAPTERS[number])
-        executor.place_adapter(number, ADAPTERS[number])
-
+    adapters = TritonAdapters(SMALL.spec, torch.float32, CPU, 16)
+    (executor, runtime), wanted = cuda_executor_of(adapters), reference()
     found = []
-    for numbers in ([3, 0, 5], [0, 3, 0], [0, 0, 0]):
+    for numbers in ([3, 5], [0, 3], [0, 0]):
         before = runtime.captured
-        found.append(texts(executor, PROMPTS, numbers, 5, sampling))
-        assert found[-1] == texts(reference, PROMPTS, numbers, 5, sampling)
-        if numbers == [0, 0, 0]:
+        found.append(texts(executor, PROMPTS, numbers, 4))
+        assert found[-1] == texts(wanted, PROMPTS, numbers, 4)
+        if not any(numbers):
             assert runtime.captured > before, "its graphs have no products of adapters"
     assert found[0] != found[2]
-    assert runtime.replays >= 9
+    assert runtime.replays >= 6
 
 
 def test_without_a_table_steps_with_adapters_are_not_captured() -> None:
-    executor, runtime = cuda_executor_of(TorchAdapters(SPEC, torch.float32, CPU))
-    executor.place_adapter(3, ADAPTERS[3])
-    texts(executor, PROMPTS[:1], [3], 4)
+    executor, runtime = cuda_executor_of(TorchAdapters(SMALL.spec, torch.float32, CPU))
+    wanted = texts(reference(), PROMPTS[:1], [3], 3)
+    assert texts(executor, PROMPTS[:1], [3], 3) == wanted
     assert runtime.replays == 0
-    texts(executor, PROMPTS[:1], [0], 4)
-    assert runtime.replays == 3
+    texts(executor, PROMPTS[:1], [0], 3)
+    assert runtime.replays == 2

@@ -100,6 +100,7 @@ def texts(
         first_block += needed
     params = sampling or SamplingParams(temperature=0.0)
     outputs: list[list[int]] = [[] for _ in prompts]
+    everyone = list(range(len(prompts)))
 
     def step(number: int, decoding: list[int], starting: list[int]) -> None:
         decodes = tuple(
@@ -110,17 +111,17 @@ def texts(
         starts = tuple(
             SlotStart(i, i, params, prompts[i], (), 0, (), adapter=adapters[i]) for i in starting
         )
-        executor.launch(Plan(number, decodes, chunks, starts, (), (), (), 1 << 20))
+        stopped = () if number else tuple(everyone)  # of an earlier call
+        executor.launch(Plan(number, decodes, chunks, starts, stopped, (), (), 1 << 20))
         for i, samples in zip([*decoding, *starting], executor.collect().samples, strict=True):
             outputs[i].extend(sample.token_id for sample in samples)
 
-    everyone = list(range(len(prompts)))
     step(0, [], everyone[::2])
-    step(1, everyone[::2], everyone[1::2])
-    for number in range(2, count + 1):
-        step(number, [i for i in everyone if len(outputs[i]) < count], [])
-    executor.launch(Plan(count + 1, (), (), (), tuple(everyone), (), (), 1))
-    executor.collect()
+    step(1, [i for i in everyone[::2] if count > 1], everyone[1::2])
+    number = 2
+    while decoding := [i for i in everyone if len(outputs[i]) < count]:
+        step(number, decoding, [])
+        number += 1
     return outputs
 
 
