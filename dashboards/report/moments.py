@@ -9,8 +9,8 @@ from typing import Any
 
 from dashboards.report.incident import Tone
 from dashboards.report.verdicts import HEALTHY, Said
-from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.adapter_records import AdapterClosed, AdapterFailed
+from telemetry.facts.autopilot_records import AutopilotDecided
 from telemetry.facts.engine_records import (
     CacheFlushed,
     EngineStarted,
