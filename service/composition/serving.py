@@ -91,7 +91,7 @@ async def _serve(
             watch_host=config.engine.watch_host,
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
-        reader = BodyReader(tokenizer, model.name, model.defaults, clock)
+        reader = BodyReader(tokenizer, model.name, model.defaults, clock, config.gateway.compat)
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
         console = ConsoleProcess(config, port)
         start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)

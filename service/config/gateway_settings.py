@@ -11,6 +11,8 @@ from service.config.setting import ConfigError, Group, Unit, check_fields, setti
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 LEAST_ENGINE_DEADLINE_S = 3.0
+Compat = Literal["all", "openai", "vllm", "sglang", "off"]
+DEFAULT_COMPAT: Compat = "all"
 
 
 class KeysSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 10.0
+    compat: Annotated[
+        Compat,
+        setting(
+            "--compat",
+            Group.HTTP,
+            "whose fields requests may have besides this server's own: OpenAI's, and vLLM's or "
+            "SGLang's or both; those that cannot be obeyed are refused in any case",
+        ),
+    ] = DEFAULT_COMPAT
     ingest_workers: Annotated[
         int,
         setting(

@@ -134,3 +134,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     coverage: Coverage = Coverage()
     adapters: AdapterStats = AdapterStats()
+    block_tokens: int | None = None

@@ -28,7 +28,7 @@ from service.gateway.generation.output_processor import OutputProcessor
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import ResponseHead
 from service.gateway.generation.state import GatewayState
-from service.gateway.generation.submitting import build_submits, submit_all
+from service.gateway.generation.submitting import build_submits, prompt_ids, submit_all
 from service.gateway.http.arrival import arrived_ns
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import check_priority, identify
@@ -174,15 +174,17 @@ class GenerationHandler:
             self._recorder.accepted_ns,
         )
         await submit_all(
-            self._state, self._recorder, self._outputs, submits, request.stops, self._choices
+            self._state, self._recorder, self._outputs, submits, request, self._choices
         )
         head = ResponseHead(
             operation=self._operation,
-            request_id=self.request_id,
+            request_id=request.wishes.answer_id or self.request_id,
             created_unix_s=unix_seconds(),
             model=request.model or self._state.model,
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
+            wishes=request.wishes,
+            prompt_ids=prompt_ids(request, result.prompts),
         )
         self._processor = OutputProcessor(
             state=self._state,

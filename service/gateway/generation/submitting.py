@@ -68,7 +68,7 @@ async def submit_all(
     recorder: RequestRecorder,
     outputs: OutputQueue,
     submits: Iterable[Submit],
-    stops: tuple[str, ...],
+    request: GenerationRequest,
     choices: list[Choice],
 ) -> None:
     """Send all sequences to the engine; each is appended to `choices` before it is sent.
@@ -77,7 +77,7 @@ async def submit_all(
     """
     written_bytes = 0
     for index, submit in enumerate(submits):
-        choices.append(Choice(index, submit.seq_id, state.tokenizer, stops))
+        choices.append(Choice(index, submit.seq_id, state.tokenizer, request.stops, request.wishes))
         submitted_ns = state.clock.now_ns()
         try:
             written_bytes += state.engine.submit(submit, outputs)
@@ -89,6 +89,16 @@ async def submit_all(
             await asyncio.sleep(0)
             if outputs.interruption is not None:
                 raise Interrupted(outputs.interruption)
+
+
+def prompt_ids(
+    request: GenerationRequest, prompts: Iterable[PackedPrompt]
+) -> list[list[int]] | None:
+    """The prompt of each choice as token ids, if the request asked for them."""
+    if not request.wishes.token_ids:
+        return None
+    decoded = [msgspec.msgpack.decode(prompt.ids, type=list[int]) for prompt in prompts]
+    return [ids for ids in decoded for _ in range(request.choices)]
 
 
 def _sampling(request: GenerationRequest, seed: int) -> SamplingParams:

@@ -16,6 +16,11 @@ from service.gateway.http.asgi import header, label
 from service.gateway.http.browsers import ADMIN_PATHS, browser_error, is_internal
 from service.gateway.http.http_errors import priority_not_allowed
 
+# routes outside /v1/ that other servers have too, for clients of the model
+_API_PATHS = frozenset(
+    ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/loads")
+)
+
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:
     """The error if the request is refused, else None; and its tenant."""
@@ -45,10 +50,15 @@ def check_priority(config: GatewayConfig, scope: Scope, priority: int) -> None:
         raise priority_not_allowed(priority, best)
 
 
+def is_api_path(path: str) -> bool:
+    """Whether a path is for clients of the model, who have an API key."""
+    return path.startswith("/v1/") or path in _API_PATHS
+
+
 def _key_error(config: GatewayConfig, scope: Scope) -> ApiError | None:
     path: str = scope["path"]
     is_admin = path in ADMIN_PATHS  # a tenant's key is not enough
-    is_api = path.startswith("/v1/") and not is_admin
+    is_api = is_api_path(path) and not is_admin
     if is_internal(path) and not (is_admin and config.debug_key is None):
         needed, guarded = config.debug_key, config.debug_key is not None
     elif is_api or is_admin:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from service.config.settings import ModelRef
+from service.config.settings import Compat, ModelRef
 from service.engine.plan import Grammar
 from service.gateway.ingest.prompting import IngestResult, PackedError, PackedPrompt
 from service.gateway.ingest.schemas import GenerationRequest, Operation
@@ -30,6 +30,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker; it answers Ready when it has loaded the tokenizer."""
 
     model: ModelRef
+    compat: Compat
 
 
 class ReadBody(msgspec.Struct, frozen=True, tag=True):

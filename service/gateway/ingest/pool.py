@@ -52,7 +52,10 @@ _GRACE_S = 0.25  # to finish a job that is nearly done is cheaper than a new wor
 _RETRY_S = 1.0
 _BUSY_S = 2
 # a body with one of these may contain a schema; field names can be written with escapes
-_SCHEMA_WORDS = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
+_SCHEMA_WORDS = (
+    b"response_format", b"structured_outputs", b"guided_", b'"json_schema"', b'"regex"', b'"ebnf"',
+    b"\\u",
+)  # fmt: skip
 
 
 Result = TypeVar("Result")
@@ -197,7 +200,9 @@ class IngestPool:
                 worker.end()
 
     async def _start(self) -> WorkerProcess | None:
-        starting = self._in_thread(lambda: WorkerProcess.start(self._model))
+        starting = self._in_thread(
+            lambda: WorkerProcess.start(self._model, compat=self._reader.compat)
+        )
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:  # the pool is closed: end the worker that is starting

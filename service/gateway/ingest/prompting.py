@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from service.config.settings import SamplingDefaults
+from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.gateway.errors import ApiError, bad_request
+from service.gateway.ingest.compat.wishes import cut_prompt
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
@@ -71,13 +72,19 @@ class BodyReader:
     """Reads bodies for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, model: str, defaults: SamplingDefaults, clock: Clock
+        self,
+        tokenizer: Tokenizer,
+        model: str,
+        defaults: SamplingDefaults,
+        clock: Clock,
+        compat: Compat = DEFAULT_COMPAT,
     ) -> None:
         self._tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
         self._model = model
         self._defaults = defaults
         self._clock = clock
+        self.compat = compat
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
         """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
@@ -108,9 +115,9 @@ class BodyReader:
     def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
         match operation:
             case Operation.CHAT:
-                request = parse_chat(body, self._defaults)
+                request = parse_chat(body, self._defaults, self.compat)
             case Operation.TEXT:
-                request = parse_completion(body, self._defaults)
+                request = parse_completion(body, self._defaults, self.compat)
         return request
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
@@ -136,13 +143,22 @@ class BodyReader:
         if isinstance(prompt, list):
             ids = self._checked(prompt)
         else:
-            if len(prompt) > _LONG_CHARACTERS:
+            if len(prompt) > _LONG_CHARACTERS and request.wishes.prompt_tokens is None:
                 _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
-            is_chat = request.messages is not None
-            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
-            ids = encode(prompt)
+            ids = self._encode(request, prompt)
+        ids = cut_prompt(ids, request.wishes, context_tokens, request.max_tokens or 1)
         output_limit(request, len(ids), context_tokens)
         return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+
+    def _encode(self, request: GenerationRequest, prompt: str) -> list[int]:
+        """A chat template has its special tokens in it; a plain prompt gets them."""
+        is_plain = request.messages is None
+        add_special = request.wishes.add_special
+        if add_special is None:
+            add_special = is_plain
+        if not is_plain and not add_special:
+            return self._tokenizer.encode_chat(prompt)
+        return self._tokenizer.encode(prompt, add_special)
 
     def _checked(self, ids: list[int]) -> list[int]:
         worst = max(ids)

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from service.config.settings import SamplingDefaults
+from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
-from service.gateway.ingest.decoding import decode, unsupported
+from service.gateway.ingest.compat.checks import check_foreign, unsupported
+from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes, salt_of, wishes_of
+from service.gateway.ingest.decoding import decode
 from service.gateway.ingest.formats import parse_grammar
 from service.gateway.ingest.request_types import (
     ChatBody,
@@ -66,9 +68,12 @@ class GenerationRequest:
     cache_salt: str = ""
     cache_prefix: bool = True
     typed_events: bool = False
+    wishes: Wishes = NO_WISHES
 
 
-def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+def parse_chat(
+    body: bytes, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
+) -> GenerationRequest:
     """Body of POST /v1/chat/completions. Raises ApiError."""
     sent = decode(body, ChatBody)
     if sent.top_logprobs is not None and not sent.logprobs:
@@ -77,30 +82,38 @@ def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     return _request(
         sent,
         defaults,
+        compat,
         messages=tuple(map(_message, sent.messages)),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
 
 
-def parse_completion(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+def parse_completion(
+    body: bytes, defaults: SamplingDefaults, compat: Compat = DEFAULT_COMPAT
+) -> GenerationRequest:
     """Body of POST /v1/completions. Raises ApiError."""
     sent = decode(body, CompletionBody)
     return _request(
         sent,
         defaults,
+        compat,
         prompts=_prompts(sent.prompt),
         max_tokens=sent.max_tokens,
         logprobs=sent.logprobs,
     )
 
 
-def _request(sent: GenerationBody, defaults: SamplingDefaults, **own: Any) -> GenerationRequest:
+def _request(
+    sent: GenerationBody, defaults: SamplingDefaults, compat: Compat, **own: Any
+) -> GenerationRequest:
     """A request from the shared fields, with defaults for absent ones, and the route's `own`."""
     for name in ("store", "echo"):
         if getattr(sent, name):
             raise unsupported(name)
+    check_foreign(sent, compat)
     options = _stream_options(sent)
+    check_foreign(options, compat)
     request = GenerationRequest(
         model=sent.model,
         stream=bool(sent.stream),
@@ -121,11 +134,12 @@ def _request(sent: GenerationBody, defaults: SamplingDefaults, **own: Any) -> Ge
         stops=(sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ()),
         stop_token_ids=frozenset(sent.stop_token_ids or ()),
         ignore_eos=bool(sent.ignore_eos),
-        grammar=parse_grammar(lambda name: getattr(sent, name)),
+        grammar=parse_grammar(lambda name: getattr(sent, name, None)),
         timeout_s=sent.timeout,
         priority=_or(sent.priority, 0),
-        cache_salt=_or(sent.cache_salt, ""),
+        cache_salt=salt_of(sent.cache_salt, sent.extra_key),
         cache_prefix=_or(sent.cache_prefix, True),
+        wishes=wishes_of(sent, options.include_usage and bool(options.continuous_usage_stats)),
         **own,
     )
     _refuse_contradictions(request)

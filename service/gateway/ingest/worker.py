@@ -53,7 +53,8 @@ def _serve(connection: socket.socket) -> None:
             case Start():
                 tokenizer = load_tokenizer(job.model)
                 clock = MonotonicClock()
-                reader = BodyReader(tokenizer, job.model.name, job.model.defaults, clock)
+                named = job.model.name, job.model.defaults
+                reader = BodyReader(tokenizer, *named, clock, job.compat)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"

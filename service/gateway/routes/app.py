@@ -11,6 +11,7 @@ from service.gateway.ingest.schemas import Operation
 from service.gateway.routes.app_frame import framed_app
 from service.gateway.routes.openapi import openapi_route
 from service.gateway.routes.ops import ops_routes
+from service.gateway.routes.peer_routes import peer_routes
 from service.gateway.routes.route_table import DESCRIPTIONS
 
 
@@ -28,6 +29,7 @@ def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         *ops_routes(state),
+        *peer_routes(state),
         openapi_route(state, DESCRIPTIONS),
     ]
 

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from service.config.settings import GatewayConfig
 from service.gateway.http.browsers import ADMIN_PATHS, is_internal
+from service.gateway.http.security import is_api_path
 from service.gateway.routes.response_types import ErrorBody, StreamAccepted, StreamCompleted
 from service.gateway.routes.view_routes import json_response
 from service.gateway.routes.view_table import (
@@ -100,7 +101,7 @@ def _guard(config: GatewayConfig, path: str) -> str | None:
     """The security scheme of a path; None if it needs no key."""
     if is_internal(path) and (config.debug_key is not None or path not in ADMIN_PATHS):
         return "debugKey" if config.debug_key is not None else None
-    if path.startswith("/v1/"):
+    if is_api_path(path):
         return "apiKey" if config.api_key is not None or config.tenant_keys else None
     return None
 

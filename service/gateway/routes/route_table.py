@@ -3,12 +3,15 @@ test compares it with the app's. Those of any server are in `view_table`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.routes import peer_types as peers
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.adapter_routes import LoadLora, UnloadLora
 from service.gateway.routes.limits_route import LimitsChange
 from service.gateway.routes.ops import TelemetryChange
-from service.gateway.routes.query_types import ProfileQuery
+from service.gateway.routes.query_types import LoadsQuery, ProfileQuery
 from service.gateway.routes.view_table import (
     DEBUG_VIEWS,
     EVENTS,
@@ -75,6 +78,32 @@ GENERATION = [
     ),
 ]  # fmt: skip
 
+
+def _peer(path: str, summary: str, answer: type | None, **more: Any) -> Description:
+    return Description(
+        method="GET", path=path, summary=summary, tag="peers", answer={JSON: answer}, **more
+    )
+
+
+PEERS = [
+    Description(
+        method="GET", path="/ping", summary="Whether requests are accepted, as `/ready`",
+        tag="peers", answer={},
+    ),
+    _peer("/version", "The server's version, as vLLM says it", peers.Version),
+    _peer("/server_info", "Limits and version, as SGLang says them", peers.ServerInfo),
+    _peer("/get_server_info", "The same under its older name", peers.ServerInfo),
+    _peer("/model_info", "The served model, as SGLang says it", peers.ModelInfo),
+    _peer("/get_model_info", "The same under its older name", peers.ModelInfo),
+    _peer(
+        "/v1/loads", "How loaded the engine is, as SGLang says it", peers.Loads,
+        query=LoadsQuery, errors=(400,),
+    ),
+    _peer(
+        "/loads", "The same under another name", peers.Loads, query=LoadsQuery, errors=(400,)
+    ),
+]  # fmt: skip
+
 DEBUG = [
     *DEBUG_VIEWS,
     view("/debug/startup", "Duration of the start, by stage"),
@@ -98,4 +127,4 @@ DEBUG = [
     ),
 ]  # fmt: skip
 
-DESCRIPTIONS = [*GENERATION, *OPERATIONS, *DEBUG]
+DESCRIPTIONS = [*GENERATION, *OPERATIONS, *PEERS, *DEBUG]
