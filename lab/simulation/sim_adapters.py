@@ -17,6 +17,7 @@ from service.engine.inbox import Command, LoadAdapter, UnloadAdapter, WeightsRea
 from telemetry.facts.adapter_records import (
     AdapterAdded,
     AdapterClosed,
+    AdapterRead,
     AdapterUnloaded,
     UnloadMode,
 )
@@ -104,6 +105,7 @@ class KnownAdapters:
 
     def __init__(self) -> None:
         self._number_of: dict[str, int] = {}
+        self._replacing: dict[int, str] = {}
 
     def number_of(self, name: str) -> int | None:
         """0 for no adapter; None for one that is not served."""
@@ -111,8 +113,12 @@ class KnownAdapters:
 
     def take(self, fact: Fact) -> None:
         match fact:
-            case AdapterAdded():
+            case AdapterAdded() if fact.replaces is None:
                 self._number_of[fact.name] = fact.number
+            case AdapterAdded():
+                self._replacing[fact.number] = fact.name
+            case AdapterRead() if fact.number in self._replacing:
+                self._number_of[self._replacing.pop(fact.number)] = fact.number
             case AdapterClosed() | AdapterUnloaded():
                 for name in [n for n, number in self._number_of.items() if number == fact.number]:
                     del self._number_of[name]

@@ -212,6 +212,8 @@ class World:
         return send_at
 
     def _launched(self, plan: Plan) -> None:
+        if self.scenario.adapters:
+            self.clock.advance(1)  # a load may outlast a step: its stamps stay in order
         self.invariants.planned(plan, self.clock.now_ns())
         self._adapters.launched(plan.step_id, self.invariants.adapters_of(plan))
 

@@ -80,6 +80,10 @@ class GrammarReady(msgspec.Struct, frozen=True, tag=True):
     error: str | None
 
 
+OF_START = 0
+"""The ticket of the adapters of the start; a gateway's are larger."""
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Serve the adapter in the folder `source` under `name`. `ticket` comes back in the fact that
     answers. With `replace` another adapter may have that name: new sequences get the new one. Only

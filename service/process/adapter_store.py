@@ -30,23 +30,32 @@ class AdapterExecutor(Protocol):
     def drop_adapter(self, number: int) -> int: ...
 
 
+class AdapterReader(Protocol):
+    """The part of `LoadedEngine` that is about adapters."""
+
+    @property
+    def executor(self) -> AdapterExecutor: ...
+
+    def read_adapter(self, folder: Path) -> Adapter:
+        """Any thread may call it. Raises ConfigError."""
+        ...
+
+
 class AdapterStore:
     """Implements `service.engine.adapters.orders.AdapterDevice`.
 
-    `read_weights` reads a folder and raises ConfigError; any thread may call it. `answer` gets what
-    came of each read, from another thread once `start_thread` was called.
+    `answer` gets what came of each read, from another thread once `start_thread` was called.
     """
 
     def __init__(
         self,
-        read_weights: Callable[[Path], Adapter],
-        executor: AdapterExecutor,
+        loaded: AdapterReader,
         clock: Clock,
         answer: Callable[[WeightsRead], None],
         timeout_s: float,
     ) -> None:
-        self._read_weights = read_weights
-        self._executor = executor
+        self._read_weights = loaded.read_adapter
+        self._executor = loaded.executor
         self._clock = clock
         self._answer = answer
         self._timeout_s = timeout_s

@@ -24,6 +24,7 @@ from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
 from service.engine.inbox import (
+    OF_START,
     Cancel,
     FlushCache,
     GrammarReady,
@@ -242,8 +243,7 @@ def _run(
     warm = warm_up(loaded.executor, limits, clock)
     stages.end(StartStage.WARM_UP)
     scheduler = Scheduler(limits, vocab_tokens=loaded.spec.vocab)
-    timeout_s = config.lora_read_timeout_s
-    adapters = AdapterStore(loaded.read_adapter, loaded.executor, clock, on_ready, timeout_s)
+    adapters = AdapterStore(loaded, clock, on_ready, config.lora_read_timeout_s)
     loop = EngineLoop(
         scheduler, loaded.executor, inbox, lane, clock, loaded.pipeline_depth, adapters
     )
@@ -273,7 +273,7 @@ def _load_adapters(config: EngineConfig, loop: EngineLoop, inbox: Inbox) -> None
     """Know the adapters of the start, one after the other, and place those that fit. Raises
     ConfigError."""
     for name, folder in config.named_loras:
-        inbox.put(LoadAdapter(ticket=0, name=name, source=str(folder)))
+        inbox.put(LoadAdapter(ticket=OF_START, name=name, source=str(folder)))
         loop.apply_commands()  # it is read
         loop.apply_commands()  # and placed
 

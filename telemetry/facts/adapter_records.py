@@ -41,7 +41,7 @@ class AdapterRefusal(StrEnum):
 
 class AdapterAdded(_Fact, frozen=True):
     """An adapter is known by `name`; its weights are at `source`. `ticket` is that of the command.
-    It took the name of adapter `replaces`, if there was one."""
+    Once it has been read it takes the name from adapter `replaces`, if there is one."""
 
     at_ns: int
     step_id: int

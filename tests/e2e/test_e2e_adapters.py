@@ -43,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path) -> Iterator[Server]:
     flags = (
         "--model", MODEL, "--served-model-name", BASE, "--max-model-len", "512",
-        "--debug-key", "inside",
+        "--debug-key", "inside", "--vllm-metrics",
         "--lora-memory", "64MiB", "--max-loras", str(PLACED), "--lora-root", str(root),
         "--lora", *(f"{name}={root / name}" for name in NAMES),
     )  # fmt: skip

@@ -154,7 +154,7 @@ def test_an_adapter_that_comes_back_under_its_name_shares_nothing_with_the_old_o
 
 
 def test_an_unload_that_waits_serves_what_has_begun_and_takes_nothing_new() -> None:
-    late = arrival("k", 60 * MS)
+    late = arrival("k", 300 * MS)
     report = run(
         [arrival("k", max_tokens=20), late],
         [K],

@@ -21,7 +21,7 @@ from service.engine.adapters.registry import (
     State,
 )
 from service.engine.adapters.uses import InFlight, WaitingForAdapters
-from service.engine.inbox import LoadAdapter, Submit, UnloadAdapter, WeightsRead
+from service.engine.inbox import OF_START, LoadAdapter, Submit, UnloadAdapter, WeightsRead
 from service.engine.plan import Plan
 from service.engine.sequences.fact_log import FactLog
 from service.engine.sequences.request import Request
@@ -66,7 +66,6 @@ class AdapterDesk:
         if why is not None:
             self._refuse(command.name, why, command.ticket)
             return
-        old = self.registry.named(command.name)
         adapter = self.registry.add(command.name, command.source, command.number)
         self._record(
             AdapterAdded,
@@ -74,10 +73,8 @@ class AdapterDesk:
             name=adapter.name,
             source=adapter.source,
             ticket=command.ticket,
-            replaces=None if old is None else old.number,
+            replaces=adapter.replaces,
         )
-        if old is not None:
-            self._close(old, UnloadMode.WAIT, command.ticket, adapter.number)
         self._read(adapter)
 
     def weights_read(self, command: WeightsRead) -> None:
@@ -100,6 +97,8 @@ class AdapterDesk:
             detail = f"it takes {command.bytes} bytes of {self.registry.memory_bytes}"
             self.failed(command.number, AdapterStage.MEMORY, detail, command.read_ns)
             return
+        if adapter.bytes is None:
+            self._take_name(adapter)
         adapter.bytes = command.bytes
         if not adapter.holds and self.registry.fits(adapter):
             self.registry.reserve(adapter)
@@ -308,6 +307,14 @@ class AdapterDesk:
             ticket=ticket,
             replaced_by=replaced_by,
         )
+
+    def _take_name(self, adapter: Adapter) -> None:
+        """It has been read, and can take the place of the one that it replaces."""
+        if adapter.closed:
+            return
+        old = self.registry.take_name(adapter)
+        if old is not None:
+            self._close(old, UnloadMode.WAIT, OF_START, adapter.number)
 
     def _forget(self, adapter: Adapter, freed_bytes: int) -> None:
         self.registry.remove(adapter)

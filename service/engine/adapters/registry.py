@@ -24,13 +24,15 @@ class State(StrEnum):
 class Adapter:
     """One known adapter.
 
-    `bytes` is None until it has been read once, `held_bytes` what is reserved or taken of the
+    `bytes` is None until it has been read once; then it takes its name from adapter `replaces`, if
+    there is one. `held_bytes` what is reserved or taken of the
     memory. `used_order` grows with each use. A `closed` one takes no new sequences.
     """
 
     number: int
     name: str
     source: str
+    replaces: int | None = None
     bytes: int | None = None
     held_bytes: int = 0
     holds: bool = False
@@ -67,15 +69,21 @@ class AdapterRegistry:
         return None if number is None else self.known[number]
 
     def add(self, name: str, source: str, number: int = 0) -> Adapter:
-        """A new adapter, with the next number unless that is stated; it takes the name from another
-        one, if that has it."""
+        """A new adapter, with the next number unless that is stated. It has its name if no other
+        one has it."""
         number = number or self._last_number + 1
         assert number not in self.known, f"adapter {number} is known"
         self._last_number = max(number, self._last_number)
-        adapter = Adapter(number, name, source)
+        adapter = Adapter(number, name, source, self._by_name.get(name))
         self.known[adapter.number] = adapter
-        self._by_name[name] = adapter.number
+        self._by_name.setdefault(name, adapter.number)
         return adapter
+
+    def take_name(self, adapter: Adapter) -> Adapter | None:
+        """New sequences get it by its name; returns the one that had the name until now."""
+        old = self.named(adapter.name)
+        self._by_name[adapter.name] = adapter.number
+        return None if old is adapter else old
 
     def close(self, adapter: Adapter) -> None:
         """No new sequence may use it, and its name is free."""

@@ -1,7 +1,7 @@
 """The adapters of the engine as the gateway knows them: a view made of facts.
 
-The engine process owns the registry. What was loaded at run time is sent again to an engine that
-replaces another; the adapters of the start it reads itself.
+The engine process owns the registry. What was loaded or unloaded at run time is told again to an
+engine that replaces another; the adapters of the start it reads itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from service.engine.inbox import LoadAdapter, UnloadAdapter
+from msgspec.structs import replace
+
+from service.engine.inbox import OF_START, LoadAdapter, UnloadAdapter
 from telemetry.facts.adapter_records import (
     AdapterAdded,
     AdapterClosed,
@@ -71,7 +73,8 @@ class AdapterView:
         self._send = send
         self._by_name: dict[str, KnownAdapter] = {}
         self._known: dict[int, KnownAdapter] = {}
-        self._loads: dict[str, LoadAdapter] = {}
+        self._of_start: set[str] = set()
+        self._told: dict[str, LoadAdapter | UnloadAdapter] = {}  # by name
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._reads: dict[int, asyncio.Future[None]] = {}
         self._unloads: dict[int, asyncio.Future[None]] = {}
@@ -94,7 +97,7 @@ class AdapterView:
         async with asyncio.timeout(within_s):
             number = await self._ask(command)
             await self._wait(self._reads, number)
-            self._loads[name] = command
+            self._told[name] = command
 
     async def unload(self, name: str, mode: UnloadMode, within_s: float) -> None:
         """Unload an adapter, and wait until its memory is free. Raises AdaptersRefused,
@@ -103,6 +106,9 @@ class AdapterView:
         command = UnloadAdapter(ticket=_ticket(), name=name, mode=mode)
         async with asyncio.timeout(within_s):
             number = await self._ask(command)
+            self._told.pop(name, None)
+            if name in self._of_start:
+                self._told[name] = replace(command, mode=UnloadMode.FORCE)
             await self._wait(self._unloads, number)
 
     # What the client of the engine reports
@@ -128,8 +134,8 @@ class AdapterView:
                 _fail(self._asked.get(fact.ticket), AdaptersRefused(fact.why, fact.live))
 
     def engine_started(self) -> None:
-        """A new engine is ready; what was loaded at run time is sent to it."""
-        for command in list(self._loads.values()):
+        """A new engine is ready; it is told what was changed since the start."""
+        for command in list(self._told.values()):
             self._send(command)
 
     def engine_ended(self) -> None:
@@ -143,12 +149,18 @@ class AdapterView:
 
     def _added(self, fact: AdapterAdded) -> None:
         known = KnownAdapter(fact.number, fact.name, fact.source)
-        self._known[fact.number] = self._by_name[fact.name] = known
+        self._known[fact.number] = known
+        if fact.replaces is None:
+            self._by_name[fact.name] = known
+        if fact.ticket == OF_START:
+            self._of_start.add(fact.name)
         self._answer(fact.ticket, fact.number, self._reads)
 
     def _read(self, fact: AdapterRead) -> None:
         known = self._known.get(fact.number)
         if known is not None:
+            if known.bytes is None:
+                self._by_name[known.name] = known
             known.bytes, known.rank = fact.bytes, fact.rank
         _succeed(self._reads.get(fact.number), None)
 
@@ -160,7 +172,6 @@ class AdapterView:
         known = self._by_name.get(fact.name)
         if known is not None and known.number == fact.number:
             del self._by_name[fact.name]
-            self._loads.pop(fact.name, None)
         if fact.replaced_by is None:
             self._answer(fact.ticket, fact.number, self._unloads)
 
@@ -168,7 +179,6 @@ class AdapterView:
         known = self._known.pop(fact.number, None)
         if known is not None and self._by_name.get(known.name) is known:
             del self._by_name[known.name]  # it could not be read
-            self._loads.pop(known.name, None)
         _succeed(self._unloads.get(fact.number), None)
 
     def _failed(self, fact: AdapterFailed) -> None:
@@ -205,7 +215,7 @@ class AdapterView:
 
 
 def _ticket() -> int:
-    return secrets.randbits(62)
+    return 1 + secrets.randbits(62)
 
 
 def _succeed(found: asyncio.Future[Any] | None, result: int | None) -> None:
