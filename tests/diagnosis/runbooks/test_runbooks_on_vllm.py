@@ -36,14 +36,16 @@ FLAGS = {
     "--enable-prompt-tokens-details", "--enable-scale-out", "--gpu-memory-utilization",
     "--kv-cache-dtype", "--kv-cache-memory-bytes", "--kv-cache-metrics",
     "--kv-offloading-size", "--load-format", "--long-prefill-token-threshold",
-    "--max-cpu-loras", "--max-logprobs", "--max-loras", "--max-model-len", "--max-num-active-seqs", "--max-num-batched-tokens",
+    "--max-cpu-loras", "--max-logprobs", "--max-loras", "--max-model-len",
+    "--max-num-active-seqs", "--max-num-batched-tokens",
     "--max-num-queued-reqs", "--max-num-queued-tokens", "--max-num-seqs",
     "--no-enable-prefix-caching", "--numa-bind",
     "--otlp-traces-endpoint", "--renderer-num-workers", "--scheduling-policy",
     "--stream-interval", "--structured-outputs-config", "--watermark",
 }  # fmt: skip
 VARIABLES = {
-    "PROMETHEUS_MULTIPROC_DIR", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENGINE_READY_TIMEOUT_S",
+    "PROMETHEUS_MULTIPROC_DIR", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENGINE_READY_TIMEOUT_S",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_GC_DEBUG", "VLLM_SERVER_DEV_MODE",
     "VLLM_XGRAMMAR_CACHE_MB",
 }  # fmt: skip
