@@ -21,12 +21,14 @@ Written from the route table by `make docs`. A running server gives out the same
 `GET /openapi.json` (OpenAPI 3.1), with every cap. [Limits](limits.md) lists the caps with their
 reasons.
 
-`/v1/*` asks for `--api-key`, `/debug/*` and `/metrics` ask for `--debug-key`, where those are set:
+`/v1/*`, `/tokenize` and `/detokenize` ask for `--api-key`, `/debug/*` and `/metrics` for
+`--debug-key`, where those are set:
 `Authorization: Bearer KEY`. Every answer names its request in `x-request-id`. All errors have one
 shape, OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
 """
 _TAGS = {
     "generation": "Generation",
+    "tokens": "Tokens",
     "operations": "Operations",
     "peers": "As other servers have them",
     "debug": "Debug",

@@ -25,6 +25,7 @@ from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
 from service.gateway.routes.app import build_app
 from service.gateway.server import run_gateway
+from service.model_files.embedding_files import embedding_model
 from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import Clock, MonotonicClock, unix_seconds
 from telemetry.facts.reasons import FactSource, StartStage
@@ -77,9 +78,8 @@ async def _serve(
         tokenizer, vocabulary = await asyncio.to_thread(_read_tokenizer, config, clock)
         stages.end(StartStage.TOKENIZER)
         engine_client.use_vocabulary(vocabulary)
-        live: set[str] = set()
-        port, connections, counts = port_of(listener), ConnectionCounts(), IngestCounts()
-        model = config.engine.model
+        port, live, model = port_of(listener), set[str](), config.engine.model
+        connections, counts = ConnectionCounts(), IngestCounts()
         observed = Observed(
             engine=engine_client,
             model=lambda: model.name,
@@ -113,6 +113,7 @@ async def _serve(
             connections=connections,
             slo=telemetry.slo_policy,
             adapters=config.engine,
+            embedding=embedding_model(model, config.gateway.pooling),
         )
         await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:

@@ -54,6 +54,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         setting("--max-body", Group.HTTP, "largest request body", unit=Unit.BYTES, ge=0),
     ] = 8 * 1024 * 1024
+    pooling: Annotated[
+        Literal["auto", "off", "last", "mean", "cls"],
+        setting(
+            "--pooling",
+            Group.MODEL,
+            "how /v1/embeddings makes a vector of a text's final states: of its last token, the "
+            "mean over all, or of its first; auto does what the model's files state "
+            "(modules.json), and refuses embeddings where they state nothing",
+        ),
+    ] = "auto"
     request_timeout_s: Annotated[
         float | None,
         setting(

@@ -10,7 +10,8 @@ from service.device.cache.cpu_pool import CpuKvPool
 from service.device.cache.kv_cache import KvFormat, Pages
 from service.device.sampling.sampler import Sampler
 from service.device.sharding.collectives import Collectives
-from service.device.torch_executor import DeviceExecutor, StepDecoder
+from service.device.step_decoder import StepDecoder
+from service.device.torch_executor import DeviceExecutor
 from telemetry.facts.clock import Clock
 
 DecoderT = TypeVar("DecoderT", bound=StepDecoder[Any])
@@ -27,8 +28,9 @@ class Backend(Generic[DecoderT, PagesT]):
     facts. A weight of a matrix takes `weight_bytes`, a block of the cache `block_bytes` over all
     layers. `load` reads the weights, `make_pages` allocates so many blocks. `make_executor` is
     None where `TorchExecutor` runs the plans. With `collectives` this is one tensor-parallel
-    rank, and what it loads and allocates is its part. `adapters_fault` says why it cannot compute
-    LoRA adapters, None when it can.
+    rank, and what it loads and allocates is its part. `no_states` says why prompts cannot be read
+    from final states; empty: the decoder is a `StatesDecoder`. `adapters_fault` says why it cannot
+    compute LoRA adapters, None when it can.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Backend(Generic[DecoderT, PagesT]):
     ) = None
     collectives: Collectives | None = None
     adapters_fault: str | None = None
+    no_states: str = ""
 
 
 # of some decoder and the pages that it reads

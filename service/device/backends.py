@@ -141,6 +141,7 @@ def openvino_backend(
         load=lambda: decoder,
         make_pages=decoder.make_cache,
         adapters_fault=_OPENVINO_ADAPTERS_FAULT,
+        no_states="OpenVINO's graph gives logits only; use --executor native or torch",
     )
 
 

@@ -47,8 +47,9 @@ class StepInputs:
     keys and values are written, as in vLLM) are int64 [tokens]; `sampled` int64 [samples]
     are the flat rows whose logits are wanted, in the order of `Plan.sampled_rows`, one for
     each token and draft of a decode row. `last_tokens` are the flat rows whose token is the
-    last one sampled, in the order of `Plan.decodes`. `segments` are apart and in order; tokens in
-    none of them are the base model's."""
+    last one sampled, in the order of `Plan.decodes`. `read`, int64 [rows], are the flat rows that
+    prompt outputs are read from, in the order of `Plan.read_chunks`; None without any. `segments`
+    are apart and in order; tokens in none of them are the base model's."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -57,6 +58,7 @@ class StepInputs:
     decodes: tuple[SequenceSpan, ...]
     prefills: tuple[SequenceSpan, ...]
     last_tokens: tuple[int, ...] = ()
+    read: torch.Tensor | None = None
     segments: tuple[AdapterRows, ...] = ()
 
 
@@ -76,6 +78,7 @@ def build_inputs(
     prefills: list[SequenceSpan] = []
     last_tokens: list[int] = []
     segments: list[AdapterRows] = []
+    read: list[int] = []
 
     def add(row: _Row) -> SequenceSpan:
         tokens = (0, *row.drafts) if isinstance(row, DecodeRow) else row.tokens
@@ -100,6 +103,8 @@ def build_inputs(
         (prefills if row.drafts else decodes).append(span)
     for chunk, span in _added(plan.prefills, adapters, add):
         prefills.append(span)
+        begin = span.begin - chunk.start
+        read.extend(range(begin + chunk.reads.first, begin + chunk.reads.stop))
         if chunk.samples:
             sampled.append(span.begin + span.query_tokens - 1)
 
@@ -115,6 +120,7 @@ def build_inputs(
         prefills=tuple(sorted(prefills, key=_begin)) if segments else tuple(prefills),
         last_tokens=tuple(last_tokens),
         segments=tuple(segments),
+        read=tensor(read) if read else None,
     )
 
 

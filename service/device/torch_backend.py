@@ -141,6 +141,7 @@ def torch_backend(
         make_executor=None if parts.graph_attention is None else parts.make_executor,
         collectives=collectives,
         adapters_fault=None if collectives is None else _RANKS_ADAPTERS_FAULT,
+        no_states="" if collectives is None else "not with --tensor-parallel above 1",
     )
 
 

@@ -20,35 +20,16 @@ from service.device.cache.kv_cache import Pages
 from service.device.failures import step_failed
 from service.device.inputs import StepInputs, build_inputs
 from service.device.lora.slots import SlotAdapters
-from service.device.lora.store import AdapterStore, drop_adapter, place_adapter
+from service.device.lora.store import drop_adapter, place_adapter
 from service.device.sampling.grammar_compiler import GrammarCompiler
+from service.device.sampling.prompt_reader import PromptReader
 from service.device.sampling.sampler import Sampler
-from service.device.spec import ModelSpec
+from service.device.step_decoder import StepDecoder, forward_and_read
 from service.engine.executor import Adapter, Executor, StepFailed
 from service.engine.plan import Plan, StepOutcome
 from telemetry.facts.clock import Clock
 
 PagesT = TypeVar("PagesT", bound=Pages)
-_PagesIn = TypeVar("_PagesIn", bound=Pages, contravariant=True)
-
-
-class StepDecoder(Protocol[_PagesIn]):
-    """Weights and the forward pass over pages of its own kind; holds no state of a sequence."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def adapters(self) -> AdapterStore | None:
-        """None where it does not compute them."""
-        ...
-
-    def forward(self, inputs: StepInputs, cache: _PagesIn) -> torch.Tensor:
-        """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
-        ...
 
 
 class DeviceExecutor(Executor, Protocol):
@@ -97,6 +78,7 @@ class TorchExecutor(Generic[PagesT]):
         self._ranks = ranks
         self._clock = clock
         self._sampler = Sampler(decoder.spec.vocab, clock, compiler)
+        self._reader = PromptReader(clock)
         self._last_tokens: dict[int, int] = {}
         self._slot_adapters = SlotAdapters()
         self._launched: deque[Future[StepOutcome]] = deque()
@@ -161,14 +143,18 @@ class TorchExecutor(Generic[PagesT]):
     def _compute(self, plan: Plan, inputs: StepInputs) -> StepOutcome:
         for slot in plan.stopped_slots:
             self._sampler.stop(slot)
+            self._reader.stop(slot)
             self._last_tokens.pop(slot, None)
         for start in plan.started:
             self._sampler.start(start)
+            self._reader.start(start)
         self._copy_blocks(plan)
         forward_ns = self._clock.now_ns()
         try:
             self._fill_last_tokens(plan, inputs)
-            logits = self._decoder.forward(inputs, self._cache)
+            logits, prompts = forward_and_read(
+                self._decoder, self._reader, plan, inputs, self._cache
+            )
             sample_ns = self._clock.now_ns()
             samples = self._sampler.sample(plan.sampled_rows, logits)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
@@ -185,6 +171,8 @@ class TorchExecutor(Generic[PagesT]):
             sampler.last_masked_rows,
             rank_skew_ns=skew_ns,
             slowest_rank=slowest_rank,
+            prompts=prompts,
+            score_ns=self._reader.last_score_ns,
         )
 
     def _copy_blocks(self, plan: Plan) -> None:

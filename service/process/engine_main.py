@@ -347,4 +347,5 @@ def _started(
         stages=stages,
         shape=loaded.shape,
         warm_up=warm,
+        no_prompt_outputs=loaded.backend.no_states,
     )

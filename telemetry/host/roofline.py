@@ -107,6 +107,7 @@ class StepFloor:
             else:
                 decodes += 1
             read_tokens += attended(tokens, context)
+            sampled_rows += row.scored
             if row.sampled:
                 sampled_rows += 1
         kind = StepKind.MIXED if decodes else StepKind.PREFILL

@@ -99,6 +99,7 @@ def _scalars(
         yield metric, one(getattr(snapshot.totals, name))
     yield from _adapters(snapshot.adapters)
     yield engine.GRAMMAR_MASK_SECONDS, one(snapshot.totals.mask_ns / 1e9)
+    yield engine.PROMPT_SCORE_SECONDS, one(snapshot.totals.score_ns / 1e9)
     yield from _device(snapshot.totals)
     ranked = snapshot.totals.rank_steps
     yield engine.RANK_SKEW, one(snapshot.totals.rank_skew_ns / 1e9) if ranked else []

@@ -34,7 +34,7 @@ _IGNORED: dict[str, IgnoredKey] = {
         ("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"),
         _DESCRIBES,
     ),
-    **dict.fromkeys(("lora_dropout", "runtime_config", "eva_config"), _TRAINING),
+    **dict.fromkeys(("lora_dropout", "runtime_config", "eva_config", "velora_config"), _TRAINING),
     **dict.fromkeys(
         ("megatron_core", "corda_config", "lora_ga_config", "qalora_group_size"), _NOT_READ
     ),
@@ -60,6 +60,8 @@ _IGNORED: dict[str, IgnoredKey] = {
     "alora_invocation_tokens": _off("an adapter that begins at a token (aLoRA)"),
     "arrow_config": _off("a choice among adapters by token (Arrow)"),
     "use_bdlora": _off("a block-diagonal LoRA"),
+    "kasa_config": _off("KaSA, which changes the base model,"),
+    "monteclora_config": _off("weights that are sampled"),
 }
 
 

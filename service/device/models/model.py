@@ -96,11 +96,21 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, cache: KvCache) -> torch.Tensor:
         """Compute a step: writes the cache, gives float32 logits [samples, vocab]."""
+        return self.head(self.states(inputs, cache, inputs.sampled))
+
+    @torch.inference_mode()
+    def states(self, inputs: StepInputs, cache: KvCache, rows: torch.Tensor) -> torch.Tensor:
+        """The same up to the head: the final, normalised states [rows, hidden] of flat rows."""
         prepared = self._attention.prepare(inputs)
-        return self.compute(
-            inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sampled, prepared,
-            cache, adapters=self.adapters.of_step(inputs.segments),
+        return self._states(
+            inputs.token_ids, inputs.positions, inputs.slot_mapping, rows, prepared, cache,
+            adapters=self.adapters.of_step(inputs.segments),
         )  # fmt: skip
+
+    @torch.inference_mode()
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        return self._head(states).float()
 
     @torch.inference_mode()
     def compute(
@@ -114,8 +124,26 @@ class Decoder:
         mark: Callable[[], None] = lambda: None,
         adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
-        """The same of tensors alone, with what the attention wants `prepared`; logits of all
+        """A step from tensors alone, with what the attention wants `prepared`; logits of all
         rows where `sampled` is None. `mark` is called before and after each attention."""
+        return self.head(
+            self._states(
+                token_ids, positions, slot_mapping, sampled, prepared, cache, mark, adapters
+            )
+        )
+
+    def _states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rows: torch.Tensor | None,
+        prepared: Any,
+        cache: KvCache,
+        mark: Callable[[], None] = lambda: None,
+        adapters: StepAdapters | None = None,
+    ) -> torch.Tensor:
+        """Final states of `rows`, or of all."""
         attention, ops = self._attention, self._ops
         angles = self._rope.at(positions)
         hidden = self._embedding.rows(token_ids)
@@ -132,6 +160,6 @@ class Decoder:
             normed = ops.norm(hidden, delta, layer.ffn_norm)
             gate_up = adapted(adapters, index, Module.GATE_UP, layer.gate_up, normed)
             delta = adapted(adapters, index, Module.DOWN, layer.down, ops.gated(gate_up))
-        if sampled is not None:
-            hidden, delta = hidden[sampled], None if delta is None else delta[sampled]
-        return self._head(ops.norm(hidden, delta, self._norm)).float()
+        if rows is not None:
+            hidden, delta = hidden[rows], None if delta is None else delta[rows]
+        return ops.norm(hidden, delta, self._norm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from service.config.settings import ConfigError
@@ -76,6 +76,20 @@ HF_NAMES = TensorNames(
     # older versions of transformers wrote the rotary frequencies
     computed=re.compile(r"(model\.layers\.\d+\.self_attn\.|model\.)rotary_emb\.inv_freq"),
 )
+# checkpoints that were saved without the head around the model, as those for embeddings are
+BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
+
+
+def without_prefix(names: TensorNames) -> TensorNames:
+    """The names of a folder whose tensors lack the prefix `model.`."""
+    return replace(
+        names,
+        embedding=names.embedding.removeprefix("model."),
+        norm=names.norm.removeprefix("model."),
+        layer=names.layer.removeprefix("model."),
+    )
+
+
 GGUF_NAMES = TensorNames(
     embedding="token_embd",
     norm="output_norm",

@@ -154,7 +154,16 @@ void Decoder::forward(const Batch& batch) {
 void Decoder::step(const Batch& batch, PhaseCursor& cursor) {
   embed(batch, cursor);
   for (const Layer& layer : layers_) layer_step(batch, layer, cursor);
-  compute_logits(batch, cursor);
+  if (batch.states != nullptr) return write_states(batch, cursor);
+  const Input x{hidden_.data(), hidden_stride_,      config_.hidden,
+                batch.samples,  final_norm_.data(), batch.sampled};
+  compute_logits(x, batch.logits, cursor);
+}
+
+void Decoder::logits_of_states(const float* states, int rows, float* logits) {
+  resize(prepared_, rows);
+  const Input x{states, config_.hidden, config_.hidden, rows, nullptr, nullptr};
+  pool_.run([&](PhaseCursor& cursor) { compute_logits(x, logits, cursor); });
 }
 
 void Decoder::layer_step(const Batch& batch, const Layer& layer, PhaseCursor& cursor) {
@@ -316,15 +325,21 @@ void Decoder::feed_forward(const Layer& layer, const Input& x, PhaseCursor& curs
   });
 }
 
-// Logits of the sampled rows.
-void Decoder::compute_logits(const Batch& batch, PhaseCursor& cursor) {
+// The normalised final states of the sampled rows.
+void Decoder::write_states(const Batch& batch, PhaseCursor& cursor) {
+  pool_.phase(cursor, batch.samples, [&](int begin, int end) {
+    for (int row = begin; row < end; row++)
+      rms_norm(hidden_.data() + batch.sampled[row] * hidden_stride_, final_norm_.data(),
+               config_.hidden, config_.norm_eps, batch.states + long(row) * config_.hidden);
+  });
+}
+
+void Decoder::compute_logits(const Input& x, float* logits, PhaseCursor& cursor) {
   const int vocab = config_.vocab;
-  const Input x{hidden_.data(), hidden_stride_,      config_.hidden,
-                batch.samples,  final_norm_.data(), batch.sampled};
   product(head(), x, cursor, [&](int panel, int first, int height, const float* sums) {
     const int count = std::min(kGroup, vocab - panel * kGroup);
     for (int r = 0; r < height; r++)
-      std::memcpy(batch.logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,
+      std::memcpy(logits + long(first + r) * vocab + panel * kGroup, sums + r * kGroup,
                   count * sizeof(float));
   });
 }

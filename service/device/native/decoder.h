@@ -36,6 +36,7 @@ struct Batch {
   const Span* span;             // [spans]
   const int64_t* pages;
   float* logits;                // [samples, vocab]
+  float* states;                // [samples, hidden] instead of logits; null: logits
   const AdapterSegment* segment;  // [segments], apart and in order; other rows have no adapter
   int32_t segments;
 };
@@ -90,6 +91,8 @@ class Decoder {
 
   // Throws std::out_of_range when the batch points outside the model or the cache.
   void forward(const Batch& batch);
+  // Logits [rows, vocab] of final states [rows, hidden], as `forward` gives them.
+  void logits_of_states(const float* states, int rows, float* logits);
 
  private:
   typedef Pool::PhaseCursor PhaseCursor;
@@ -140,7 +143,8 @@ class Decoder {
   void write_heads(const float* out, const float* sums, int rows, int width, long row, int head);
   void add_product(const Matrix& matrix, const Input& x, PhaseCursor& cursor);
   void feed_forward(const Layer& layer, const Input& x, PhaseCursor& cursor);
-  void compute_logits(const Batch& batch, PhaseCursor& cursor);
+  void write_states(const Batch& batch, PhaseCursor& cursor);
+  void compute_logits(const Input& x, float* logits, PhaseCursor& cursor);
   const Matrix& head() const { return head_.out != 0 ? head_ : embedding_; }
 
   const Config config_;

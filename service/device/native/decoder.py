@@ -89,6 +89,32 @@ class NativeDecoder:
 
     def forward(self, inputs: StepInputs, cache: NativeKvCache) -> torch.Tensor:
         """Compute a step: writes the KV cache and returns float32 logits [samples, vocab]."""
+        logits = torch.empty((len(inputs.sampled), self.spec.vocab))
+        self._compute(inputs, cache, inputs.sampled, logits=logits)
+        return logits
+
+    def states(self, inputs: StepInputs, cache: NativeKvCache, rows: torch.Tensor) -> torch.Tensor:
+        """The same up to the head: float32 final states [rows, hidden] of flat rows."""
+        states = torch.empty((len(rows), self.spec.hidden))
+        self._compute(inputs, cache, rows, states=states)
+        return states
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 logits [rows, vocab] of final states."""
+        logits = torch.empty((len(states), self.spec.vocab))
+        if len(states):
+            self.library.head(states.contiguous(), logits)
+        return logits
+
+    def _compute(
+        self,
+        inputs: StepInputs,
+        cache: NativeKvCache,
+        rows: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
+    ) -> None:
+        """One step; of `rows` either logits or final states are written."""
         if self._attached is not cache:
             cache.attach(self.library)
             self._attached = cache
@@ -100,24 +126,23 @@ class NativeDecoder:
         span_memory = torch.tensor(spans, dtype=torch.int32)
         page_memory = torch.tensor(pages, dtype=torch.int64)
         segments = packed_segments(inputs.segments)
-        logits = torch.empty((len(inputs.sampled), self.spec.vocab))
         batch = BatchStruct(
             tokens=len(inputs.token_ids),
             spans=len(spans) // 4,
-            samples=len(inputs.sampled),
+            samples=len(rows),
             cache_pages=cache.pages,
             token_ids=inputs.token_ids.data_ptr(),
             positions=inputs.positions.data_ptr(),
             slot_mapping=inputs.slot_mapping.data_ptr(),
-            sampled=inputs.sampled.data_ptr(),
+            sampled=rows.data_ptr(),
             span=span_memory.data_ptr(),
             pages=page_memory.data_ptr(),
-            logits=logits.data_ptr(),
+            logits=None if logits is None else logits.data_ptr(),
+            states=None if states is None else states.data_ptr(),
             segment=segments.data_ptr(),
             segments=len(segments),
         )
         self.library.forward(batch)
-        return logits
 
 
 class _Loader:

@@ -66,4 +66,8 @@ int ps_drop_adapter(void* handle, int number) {
 int ps_forward(void* handle, const ps::Batch* batch) {
   return guarded([&] { decoder(handle)->forward(*batch); });
 }
+
+int ps_head(void* handle, const float* states, int rows, float* logits) {
+  return guarded([&] { decoder(handle)->logits_of_states(states, rows, logits); });
+}
 }

@@ -57,7 +57,7 @@ class BatchStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "spans", "samples", "cache_pages")),
         *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "sampled")),
-        *((name, c_void_p) for name in ("span", "pages", "logits", "segment")),
+        *((name, c_void_p) for name in ("span", "pages", "logits", "states", "segment")),
         ("segments", c_int32),
     ]
 
@@ -87,6 +87,7 @@ _SIGNATURES = {
     ],
     "ps_drop_adapter": [c_void_p, c_int],
     "ps_forward": [c_void_p, POINTER(BatchStruct)],
+    "ps_head": [c_void_p, c_void_p, c_int, c_void_p],
 }
 _NO_MEMORY, _OUT_OF_BOUNDS = 1, 3
 
@@ -154,6 +155,11 @@ class Library:
     def forward(self, batch: BatchStruct) -> None:
         """Compute one step. Raises MemoryError, IndexError or RuntimeError."""
         _check(self._library.ps_forward(self._handle, ctypes.byref(batch)), "forward")
+
+    def head(self, states: torch.Tensor, logits: torch.Tensor) -> None:
+        """Write float32 logits [rows, vocab] of float32 final states [rows, hidden]."""
+        code = self._library.ps_head(self._handle, _floats(states), len(states), _floats(logits))
+        _check(code, "head")
 
 
 def load_library(config: DecoderConfig, progress: Callable[[str], None]) -> Library:

@@ -15,7 +15,14 @@ from service.device.models.architecture import Architecture
 from service.device.models.config_keys import CONFIG, GENERATION
 from service.device.models.config_reader import read_end_tokens, refuse_quantized
 from service.device.models.registry import architecture_of_config
-from service.device.models.tensors import EMBEDDING, HEAD, StoredTensor, check_safetensors
+from service.device.models.tensors import (
+    BARE_EMBEDDING,
+    EMBEDDING,
+    HEAD,
+    StoredTensor,
+    check_safetensors,
+    without_prefix,
+)
 from service.device.spec import ModelSpec
 from service.model_files.strict_keys import StrictKeys
 
@@ -29,6 +36,8 @@ class SafetensorsWeights:
         self._names = self._architecture.hf_tensors
         self._files = {path: _open(path) for path in _weight_files(self._folder)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        if BARE_EMBEDDING in self._where:
+            self._names = without_prefix(self._names)
         self._check()
 
     @property

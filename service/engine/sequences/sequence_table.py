@@ -111,6 +111,7 @@ class SequenceTable:
             end_token_ids=(*submit.end_token_ids, *submit.stop_token_ids),
             grammar=submit.grammar,
             adapter=submit.adapter,
+            prompt_output=submit.prompt_output,
         )
 
     def grow(self, request: Request, blocks: int, now_ns: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from service.engine.plan import Emission, Sample, TokenLogprob
+from service.engine.prompt_output import PromptResult
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
+from service.gateway.ingest.score_rendering import token_name
 from service.text.detokenizer import Detokenizer, StopScanner
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.reasons import EndReason
@@ -39,7 +40,7 @@ class Delta:
 
 
 class Choice:
-    """Detokenizes one sequence and finds its stop strings."""
+    """Detokenizes one sequence and finds its stop strings; `read` is what came of its prompt."""
 
     def __init__(
         self,
@@ -63,6 +64,13 @@ class Choice:
         self._scored: list[ScoredToken] = []
         self._raw_length = 0
         self._finish_sent = False
+        self._logprob = 0.0
+        self.read: list[PromptResult] = []
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, natural: how likely it is for its length; of no tokens 0."""
+        return self._logprob / max(1, self.output_tokens)
 
     @property
     def done(self) -> bool:
@@ -73,6 +81,8 @@ class Choice:
         """Process an emission; sets `stop_found` when a stop string is complete."""
         if self.stop_found:
             return  # computed before the engine had the cancellation
+        if emission.prompt is not None:
+            self.read.append(emission.prompt)
         if emission.sample is not None:
             self._add(emission.sample, emission.end)
         if emission.end is not None and not self.stop_found:
@@ -106,6 +116,7 @@ class Choice:
     def _add(self, sample: Sample, end: EndReason | None) -> None:
         self.output_tokens += 1
         if sample.logprob is not None:
+            self._logprob += sample.logprob
             scored = ScoredToken(
                 sample.token_id, sample.logprob, sample.top or (), self._raw_length
             )
@@ -128,11 +139,6 @@ class Choice:
         self._append(self._detokenizer.finish())
         if self._scanner is not None and not self.stop_found:
             self._text.append(self._scanner.finish())
-
-
-def token_name(tokenizer: Tokenizer, by_id: bool) -> Callable[[int], str]:
-    """What tokens are called in log-probabilities: by their text, or `token_id:N`."""
-    return (lambda token_id: f"token_id:{token_id}") if by_id else tokenizer.token_text
 
 
 def chat_logprobs(

@@ -12,6 +12,7 @@ import logging
 
 from starlette.types import Receive, Scope, Send
 
+from service.engine.prompt_output import PromptOutput
 from service.gateway.engine_client.output_queue import OutputQueue
 from service.gateway.errors import (
     ApiError,
@@ -23,6 +24,7 @@ from service.gateway.errors import (
 )
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.delivery import Delivery
+from service.gateway.generation.embeddings import pooled_output, respond_embeddings
 from service.gateway.generation.ingest_task import IngestTask
 from service.gateway.generation.output_processor import OutputProcessor
 from service.gateway.generation.request_recorder import RequestRecorder
@@ -161,7 +163,7 @@ class GenerationHandler:
         if timeout_s is not None:
             deadline_ns = self._recorder.accepted_ns + int(timeout_s * 1e9)
         prompt_tokens = sum(prompt.tokens for prompt in result.prompts)
-        sequences = len(result.prompts) * request.choices
+        sequences = len(result.prompts) * request.candidates
         self._outputs.limit = self._state.config.stream_buffer_tokens * sequences
         self._recorder.tokenized(prompt_tokens)
         submits = build_submits(
@@ -172,7 +174,14 @@ class GenerationHandler:
             deadline_ns,
             self._state.slo.of(self._recorder.slo_class),
             self._recorder.accepted_ns,
+            self._pooled_output(request),
         )
+        if request.embedding is not None:
+            await respond_embeddings(
+                self._state, self._recorder, self._outputs, self._delivery,
+                request, result.prompts, submits, self._choices,
+            )  # fmt: skip
+            return EndReason.MAX_TOKENS
         await submit_all(
             self._state, self._recorder, self._outputs, submits, request, self._choices
         )
@@ -194,11 +203,18 @@ class GenerationHandler:
             request=request,
             head=head,
             choices=self._choices,
-            prompt_tokens=prompt_tokens,
+            prompts=result.prompts,
         )
         await self._processor.respond()
         await self._validate_output(request)
         return self._choices[0].end or EndReason.STOP_STRING
+
+    def _pooled_output(self, request: GenerationRequest) -> PromptOutput | None:
+        """What embeddings read of their inputs; None for other requests. Raises ApiError."""
+        started = self._state.engine.started
+        if request.embedding is None or started is None:
+            return None
+        return pooled_output(request.embedding, self._state.embedding, started)
 
     async def _validate_output(self, request: GenerationRequest) -> None:
         """Record whether constrained texts that the model ended satisfy their constraint."""

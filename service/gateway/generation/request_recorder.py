@@ -82,17 +82,18 @@ class RequestRecorder:
         return found
 
     def parsed(self, request: GenerationRequest, model: str, at_ns: int, waited_ns: int) -> None:
+        samples = request.embedding is None
         self._lane.append(
             RequestParsed(
                 request_id=self.request_id,
                 at_ns=at_ns,
                 model=model,
                 stream=request.stream,
-                choices=request.choices * len(request.prompts or (None,)),
+                choices=request.candidates * len(request.prompts or (None,)),
                 max_tokens=request.max_tokens,
-                temperature=request.temperature,
-                top_p=request.top_p,
-                top_k=request.top_k,
+                temperature=request.temperature if samples else None,
+                top_p=request.top_p if samples else None,
+                top_k=request.top_k if samples else None,
                 seed=request.seed,
                 presence_penalty=request.presence_penalty,
                 frequency_penalty=request.frequency_penalty,

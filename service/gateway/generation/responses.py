@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
+from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
-from service.gateway.ingest.schemas import Operation
+from service.gateway.ingest.schemas import GenerationRequest, Operation
 from service.text.tokenizer import Tokenizer
 from telemetry.requests.timings import RequestTimings
 
@@ -140,6 +142,21 @@ def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimin
     return event(body) if head.include_usage or timings is not None else b""
 
 
+def best_choices(candidates: list[Choice], request: GenerationRequest) -> list[Choice]:
+    """Of each prompt's candidates the `n` with the highest log-probability per token, best first,
+    as OpenAI chooses; all in their order where there are no more."""
+    each = request.candidates
+    if each == request.choices:
+        return candidates
+    best: list[Choice] = []
+    for first in range(0, len(candidates), each):
+        ranked = sorted(candidates[first : first + each], key=lambda c: -c.mean_logprob)
+        best += ranked[: request.choices]
+    for index, choice in enumerate(best):
+        choice.index = index
+    return best
+
+
 def full_body(
     head: ResponseHead,
     choices: list[Choice],
@@ -147,23 +164,31 @@ def full_body(
     counts: dict[str, Any],
     tokenizer: Tokenizer,
     timings: RequestTimings | None = None,
+    echoes: Sequence[PromptEcho] = (),
 ) -> bytes:
-    """A response in one piece."""
+    """A response in one piece; `echoes` are of its prompts, which have as many choices each."""
     bodies: list[dict[str, Any]] = []
-    for choice, delta in zip(choices, deltas, strict=True):
+    said = echoes or (PromptEcho(),)
+    each = max(1, len(choices) // len(said))
+    for place, (choice, delta) in enumerate(zip(choices, deltas, strict=True)):
+        echo = said[place // each]
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
             body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
         else:
-            body["text"] = delta.text
-        body["logprobs"] = _logprobs(head, delta, tokenizer)
+            body["text"] = echo.text + delta.text
+        body["logprobs"] = echo.logprobs(_logprobs(head, delta, tokenizer))
         body["finish_reason"] = delta.finish_reason
         if delta.token_ids is not None:
             body["token_ids"] = delta.token_ids
+        if echo.by_id is not None and head.operation is not Operation.CHAT:
+            body["prompt_logprobs"] = msgspec.Raw(echo.by_id)
         bodies.append(body)
-    whole = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    whole: dict[str, Any] = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
     if head.prompt_ids is not None:
         _add_prompt_ids(head.operation, whole, head.prompt_ids)
+    if head.operation is Operation.CHAT and said[0].by_id is not None:
+        whole["prompt_logprobs"] = msgspec.Raw(said[0].by_id)
     if timings is not None:
         whole["metrics"] = timings
     return msgspec.json.encode(whole)

@@ -11,6 +11,7 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.errors import model_not_found
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
+from service.model_files.embedding_files import EmbeddingModel
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.recorder import Lane
 from telemetry.facts.stages import StartReport
@@ -33,6 +34,7 @@ class GatewayState(ServerState):
     retry_after_s: Callable[[], int]
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
+    embedding: EmbeddingModel | None = None
     adapters: AdapterSettings = _NO_ADAPTERS
 
     def adapter_of(self, model: str | None) -> int:

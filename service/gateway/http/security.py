@@ -18,8 +18,11 @@ from service.gateway.http.http_errors import priority_not_allowed
 
 # routes outside /v1/ that other servers have too, for clients of the model
 _API_PATHS = frozenset(
-    ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/loads")
-)
+    (
+        "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/loads",
+        "/tokenize", "/detokenize",
+    )
+)  # fmt: skip
 
 
 def identify(config: GatewayConfig, scope: Scope) -> tuple[ApiError | None, str]:

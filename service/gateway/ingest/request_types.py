@@ -135,8 +135,6 @@ class NotSupported(ForeignFields, forbid_unknown_fields=True, kw_only=True):
     verbosity: None = None
     store: NotTrue | None = None
     suffix: Annotated[str, Meta(max_length=0)] | None = None
-    echo: NotTrue | None = None
-    best_of: Literal[1] | None = None
 
 
 NOT_SUPPORTED = refused_names(ForeignFields) | (
@@ -173,6 +171,7 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_grammar: GrammarText | None = None
     guided_choice: ChoiceTexts | None = None
+    prompt_logprobs: Logprobs | None = None
     timeout: Annotated[float, Meta(gt=0, le=limits.TIMEOUT_S.value)] | None = None
     priority: Annotated[int, Meta(ge=-limits.PRIORITY.value, le=limits.PRIORITY.value)] | None = (
         None
@@ -218,7 +217,10 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/completions."""
+    """Body of POST /v1/completions. `max_tokens` 0 is for what only the prompt is read of."""
 
     prompt: PromptText | Prompts
+    max_tokens: Tokens | None = None
     logprobs: Logprobs | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=limits.CHOICES.value)] | None = None

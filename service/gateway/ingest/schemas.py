@@ -34,6 +34,15 @@ class Operation(StrEnum):
 
     CHAT = "chat"
     TEXT = "text_completion"
+    EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingWish:
+    """How embeddings are wanted: cut to `dimensions` numbers, as base64 or as numbers."""
+
+    dimensions: int | None = None
+    base64: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,33 @@ class GenerationRequest:
     cache_prefix: bool = True
     typed_events: bool = False
     wishes: Wishes = NO_WISHES
+    echo: bool = False
+    prompt_logprobs: int | None = None
+    best_of: int | None = None
+    embedding: EmbeddingWish | None = None
+
+    @property
+    def candidates(self) -> int:
+        """Sequences of each prompt, of which the best `choices` are sent."""
+        return self.choices if self.best_of is None else self.best_of
+
+    @property
+    def sampled_logprobs(self) -> int | None:
+        """Alternatives wanted of each generated token; None: no log-probabilities at all. The best
+        of several is chosen by them."""
+        is_chosen = self.candidates > self.choices
+        return 0 if self.logprobs is None and is_chosen else self.logprobs
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """Alternatives wanted of each prompt token; None: prompts are not scored."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((one for one in wanted if one is not None), default=None)
+
+    @property
+    def least_outputs(self) -> int:
+        """How many tokens must fit beside the prompt."""
+        return 0 if self.max_tokens == 0 else 1
 
 
 def parse_chat(
@@ -83,7 +119,7 @@ def parse_chat(
         sent,
         defaults,
         compat,
-        messages=tuple(map(_message, sent.messages)),
+        messages=tuple(map(parse_message, sent.messages)),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
@@ -98,9 +134,11 @@ def parse_completion(
         sent,
         defaults,
         compat,
-        prompts=_prompts(sent.prompt),
+        prompts=one_kind_of(sent.prompt, "prompt"),
         max_tokens=sent.max_tokens,
         logprobs=sent.logprobs,
+        echo=bool(sent.echo),
+        best_of=sent.best_of,
     )
 
 
@@ -108,9 +146,8 @@ def _request(
     sent: GenerationBody, defaults: SamplingDefaults, compat: Compat, **own: Any
 ) -> GenerationRequest:
     """A request from the shared fields, with defaults for absent ones, and the route's `own`."""
-    for name in ("store", "echo"):
-        if getattr(sent, name):
-            raise unsupported(name)
+    if sent.store:
+        raise unsupported("store")
     check_foreign(sent, compat)
     options = _stream_options(sent)
     check_foreign(options, compat)
@@ -139,6 +176,7 @@ def _request(
         priority=_or(sent.priority, 0),
         cache_salt=salt_of(sent.cache_salt, sent.extra_key),
         cache_prefix=_or(sent.cache_prefix, True),
+        prompt_logprobs=sent.prompt_logprobs,
         wishes=wishes_of(sent, options.include_usage and bool(options.continuous_usage_stats)),
         **own,
     )
@@ -151,35 +189,56 @@ def _or(sent: Value | None, default: Value) -> Value:
 
 
 def _refuse_contradictions(request: GenerationRequest) -> None:
-    if request.choices * len(request.prompts or (None,)) > limits.SEQUENCES.value:
-        raise bad_request(f"prompts times n must not exceed {limits.SEQUENCES.value}", "n")
+    if request.candidates * len(request.prompts or (None,)) > limits.SEQUENCES.value:
+        most = limits.SEQUENCES.value
+        raise bad_request(f"prompts times n or best_of must not exceed {most}", "n")
+    _refuse_of_prompts(request)
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise bad_request("min_tokens must not exceed max_tokens", "min_tokens")
     if request.grammar is not None and request.ignore_eos:
         raise bad_request("a constrained text must be able to end", "ignore_eos", "invalid_grammar")
 
 
-def _message(sent: ChatMessage) -> dict[str, str]:
+def _refuse_of_prompts(request: GenerationRequest) -> None:
+    """What cannot be had of prompts, or not in a stream."""
+    if request.candidates < request.choices:
+        raise bad_request("best_of must be at least n", "best_of")
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        message = "max_tokens may be 0 only with echo or prompt_logprobs"
+        raise bad_request(message, "max_tokens")
+    if not request.stream:
+        return
+    if request.candidates > request.choices:
+        message = "best_of above n cannot be streamed: it is known at the end which is best"
+        raise bad_request(message, "best_of")
+    if request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs are not sent in a stream", "prompt_logprobs")
+    if request.prompt_scores is not None:
+        raise bad_request("echo with logprobs is not sent in a stream", "echo")
+
+
+def parse_message(sent: ChatMessage) -> dict[str, str]:
+    """A message as chat templates take it."""
     role = "system" if sent.role == "developer" else sent.role
     content = sent.content
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     return {"role": role, "content": text}
 
 
-def _prompts(sent: str | list[Any]) -> tuple[str | list[int], ...]:
+def one_kind_of(sent: str | list[Any], field: str) -> tuple[str | list[int], ...]:
     """One prompt (text or token ids) or a list of prompts of one kind. Raises ApiError."""
     if isinstance(sent, str):
         return (sent,)
     kinds = set(map(type, sent))
     if len(kinds) > 1:
-        raise _mixed()
+        raise _mixed(field)
     return (sent,) if kinds == {int} else tuple(sent)
 
 
-def _mixed() -> ApiError:
+def _mixed(field: str) -> ApiError:
     return bad_request(
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
-        "prompt",
+        f"{field} must be a string, a list of strings, a list of token ids or a list of such lists",
+        field,
     )
 
 

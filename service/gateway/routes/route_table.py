@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.gateway.ingest.embedding_bodies import EmbeddingBody
 from service.gateway.ingest.request_types import ChatBody, CompletionBody
+from service.gateway.ingest.token_bodies import (
+    DetokenizeBody,
+    Detokenized,
+    TokenizeBody,
+    Tokenized,
+)
 from service.gateway.routes import peer_types as peers
 from service.gateway.routes import response_types as answers
 from service.gateway.routes.adapter_routes import LoadLora, UnloadLora
@@ -50,6 +57,11 @@ GENERATION = [
         answers.Completion, answers.Completion,
     ),
     Description(
+        method="POST", path="/v1/embeddings", summary="Vectors of texts", tag="generation",
+        answer={JSON: answers.Embeddings}, body=EmbeddingBody, headers=tuple(REQUEST_HEADERS),
+        errors=(404, 409),
+    ),
+    Description(
         method="DELETE",
         path="/v1/requests/{request_id}",
         summary="Cancel a live request",
@@ -75,6 +87,17 @@ GENERATION = [
     Description(
         method="POST", path="/v1/unload_lora_adapter", summary="Unload a LoRA adapter",
         tag="debug", answer={TEXT: None}, body=UnloadLora, errors=(403, 404, 409, 504),
+    ),
+]  # fmt: skip
+
+TOKENS = [
+    Description(
+        method="POST", path="/tokenize", summary="Token ids of a text or a conversation",
+        tag="tokens", answer={JSON: Tokenized}, body=TokenizeBody, errors=(404,),
+    ),
+    Description(
+        method="POST", path="/detokenize", summary="The text of token ids",
+        tag="tokens", answer={JSON: Detokenized}, body=DetokenizeBody, errors=(404,),
     ),
 ]  # fmt: skip
 
@@ -127,4 +150,4 @@ DEBUG = [
     ),
 ]  # fmt: skip
 
-DESCRIPTIONS = [*GENERATION, *OPERATIONS, *PEERS, *DEBUG]
+DESCRIPTIONS = [*GENERATION, *TOKENS, *OPERATIONS, *PEERS, *DEBUG]

@@ -93,6 +93,7 @@ def test_what_does_not_matter_is_accepted(tmp_path: Path, config: dict[str, Any]
 @pytest.mark.parametrize(
     ("config", "said"),
     [
+        ({"kasa_config": {"beta": 1e-4}}, "kasa_config .*KaSA"),
         ({"use_dora": True}, "use_dora True is not supported: DoRA"),
         ({"bias": "lora_only"}, "bias 'lora_only'"),
         ({"lora_bias": True}, "lora_bias True"),

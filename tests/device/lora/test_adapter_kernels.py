@@ -89,7 +89,7 @@ def added(step: Any, layer: int, module: Module, tokens: int) -> torch.Tensor:
     return out
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(NUMBERS, st.integers(1, 40)), min_size=1, max_size=4),
     st.sampled_from(Module), st.integers(0, 1),
@@ -193,18 +193,18 @@ def test_texts_of_captured_steps_are_those_of_torch() -> None:
     found = []
     for numbers in ([3, 5], [0, 3], [0, 0]):
         before = runtime.captured
-        found.append(texts(executor, PROMPTS, numbers, 4))
-        assert found[-1] == texts(wanted, PROMPTS, numbers, 4)
+        found.append(texts(executor, PROMPTS, numbers, 3))
+        assert found[-1] == texts(wanted, PROMPTS, numbers, 3)
         if not any(numbers):
             assert runtime.captured > before, "its graphs have no products of adapters"
     assert found[0] != found[2]
-    assert runtime.replays >= 6
+    assert runtime.replays >= 4
 
 
 def test_without_a_table_steps_with_adapters_are_not_captured() -> None:
     executor, runtime = cuda_executor_of(TorchAdapters(SMALL.spec, torch.float32, CPU))
-    wanted = texts(reference(), PROMPTS[:1], [3], 3)
-    assert texts(executor, PROMPTS[:1], [3], 3) == wanted
+    wanted = texts(reference(), PROMPTS[:1], [3], 2)
+    assert texts(executor, PROMPTS[:1], [3], 2) == wanted
     assert runtime.replays == 0
-    texts(executor, PROMPTS[:1], [0], 3)
-    assert runtime.replays == 2
+    texts(executor, PROMPTS[:1], [0], 2)
+    assert runtime.replays == 1

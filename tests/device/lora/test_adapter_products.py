@@ -170,7 +170,7 @@ ROWS = st.lists(
     min_size=1,
     max_size=9,
 )
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @FEW
