@@ -340,16 +340,8 @@ def _command_of(fact: Fact) -> Command | None:
             error = "refused" if fact.refused else None
             return GrammarReady(fact.seq_id, fact.compile_ns, fact.cached, error)
         case StepCostSet():
-            return SetStepCost(
-                base_ns=fact.base_ns,
-                prefill_token_ns=fact.prefill_token_ns,
-                decode_row_ns=fact.decode_row_ns,
-                context_token_ns=fact.context_token_ns,
-                pair_ns=fact.pair_ns,
-                mixed_ns=fact.mixed_ns,
-                spread=fact.spread,
-                around_ns=fact.around_ns,
-            )
+            fields = SetStepCost.__struct_fields__
+            return SetStepCost(**{name: getattr(fact, name) for name in fields})
         case LimitsSet():
             return SetLimits(limits=fact.limits, changed=fact.changed, by=fact.by, why=fact.why)
         case CacheFlushed():

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
+import msgspec
+
 from service.engine.adapters.desk import AdapterDesk
 from service.engine.admission import Limits, QueueLoad, refusal
 from service.engine.draft_proposer import DraftProposer, ngram_proposer
@@ -195,20 +197,8 @@ class Scheduler:
 
     def set_step_cost(self, command: SetStepCost) -> None:
         self._planner.cost.set(command)
-        self.log.record(
-            partial(
-                StepCostSet,
-                step_id=self.log.next_step_id,
-                base_ns=command.base_ns,
-                prefill_token_ns=command.prefill_token_ns,
-                decode_row_ns=command.decode_row_ns,
-                context_token_ns=command.context_token_ns,
-                pair_ns=command.pair_ns,
-                mixed_ns=command.mixed_ns,
-                spread=command.spread,
-                around_ns=command.around_ns,
-            )
-        )
+        cost = msgspec.structs.asdict(command)
+        self.log.record(partial(StepCostSet, step_id=self.log.next_step_id, **cost))
 
     def set_limits(self, command: SetLimits) -> None:
         """Put other limits in force; sequences that run go on. Raises LimitError."""

@@ -9,14 +9,14 @@ what comes of it later is dropped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from service.config.settings import ConfigError
 from service.engine.executor import Adapter
-from service.engine.inbox import WeightsRead
+from service.engine.inbox import OF_START, Inbox, LoadAdapter, WeightsRead
 from telemetry.facts.clock import Clock
 
 _ERROR_CHARACTERS = 300
@@ -44,7 +44,7 @@ class AdapterReader(Protocol):
 class AdapterStore:
     """Implements `service.engine.adapters.orders.AdapterDevice`.
 
-    `answer` gets what came of each read, from another thread once `start_thread` was called.
+    `answer` gets what came of each read, from another thread after `load_at_start`.
     """
 
     def __init__(
@@ -65,9 +65,16 @@ class AdapterStore:
         self._weights: dict[int, Adapter] = {}
         self._placed_bytes = 0
 
-    def start_thread(self) -> None:
-        """From now on reads do not hold up the caller. Before that, at the start, they do, and
-        raise ConfigError: a server whose adapters cannot be read does not start."""
+    def load_at_start(
+        self, named: Iterable[tuple[str, Path]], inbox: Inbox, apply: Callable[[], None]
+    ) -> None:
+        """Know the adapters of the start, one after the other, and place those that fit; `apply`
+        applies what is in the inbox. From then on reads do not hold up the caller. Raises
+        ConfigError: a server whose adapters cannot be read does not start."""
+        for name, folder in named:
+            inbox.put(LoadAdapter(ticket=OF_START, name=name, source=str(folder)))
+            apply()  # it is read
+            apply()  # and placed
         self._worker = ThreadPoolExecutor(1, "phasescope-adapters")
 
     def read(self, number: int, source: str) -> None:

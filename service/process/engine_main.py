@@ -24,7 +24,6 @@ from service.device.sampling.grammar_compiler import GrammarCompiler
 from service.engine.admission import Limits
 from service.engine.fairness import Policy
 from service.engine.inbox import (
-    OF_START,
     Cancel,
     FlushCache,
     GrammarReady,
@@ -254,8 +253,7 @@ def _run(
         GcWatch(HostProcess.ENGINE, pauses, clock).install()
     stages.end(StartStage.ENGINE)
     lane.append(_started(config, limits, loaded, stages.done, warm))
-    _load_adapters(config, loop, inbox)
-    adapters.start_thread()
+    adapters.load_at_start(config.named_loras, inbox, loop.apply_commands)
     gateway.send_frame(frames.Frame([], lane.drain(), lane.lost))
     profiles = Profiles(loop, loaded, lane, clock, gateway.send)
     try:
@@ -267,15 +265,6 @@ def _run(
         adapters.close()
     loaded.executor.close()
     return 0
-
-
-def _load_adapters(config: EngineConfig, loop: EngineLoop, inbox: Inbox) -> None:
-    """Know the adapters of the start, one after the other, and place those that fit. Raises
-    ConfigError."""
-    for name, folder in config.named_loras:
-        inbox.put(LoadAdapter(ticket=OF_START, name=name, source=str(folder)))
-        loop.apply_commands()  # it is read
-        loop.apply_commands()  # and placed
 
 
 def first_cost(steps: Sequence[WarmUpStep]) -> SetStepCost:

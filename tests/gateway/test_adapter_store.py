@@ -10,7 +10,7 @@ import pytest
 
 from service.config.settings import ConfigError
 from service.engine.executor import Adapter, CountedAdapters
-from service.engine.inbox import WeightsRead
+from service.engine.inbox import Inbox, WeightsRead
 from service.process.adapter_store import AdapterStore
 from telemetry.facts.clock import MonotonicClock
 
@@ -44,7 +44,7 @@ def store_of(disk: Disk, timeout_s: float = GENEROUS_S) -> tuple[AdapterStore, Q
 
 def test_what_was_read_is_placed_and_freed() -> None:
     store, answers = store_of(Disk())
-    store.start_thread()
+    store.load_at_start((), Inbox(), lambda: None)
     store.read(1, "folder")
 
     answer = answers.get(timeout=GENEROUS_S)
@@ -56,7 +56,7 @@ def test_what_was_read_is_placed_and_freed() -> None:
 
 def test_a_broken_adapter_is_an_answer_with_its_reason() -> None:
     store, answers = store_of(Disk())
-    store.start_thread()
+    store.load_at_start((), Inbox(), lambda: None)
     store.read(1, "broken")
 
     assert "no tensors" in (answers.get(timeout=GENEROUS_S).error or "")
@@ -74,7 +74,7 @@ def test_a_read_that_hangs_fails_in_time_and_what_comes_of_it_is_dropped() -> No
     disk = Disk()
     disk.hangs = True
     store, answers = store_of(disk, timeout_s=0.01)
-    store.start_thread()
+    store.load_at_start((), Inbox(), lambda: None)
     store.read(1, "folder")
 
     assert answers.get(timeout=GENEROUS_S).error == "not read within 0.01 s"
