@@ -8,7 +8,7 @@ attention it is a short prefill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -128,7 +128,7 @@ def _added(
     rows: Sequence[_RowT], adapters: Mapping[int, int], add: Callable[[_RowT], SequenceSpan]
 ) -> Iterator[tuple[_RowT, SequenceSpan]]:
     """Add rows, those of one adapter one after the other; give them in the order of `rows`."""
-    order = range(len(rows))
+    order: Iterable[int] = range(len(rows))
     if adapters:
         order = sorted(order, key=lambda index: adapters.get(rows[index].slot, 0))
     spans = {index: add(rows[index]) for index in order}

@@ -47,8 +47,11 @@ class _Parts:
 
     @property
     def graph_attention(self) -> GraphAttention | None:
-        """A captured step that reduces over ranks is not there yet."""
-        return self.chosen.graph_attention if self.collectives is None else None
+        """A captured step that reduces over ranks is not there yet; one that goes through experts
+        asks the host how many rows each has."""
+        if self.collectives is not None or self.source.spec.experts is not None:
+            return None
+        return self.chosen.graph_attention
 
     @property
     def page_tokens(self) -> int:

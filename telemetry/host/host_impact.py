@@ -91,6 +91,7 @@ class ImpactTotals(msgspec.Struct):
 class _Request:
     accepted_ns: int
     read_ns: int
+    gateway: int
     stream: bool = False
     ended_ns: int = FOREVER_NS
     sequences: dict[int, EngineStay] = field(default_factory=dict)
@@ -192,7 +193,7 @@ class HostImpact:
         if isinstance(fact, RequestAccepted):
             self._drop(fact.request_id)  # a client may reuse an id
             read_ns = fact.at_ns if fact.read_ns is None else fact.read_ns
-            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns)
+            self._requests[fact.request_id] = _Request(fact.at_ns, read_ns, fact.gateway)
             return
         request = self._requests.get(fact.request_id)
         if request is None:
@@ -282,7 +283,8 @@ class HostImpact:
 
     def _lost_ns(self, request: _Request, pause: Pause, first_tokens: dict[int, int]) -> int:
         begin_ns, end_ns = pause.begin_ns, pause.end_ns
-        if request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
+        is_others = pause.process is HostProcess.GATEWAY and pause.gateway != request.gateway
+        if is_others or request.ended_ns <= begin_ns or request.accepted_ns >= end_ns:
             return 0
         sequences = request.sequences
         if pause.process is HostProcess.ENGINE:

@@ -11,15 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-from telemetry.facts.adapter_records import (
-    AdapterAdded,
-    AdapterEvicted,
-    AdapterLoaded,
-    AdapterRead,
-    AdapterUnloaded,
-)
+from telemetry.facts.adapter_records import AdapterFact
 from telemetry.facts.engine_records import (
     EngineStarted,
     GrammarCompiled,
@@ -32,6 +26,7 @@ from telemetry.facts.engine_records import (
     SequencesListed,
     StepCostSet,
 )
+from telemetry.facts.known_adapters import KnownAdapters
 from telemetry.facts.records import (
     EngineDied,
     Fact,
@@ -66,17 +61,13 @@ class LiveRequests:
         self._owners: dict[int, str] = {}
         self._early: dict[int, list[Fact]] = {}
         self._engine: dict[type, Fact] = {}
-        self._adapters: dict[int, dict[type, Fact]] = {}
+        self._adapters = KnownAdapters()
         self._engine_encoded: bytes | None = None
         self._take: dict[type, Callable[[Any], None]] = {
             EngineStarted: self._engine_fact,
             StepCostSet: self._engine_fact,
             LimitsSet: self._engine_fact,
-            AdapterAdded: self._adapter_fact,
-            AdapterRead: self._adapter_fact,
-            AdapterLoaded: self._adapter_fact,
-            AdapterEvicted: self._adapter_gone,
-            AdapterUnloaded: self._adapter_gone,
+            **dict.fromkeys(get_args(AdapterFact), self._adapter_fact),
             EngineDied: self._engine_died,
             RequestAccepted: self._accepted,
             RequestParsed: self._request_fact,
@@ -110,8 +101,8 @@ class LiveRequests:
         """The engine's facts, then those of each live request, as encoded arrays. An array that has
         not changed since the last call is the same object."""
         if self._engine_encoded is None:
-            adapters = [fact for known in self._adapters.values() for fact in known.values()]
-            self._engine_encoded = encode_facts([*self._engine.values(), *adapters])
+            facts: list[Fact] = [*self._engine.values(), *self._adapters.facts()]
+            self._engine_encoded = encode_facts(facts)
         groups = [self._engine_encoded] if self._engine else []
         for live in self._requests.values():
             if live.encoded is None:
@@ -131,19 +122,8 @@ class LiveRequests:
         self._engine.clear()
         self._adapters.clear()
 
-    def _adapter_fact(self, fact: AdapterAdded | AdapterRead | AdapterLoaded) -> None:
-        if isinstance(fact, AdapterAdded):
-            self._adapters[fact.number] = {}
-        known = self._adapters.get(fact.number)
-        if known is not None:
-            known[type(fact)] = fact
-            self._engine_encoded = None
-
-    def _adapter_gone(self, fact: AdapterEvicted | AdapterUnloaded) -> None:
-        if isinstance(fact, AdapterUnloaded):
-            self._adapters.pop(fact.number, None)
-        else:
-            self._adapters.get(fact.number, {}).pop(AdapterLoaded, None)
+    def _adapter_fact(self, fact: AdapterFact) -> None:
+        self._adapters.take(fact)
         self._engine_encoded = None
 
     def _engine_died(self, fact: EngineDied) -> None:

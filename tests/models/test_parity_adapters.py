@@ -8,26 +8,39 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from service.device.inputs import build_inputs
 from service.device.lora.reader import read_adapter
 from service.device.weights.safetensors import SafetensorsWeights
 from service.engine.plan import DecodeRow, Plan, PrefillChunk
-from tests.models.test_parity_families import BT, CPU, EXECUTORS, FAMILIES, close, some_ids
+from tests.models.test_parity_families import (
+    BT,
+    CPU,
+    EXECUTORS,
+    NATIVE_LACKS,
+    close,
+    some_ids,
+)
+from tests.support.models.tiny_families import random_reference
 
-# by name, in the order of their numbers from 1 on
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "everything": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
-    "attention": {
-        "r": 20, "lora_alpha": 10, "target_modules": ["q_proj", "v_proj"], "use_rslora": True,
+# what the three adapters of a model target, where its modules are separate, fused, or experts
+SEPARATE = ("all-linear", ["q_proj", "v_proj"], ["k_proj", "o_proj", "down_proj", "up_proj"])
+FUSED = ("all-linear", ["qkv_proj"], ["qkv_proj", "o_proj", "gate_up_proj"])
+OF_EXPERTS = (["q_proj", "k_proj", "v_proj", "o_proj"], ["q_proj", "v_proj"], ["k_proj", "o_proj"])
+TARGETS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3", "olmo2", "granite"), SEPARATE),
+    "phi3": FUSED,
+    "qwen3-moe": OF_EXPERTS,
+}
+# in the order of their numbers from 1 on
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"r": 8, "lora_alpha": 16},
+    {"r": 20, "lora_alpha": 10, "use_rslora": True},
+    {
+        "r": 4, "lora_alpha": 8, "rank_pattern": {"o_proj": 6},
+        "alpha_pattern": {"layers.1.self_attn.o_proj": 24}, "layers_to_transform": [1, 2],
     },
-    "patterns": {
-        "r": 4, "lora_alpha": 8, "target_modules": ["k_proj", "o_proj", "down_proj", "up_proj"],
-        "rank_pattern": {"down_proj": 6}, "alpha_pattern": {"layers.1.self_attn.k_proj": 24},
-        "layers_to_transform": [1, 2],
-    },
-}  # fmt: skip
+)  # fmt: skip
 TEXTS = [some_ids(count, seed=count) for count in (7, 19, 34, 12)]
 NUMBERS = [1, 2, 0, 3]  # adapters of the texts
 
@@ -36,20 +49,13 @@ def with_adapters(name: str, folder: Path) -> Any:
     """A random model of the family in `folder`, and beside it a folder for each adapter."""
     from peft import LoraConfig, get_peft_model
 
-    build, config = FAMILIES[name]
-    torch.manual_seed(5)
-    base = build(config).eval()
-    with torch.no_grad():
-        for parameter in base.parameters():
-            parameter.normal_(0.0, 0.15)
-    base.save_pretrained(folder / "base")
-    model: Any = None
-    for adapter, settings in ADAPTERS.items():
-        lora = LoraConfig(task_type="CAUSAL_LM", **settings)
-        if model is None:
-            model = get_peft_model(base, lora, adapter_name=adapter)
+    model: Any = random_reference(name, folder / "base")
+    for index, (targets, settings) in enumerate(zip(TARGETS[name], SETTINGS, strict=True)):
+        lora = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings)
+        if index == 0:
+            model = get_peft_model(model, lora, adapter_name="1")
         else:
-            model.add_adapter(adapter, lora)
+            model.add_adapter(str(index + 1), lora)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "lora_" in key:
@@ -64,18 +70,16 @@ def wanted_of(model: Any, text: list[int], number: int) -> torch.Tensor:
         with model.disable_adapter():
             found: torch.Tensor = model(torch.tensor([text])).logits[0, -1]
         return found
-    model.set_adapter(list(ADAPTERS)[number - 1])
+    model.set_adapter(str(number))
     found = model(torch.tensor([text])).logits[0, -1]
     return found
 
 
 # PEFT 0.21 reads an attribute that transformers 5 has renamed
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("name", [name for name in FAMILIES if "-" not in name])
+@pytest.mark.parametrize("name", TARGETS)
 def test_a_step_of_rows_with_adapters_of_peft(name: str, tmp_path: Path) -> None:
     """Prompts in one step, decodes in the next, on both decoders that compute adapters."""
-    pytest.importorskip("peft")
-    transformers.logging.set_verbosity_error()
     model = with_adapters(name, tmp_path)
     source = SafetensorsWeights(str(tmp_path / "base"))
     texts = list(zip(TEXTS, NUMBERS, strict=True))
@@ -85,10 +89,12 @@ def test_a_step_of_rows_with_adapters_of_peft(name: str, tmp_path: Path) -> None
     numbers = dict(enumerate(NUMBERS))
     chunks = tuple(PrefillChunk(i, i, 0, TEXTS[i][:-1], tables[i], 0, True, 0) for i in rows)
     decodes = tuple(DecodeRow(i, i, len(TEXTS[i]) - 1, tables[i], 0) for i in rows)
-    for make in EXECUTORS.values():
-        decoder, cache = make(source)
-        for number, adapter in enumerate(ADAPTERS, 1):
-            folder = tmp_path / "adapters" / adapter
+    for executor, make in EXECUTORS.items():
+        if executor == "native" and name in NATIVE_LACKS:
+            continue
+        decoder, cache = make(source, 256)
+        for number in (1, 2, 3):
+            folder = tmp_path / "adapters" / str(number)
             decoder.adapters.place(number, read_adapter(folder, source.spec, torch.float32))
         prompts = build_inputs(Plan(0, (), chunks, (), (), (), (), 999), BT, CPU, numbers)
         close(decoder.forward(prompts, cache), after_prompts)

@@ -54,6 +54,7 @@ _FUSED = {
     "mlp.gate_up_proj": (Module.GATE_UP, (0, 1)),
 }
 _MODULES = _SEPARATE | _FUSED
+_ATTENTION = (Module.QKV, Module.OUT)  # what adapters may change where there are experts
 
 
 def read_adapter(
@@ -103,14 +104,15 @@ class _Reader:
                 continue
             places = _MODULES[name][1]
             down, up, scale = self._module(layer, name)
-            pieces = up.split([sizes[place] for place in places])
+            pieces = torch.split(up, [sizes[place] for place in places])
             for place, piece in zip(places, pieces, strict=True):
                 parts[place] = down, piece, scale
         rank = max(len(part[0]) for part in parts if part is not None)
         down = torch.zeros((len(sizes), rank, module_inputs(self._spec, module)))
         up = torch.zeros((sum(sizes), rank))
         scales = torch.zeros((len(sizes), rank))
-        for place, (part, outputs) in enumerate(zip(parts, up.split(sizes), strict=True)):
+        outs = torch.split(up, list(sizes))
+        for place, (part, outputs) in enumerate(zip(parts, outs, strict=True)):
             if part is not None:
                 own = len(part[0])
                 down[place, :own] = part[0]
@@ -157,11 +159,11 @@ def _modules_of(path: Path, file: Any, spec: ModelSpec) -> set[tuple[int, str]]:
     strange: list[str] = []
     for name in file.keys():  # noqa: SIM118
         found = _TENSOR.fullmatch(name)
-        if found is None or found[3] not in _MODULES or int(found[2]) >= spec.layers:
+        if found is None or not _has(spec, found[3]) or int(found[2]) >= spec.layers:
             strange.append(name)
         else:
             sides.setdefault((int(found[2]), found[3]), set()).add(found[4])
-    known = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in _SEPARATE))
+    known = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in _SEPARATE if _has(spec, name)))
     refuse_tensors(
         path, strange, f"adapters here have lora_A and lora_B of {known} in {spec.layers} layers"
     )
@@ -196,7 +198,14 @@ def _all_modules(spec: ModelSpec, is_fused: bool) -> Iterator[tuple[int, str]]:
     names = [name for name, (module, _) in _SEPARATE.items() if module not in fused]
     for layer in range(spec.layers):
         for name in (*names, *(_FUSED if is_fused else ())):
-            yield layer, name
+            if _has(spec, name):
+                yield layer, name
+
+
+def _has(spec: ModelSpec, name: str) -> bool:
+    """Whether a module of that name may have an adapter."""
+    found = _MODULES.get(name)
+    return found is not None and (spec.experts is None or found[0] in _ATTENTION)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

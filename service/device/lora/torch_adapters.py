@@ -51,14 +51,19 @@ class DecoderAdapters(AdapterStore, Protocol):
         ...
 
 
-def adapted(
-    adapters: StepAdapters | None, layer: int, module: Module, product: Product, x: torch.Tensor
-) -> torch.Tensor:
-    """The base model's product of x [tokens, in], with what adapters add."""
-    out = product(x)
-    if adapters is not None:
-        adapters.add(layer, module, x, out)
-    return out
+@dataclass(frozen=True, slots=True)
+class LayerProducts:
+    """How a layer multiplies: with what a step's adapters add, if it has any."""
+
+    adapters: StepAdapters | None
+    layer: int
+
+    def __call__(self, module: Module, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, out] of x [tokens, in]."""
+        out = product(x)
+        if self.adapters is not None:
+            self.adapters.add(self.layer, module, x, out)
+        return out
 
 
 class TorchAdapters:
@@ -117,9 +122,9 @@ class _Segments:
             place = slice(rows.begin, rows.begin + rows.tokens)
             middle = ((x[place] @ low.down.t()) * low.scales).to(x.dtype)
             pieces = zip(
-                out[place].split(sizes, dim=1),
-                middle.split(low.rank, dim=1),
-                low.up.split(sizes),
+                torch.split(out[place], sizes, dim=1),
+                torch.split(middle, low.rank, dim=1),
+                torch.split(low.up, sizes),
                 strict=True,
             )
             for to, inner, up in pieces:

@@ -17,16 +17,16 @@ from service.device.cache.kv_cache import KvCache
 from service.device.inputs import StepInputs
 from service.device.lora.torch_adapters import (
     DecoderAdapters,
+    LayerProducts,
     StepAdapters,
     TorchAdapters,
-    adapted,
 )
 from service.device.lora.weights import Module
-from service.device.models.layers import LayerWeights, load_layer
+from service.device.models.layers import LayerWeights, load_layer, load_norm
 from service.device.models.ops import LayerOps, PlainOps
 from service.device.models.weight_source import WeightSource, checked
 from service.device.quantization.linear import FLOATS, WHOLE, MatrixFormat, Partition, Table
-from service.device.quantization.precision import Precision
+from service.device.quantization.precision import Precision, rounded
 from service.device.rope import RopeTable
 from service.device.spec import Feature, ModelSpec
 
@@ -37,6 +37,19 @@ FEATURES = frozenset(
         Feature.TIED_EMBEDDINGS,
         Feature.LINEAR_ROPE,
         Feature.LLAMA3_ROPE,
+        Feature.YARN_ROPE,
+        Feature.LONG_ROPE,
+        Feature.PARTIAL_ROPE,
+        Feature.LOCAL_ROPE,
+        Feature.SLIDING_WINDOW,
+        Feature.WIDE_QK_NORM,
+        Feature.OUTPUT_NORMS,
+        Feature.NO_INPUT_NORMS,
+        Feature.GELU_GATE,
+        Feature.ATTENTION_SCALE,
+        Feature.MULTIPLIERS,
+        Feature.LOGIT_SOFTCAP,
+        Feature.EXPERTS,
     }
 )
 
@@ -73,7 +86,14 @@ class Decoder:
         self.adapters = adapters or TorchAdapters(spec, precision.compute, device)
         self._attention = attention
         self._ops = ops or PlainOps(spec)
-        self._rope = RopeTable(spec, max_tokens, precision.compute, device)
+        self._ropes = [RopeTable(spec, max_tokens, precision.compute, device)]
+        if spec.local_rope is not None:
+            self._ropes.append(
+                RopeTable(spec, max_tokens, precision.compute, device, spec.local_rope)
+            )
+        self._reach = [spec.reach(layer) for layer in range(spec.layers)]
+        # rounded as weights are: Gemma's own code does so
+        self._embedding_multiplier = rounded(spec.embedding_multiplier, precision.weights)
 
         def get(name: str, *shape: int) -> torch.Tensor:
             return precision.convert(checked(source.tensor(name), name, shape)).to(device)
@@ -83,7 +103,7 @@ class Decoder:
             if index % max(1, spec.layers // 4) == 0:
                 progress(f"loading weights, layer {index} of {spec.layers}")
             self._layers.append(load_layer(source, index, precision, matrices, device, partition))
-        self._norm = get("model.norm.weight", spec.hidden)
+        self._norm = load_norm(source, "model.norm.weight", precision).to(device)
         embedding = get("model.embed_tokens.weight", spec.vocab, spec.hidden)
         if spec.tied_embeddings:
             head = matrices.linear(embedding)
@@ -110,7 +130,11 @@ class Decoder:
     @torch.inference_mode()
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """float32 logits [rows, vocab] of final states."""
-        return self._head(states).float()
+        logits = self._head(states).float()
+        if self.spec.logit_multiplier != 1.0:
+            logits = logits * self.spec.logit_multiplier
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @torch.inference_mode()
     def compute(
@@ -145,21 +169,42 @@ class Decoder:
     ) -> torch.Tensor:
         """Final states of `rows`, or of all."""
         attention, ops = self._attention, self._ops
-        angles = self._rope.at(positions)
+        angles = [rope.at(positions) for rope in self._ropes]
         hidden = self._embedding.rows(token_ids)
+        if self._embedding_multiplier != 1.0:
+            hidden = hidden * self._embedding_multiplier
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
-            normed = ops.norm(hidden, delta, layer.input_norm)
-            qkv = adapted(adapters, index, Module.QKV, layer.qkv, normed)
-            qkv = qkv.view(len(normed), -1, self.spec.head_dim)
-            query = ops.rope_and_write_kv(index, qkv, angles, layer.head_norms, cache, slot_mapping)
+            product = LayerProducts(adapters, index)
+            normed = self._entering(hidden, delta, layer.input_norm)
+            qkv = product(Module.QKV, layer.qkv, normed).view(len(normed), -1, self.spec.head_dim)
+            turns = angles[self.spec.is_local(index)]
+            query = ops.rope_and_write_kv(index, qkv, turns, layer.head_norms, cache, slot_mapping)
             mark()
-            mixed = attention.run(query, index, cache, prepared)
+            mixed = attention.run(query, index, cache, prepared, self._reach[index])
             mark()
-            delta = adapted(adapters, index, Module.OUT, layer.out, mixed.flatten(1))
-            normed = ops.norm(hidden, delta, layer.ffn_norm)
-            gate_up = adapted(adapters, index, Module.GATE_UP, layer.gate_up, normed)
-            delta = adapted(adapters, index, Module.DOWN, layer.down, ops.gated(gate_up))
+            mixed = product(Module.OUT, layer.out, mixed.flatten(1))
+            delta = self._leaving(mixed, layer.out_norm)
+            normed = self._entering(hidden, delta, layer.ffn_norm)
+            delta = self._leaving(layer.feed_forward(normed, ops, product), layer.ffn_out_norm)
         if rows is not None:
             hidden, delta = hidden[rows], None if delta is None else delta[rows]
         return ops.norm(hidden, delta, self._norm)
+
+    def _entering(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What attention or feed-forward gets, once `delta` has been added to `hidden`."""
+        if norm is not None:
+            return self._ops.norm(hidden, delta, norm)
+        if delta is not None:
+            hidden += delta
+        return hidden
+
+    def _leaving(self, branch: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """What is added to the residual."""
+        if norm is not None:
+            branch = self._ops.norm(branch, None, norm)
+        if self.spec.residual_multiplier != 1.0:
+            branch = branch * self.spec.residual_multiplier
+        return branch

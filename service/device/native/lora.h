@@ -77,18 +77,9 @@ class LowRankPanels {
   // Rows [row, row + outputs) of `from` [][width], which A has whole and B by its part.
   void pack(const StoredFloats& from, int row, int outputs, int width, uint8_t*& memory) {
     kind_ = from.kind;
-    for (size_t p = 0; p < panels_.size(); p++) {
-      Panel& panel = panels_[p];
-      panel.memory = memory;
-      memory += panel_bytes(panel, kind_);
-      std::memset(panel.memory, 0, panel_bytes(panel, kind_));
-      const int begin = int(p) * kGroup, end = std::min(begin + kGroup, outputs);
-      for (int o = begin; o < end; o++) {
-        const int at = part_of_.empty() ? 0 : (first_part_ + part_of_[o]) * width - panel.first;
-        for (int k = 0; k < width; k++)
-          put(panel, at + k, o - begin, from[size_t(row + o) * width + k]);
-      }
-    }
+    with_format(kind_, [&](auto format) {
+      pack_as<decltype(format)>(from, row, outputs, width, memory);
+    });
   }
 
   int count() const { return int(panels_.size()); }
@@ -109,12 +100,22 @@ class LowRankPanels {
     return (size_t(panel.count) * kGroup * number_bytes(kind) + 63) / 64 * 64;
   }
 
-  void put(const Panel& panel, int input, int output, float value) const {
-    with_format(kind_, [&](auto format) {
-      typedef decltype(format) F;
-      auto* group = reinterpret_cast<typename F::Number*>(panel.memory) + long(input) * kGroup;
-      group[F::place(output)] = F::encode(value, 1.0f);
-    });
+  template <class F>
+  void pack_as(const StoredFloats& from, int row, int outputs, int width, uint8_t*& memory) {
+    for (size_t p = 0; p < panels_.size(); p++) {
+      Panel& panel = panels_[p];
+      panel.memory = memory;
+      memory += panel_bytes(panel, kind_);
+      std::memset(panel.memory, 0, panel_bytes(panel, kind_));
+      auto* to = reinterpret_cast<typename F::Number*>(panel.memory);
+      const int begin = int(p) * kGroup, end = std::min(begin + kGroup, outputs);
+      for (int o = begin; o < end; o++) {
+        const int at = part_of_.empty() ? 0 : (first_part_ + part_of_[o]) * width - panel.first;
+        for (int k = 0; k < width; k++)
+          to[long(at + k) * kGroup + F::place(o - begin)] =
+              F::encode(from[size_t(row + o) * width + k], 1.0f);
+      }
+    }
   }
 
   std::vector<Panel> panels_;

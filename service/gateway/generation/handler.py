@@ -63,7 +63,7 @@ class GenerationHandler:
         self.request_id: str = scope["state"]["request_id"]
         self.tenant = ""
         self._recorder = RequestRecorder(
-            state.lane, state.clock, self.request_id, arrived_ns(scope)
+            state.lane, state.clock, self.request_id, arrived_ns(scope), state.number
         )
         self._delivery = Delivery(send, self._recorder, self._on_blocked_write)
         self._outputs = OutputQueue(state.config.stream_buffer_tokens, self._on_full)

@@ -22,7 +22,7 @@ _NO_ADAPTERS = AdapterSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState(ServerState):
-    """What a route may use."""
+    """What a route may use. `number` is that of one of several gateway processes."""
 
     lane: Lane
     engine: EngineClient
@@ -34,6 +34,7 @@ class GatewayState(ServerState):
     retry_after_s: Callable[[], int]
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
+    number: int = 0
     embedding: EmbeddingModel | None = None
     adapters: AdapterSettings = _NO_ADAPTERS
 
