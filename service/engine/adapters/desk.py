@@ -100,9 +100,12 @@ class AdapterDesk:
         if adapter.bytes is None:
             self._take_name(adapter)
         adapter.bytes = command.bytes
+        if adapter.holds and command.bytes > adapter.held_bytes:
+            self.registry.release(adapter)  # its files are not what they were
         if not adapter.holds and self.registry.fits(adapter):
             self.registry.reserve(adapter)
         if adapter.holds and not self._is_over(adapter):
+            adapter.state = State.READING  # until it is placed
             self._orders.append(Place(adapter.number))
             return
         self.registry.release(adapter)
@@ -161,7 +164,7 @@ class AdapterDesk:
     @property
     def knows_any(self) -> bool:
         """Whether there may be orders."""
-        return bool(self.registry.known)
+        return bool(self.registry.known or self._orders)
 
     def orders(self) -> Sequence[Order]:
         """What the device has to do now, in this order."""
