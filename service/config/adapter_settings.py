@@ -74,7 +74,7 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
             metavar="SECONDS",
             gt=0,
         ),
-    ] = 60.0
+    ] = 30.0
 
     @property
     def named_loras(self) -> list[tuple[str, Path]]:

@@ -79,7 +79,7 @@ ADAPTER_NAME_CHARACTERS = Limit(
     MOST_NAME_CHARACTERS, "characters", "`lora_name`", "it becomes a label of metrics"
 )
 PATH_CHARACTERS = Limit(4096, "characters", "`lora_path`", "as long as a path may be")
-UNLOAD_WAIT_S = Limit(600, "seconds", "`timeout` of an unload", "the answer waits so long")
+UNLOAD_WAIT_S = Limit(50, "seconds", "`timeout` of an unload", "the answer waits so long")
 SALT_CHARACTERS = Limit(256, "characters", "`cache_salt`", "it is hashed for every cached block")
 USER_CHARACTERS = Limit(
     512, "characters", "`user`, `safety_identifier`, `prompt_cache_key`",

@@ -233,7 +233,7 @@ def test_an_unload_during_use_is_refused_or_waits_and_the_text_stays_whole(
     stream = Stream(server, guest)
     with ThreadPoolExecutor(2) as pool:
         refused = pool.submit(unload, server, guest, mode="refuse")
-        waiting = pool.submit(unload, server, guest, mode="wait", timeout=60)
+        waiting = pool.submit(unload, server, guest, mode="wait", timeout=50)
         eventually(lambda: refused.running() and waiting.running(), "both to be sent")
         stream.resume()
         answers = refused.result().status_code, waiting.result().status_code
