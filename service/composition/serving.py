@@ -135,7 +135,8 @@ async def _run(
     start: Start,
 ) -> None:
     """Serve requests until a signal, then end the engine before the telemetry that reads it."""
-    lister = RequestLister(state.handlers, state.lane, state.clock)
+    settle = gateways.ended_while_settling if gateways.are_many else None
+    lister = RequestLister(state.handlers, state.lane, state.clock, settle)
     listing = asyncio.create_task(lister.run(), name="request-lister")
     settle_collector()
     telemetry.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -105,6 +105,11 @@ class Gateways:
         pool.start()
         self._telling = asyncio.create_task(self._tell_health(pool, state), name="engine health")
         return Settled(app, pool), asyncio.create_task(_first_of(engine, pool))
+
+    async def ended_while_settling(self) -> Collection[str] | None:
+        """Wait for the facts that gateway processes have now; the ids of requests that ended
+        meanwhile, None if it was in vain."""
+        return None if self._pool is None else await self._pool.ended_while_settling()
 
     async def wait_ready(self) -> bool:
         """Wait until all take connections; False at once if there is only the main process."""

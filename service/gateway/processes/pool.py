@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -74,6 +74,7 @@ class GatewayPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = dict.fromkeys(range(len(listeners)), 0)
         self._begun_ns = dict.fromkeys(range(len(listeners)), 0)
+        self._ended: set[str] = set()  # since the last list of live requests was begun
         self._is_stopping = False
         engine_lane.causes_missing = self._missing
 
@@ -101,12 +102,13 @@ class GatewayPool:
         for peer in self._peers.values():
             peer.send(message)
 
-    async def settle(self) -> None:
-        """Wait until the facts that gateway processes have now are here, for at most 0.25 s."""
+    async def settle(self) -> bool:
+        """Wait until the facts that gateway processes have now are here, for at most 0.25 s; False
+        if it was in vain."""
         number = next(self._sync_numbers)
         waited_for = {peer.space for peer in self._peers.values() if peer.is_ready}
         if not waited_for:
-            return
+            return not self._peers
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._syncs[number] = (waited_for, done)
         self.tell(messages.Sync(number))
@@ -114,6 +116,12 @@ class GatewayPool:
             async with asyncio.timeout(_SYNC_S):
                 await done
         del self._syncs[number]
+        return done.done()
+
+    async def ended_while_settling(self) -> Collection[str] | None:
+        """Settle; the ids of requests that ended meanwhile, None if it was in vain."""
+        self._ended.clear()
+        return tuple(self._ended) if await self.settle() else None
 
     async def stop(self) -> None:
         """End all processes. No request is live."""
@@ -178,6 +186,7 @@ class GatewayPool:
             if isinstance(fact, RequestEnded):
                 peer.live.pop(fact.request_id, None)
                 self._handlers.pop(fact.request_id, None)
+                self._ended.add(fact.request_id)
         self._engine_lane.release()
 
     def _claim(self, peer: Peer, claim: messages.Claim) -> None:
@@ -223,6 +232,7 @@ class GatewayPool:
         """Record the ends of the requests that it served: exactly one each."""
         for request_id in peer.live:
             self._handlers.pop(request_id, None)
+            self._ended.add(request_id)
             self._lane.append(
                 RequestEnded(
                     request_id=request_id,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -187,21 +189,18 @@ def test_a_process_that_dies_is_replaced_and_its_requests_end_once(pair: Server)
     assert {answer.status_code for answer in answers} == {200}
 
 
-def test_both_drain_and_end_with_the_server() -> None:
-    with Server("--model", "dummy:tiny", "--gateways", "2") as server:
-        pids = gateway_pids(server)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
-        assert len(pids) == 2
-        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-
-
 def test_a_port_that_another_server_has_is_refused_at_once(pair: Server) -> None:
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "service.cli.main", "serve", "--model", "dummy:tiny"]
     command += ["--gateways", "2", "--port", str(pair.port)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
     assert "choose another with --port" in answer.stderr
+
+
+def test_all_end_with_the_server(pair: Server) -> None:
+    """The last test: nothing serves after it."""
+    pids = gateway_pids(pair)
+    pair.process.send_signal(signal.SIGTERM)
+    assert pair.process.wait(20) == 0
+    assert len(pids) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
