@@ -81,12 +81,10 @@ def engine_part(streams: int) -> float:
 
         def __init__(self) -> None:
             super().__init__()
-            self.outcomes: list[StepOutcome] = []
-            self.steps = 0
+            self.outcomes, self.steps = list[StepOutcome](), 0
 
         def launch(self, plan: Plan) -> None:
-            now_ns = clock.now_ns()
-            samples = tuple((Sample(7),) for _ in plan.sampled_rows)
+            samples, now_ns = tuple((Sample(7),) for _ in plan.sampled_rows), clock.now_ns()
             self.outcomes.append(StepOutcome(samples, now_ns, now_ns))
 
         def collect(self) -> StepOutcome:

@@ -33,24 +33,30 @@ def configs(count: int) -> list[dict[str, Any]]:
     return found
 
 
+def name_of(index: int) -> str:
+    """No plain number: PEFT would take it for a layer's."""
+    return f"adapter{index}"
+
+
 def with_adapters(base: Any, stated: list[dict[str, Any]], folder: Path) -> Any:
-    """The model of transformers with PEFT's adapters "0", "1", ..., each saved in a folder of its
-    name. Every number is one of bfloat16, so that nothing is lost where they are held as that."""
+    """The model of transformers with PEFT's adapters, each saved in a folder of its name
+    (`name_of`). Every number is one of bfloat16, so nothing is lost where they are held as that."""
     from peft import LoraConfig, get_peft_model
 
     model: Any = None
     for index, settings in enumerate(stated):
         lora = LoraConfig(task_type="CAUSAL_LM", **settings)
         if model is None:
-            model = get_peft_model(base, lora, adapter_name=str(index))
+            model = get_peft_model(base, lora, adapter_name=name_of(index))
         else:
-            model.add_adapter(str(index), lora)
+            model.add_adapter(name_of(index), lora)
+    named = {name_of(index): settings for index, settings in enumerate(stated)}
     torch.manual_seed(1)
     for name, parameter in sorted(model.named_parameters()):
         if ".lora_A." in name:
             drawn = torch.randn_like(parameter) * parameter.shape[1] ** -0.5
         elif ".lora_B." in name:
-            adapter = stated[int(name.split(".lora_B.")[1].split(".")[0])]
+            adapter = named[name.split(".lora_B.")[1].split(".")[0]]
             rank = adapter["r"]
             scale = adapter["lora_alpha"] / (rank**0.5 if adapter["use_rslora"] else rank)
             drawn = torch.randn_like(parameter) * _STRENGTH / scale * (576 / rank) ** 0.5

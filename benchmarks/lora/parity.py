@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lora.adapters import configs, with_adapters
+from benchmarks.lora.adapters import configs, name_of, with_adapters
 from benchmarks.machine import machine
 from service.config.settings import EngineConfig, ModelKind, ModelRef
 from service.device.loader import load_executor
@@ -51,7 +51,7 @@ def judged(
     for index, (prompt, text) in enumerate(zip(prompts, found, strict=True)):
         judge = Judge(model)
         if index < COUNT:
-            model.set_adapter(str(index))
+            model.set_adapter(name_of(index))
             behind = judge.behind(prompt, text)
         else:
             with model.disable_adapter():
@@ -88,7 +88,7 @@ def measure(dtype: Any, tokens: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         theirs = with_adapters(reference, stated, Path(folder))
         used_bytes = [
-            loaded.executor.place_adapter(i + 1, loaded.read_adapter(Path(folder) / str(i)))
+            loaded.executor.place_adapter(i + 1, loaded.read_adapter(Path(folder) / name_of(i)))
             for i in range(COUNT)
         ]
     numbers = [*range(1, COUNT + 1), 0]

@@ -53,9 +53,9 @@ def with_adapters(name: str, folder: Path) -> Any:
     for index, (targets, settings) in enumerate(zip(TARGETS[name], SETTINGS, strict=True)):
         lora = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings)
         if index == 0:
-            model = get_peft_model(model, lora, adapter_name="1")
+            model = get_peft_model(model, lora, adapter_name="adapter1")
         else:
-            model.add_adapter(str(index + 1), lora)
+            model.add_adapter(f"adapter{index + 1}", lora)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "lora_" in key:
@@ -70,7 +70,7 @@ def wanted_of(model: Any, text: list[int], number: int) -> torch.Tensor:
         with model.disable_adapter():
             found: torch.Tensor = model(torch.tensor([text])).logits[0, -1]
         return found
-    model.set_adapter(str(number))
+    model.set_adapter(f"adapter{number}")
     found = model(torch.tensor([text])).logits[0, -1]
     return found
 
@@ -94,7 +94,7 @@ def test_a_step_of_rows_with_adapters_of_peft(name: str, tmp_path: Path) -> None
             continue
         decoder, cache = make(source, 256)
         for number in (1, 2, 3):
-            folder = tmp_path / "adapters" / str(number)
+            folder = tmp_path / "adapters" / f"adapter{number}"
             decoder.adapters.place(number, read_adapter(folder, source.spec, torch.float32))
         prompts = build_inputs(Plan(0, (), chunks, (), (), (), (), 999), BT, CPU, numbers)
         close(decoder.forward(prompts, cache), after_prompts)
