@@ -167,7 +167,8 @@ def _take_waits(found: Blame, window: Window) -> None:
     if counts.adapter_loads:
         found.facts[M.ADAPTER_LOADS] = counts.adapter_loads
         found.facts[M.ADAPTER_EVICTIONS] = counts.adapter_evictions
-        found.facts[M.ADAPTER_READ] = counts.adapter_read_ns / counts.adapter_loads / 1e6
+    if counts.adapter_reads:
+        found.facts[M.ADAPTER_READ] = counts.adapter_read_ns / counts.adapter_reads / 1e6
     found.facts |= {measured: waited_ns[reason] / 1e6 for reason, measured in _WAITS.items()}
     if window.steps.prompt_tokens.any():
         found.facts[M.RECOMPUTE_SHARE] = _recomputed_share(window)

@@ -41,6 +41,7 @@ class Waits:
         """Sequences wait for an adapter, or do not any more."""
         match fact:
             case AdapterRead():
+                counts.adapter_reads += 1
                 counts.adapter_read_ns += fact.read_ns
             case AdapterLoaded():
                 counts.adapter_loads += 1
