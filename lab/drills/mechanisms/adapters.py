@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +17,11 @@ _MEMORY = ("--lora-memory", "512MiB")
 
 
 def _files(folder: Path, model: str | None) -> tuple[str, ...]:
-    from lab.drills.adapter_files import written  # it imports what a drill does not need
-
-    return written(folder, _KNOWN, model)
+    """Adapters, written by another process: it needs the model's sizes, and so torch."""
+    command = [sys.executable, "-m", "service.device.lora.random_adapters"]
+    subprocess.run([*command, str(folder), str(_KNOWN), *filter(None, [model])], check=True)
+    names = [f"adapter-{number}" for number in range(_KNOWN)]
+    return "--lora", *(f"{name}={folder / name}" for name in names)
 
 
 def _with_adapters(scene: Scene, used: int, later: int) -> list[PlannedRequest]:

@@ -1,10 +1,11 @@
-"""Random LoRA adapters of a drill's model, in PEFT's format; a process of its own, which needs the
-model's sizes and so torch: `python -m lab.drills.adapter_files FOLDER COUNT [MODEL]`."""
+"""Random LoRA adapters of a model, in PEFT's format, for drills and benchmarks:
+
+python -m service.device.lora.random_adapters FOLDER COUNT [MODEL]
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,16 +22,8 @@ _MODULES = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.down_pro
 
 
 def name_of(number: int) -> str:
-    """What requests ask for."""
+    """Its folder, and what requests ask for."""
     return f"adapter-{number}"
-
-
-def written(folder: Path, count: int, model: str | None) -> tuple[str, ...]:
-    """Write the adapters in another process; returns the flags of a server that serves them."""
-    command = [sys.executable, "-m", "lab.drills.adapter_files", str(folder), str(count)]
-    subprocess.run([*command, *([] if model is None else [model])], check=True)
-    names = [name_of(number) for number in range(count)]
-    return "--lora", *(f"{name}={folder / name}" for name in names)
 
 
 def write_adapter(folder: Path, spec: ModelSpec, seed: int) -> None:
