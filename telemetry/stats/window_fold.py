@@ -40,6 +40,7 @@ from telemetry.stats.window import (
 from telemetry.traces.tracing_view import TracingView
 
 RATE_WINDOW_NS = 10_000_000_000
+_RATE_WINDOW_S = RATE_WINDOW_NS / 1e9
 GRID_STEPS = 64
 GRID_ROWS = 32
 _OUTCOMES = ("finished", "rejected", "cancelled", "failed", "lost")
@@ -116,7 +117,6 @@ class WindowFold:
         """The service as of the last facts; rates are over the last RATE_WINDOW_NS."""
         self._forget(now_ns)
         gauges, started, last = self._gauges, self._started, self._last_step
-        seconds = RATE_WINDOW_NS / 1e9
         tracing, pushes = self._suppliers.tracing(), self._suppliers.metric_pushes()
         return Snapshot(
             at_ns=now_ns,
@@ -136,9 +136,9 @@ class WindowFold:
             budget_tokens=started.budget_tokens if started else None,
             steps_total=self._steps_total,
             step_ns_p50=median([span_ns for _, span_ns, _, _ in self._steps]),
-            prompt_tokens_per_s=sum(prompt for _, _, prompt, _ in self._steps) / seconds,
-            output_tokens_per_s=sum(output for *_, output in self._steps) / seconds,
-            requests_per_s=len(self._ends) / seconds,
+            prompt_tokens_per_s=sum(prompt for _, _, prompt, _ in self._steps) / _RATE_WINDOW_S,
+            output_tokens_per_s=sum(output for *_, output in self._steps) / _RATE_WINDOW_S,
+            requests_per_s=len(self._ends) / _RATE_WINDOW_S,
             prompt_tokens_total=self._prompt_tokens_total,
             output_tokens_total=self._output_tokens_total,
             preemptions_total=self._preemptions_total,
