@@ -18,7 +18,7 @@ _MEMORY = ("--lora-memory", "512MiB")
 
 def _files(folder: Path, model: str | None) -> tuple[str, ...]:
     """Adapters, written by another process: it needs the model's sizes, and so torch."""
-    command = [sys.executable, "-m", "service.device.lora.random_adapters"]
+    command = [sys.executable, "-m", "service.device.random_adapters"]
     subprocess.run([*command, str(folder), str(_KNOWN), *filter(None, [model])], check=True)
     names = [f"adapter-{number}" for number in range(_KNOWN)]
     return "--lora", *(f"{name}={folder / name}" for name in names)

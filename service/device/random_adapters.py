@@ -1,6 +1,6 @@
 """Random LoRA adapters of a model, in PEFT's format, for drills and benchmarks:
 
-python -m service.device.lora.random_adapters FOLDER COUNT [MODEL]
+python -m service.device.random_adapters FOLDER COUNT [MODEL]
 """
 
 from __future__ import annotations
