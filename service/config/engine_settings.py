@@ -27,10 +27,9 @@ class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
         setting(
             "--weights",
             Group.MODEL,
-            "int8 stores matrices in 8 bits with one scale an output: less memory and, where there "
-            "is a kernel, faster decoding; fp8 stores them as 8-bit floats and rounds activations "
-            "to them, for GPUs from Ada on; float follows --dtype whatever the checkpoint holds; "
-            "auto does too, but keeps what is quantised as it is where there is a product for it",
+            "int8: 8 bits with one scale an output, less memory and faster decoding where there is "
+            "a kernel; fp8: 8-bit floats, activations too, for GPUs from Ada on; float: --dtype; "
+            "auto: --dtype, but what the checkpoint quantised is kept where there is a product",
         ),
     ] = "auto"
     kv_dtype: Annotated[
