@@ -31,7 +31,7 @@ def load(config: EngineConfig) -> LoadedEngine:
         ),
         (
             EngineConfig(model=TINY, executor="torch", tensor_parallel=2, lora_bytes=ROOM_BYTES),
-            "--lora-memory: tensor-parallel ranks compute no LoRA adapters; use --tensor-parallel 1",
+            "--lora-memory: tensor-parallel ranks compute no LoRA adapters; use --tensor",
         ),
     ],
 )
