@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     require_serve()
     resolution = resolved(args)
     config = checked(resolution)
-    say = set_up_logging(config.logs.format, _print_line)
+    say = set_up_logging(config.logs.format, print_line)
     try:
         return _run(resolution, config, say)
     except ConfigError as error:
@@ -68,9 +68,12 @@ def _find_model(
         found = resolution.explained(error)
         record_failed_start(recorder, MonotonicClock(), str(found))
         raise found from error
-    name = resolution["served_model_name"]
-    return model if name is None else msgspec.structs.replace(model, name=name)
+    return msgspec.structs.replace(
+        model,
+        name=resolution["served_model_name"] or model.name,
+        reasoning_format=resolution["reasoning_format"],
+    )
 
 
-def _print_line(line: str) -> None:
+def print_line(line: str) -> None:
     print(f"phasescope: {line}", file=sys.stderr, flush=True)

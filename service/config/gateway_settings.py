@@ -124,6 +124,18 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 10.0
+    gateways: Annotated[
+        int,
+        setting(
+            "--gateways",
+            Group.HTTP,
+            "processes that serve clients; with several, one more supervises them, and has all "
+            "telemetry",
+            unit=Unit.PROCESSES,
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     compat: Annotated[
         Compat,
         setting(

@@ -171,9 +171,15 @@ class LiveRequest(Protocol):
 
 @dataclass(slots=True)
 class Drain:
-    """`active` is set when the server is told to stop; new requests are refused then."""
+    """`active` is set when the server is told to stop; new requests are refused then. `on_begin` is
+    called when it is."""
 
     active: bool = False
+    on_begin: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        self.active = True
+        self.on_begin()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,8 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
         refuse_tokens_beyond(path, backend.get_vocab(with_added_tokens=True), rows)
         refuse_ids_beyond(folder, "eos_token_id", ends, rows)
     _check_added(settings, backend)
-    add_bos, suffix_ids = _around_prompts(settings, backend, bos, ends)
+    embeds = (folder / "modules.json").is_file()
+    add_bos, suffix_ids = _around_prompts(settings, backend, bos, ends if embeds else ())
     tokenizer = Tokenizer(
         backend,
         token_bytes=_all_bytes(backend, byte_level),
@@ -63,9 +64,9 @@ def hf_tokenizer(folder: Path) -> Tokenizer:
 def _around_prompts(
     settings: StrictKeys, backend: Backend, bos: int | None, ends: tuple[int, ...]
 ) -> tuple[bool, tuple[int, ...]]:
-    """Whether prompts begin with BOS, and the end token that they end with, if any: by
-    tokenizer.json, or by a flag for some classes. Raises ConfigError if prompts would get other
-    tokens."""
+    """Whether prompts begin with BOS, and the token of `ends` that they end with, if any: by
+    tokenizer.json, or by a flag for some classes. Only a model for embeddings has `ends`: before an
+    answer an end is wrong. Raises ConfigError if prompts would get other tokens."""
     begins, adds_end = settings.take("add_bos_token"), settings.take("add_eos_token", False)
     if settings.peek("tokenizer_class") in _CLASSES_WITH_FLAGS and begins is not None:
         if adds_end:
@@ -78,7 +79,7 @@ def _around_prompts(
     if not known_first or (last and (len(last) > 1 or last[0] not in ends)):
         raise broken(
             settings.path.with_name("tokenizer.json"),
-            "it puts tokens around a prompt, and bos_token and eos_token are not all",
+            "it puts tokens around a prompt, and bos_token in tokenizer_config.json is not all",
         )
     return bool(first), tuple(last)
 

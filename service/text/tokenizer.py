@@ -35,7 +35,7 @@ class Tokenizer:
         chat_template: str | None,
         suffix_ids: tuple[int, ...] = (),
     ) -> None:
-        """`suffix_ids` end every plain prompt, as models for embeddings have it."""
+        """`suffix_ids` end every text that is embedded, as some models for that have it."""
         self._backend = backend
         self._token_bytes = token_bytes
         self._special_ids = special_ids
@@ -70,13 +70,15 @@ class Tokenizer:
         return text
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids of a plain prompt, with BOS and the end that the model wants."""
+        """Token ids of a plain prompt, with BOS if the model uses one."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        if not add_special:
-            return ids
-        if self._add_bos and self.bos_token_id is not None:
-            return [self.bos_token_id, *ids, *self._suffix_ids]
-        return [*ids, *self._suffix_ids]
+        if add_special and self._add_bos and self.bos_token_id is not None:
+            return [self.bos_token_id, *ids]
+        return ids
+
+    def encode_to_embed(self, text: str) -> list[int]:
+        """Token ids of a text whose states are pooled: with the end that the model wants."""
+        return [*self.encode(text), *self._suffix_ids]
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Token ids of a rendered chat template, which has all special tokens in it."""
@@ -91,6 +93,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token as text; invalid UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is spelt exactly so in the vocabulary."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
 
     def token_string(self, token_id: int) -> str:
         """The token as the vocabulary spells it, such as `Ġthe`; empty for padding ids."""

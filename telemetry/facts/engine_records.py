@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from telemetry.facts.base import FactStruct as _Fact
+from telemetry.facts.base import unlisted
 from telemetry.facts.engine_start import ModelShape, RuntimeLimits, StageTime, WarmUpStep
 from telemetry.facts.reasons import EndReason, StepFailure
 from telemetry.facts.step_parts import BlocksSealed, DeviceTimes, Skip
@@ -312,18 +313,17 @@ class EngineIdled(_Fact, frozen=True):
 
 class SequencesListed(_Fact, frozen=True):
     """Every sequence that is live in the engine at `at_ns`. The engine has received all sequences
-    up to `last_seq_id`: one of those that is not in the list has ended, even if its end was
-    lost."""
+    up to `last_seq_id`, and in the spaces of further gateway processes up to `more_last`: one of
+    those that is not in the list has ended, even if its end was lost."""
 
     at_ns: int
     seq_ids: tuple[int, ...]
     last_seq_id: int
+    more_last: tuple[int, ...] = ()
 
     def over(self, known: Iterable[int]) -> list[int]:
-        """Those of the known sequences that have ended. Sequences that the engine has not received
-        yet are not among them."""
-        live = frozenset(self.seq_ids)
-        return [one for one in known if one <= self.last_seq_id and one not in live]
+        """Those of the known sequences that have ended, but none that was not received yet."""
+        return unlisted(known, frozenset(self.seq_ids), (self.last_seq_id, *self.more_last))
 
 
 class RecordingSet(_Fact, frozen=True):

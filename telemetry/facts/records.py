@@ -126,7 +126,8 @@ class RequestsListed(_Fact, frozen=True):
 class RequestAccepted(_Fact, frozen=True):
     """The request's head arrived at the host at `at_ns`, and the gateway read it at `read_ns`.
     `trace_id` is 32 hex digits; `parent_span_id` and `trace_sampled` come from an incoming
-    `traceparent`, if there was one."""
+    `traceparent`, if there was one. Of several gateway processes, `gateway` is the number of the
+    one that serves it."""
 
     request_id: str
     at_ns: int
@@ -139,6 +140,7 @@ class RequestAccepted(_Fact, frozen=True):
     tenant: str
     slo_class: str
     read_ns: int | None = None
+    gateway: int = 0
 
     def was_read_before(self, at_ns: int) -> bool:
         """Whether the gateway had read the request before `at_ns`."""
@@ -194,6 +196,8 @@ class RequestEnded(_Fact, frozen=True):
     detected. `output_valid` says whether a constrained output that ended by itself obeys its
     constraint; None without a constraint, or for an output that was cut. `received_ns` is when
     the front end of an attached engine received the last token; None: not known.
+    `reasoning_tokens` of the output are reasoning before the answer, which its budget ended in
+    `reasonings_cut` of the choices.
     """
 
     request_id: str
@@ -209,6 +213,8 @@ class RequestEnded(_Fact, frozen=True):
     detected_ns: int | None
     output_valid: bool | None = None
     received_ns: int | None = None
+    reasoning_tokens: int = 0
+    reasonings_cut: int = 0
 
 
 Fact = (

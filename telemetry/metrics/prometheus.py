@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from telemetry.facts.base import RecorderStats
-from telemetry.facts.pump import FoldCost
 from telemetry.facts.reasons import StepFailure
 from telemetry.metrics.catalog import engine, gateway, latency, recording, slo, tracing
 from telemetry.metrics.exemplars import Exemplar, by_bucket
 from telemetry.metrics.families import Family, HistogramPoint, Sample
 from telemetry.metrics.metric import Metric
 from telemetry.metrics.tracing_metrics import tracing_samples
+from telemetry.pump.pump import FoldCost
 from telemetry.stats.coverage import Coverage
 from telemetry.stats.slo_report import SloReport
 from telemetry.stats.totals import Totals

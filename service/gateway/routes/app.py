@@ -18,12 +18,18 @@ from service.gateway.routes.token_routes import token_routes
 
 def build_app(state: GatewayState) -> ASGIApp:
     """The whole HTTP surface over `state`."""
-    generation: dict[str, ASGIApp] = {
+    generation = generation_apps(state)
+    return framed_app(state, routes_of(state, generation), generation)
+
+
+def generation_apps(state: GatewayState) -> dict[str, ASGIApp]:
+    """The routes that generate, by path; all others are for operators."""
+    return {
         "/v1/chat/completions": GenerationEndpoint(state, Operation.CHAT),
         "/v1/completions": GenerationEndpoint(state, Operation.TEXT),
+        "/v1/responses": GenerationEndpoint(state, Operation.RESPONSES),
         "/v1/embeddings": GenerationEndpoint(state, Operation.EMBEDDINGS),
     }
-    return framed_app(state, routes_of(state, generation), generation)
 
 
 def routes_of(state: GatewayState, generation: dict[str, ASGIApp]) -> list[Route]:
