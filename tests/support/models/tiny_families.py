@@ -73,7 +73,7 @@ EXPERTS = {
 GRANITE = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
-    "attention_multiplier": 0.3,
+    "attention_multiplier": 0.8,
     "logits_scaling": 4.0,
 }
 GEMMA3 = {
