@@ -323,6 +323,7 @@ class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work whatever the model is."""
         check_fields(self)
+        self.check_adapters(self.model.name)
         if self.max_batched_tokens is not None and self.max_batched_tokens < self.max_seqs:
             raise ConfigError(
                 f"--max-batched-tokens {self.max_batched_tokens} is below --max-num-seqs "
