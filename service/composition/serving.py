@@ -20,6 +20,7 @@ from service.gateway.engine_client.live_requests import RequestLister
 from service.gateway.engine_client.supervisor import EngineStartFailed, Supervisor
 from service.gateway.engine_client.vocabulary import vocabulary_of
 from service.gateway.generation.state import GatewayState
+from service.gateway.generation.tool_results import CallTable
 from service.gateway.http.listener import port_of
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.ingest.prompting import BodyReader
@@ -93,7 +94,9 @@ async def _serve(
         )
         telemetry = build_telemetry(config, clock, observed, port, Steered(config, engine_client))
         reasoning = reasoning_format(tokenizer, model.reasoning_format)
-        reader = BodyReader(tokenizer, model.name, model.defaults, clock, reasoning)
+        reader = BodyReader(
+            tokenizer, model.name, model.defaults, clock, reasoning, model.tool_format
+        )
         ingest = IngestPool(reader, model, config.gateway.ingest_workers, counts)
         console = ConsoleProcess(config, port)
         start = Start(config, clock, engine_client, telemetry, ingest, stages, console, port, say)
@@ -115,6 +118,7 @@ async def _serve(
             connections=connections,
             slo=telemetry.slo_policy,
             reasoning=reasoning,
+            calls=CallTable(clock),
         )
         await _run(state, telemetry, ingest, supervisor, listener, engine, start)
     finally:

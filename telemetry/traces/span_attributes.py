@@ -13,6 +13,7 @@ from telemetry.facts.records import UNKNOWN_ROUTE
 from telemetry.numbers.quantiles import quantile_sorted
 from telemetry.requests.phases import RequestTimeline
 from telemetry.traces.stall_spans import Attributes, account_attributes
+from telemetry.traces.tool_spans import call_attributes, parse_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
@@ -80,6 +81,7 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
         attributes["gen_ai.usage.reasoning.output_tokens"] = ended.reasoning_tokens
     if ended.output_valid is not None:
         attributes["phasescope.output_valid"] = ended.output_valid
+    attributes |= call_attributes(timeline.tool_calls)
     more = account_attributes(timeline.account)
     return attributes | _latencies(timeline) | _finish_reasons(timeline) | more
 
@@ -115,12 +117,19 @@ def _finish_reasons(timeline: RequestTimeline) -> Attributes:
     `phasescope.reason`."""
     if timeline.outcome is not Outcome.FINISHED:
         return {}
+    calls = () if timeline.tool_calls is None else timeline.tool_calls.by_choice
     words = [
-        "length" if sequence.end_reason in _CUT_BY_LENGTH else "stop"
+        _finish_reason(sequence.end_reason, sequence.choice < len(calls) and calls[sequence.choice])
         for sequence in timeline.sequences
     ]
     shown = {"gen_ai.response.finish_reasons": tuple(words[:MAX_VALUES])}
     return {**shown, **cut("finish_reasons", words, MAX_VALUES)}
+
+
+def _finish_reason(reason: EndReason | None, calls: int) -> str:
+    if reason in _CUT_BY_LENGTH:
+        return "length"
+    return "tool_calls" if calls else "stop"
 
 
 def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
@@ -145,7 +154,8 @@ def phase_attributes(timeline: RequestTimeline, name: Phase) -> Attributes:
                 attributes["phasescope.itl.max_ms"] = gaps[-1] / 1e6
             return attributes
         case Phase.DETOKENIZE:
-            return {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
+            busy = {"phasescope.detokenize.busy_ms": timeline.ended.detokenize_busy_ns / 1e6}
+            return busy | parse_attributes(timeline.tool_calls)
         case Phase.DELIVER:
             return {"phasescope.deliver.bytes": timeline.ended.bytes_sent}
         case Phase.PARSE:

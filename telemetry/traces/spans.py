@@ -45,6 +45,7 @@ from telemetry.traces.span_attributes import (
     token_gaps,
 )
 from telemetry.traces.stall_spans import Attributes, stall_attributes, stall_links
+from telemetry.traces.tool_spans import tool_attributes, tool_link
 
 SCOPE = InstrumentationScope("phasescope", "1")
 MAX_SLOW_GAPS = 16
@@ -94,7 +95,7 @@ class SpanBuilder:
             span = tree.phase(phase, root)
             spans.append(span)
             spans += tree.children(phase, span)
-        return spans
+        return spans + tree.tools(root)
 
 
 class _Tree:
@@ -148,6 +149,22 @@ class _Tree:
             status=status,
             span_id=request_span_id(accepted.trace_id, accepted.request_id, accepted.at_ns),
         )
+
+    def tools(self, root: ReadableSpan) -> list[ReadableSpan]:
+        """The time between calls of functions and their results, which this request brought. It was
+        over when the request arrived, so these spans stand beside the root, under the caller's span
+        if there is one; each is linked to the request that made the calls."""
+        return [
+            self._span(
+                "tool",
+                root.parent,
+                begin_ns,
+                end_ns,
+                tool_attributes(call),
+                links=(tool_link(call),),
+            )
+            for begin_ns, end_ns, call in self._timeline.tool_waits
+        ]
 
     def phase(self, phase: PhaseSpan, root: ReadableSpan) -> ReadableSpan:
         timeline = self._timeline

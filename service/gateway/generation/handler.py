@@ -29,6 +29,7 @@ from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.responses import ResponseHead
 from service.gateway.generation.state import GatewayState
 from service.gateway.generation.submitting import build_submits, submit_all
+from service.gateway.generation.tool_outcome import record_calls
 from service.gateway.http.arrival import arrived_ns
 from service.gateway.http.asgi import read_body
 from service.gateway.http.security import check_priority, identify
@@ -184,6 +185,7 @@ class GenerationHandler:
             model=self._state.model,
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,
+            only_calls=request.tools is not None and request.tools.needed,
         )
         self._processor = OutputProcessor(
             state=self._state,
@@ -200,11 +202,19 @@ class GenerationHandler:
         return self._choices[0].end or EndReason.STOP_STRING
 
     async def _validate_output(self, request: GenerationRequest) -> None:
-        """Record whether constrained texts that the model ended satisfy their constraint."""
-        texts = [choice.full_text for choice in self._choices if choice.end is EndReason.EOS]
-        if request.grammar is not None and texts:
+        """Record whether constrained texts that the model ended satisfy their constraint, and what
+        became of calls."""
+        texts = [
+            choice.full_text
+            for choice in self._choices
+            if choice.end is EndReason.EOS and choice.finish_reason == "stop"
+        ]
+        if request.tools is not None or (request.grammar is not None and texts):
             self._response_sent = True
             self._recorder.mark_answered()
+        if request.tools is not None:
+            await record_calls(self._state, self._recorder, request.tools, self._choices)
+        if request.grammar is not None and texts:
             self._recorder.output_valid = await self._state.ingest.validate_output(
                 request.grammar, texts
             )

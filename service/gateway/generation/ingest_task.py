@@ -32,6 +32,9 @@ class IngestTask:
         if request is not None:
             waited_ns = max(0, result.begun_ns - whole_ns)
             recorder.parsed(request, self._state.model, result.parsed_ns, waited_ns)
+            if request.tool_result_ids:
+                calls, unknown = self._state.calls.take(request.tool_result_ids)
+                recorder.returned(result.parsed_ns, calls, unknown)
         if result.refusal is not None:
             raise result.refusal.error()
         assert request is not None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
+from service.gateway.generation.tool_text import delta_calls, message_calls
 from service.gateway.ingest.schemas import Operation
 from service.text.tokenizer import Tokenizer
 from telemetry.requests.timings import RequestTimings
@@ -27,6 +28,7 @@ class ResponseHead:
     model: str
     with_logprobs: bool
     include_usage: bool
+    only_calls: bool = False
 
     def envelope(self, chunk: bool) -> dict[str, Any]:
         if self.operation is Operation.CHAT:
@@ -60,7 +62,8 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
     """The first chunk of each choice of a chat stream, which has its role."""
     if head.operation is not Operation.CHAT:
         return []
-    delta = {"role": "assistant", "content": ""}
+    # an answer that is nothing but calls has no text
+    delta = {"role": "assistant", "content": None if head.only_calls else ""}
     return [
         _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
         for c in choices
@@ -82,7 +85,7 @@ class ChunkWriter:
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         """The same bytes as `delta_event`."""
         is_plain = bool(delta.text) != bool(delta.reasoning)
-        if delta.scored or not is_plain or delta.finish_reason is not None:
+        if delta.scored or delta.calls or not is_plain or delta.finish_reason is not None:
             return delta_event(self._head, choice, delta, self._tokenizer)
         key = choice.index, bool(delta.reasoning)
         around = self._around.get(key)
@@ -105,6 +108,8 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
     if head.operation is Operation.CHAT:
         texts = (("reasoning_content", delta.reasoning), ("content", delta.text))
         body["delta"] = {name: text for name, text in texts if text}
+        if delta.calls:
+            body["delta"]["tool_calls"] = delta_calls(delta.calls)
     else:
         body["text"] = delta.text
     body["logprobs"] = _logprobs(head, delta, tokenizer)
@@ -135,9 +140,7 @@ def full_body(
     for choice, delta in zip(choices, deltas, strict=True):
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
-            body["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
-            if delta.reasoning:
-                body["message"]["reasoning_content"] = delta.reasoning
+            body["message"] = _message(choice, delta)
         else:
             body["text"] = delta.text
         body["logprobs"] = _logprobs(head, delta, tokenizer)
@@ -147,6 +150,18 @@ def full_body(
     if timings is not None:
         whole["metrics"] = timings
     return msgspec.json.encode(whole)
+
+
+def _message(choice: Choice, delta: Delta) -> dict[str, Any]:
+    """The message of a chat choice that is complete. Beside calls, white space is no text."""
+    message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+    if delta.reasoning:
+        message["reasoning_content"] = delta.reasoning
+    calls = [] if choice.tools is None else choice.tools.calls
+    if calls:
+        message["content"] = delta.text if delta.text.strip() else None
+        message["tool_calls"] = message_calls(calls)
+    return message
 
 
 def _chunk(head: ResponseHead, choice: dict[str, Any]) -> bytes:

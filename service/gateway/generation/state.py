@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from service.config.settings import SamplingDefaults
 from service.gateway.engine_client.client import EngineClient
+from service.gateway.generation.tool_results import CallTable
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
 from service.text.reasoning import ReasoningFormat
@@ -28,6 +29,7 @@ class GatewayState(ServerState):
     sampling_defaults: SamplingDefaults
     created_unix_s: int
     retry_after_s: Callable[[], int]
+    calls: CallTable
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
     reasoning: ReasoningFormat | None = None

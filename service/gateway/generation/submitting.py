@@ -17,6 +17,7 @@ from service.gateway.generation.choice import Choice
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.request_recorder import RequestRecorder
 from service.gateway.generation.state import GatewayState
+from service.gateway.generation.tool_text import ToolText
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
 from service.text.reasoning import ReasoningState
@@ -56,7 +57,7 @@ def build_submits(
                 deadline_ns=deadline_ns,
                 cache_salt=request.cache_salt,
                 cache_prefix=request.cache_prefix,
-                grammar=request.grammar,
+                grammar=request.engine_grammar,
                 first_token_by_ns=accepted_ns + slo.ttft_ns,
                 ttft_target_ns=slo.ttft_ns,
                 itl_target_ns=slo.itl_ns,
@@ -79,7 +80,12 @@ async def submit_all(
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
     for index, submit in enumerate(submits):
         thought = reasoning and ReasoningText(reasoning, tokenizer, request.include_reasoning)
-        choices.append(Choice(index, submit.seq_id, tokenizer, request.stops, thought))
+        use = request.tools
+        calls = use and ToolText(use, state.clock)
+        shown_ids = () if use is None else use.mark_ids
+        choices.append(
+            Choice(index, submit.seq_id, tokenizer, request.stops, thought, calls, shown_ids)
+        )
         submitted_ns = state.clock.now_ns()
         try:
             written_bytes += state.engine.submit(submit, outputs)
@@ -103,7 +109,7 @@ def _reasoning(state: GatewayState, request: GenerationRequest) -> Reasoning | N
 
 
 def _sampling(state: GatewayState, request: GenerationRequest, seed: int) -> SamplingParams:
-    steered = request.thinking_token_budget is not None or request.grammar is not None
+    steered = request.thinking_token_budget is not None or request.engine_grammar is not None
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,

@@ -26,10 +26,12 @@ from service.engine.plan import Grammar
 from service.gateway.errors import ApiError, busy, internal, timed_out
 from service.gateway.ingest.frames import (
     Blob,
+    CallsValidation,
     IngestHeader,
     ReadBody,
     ToGateway,
     ToWorker,
+    ValidateCalls,
     ValidateOutput,
     ValidationResult,
     join_result,
@@ -52,7 +54,7 @@ _GRACE_S = 0.25  # to finish a job that is nearly done is cheaper than a new wor
 _RETRY_S = 1.0
 _BUSY_S = 2
 # a body with one of these may contain a schema; field names can be written with escapes
-_SCHEMA_WORDS = (b"response_format", b"structured_outputs", b"guided_", b"\\u")
+_SCHEMA_WORDS = (b"response_format", b"structured_outputs", b"guided_", b'"tools"', b"\\u")
 
 
 Result = TypeVar("Result")
@@ -140,6 +142,20 @@ class IngestPool:
         except (ApiError, TimeoutError):
             return None
         assert isinstance(answer, ValidationResult), answer
+        return answer.valid
+
+    async def validate_calls(
+        self, schemas: list[str], calls: list[tuple[int, str]]
+    ) -> list[bool | None]:
+        """Whether the arguments of calls obey the schemas whose numbers they have; None where that
+        cannot be checked within a second."""
+        try:
+            async with asyncio.timeout(_VALIDATION_S):
+                job = _Job(ValidateCalls(schemas, calls), [], _VALIDATION_S)
+                answer, _ = await self._do(job)
+        except (ApiError, TimeoutError):
+            return [None] * len(calls)
+        assert isinstance(answer, CallsValidation), answer
         return answer.valid
 
     def warm_up(self) -> None:

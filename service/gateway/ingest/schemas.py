@@ -6,7 +6,7 @@ that exclude or require each other. No field is ignored silently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -23,7 +23,9 @@ from service.gateway.ingest.request_types import (
     GenerationBody,
     StreamOptions,
 )
+from service.gateway.ingest.tool_requests import AskedTools, asked_tools, check_tool_messages
 from service.text.reasoning import ReasoningState
+from service.text.tools.tool_use import ToolUse
 
 Value = TypeVar("Value")
 
@@ -37,7 +39,11 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked request of either route. Exactly one of `messages` and `prompts` is set."""
+    """A checked request of either route. Exactly one of `messages` and `prompts` is set.
+
+    `asked_tools` become `tools` where the model's dialect is known. `tool_result_ids` are the ids
+    of calls whose results are new in this request.
+    """
 
     model: str | None
     messages: tuple[dict[str, Any], ...] | None = None
@@ -45,6 +51,9 @@ class GenerationRequest:
     reasoning: ReasoningState = ReasoningState.NONE
     thinking_token_budget: int | None = None
     chat: ChatOptions = field(default_factory=ChatOptions)
+    asked_tools: AskedTools | None = None
+    tools: ToolUse | None = None
+    tool_result_ids: tuple[str, ...] = ()
     prompts: tuple[str | list[int], ...] | None = None
     stream: bool = False
     include_usage: bool = False
@@ -72,6 +81,11 @@ class GenerationRequest:
     cache_prefix: bool = True
     typed_events: bool = False
 
+    @property
+    def engine_grammar(self) -> Grammar | None:
+        """What the whole output is held to: calls, or a text that obeys `grammar`."""
+        return self.grammar if self.tools is None else self.tools.grammar
+
 
 def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Body of POST /v1/chat/completions. Raises ApiError."""
@@ -79,16 +93,18 @@ def parse_chat(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     if sent.top_logprobs is not None and not sent.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
-    return _request(
+    request = _request(
         sent,
         defaults,
         messages=tuple(template_message(one, at) for at, one in enumerate(sent.messages)),
+        tool_result_ids=check_tool_messages(sent.messages),
         chat=chat_options(sent),
         include_reasoning=sent.include_reasoning is not False,
         thinking_token_budget=_at_least_0(sent.thinking_token_budget),
         max_tokens=limit,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
     )
+    return replace(request, asked_tools=asked_tools(sent, request.grammar))
 
 
 def parse_completion(body: bytes, defaults: SamplingDefaults) -> GenerationRequest:

@@ -15,15 +15,18 @@ import sys
 
 from service.gateway.ingest.formats import outputs_are_valid
 from service.gateway.ingest.frames import (
+    CallsValidation,
     ReadBody,
     Ready,
     Start,
+    ValidateCalls,
     ValidateOutput,
     ValidationResult,
     receive_job,
     send,
     split_result,
 )
+from service.gateway.ingest.json_schemas import validates
 from service.gateway.ingest.prompting import BodyReader
 from service.text.reasoning import reasoning_format
 from service.text.tokenizer import load_tokenizer
@@ -56,12 +59,17 @@ def _serve(connection: socket.socket) -> None:
                 clock = MonotonicClock()
                 model = job.model
                 reasoning = reasoning_format(tokenizer, model.reasoning_format)
-                reader = BodyReader(tokenizer, model.name, model.defaults, clock, reasoning)
+                reader = BodyReader(
+                    tokenizer, model.name, model.defaults, clock, reasoning, model.tool_format
+                )
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
                 result = reader.read(job.operation, bytes(blobs.pop()), job.context_tokens)
                 send(connection, *split_result(result))
+            case ValidateCalls():
+                verdicts = [validates(job.schemas[at], text) for at, text in job.calls]
+                send(connection, CallsValidation(verdicts), [])
             case ValidateOutput():
                 send(connection, ValidationResult(outputs_are_valid(job.grammar, job.texts)), [])
 
