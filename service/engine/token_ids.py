@@ -16,10 +16,9 @@ def names_unknown_token(submit: Submit, vocab_tokens: int | None) -> bool:
     replay, where block aliases stand for the prompt, only negative ids that the client chose
     count."""
     sampling = submit.sampling
-    marks = sampling.reasoning and (sampling.reasoning.begin_id, sampling.reasoning.end_id)
-    chosen = chain(
-        submit.end_token_ids, submit.stop_token_ids, sampling.logit_bias or (), marks or ()
-    )
+    reasoning = sampling.reasoning
+    marks = () if reasoning is None else (reasoning.begin_id, reasoning.end_id)
+    chosen = chain(submit.end_token_ids, submit.stop_token_ids, sampling.logit_bias or (), marks)
     if vocab_tokens is None:
         return any(token_id < 0 for token_id in chosen)
     if submit.prompt and not 0 <= min(submit.prompt) <= max(submit.prompt) < vocab_tokens:

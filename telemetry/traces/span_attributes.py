@@ -17,12 +17,16 @@ from telemetry.traces.tool_spans import call_attributes, parse_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
+_RESPONSES_ROUTE = "/v1/responses"
 _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
 def cut(kind: str, found: Sequence[object], limit: int) -> Attributes:
     """The attribute that counts what is beyond `limit`; empty when nothing is."""
     return {f"phasescope.cut.{kind}": len(found) - limit} if len(found) > limit else {}
+
+
+_ID_PREFIXES = {"chat": "chatcmpl", "embeddings": "embd"}
 
 
 def root_attributes(timeline: RequestTimeline) -> Attributes:
@@ -88,8 +92,11 @@ def root_attributes(timeline: RequestTimeline) -> Attributes:
 
 def response_id(timeline: RequestTimeline) -> str:
     """The `id` in the body of the answer."""
-    prefix = "chatcmpl" if timeline.accepted.operation == "chat" else "cmpl"
-    return f"{prefix}-{timeline.accepted.request_id}"
+    accepted = timeline.accepted
+    if accepted.route == _RESPONSES_ROUTE:
+        return f"resp_{accepted.request_id}"
+    prefix = _ID_PREFIXES.get(accepted.operation, "cmpl")
+    return f"{prefix}-{accepted.request_id}"
 
 
 def _latencies(timeline: RequestTimeline) -> Attributes:
@@ -115,7 +122,7 @@ def _latencies(timeline: RequestTimeline) -> Attributes:
 def _finish_reasons(timeline: RequestTimeline) -> Attributes:
     """A choice each, in the words of the answer; what cut a request short is in
     `phasescope.reason`."""
-    if timeline.outcome is not Outcome.FINISHED:
+    if timeline.outcome is not Outcome.FINISHED or timeline.accepted.operation == "embeddings":
         return {}
     calls = () if timeline.tool_calls is None else timeline.tool_calls.by_choice
     words = [

@@ -253,7 +253,7 @@ class Sampler:
             weights = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
             penalties = params.frequency_penalty * weights + params.presence_penalty
             logits[torch.tensor(ids, device=logits.device)] -= penalties
-        forced = slot.watch and slot.watch.forced_id
+        forced = None if slot.watch is None else slot.watch.forced_id
         if forced is not None:
             logits.fill_(-torch.inf)
             logits[forced] = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.engine.plan import Reasoning
-from service.engine.reasoning import Place, ReasoningWatch
+from service.engine.reasoning import ReasoningWatch
 from service.text.detokenizer import Detokenizer
 from service.text.tokenizer import Tokenizer
 
@@ -33,14 +33,13 @@ class ReasoningText:
 
     def accept(self, token_id: int) -> bool:
         """Take a token; True if it is one of the answer instead."""
-        if self._watch.place is not Place.INSIDE:
-            return self._watch.accept(token_id)
-        self._watch.accept(token_id)
-        if self._watch.place is Place.INSIDE:
+        before = self._watch.tokens
+        is_answer = self._watch.accept(token_id)
+        if self._watch.tokens > before:
             self._append(self._detokenizer.push(token_id))
-        else:
+        elif not is_answer:  # a marker
             self.finish()
-        return False
+        return is_answer
 
     def finish(self) -> None:
         """The reasoning has ended, or the output within it."""

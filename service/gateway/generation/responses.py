@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from service.gateway.errors import ApiError
 from service.gateway.generation.choice import Choice, Delta, chat_logprobs, text_logprobs
+from service.gateway.generation.prompt_echo import PromptEcho
 from service.gateway.generation.tool_text import delta_calls, message_calls
-from service.gateway.ingest.schemas import Operation
+from service.gateway.ingest.compat.wishes import NO_WISHES, Wishes
+from service.gateway.ingest.schemas import GenerationRequest, Operation
 from service.text.tokenizer import Tokenizer
 from telemetry.requests.timings import RequestTimings
 
@@ -20,7 +24,8 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What all chunks of one response have in common."""
+    """What all chunks of one response have in common; `prompt_ids` are the prompts of its choices,
+    None where they were not asked for."""
 
     operation: Operation
     request_id: str
@@ -28,6 +33,8 @@ class ResponseHead:
     model: str
     with_logprobs: bool
     include_usage: bool
+    wishes: Wishes = NO_WISHES
+    prompt_ids: list[list[int]] | None = None
     only_calls: bool = False
 
     def envelope(self, chunk: bool) -> dict[str, Any]:
@@ -36,7 +43,10 @@ class ResponseHead:
             name = f"chatcmpl-{self.request_id}"
         else:
             kind, name = "text_completion", f"cmpl-{self.request_id}"
-        return {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
+        found = {"id": name, "object": kind, "created": self.created_unix_s, "model": self.model}
+        if self.wishes.tier is not None:
+            found["service_tier"] = self.wishes.tier
+        return found
 
 
 def usage(
@@ -65,13 +75,17 @@ def role_events(head: ResponseHead, choices: list[Choice]) -> list[bytes]:
     # an answer that is nothing but calls has no text
     delta = {"role": "assistant", "content": None if head.only_calls else ""}
     return [
-        _chunk(head, {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None})
+        _chunk(
+            head,
+            {"index": c.index, "delta": delta, "logprobs": None, "finish_reason": None},
+            prompt_ids=None if head.prompt_ids is None else head.prompt_ids[c.index],
+        )
         for c in choices
     ]
 
 
 class ChunkWriter:
-    """Encodes the chunks of one response.
+    """Writes one response of the chat or the text route, in chunks or whole.
 
     Most chunks have a piece of text and nothing else that is new. The bytes around the text are
     the same from chunk to chunk, so they are encoded once for each choice.
@@ -81,12 +95,47 @@ class ChunkWriter:
         self._head = head
         self._tokenizer = tokenizer
         self._around: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
+        is_text = head.operation is Operation.TEXT
+        prompts = head.prompt_ids if is_text else None  # in chat the chunk with the role has it
+        self._prompt_ids = dict(enumerate(prompts or ()))
 
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """The same bytes as `delta_event`."""
+    done = DONE_EVENT
+
+    def opening(self) -> bytes:
+        """Nothing: OpenAI's chat streams begin with the first output."""
+        return b""
+
+    def first(self, choices: list[Choice]) -> list[bytes]:
+        """The roles."""
+        return role_events(self._head, choices)
+
+    def last(self, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
+        """Usage and metrics, if they were asked for."""
+        return last_event(self._head, counts, timings)
+
+    def failed(self, error: ApiError) -> None:
+        """An error is its own event."""
+        return
+
+    def whole(
+        self,
+        choices: list[Choice],
+        deltas: list[Delta],
+        counts: dict[str, Any],
+        timings: RequestTimings | None,
+        echoes: Sequence[PromptEcho] = (),
+    ) -> bytes:
+        """The response in one piece."""
+        return full_body(self._head, choices, deltas, counts, self._tokenizer, timings, echoes)
+
+    def chunk(self, choice: Choice, delta: Delta, counts: dict[str, Any] | None = None) -> bytes:
+        """The same bytes as `delta_event`. `counts` is the usage so far, if each chunk has it."""
+        more = delta.token_ids is not None or counts is not None
         is_plain = bool(delta.text) != bool(delta.reasoning)
-        if delta.scored or delta.calls or not is_plain or delta.finish_reason is not None:
-            return delta_event(self._head, choice, delta, self._tokenizer)
+        is_plain = is_plain and not delta.calls
+        if more or delta.scored or not is_plain or delta.finish_reason is not None:
+            prompt_ids = self._prompt_ids.pop(choice.index, None)
+            return delta_event(self._head, choice, delta, self._tokenizer, counts, prompt_ids)
         key = choice.index, bool(delta.reasoning)
         around = self._around.get(key)
         if around is None:
@@ -95,15 +144,22 @@ class ChunkWriter:
 
     def _frame(self, choice: Choice, is_reasoning: bool) -> tuple[bytes, bytes]:
         texts = ("", _PLACEHOLDER) if is_reasoning else (_PLACEHOLDER, "")
-        delta = Delta(texts[0], [], None, texts[1])
+        delta = Delta(texts[0], [], None, reasoning=texts[1])
         whole = delta_event(self._head, choice, delta, self._tokenizer)
         before, mark, after = whole.rpartition(_encode(_PLACEHOLDER))
         assert mark, "a chunk without its text"
         return before, after
 
 
-def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> bytes:
-    """One chunk of one choice."""
+def delta_event(
+    head: ResponseHead,
+    choice: Choice,
+    delta: Delta,
+    tokenizer: Tokenizer,
+    counts: dict[str, Any] | None = None,
+    prompt_ids: list[int] | None = None,
+) -> bytes:
+    """One chunk of one choice; `prompt_ids` of its prompt in the first one, where asked for."""
     body: dict[str, Any] = {"index": choice.index}
     if head.operation is Operation.CHAT:
         texts = (("reasoning_content", delta.reasoning), ("content", delta.text))
@@ -114,7 +170,11 @@ def delta_event(head: ResponseHead, choice: Choice, delta: Delta, tokenizer: Tok
         body["text"] = delta.text
     body["logprobs"] = _logprobs(head, delta, tokenizer)
     body["finish_reason"] = delta.finish_reason
-    return _chunk(head, body)
+    if prompt_ids is not None:
+        body["prompt_token_ids"] = prompt_ids
+    if delta.token_ids is not None:
+        body["token_ids"] = delta.token_ids
+    return _chunk(head, body, counts)
 
 
 def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimings | None) -> bytes:
@@ -127,6 +187,21 @@ def last_event(head: ResponseHead, counts: dict[str, Any], timings: RequestTimin
     return event(body) if head.include_usage or timings is not None else b""
 
 
+def best_choices(candidates: list[Choice], request: GenerationRequest) -> list[Choice]:
+    """Of each prompt's candidates the `n` with the highest log-probability per token, best first,
+    as OpenAI chooses; all in their order where there are no more."""
+    each = request.candidates
+    if each == request.choices:
+        return candidates
+    best: list[Choice] = []
+    for first in range(0, len(candidates), each):
+        ranked = sorted(candidates[first : first + each], key=lambda c: -c.mean_logprob)
+        best += ranked[: request.choices]
+    for index, choice in enumerate(best):
+        choice.index = index
+    return best
+
+
 def full_body(
     head: ResponseHead,
     choices: list[Choice],
@@ -134,19 +209,31 @@ def full_body(
     counts: dict[str, Any],
     tokenizer: Tokenizer,
     timings: RequestTimings | None = None,
+    echoes: Sequence[PromptEcho] = (),
 ) -> bytes:
-    """A response in one piece."""
+    """A response in one piece; `echoes` are of its prompts, which have as many choices each."""
     bodies: list[dict[str, Any]] = []
-    for choice, delta in zip(choices, deltas, strict=True):
+    said = echoes or (PromptEcho(),)
+    each = max(1, len(choices) // len(said))
+    for place, (choice, delta) in enumerate(zip(choices, deltas, strict=True)):
+        echo = said[place // each]
         body: dict[str, Any] = {"index": choice.index}
         if head.operation is Operation.CHAT:
             body["message"] = _message(choice, delta)
         else:
-            body["text"] = delta.text
-        body["logprobs"] = _logprobs(head, delta, tokenizer)
+            body["text"] = echo.text + delta.text
+        body["logprobs"] = echo.logprobs(_logprobs(head, delta, tokenizer))
         body["finish_reason"] = delta.finish_reason
+        if delta.token_ids is not None:
+            body["token_ids"] = delta.token_ids
+        if echo.by_id is not None and head.operation is not Operation.CHAT:
+            body["prompt_logprobs"] = msgspec.Raw(echo.by_id)
         bodies.append(body)
-    whole = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    whole: dict[str, Any] = {**head.envelope(chunk=False), "choices": bodies, "usage": counts}
+    if head.prompt_ids is not None:
+        _add_prompt_ids(head.operation, whole, head.prompt_ids)
+    if head.operation is Operation.CHAT and said[0].by_id is not None:
+        whole["prompt_logprobs"] = msgspec.Raw(said[0].by_id)
     if timings is not None:
         whole["metrics"] = timings
     return msgspec.json.encode(whole)
@@ -164,16 +251,35 @@ def _message(choice: Choice, delta: Delta) -> dict[str, Any]:
     return message
 
 
-def _chunk(head: ResponseHead, choice: dict[str, Any]) -> bytes:
+def _add_prompt_ids(
+    operation: Operation, whole: dict[str, Any], prompt_ids: list[list[int]]
+) -> None:
+    """As vLLM has them: a conversation is the whole answer's, a prompt is its choices'."""
+    if operation is Operation.CHAT:
+        whole["prompt_token_ids"] = prompt_ids[0]
+        return
+    for body in whole["choices"]:
+        body["prompt_token_ids"] = prompt_ids[body["index"]]
+
+
+def _chunk(
+    head: ResponseHead,
+    choice: dict[str, Any],
+    counts: dict[str, Any] | None = None,
+    prompt_ids: list[int] | None = None,
+) -> bytes:
     body = {**head.envelope(chunk=True), "choices": [choice]}
     if head.include_usage:
-        body["usage"] = None
+        body["usage"] = counts
+    if prompt_ids is not None:
+        body["prompt_token_ids"] = prompt_ids
     return event(body)
 
 
 def _logprobs(head: ResponseHead, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not head.with_logprobs or not delta.scored:
         return None
+    by_id = head.wishes.name_token_ids
     if head.operation is Operation.CHAT:
-        return chat_logprobs(tokenizer, delta.scored)
-    return text_logprobs(tokenizer, delta.scored)
+        return chat_logprobs(tokenizer, delta.scored, by_id)
+    return text_logprobs(tokenizer, delta.scored, by_id)

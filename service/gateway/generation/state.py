@@ -10,6 +10,7 @@ from service.gateway.engine_client.client import EngineClient
 from service.gateway.generation.tool_results import CallTable
 from service.gateway.ingest.pool import IngestPool
 from service.gateway.server_state import ServerState
+from service.model_files.embedding_files import EmbeddingModel
 from service.text.reasoning import ReasoningFormat
 from service.text.tokenizer import Tokenizer
 from telemetry.facts.recorder import Lane
@@ -19,7 +20,7 @@ from telemetry.requests.slo_policy import DEFAULT_POLICY, SloPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState(ServerState):
-    """What a route may use."""
+    """What a route may use. `number` is that of one of several gateway processes."""
 
     lane: Lane
     engine: EngineClient
@@ -32,4 +33,6 @@ class GatewayState(ServerState):
     calls: CallTable
     start_report: Callable[[], StartReport | None]
     slo: SloPolicy = DEFAULT_POLICY
+    number: int = 0
     reasoning: ReasoningFormat | None = None
+    embedding: EmbeddingModel | None = None

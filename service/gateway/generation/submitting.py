@@ -11,8 +11,9 @@ import msgspec
 
 from service.engine.inbox import Submit
 from service.engine.plan import Reasoning, SamplingParams
+from service.engine.prompt_output import PromptOutput
 from service.gateway.engine_client.output_queue import OutputQueue
-from service.gateway.errors import EngineUnavailable, Interrupted
+from service.gateway.errors import EngineUnavailable, Interrupted, bad_request
 from service.gateway.generation.choice import Choice
 from service.gateway.generation.reasoning_text import ReasoningText
 from service.gateway.generation.request_recorder import RequestRecorder
@@ -21,6 +22,7 @@ from service.gateway.generation.tool_text import ToolText
 from service.gateway.ingest.prompting import PackedPrompt, output_limit
 from service.gateway.ingest.schemas import GenerationRequest
 from service.text.reasoning import ReasoningState
+from telemetry.facts.engine_records import EngineStarted
 from telemetry.requests.slo_policy import SloClass
 
 _BYTES_PER_ITERATION = 1 << 20  # written to the engine before other tasks run
@@ -34,21 +36,25 @@ def build_submits(
     deadline_ns: int | None,
     slo: SloClass,
     accepted_ns: int,
+    output: PromptOutput | None = None,
 ) -> Iterator[Submit]:
-    """One Submit a choice: prompts in order, `n` choices each. Raises ApiError."""
+    """One Submit a sequence: prompts in order, `candidates` of each. `output` is what is
+    read of prompts, by default what the request's scores need. Raises ApiError."""
     started = state.engine.started
     assert started is not None
+    output = wanted_of_prompts(request, started) if output is None else output
+    has_tokens = request.embedding is None  # only tokens have latency targets
     seed = secrets.randbits(62) if request.seed is None else request.seed
     for index, prompt in enumerate(prompts):
         limit = output_limit(request, prompt.tokens, started.max_model_tokens)
         # token ids are encoded already: the encoder copies the bytes
         ids = cast("list[int]", msgspec.Raw(prompt.ids))
-        for number in range(request.choices):
+        for number in range(request.candidates):
             yield Submit(
                 seq_id=state.engine.next_seq_id(),
                 prompt=ids,
                 max_tokens=limit,
-                sampling=_sampling(state, request, seed + index * request.choices + number),
+                sampling=_sampling(state, request, seed + index * request.candidates + number),
                 min_tokens=min(request.min_tokens, limit),
                 end_token_ids=() if request.ignore_eos else state.tokenizer.eos_token_ids,
                 stop_token_ids=request.stop_token_ids,
@@ -58,10 +64,25 @@ def build_submits(
                 cache_salt=request.cache_salt,
                 cache_prefix=request.cache_prefix,
                 grammar=request.engine_grammar,
-                first_token_by_ns=accepted_ns + slo.ttft_ns,
-                ttft_target_ns=slo.ttft_ns,
-                itl_target_ns=slo.itl_ns,
+                first_token_by_ns=accepted_ns + slo.ttft_ns if has_tokens else None,
+                ttft_target_ns=slo.ttft_ns if has_tokens else None,
+                itl_target_ns=slo.itl_ns if has_tokens else None,
+                prompt_output=output if number == 0 else None,
             )
+
+
+def wanted_of_prompts(request: GenerationRequest, started: EngineStarted) -> PromptOutput | None:
+    """What is read of each prompt, by the first of its sequences. Raises ApiError."""
+    if request.prompt_scores is None:
+        return None
+    if started.no_prompt_outputs:
+        param = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"log-probabilities of prompts are not served: {started.no_prompt_outputs}",
+            param,
+            "unsupported",
+        )
+    return PromptOutput(logprobs=request.prompt_scores)
 
 
 async def submit_all(
@@ -78,13 +99,22 @@ async def submit_all(
     """
     written_bytes = 0
     tokenizer, reasoning = state.tokenizer, _reasoning(state, request)
-    for index, submit in enumerate(submits):
-        thought = reasoning and ReasoningText(reasoning, tokenizer, request.include_reasoning)
-        use = request.tools
-        calls = use and ToolText(use, state.clock)
-        shown_ids = () if use is None else use.mark_ids
+    use = request.tools
+    for index, submit in enumerate(submits, len(choices)):
+        thought = None
+        if reasoning is not None:
+            thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
         choices.append(
-            Choice(index, submit.seq_id, tokenizer, request.stops, thought, calls, shown_ids)
+            Choice(
+                index,
+                submit.seq_id,
+                tokenizer,
+                request.stops,
+                request.wishes,
+                thought,
+                use and ToolText(use, state.clock),
+                () if use is None else use.mark_ids,
+            )
         )
         submitted_ns = state.clock.now_ns()
         try:
@@ -97,6 +127,16 @@ async def submit_all(
             await asyncio.sleep(0)
             if outputs.interruption is not None:
                 raise Interrupted(outputs.interruption)
+
+
+def prompt_ids(
+    request: GenerationRequest, prompts: Iterable[PackedPrompt]
+) -> list[list[int]] | None:
+    """The prompt of each choice as token ids, if the request asked for them."""
+    if not request.wishes.token_ids:
+        return None
+    decoded = [msgspec.msgpack.decode(prompt.ids, type=list[int]) for prompt in prompts]
+    return [ids for ids in decoded for _ in range(request.choices)]
 
 
 def _reasoning(state: GatewayState, request: GenerationRequest) -> Reasoning | None:
@@ -119,7 +159,7 @@ def _sampling(state: GatewayState, request: GenerationRequest, seed: int) -> Sam
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         seed=(seed + (1 << 63)) % (1 << 64) - (1 << 63),  # msgpack carries 64 bits
-        logprobs=request.logprobs,
+        logprobs=request.sampled_logprobs,
         logit_bias=request.logit_bias,
         reasoning=_reasoning(state, request) if steered else None,
     )

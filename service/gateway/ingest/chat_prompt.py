@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.gateway.errors import ApiError, bad_request
-from service.gateway.ingest.decoding import unsupported
+from service.gateway.ingest.compat.checks import unsupported
 from service.gateway.ingest.request_types import ChatBody, ChatMessage
-from service.gateway.ingest.tool_requests import template_calls
+from service.gateway.ingest.tools.tool_requests import template_calls
 from service.text.chat_template import TemplateError, TemplateFacts, render_chat, template_facts
 from service.text.reasoning import ReasoningFormat, ReasoningState
 from service.text.tokenizer import Tokenizer
@@ -63,10 +63,10 @@ def chat_options(sent: ChatBody) -> ChatOptions:
             raise bad_request(
                 f"chat_template_kwargs.{name} is set by the server", "chat_template_kwargs"
             )
-    documents = sent.documents and [
-        {key: value for key, value in (("title", one.title), ("text", one.text)) if value}
-        for one in sent.documents
-    ]
+    documents = None
+    if sent.documents is not None:
+        pairs = [(("title", one.title), ("text", one.text)) for one in sent.documents]
+        documents = [{key: value for key, value in pair if value} for pair in pairs]
     return ChatOptions(
         add_generation_prompt=not continued and sent.add_generation_prompt is not False,
         continue_final_message=continued,

@@ -7,20 +7,25 @@ nothing in between reads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from service.config.settings import SamplingDefaults
+from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
 from service.gateway.errors import ApiError, bad_request, model_not_found
+from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_prompt, reasoning_after
+from service.gateway.ingest.compat.wishes import cut_prompt
+from service.gateway.ingest.embedding_bodies import parse_embeddings
+from service.gateway.ingest.responses_request import parse_responses, renamed
 from service.gateway.ingest.schemas import (
     GenerationRequest,
     Operation,
     parse_chat,
     parse_completion,
 )
-from service.gateway.ingest.tool_requests import tool_use
+from service.gateway.ingest.tools.tool_requests import tool_use
 from service.text.reasoning import ReasoningFormat, ReasoningState
 from service.text.tokenizer import Tokenizer
 from service.text.tools.dialect import AUTO, tool_dialect
@@ -49,10 +54,12 @@ class PackedError(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids."""
+    """A prompt of `tokens` tokens; `ids` is a MessagePack array of the token ids. `text` is what
+    the answer echoes, empty unless that is wanted."""
 
     tokens: int
     ids: bytes | bytearray
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +86,18 @@ class BodyReader:
         model: str,
         defaults: SamplingDefaults,
         clock: Clock,
+        compat: Compat = DEFAULT_COMPAT,
         reasoning: ReasoningFormat | None = None,
         tool_format: str = AUTO,
     ) -> None:
         """`reasoning` is how the model reasons, None if it does not. `tool_format` names how it
         writes calls of functions."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         tokenizer.least_tokens("")  # the first call takes tenths of a second
-        self._model = model
+        self.model = model
         self._defaults = defaults
         self._clock = clock
+        self.compat = compat
         self._reasoning = reasoning
         self._dialect = tool_dialect(tokenizer.chat_template, tool_format)
 
@@ -99,20 +108,23 @@ class BodyReader:
         try:
             request = self._parse(operation, body)
         except ApiError as error:
-            return IngestResult(begun_ns=begun_ns, refusal=PackedError.of(error))
+            return IngestResult(begun_ns=begun_ns, refusal=_packed(error, operation))
         parsed_ns = self._clock.now_ns()
         prompts: tuple[PackedPrompt, ...] = ()
         refusal = None
         if context_tokens is not None:
             try:
-                _check_ids(request, self._tokenizer)
+                _check_ids(request, self.tokenizer)
                 _check_budget(request, self._reasoning)
                 request = self._with_tools(request)
                 texts = self._texts(request)
                 request = replace(request, reasoning=self._reasoning_after(request, texts))
                 prompts = tuple(self._pack(request, text, context_tokens) for text in texts)
+                _check_scores(request, prompts)
             except ApiError as error:
-                refusal = PackedError.of(error)
+                if request.embedding is not None:
+                    error.param = "input"  # whatever a prompt is called in other bodies
+                refusal = _packed(error, operation)
         return IngestResult(
             begun_ns=begun_ns,
             request=_without_texts(request),
@@ -124,11 +136,15 @@ class BodyReader:
     def _parse(self, operation: Operation, body: bytes) -> GenerationRequest:
         match operation:
             case Operation.CHAT:
-                request = parse_chat(body, self._defaults)
+                request = parse_chat(body, self._defaults, self.compat)
+            case Operation.RESPONSES:
+                request = parse_responses(body, self._defaults)
             case Operation.TEXT:
-                request = parse_completion(body, self._defaults)
-        if request.model is not None and request.model != self._model:
-            raise model_not_found(request.model, self._model)
+                request = parse_completion(body, self._defaults, self.compat)
+            case Operation.EMBEDDINGS:
+                request = parse_embeddings(body)
+        if request.model is not None and request.model != self.model:
+            raise model_not_found(request.model, self.model)
         return request
 
     def _with_tools(self, request: GenerationRequest) -> GenerationRequest:
@@ -141,14 +157,14 @@ class BodyReader:
             request,
             messages=tuple(dialect.messages(request.messages, described)),
             chat=replace(request.chat, tools=described if dialect.in_template else ()),
-            tools=asked and tool_use(asked, dialect, self._tokenizer),
+            tools=asked and tool_use(asked, dialect, self.tokenizer),
         )
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:
         if request.messages is None:
             assert request.prompts is not None
             return request.prompts
-        return (chat_prompt(self._tokenizer, request.messages, request.chat),)
+        return (chat_prompt(self.tokenizer, request.messages, request.chat),)
 
     def _reasoning_after(
         self, request: GenerationRequest, texts: tuple[str | list[int], ...]
@@ -159,7 +175,7 @@ class BodyReader:
         (rendered,) = texts
         assert isinstance(rendered, str)
         return reasoning_after(
-            self._reasoning, self._tokenizer, request.messages, request.chat, rendered
+            self._reasoning, self.tokenizer, request.messages, request.chat, rendered
         )
 
     def _pack(
@@ -168,22 +184,42 @@ class BodyReader:
         if isinstance(prompt, list):
             ids = self._checked(prompt)
         else:
-            if len(prompt) > _LONG_CHARACTERS:
-                _check_length(self._tokenizer.least_tokens(prompt), context_tokens)
-            is_chat = request.messages is not None
-            encode = self._tokenizer.encode_chat if is_chat else self._tokenizer.encode
-            ids = encode(prompt)
+            if len(prompt) > _LONG_CHARACTERS and request.wishes.prompt_tokens is None:
+                least_tokens = self.tokenizer.least_tokens(prompt) + request.least_outputs
+                _check_length(least_tokens, context_tokens)
+            ids = self._encode(request, prompt)
+        ids = cut_prompt(ids, request.wishes, context_tokens, request.max_tokens or 1)
         output_limit(request, len(ids), context_tokens)
-        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids))
+        text = ""
+        if request.echo:
+            is_whole = isinstance(prompt, str) and request.wishes.prompt_tokens is None
+            text = str(prompt) if is_whole else self.tokenizer.decode(ids, False)
+        return PackedPrompt(len(ids), msgspec.msgpack.encode(ids), text)
+
+    def _encode(self, request: GenerationRequest, prompt: str) -> list[int]:
+        """A chat template has its special tokens in it; a plain prompt gets them."""
+        if request.embedding is not None:
+            return self.tokenizer.encode_to_embed(prompt)
+        is_plain = request.messages is None
+        add_special = request.wishes.add_special
+        if add_special is None:
+            add_special = is_plain
+        if not is_plain and not add_special:
+            return self.tokenizer.encode_chat(prompt)
+        return self.tokenizer.encode(prompt, add_special)
 
     def _checked(self, ids: list[int]) -> list[int]:
         worst = max(ids)
-        if worst >= self._tokenizer.vocab_size:
+        if worst >= self.tokenizer.vocab_size:
             raise bad_request(
-                f"token id {worst} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                f"token id {worst} is outside the vocabulary of {self.tokenizer.vocab_size}",
                 "prompt",
             )
         return ids
+
+
+def _packed(error: ApiError, operation: Operation) -> PackedError:
+    return PackedError.of(renamed(error) if operation is Operation.RESPONSES else error)
 
 
 def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens: int) -> int:
@@ -191,7 +227,7 @@ def output_limit(request: GenerationRequest, prompt_tokens: int, context_tokens:
     room = context_tokens - prompt_tokens
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", "prompt")
-    if room < 1:
+    if room < request.least_outputs:
         raise _too_long(
             f"the prompt has {prompt_tokens} tokens; the context of {context_tokens} tokens must "
             "also hold the output"
@@ -218,15 +254,30 @@ def _check_budget(request: GenerationRequest, reasoning: ReasoningFormat | None)
 
 def _check_length(least_tokens: int, context_tokens: int) -> None:
     """Refuse, before tokenizing it, a prompt that is too long for any tokenization."""
-    if least_tokens >= context_tokens:
+    if least_tokens > context_tokens:
         raise _too_long(
-            f"the prompt has at least {least_tokens} tokens; the context of {context_tokens} "
-            "tokens must also hold the output"
+            f"the prompt and its output have at least {least_tokens} tokens; the context is "
+            f"{context_tokens} tokens"
         )
 
 
 def _too_long(message: str) -> ApiError:
     return bad_request(message, "max_tokens", "context_length_exceeded")
+
+
+def _check_scores(request: GenerationRequest, prompts: Sequence[PackedPrompt]) -> None:
+    """Refuse more scores than may be kept."""
+    if request.prompt_scores is None:
+        return
+    wanted = sum(prompt.tokens for prompt in prompts) * (1 + request.prompt_scores)
+    most = limits.PROMPT_SCORES.value
+    if wanted > most:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise bad_request(
+            f"prompt tokens times {1 + request.prompt_scores} are {wanted}; {most} may be asked "
+            "for in one request: send fewer prompts, or ask for fewer alternatives",
+            param,
+        )
 
 
 def _check_ids(request: GenerationRequest, tokenizer: Tokenizer) -> None:

@@ -1,19 +1,27 @@
 """The bodies of the generation routes as types, which parsing, caps and OpenAPI are made from.
 
 Every field whose size a client chooses has a cap (`limits`), or names what else bounds it; a test
-checks that. Null means the default, as in OpenAI's API. OpenAI's fields that are not supported are
-there too, with a type that allows only the values that mean "off": `NOT_SUPPORTED` has them.
+checks that. Null means the default, as in OpenAI's API. Fields that are not supported are there
+too, with a type that allows only the values that mean "off": `NOT_SUPPORTED` has them. Fields of
+other dialects are in `compat.fields`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from service.gateway.http import limits
+from service.gateway.ingest.compat.dialects import VLLM, honoured, refused_names
+from service.gateway.ingest.compat.fields import (
+    ForeignFields,
+    Nothing,
+    NotTrue,
+    OnlyTrue,
+)
 from service.gateway.ingest.field_types import BOUNDED_BY, BodyText, JsonSchema
-from service.gateway.ingest.tool_types import (
+from service.gateway.ingest.tools.tool_types import (
     CallId,
     ToolCalls,
     ToolChoice,
@@ -60,7 +68,6 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 WithoutEffect = Annotated[str, Meta(max_length=limits.USER_CHARACTERS.value)]
 MetadataKey = Annotated[str, Meta(max_length=limits.METADATA_KEY_CHARACTERS.value)]
 MetadataText = Annotated[str, Meta(max_length=limits.METADATA_CHARACTERS.value)]
-Nothing = Annotated[list[Any], Meta(max_length=0)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _VARIABLE = limits.TEMPLATE_NUMBER.value
 TemplateValue = (
@@ -83,8 +90,6 @@ TemplateVariables = Annotated[
     ],
     Meta(max_length=limits.TEMPLATE_VARIABLES.value),
 ]
-NotTrue = Annotated[bool, Meta(extra_json_schema={"const": False})]
-OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -93,6 +98,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool = False
     include_events: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: Annotated[
+        bool | None,
+        honoured(VLLM, "each chunk has the usage so far, where `include_usage` is set"),
+    ] = None
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -130,7 +139,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
     choice: ChoiceTexts | None = None
 
 
-class NotSupported(Struct, forbid_unknown_fields=True, kw_only=True):
+class NotSupported(ForeignFields, forbid_unknown_fields=True, kw_only=True):
     """OpenAI's fields that this server lacks, each with the values that mean "off"."""
 
     functions: Nothing | None = None
@@ -141,17 +150,19 @@ class NotSupported(Struct, forbid_unknown_fields=True, kw_only=True):
     web_search_options: None = None
     verbosity: None = None
     store: NotTrue | None = None
-    service_tier: Literal["auto", "default"] | None = None
     suffix: Annotated[str, Meta(max_length=0)] | None = None
-    echo: NotTrue | None = None
-    best_of: Literal[1] | None = None
 
 
-NOT_SUPPORTED = frozenset(NotSupported.__struct_fields__)
+NOT_SUPPORTED = refused_names(ForeignFields) | (
+    frozenset(NotSupported.__struct_fields__) - frozenset(ForeignFields.__struct_fields__)
+)
 
 
 class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both generation routes. Null or absent means the default."""
+    """The fields of both generation routes. Null or absent means the default.
+
+    `continue_final_message` means nothing to a text, which is continued anyway.
+    """
 
     model: Annotated[str, Meta(max_length=limits.MODEL_CHARACTERS.value)] | None = None
     stream: bool | None = None
@@ -179,6 +190,7 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_grammar: GrammarText | None = None
     guided_choice: ChoiceTexts | None = None
+    prompt_logprobs: Logprobs | None = None
     timeout: Annotated[float, Meta(gt=0, le=limits.TIMEOUT_S.value)] | None = None
     priority: Annotated[int, Meta(ge=-limits.PRIORITY.value, le=limits.PRIORITY.value)] | None = (
         None
@@ -187,6 +199,8 @@ class GenerationBody(NotSupported, forbid_unknown_fields=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=limits.SALT_CHARACTERS.value)] | None
     ) = None
     cache_prefix: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
     user: WithoutEffect | None = None
     safety_identifier: WithoutEffect | None = None
     prompt_cache_key: WithoutEffect | None = None
@@ -247,11 +261,9 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoiceWord | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     documents: Annotated[list[Document], Meta(max_length=limits.DOCUMENTS.value)] | None = None
     reasoning_effort: ReasoningEffort | None = None
-    include_reasoning: bool | None = None
     thinking_token_budget: (
         Annotated[
             int,
@@ -266,7 +278,10 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/completions."""
+    """Body of POST /v1/completions. `max_tokens` 0 is for what only the prompt is read of."""
 
     prompt: PromptText | Prompts
+    max_tokens: Tokens | None = None
     logprobs: Logprobs | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=limits.CHOICES.value)] | None = None

@@ -13,12 +13,18 @@ import signal
 import socket
 import sys
 
+from service.gateway.ingest.embedding_rendering import render_embeddings
 from service.gateway.ingest.formats import outputs_are_valid
 from service.gateway.ingest.frames import (
     CallsValidation,
     ReadBody,
+    ReadTokens,
     Ready,
+    Rendered,
+    RenderEmbeddings,
+    RenderScores,
     Start,
+    TokensAnswer,
     ValidateCalls,
     ValidateOutput,
     ValidationResult,
@@ -28,8 +34,10 @@ from service.gateway.ingest.frames import (
 )
 from service.gateway.ingest.json_schemas import validates
 from service.gateway.ingest.prompting import BodyReader
+from service.gateway.ingest.score_rendering import ScoredPrompt, render_scores
+from service.gateway.ingest.token_reader import TokenReader
 from service.text.reasoning import reasoning_format
-from service.text.tokenizer import load_tokenizer
+from service.text.tokenizer import Tokenizer, load_tokenizer
 from telemetry.facts.clock import MonotonicClock
 
 _NICE = 5  # streams and engine steps come first
@@ -51,6 +59,8 @@ def main() -> int:
 
 def _serve(connection: socket.socket) -> None:
     reader: BodyReader | None = None
+    tokens: TokenReader | None = None
+    tokenizer: Tokenizer | None = None
     while (found := receive_job(connection)) is not None:
         job, blobs = found
         match job:
@@ -59,14 +69,30 @@ def _serve(connection: socket.socket) -> None:
                 clock = MonotonicClock()
                 model = job.model
                 reasoning = reasoning_format(tokenizer, model.reasoning_format)
-                reader = BodyReader(
-                    tokenizer, model.name, model.defaults, clock, reasoning, model.tool_format
-                )
+                named = model.name, model.defaults, clock, job.compat
+                reader = BodyReader(tokenizer, *named, reasoning, model.tool_format)
+                tokens = TokenReader(tokenizer, model.name)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
                 result = reader.read(job.operation, bytes(blobs.pop()), job.context_tokens)
                 send(connection, *split_result(result))
+            case ReadTokens():
+                assert tokens is not None, "a body before Start"
+                answer = tokens.read(job.task, bytes(blobs.pop()), job.context_tokens)
+                if isinstance(answer, bytes):
+                    send(connection, TokensAnswer(None), [answer])
+                else:
+                    send(connection, TokensAnswer(answer), [])
+            case RenderScores():
+                assert tokenizer is not None, "scores before Start"
+                ids, logprobs, ranks, top_ids, top_logprobs = map(bytes, blobs)
+                scored = ScoredPrompt(
+                    ids, logprobs, ranks, top_ids, top_logprobs, job.width, job.shown, job.by_id
+                )
+                send(connection, Rendered(), render_scores(job.shape, scored, tokenizer))
+            case RenderEmbeddings():
+                send(connection, Rendered(), [render_embeddings(blobs, job.base64)])
             case ValidateCalls():
                 verdicts = [validates(job.schemas[at], text) for at, text in job.calls]
                 send(connection, CallsValidation(verdicts), [])

@@ -35,6 +35,12 @@ class PromptDetails(Struct, kw_only=True):
     cached_tokens: int
 
 
+class ReasoningDetails(Struct, kw_only=True):
+    """`reasoning_tokens` of the output came before the answer."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     """Token counts; the token that ends the text is counted too."""
 
@@ -42,6 +48,7 @@ class Usage(Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: ReasoningDetails
 
 
 class ScoredText(Struct, kw_only=True):
@@ -66,15 +73,28 @@ class ChatLogprobs(Struct, kw_only=True):
 
 
 class TextLogprobs(Struct, kw_only=True):
-    """Lists of equal length, one entry a token."""
+    """Lists of equal length, one entry a token; with `echo` the prompt's come first, and its first
+    token has no log-probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptLogprob(Struct, kw_only=True):
+    """`rank` is 1 for the likeliest token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# of each prompt token, by token id: its own and the likeliest; null for the first
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CalledFunction(Struct, kw_only=True):
@@ -99,6 +119,7 @@ class AssistantMessage(Struct, kw_only=True):
     content: str | None
     refusal: None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -120,6 +141,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     metrics: RequestTimings | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextChoice(Struct, kw_only=True):
@@ -129,6 +151,7 @@ class TextChoice(Struct, kw_only=True):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -164,6 +187,7 @@ class ChatDelta(Struct, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -186,6 +210,30 @@ class ChatCompletionChunk(Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestTimings | UnsetType = UNSET
+
+
+class Embedding(Struct, kw_only=True):
+    """The vector of one input: numbers, or in base64 their little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    """Token counts of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct, kw_only=True):
+    """A response of the embeddings route, in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
 
 
 class StreamAccepted(Struct, kw_only=True):

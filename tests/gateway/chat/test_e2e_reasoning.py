@@ -15,7 +15,8 @@ from tests.support.servers.server import Server, eventually, sse_events
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think></think>\\n\\n' }}{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "{{ '<think></think>\\n\\n' }}{% endif %}"
     "{% if opened is defined %}<think>{% endif %}{% endif %}"
 )
 FOLLOWS = dict(
@@ -163,6 +164,27 @@ def test_the_openai_client_shows_reasoning_as_a_field(thinker: Server) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == 4
+
+
+def test_a_response_has_its_reasoning_as_an_item_before_the_message(thinker: Server) -> None:
+    """In the stream too; and it may come back with the next turn."""
+    client = openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0)
+    with client.responses.stream(model="thinker", input="2+2?", temperature=0) as stream:
+        names = [event.type for event in stream]
+        final = stream.get_final_response()
+    reasoning, said = final.output
+    back = [item.model_dump(exclude_unset=True) for item in final.output]
+    again = client.responses.create(
+        model="thinker", temperature=0, extra_body={"thinking_token_budget": 2},
+        input=[{"role": "user", "content": "2+2?"}, *back, {"role": "user", "content": "?"}],
+    )  # fmt: skip
+
+    assert [reasoning.type, said.type] == ["reasoning", "message"]
+    assert reasoning.content[0].text == THOUGHT  # type: ignore[union-attr,index]
+    assert final.output_text == again.output_text == ANSWER
+    assert names.index("response.reasoning_text.done") < names.index("response.output_text.delta")
+    assert again.usage is not None
+    assert again.usage.output_tokens_details.reasoning_tokens == 2
 
 
 def test_a_model_that_does_not_reason_refuses_a_budget(server: Server) -> None:

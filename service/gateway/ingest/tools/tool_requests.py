@@ -19,7 +19,7 @@ from service.gateway.http import limits
 from service.gateway.ingest.decoding import INVALID_GRAMMAR
 from service.gateway.ingest.formats import checked_schema
 from service.gateway.ingest.request_types import ChatBody, ChatMessage
-from service.gateway.ingest.tool_types import FunctionSpec, ToolCall, ToolChoice
+from service.gateway.ingest.tools.tool_types import FunctionSpec, ToolCall, ToolChoice
 from service.text.tokenizer import Tokenizer
 from service.text.tools.call_grammar import CallableFunction, call_grammar
 from service.text.tools.dialect import ToolDialect
