@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,11 +59,9 @@ class Choice:
         wishes: Wishes = NO_WISHES,
         reasoning: ReasoningText | None = None,
         tools: ToolText | None = None,
-        shown_ids: Collection[int] = (),
     ) -> None:
         """`reasoning` takes what comes before the answer; None: all is the answer. `tools` takes
-        the calls out of it; None: there can be none. `shown_ids` are special tokens that are a part
-        of the text."""
+        the calls out of it; None: there can be none."""
         self.index = index
         self.seq_id = seq_id
         self.output_tokens = 0
@@ -74,8 +71,9 @@ class Choice:
         self.tools = tools
         self._strips = False
         self._keep_stop = wishes.keep_stop
+        marks = () if tools is None else tools.mark_ids
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special=not wishes.keep_special, shown_ids=shown_ids
+            tokenizer, skip_special=not wishes.keep_special, shown_ids=marks
         )
         self._scanner = StopScanner(stops, wishes.keep_stop) if stops else None
         self._token_ids: list[int] | None = [] if wishes.token_ids else None

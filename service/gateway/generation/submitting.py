@@ -104,17 +104,9 @@ async def submit_all(
         thought = None
         if reasoning is not None:
             thought = ReasoningText(reasoning, tokenizer, request.include_reasoning)
+        calls = None if use is None else ToolText(use, state.clock)
         choices.append(
-            Choice(
-                index,
-                submit.seq_id,
-                tokenizer,
-                request.stops,
-                request.wishes,
-                thought,
-                use and ToolText(use, state.clock),
-                () if use is None else use.mark_ids,
-            )
+            Choice(index, submit.seq_id, tokenizer, request.stops, request.wishes, thought, calls)
         )
         submitted_ns = state.clock.now_ns()
         try:

@@ -15,13 +15,15 @@ _ID_BYTES = 12
 
 
 class ToolText:
-    """Reads the calls of one choice. `parse_ns` is the time that reading has taken."""
+    """Reads the calls of one choice. `parse_ns` is the time that reading has taken, `mark_ids` are
+    special tokens that are a part of the text that it reads."""
 
     def __init__(self, use: ToolUse, clock: Clock) -> None:
         form = use.form
         new_id = _new_short_id if form.short_ids else _new_id
         self._parser = ToolParser(form, use.names, new_id)
         self._clock = clock
+        self.mark_ids = use.mark_ids
         self._pieces: list[CallPiece] = []
         self.parse_ns = 0
 

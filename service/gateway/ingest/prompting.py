@@ -157,7 +157,7 @@ class BodyReader:
             request,
             messages=tuple(dialect.messages(request.messages, described)),
             chat=replace(request.chat, tools=described if dialect.in_template else ()),
-            tools=asked and tool_use(asked, dialect, self.tokenizer),
+            tools=None if asked is None else tool_use(asked, dialect, self.tokenizer),
         )
 
     def _texts(self, request: GenerationRequest) -> tuple[str | list[int], ...]:

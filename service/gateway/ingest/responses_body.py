@@ -13,11 +13,9 @@ from service.gateway.ingest.compat.fields import (
     NotTrue,
     ServiceTier,
 )
+from service.gateway.ingest.field_types import BOUNDED_BY, BodyText, JsonSchema
 from service.gateway.ingest.request_types import (
-    BOUNDED_BY,
     AtLeastOneToken,
-    BodyText,
-    JsonSchema,
     Logprobs,
     MetadataKey,
     MetadataText,
