@@ -111,7 +111,7 @@ class IngestPool:
         self._waiting_jobs = waiting_jobs
         self._waiting_bytes = waiting_bytes
         self._reader = reader
-        self._tokens = TokenReader(reader.tokenizer, reader.model)
+        self._tokens = TokenReader(reader.tokenizer, reader.model, reader.dialect)
         self._model = model
         self._small: deque[_Job] = deque()
         self._large: deque[_Job] = deque()

@@ -99,7 +99,7 @@ class BodyReader:
         self._clock = clock
         self.compat = compat
         self._reasoning = reasoning
-        self._dialect = tool_dialect(tokenizer.chat_template, tool_format)
+        self.dialect = tool_dialect(tokenizer.chat_template, tool_format)
 
     def read(self, operation: Operation, body: bytes, context_tokens: int | None) -> IngestResult:
         """Parse and tokenize a body. `context_tokens` None: no engine has told the context length
@@ -151,7 +151,7 @@ class BodyReader:
         """The conversation as this model's template takes it, and how calls are read."""
         if request.messages is None:
             return request
-        asked, dialect = request.asked_tools, self._dialect
+        asked, dialect = request.asked_tools, self.dialect
         described = () if asked is None else asked.described
         return replace(
             request,

@@ -20,7 +20,9 @@ from service.gateway.ingest.token_bodies import (
     TokenizeBody,
     Tokenized,
 )
+from service.gateway.ingest.tools.tool_requests import check_tool_messages
 from service.text.tokenizer import Tokenizer
+from service.text.tools.dialect import ToolDialect
 
 
 class TokenTask(StrEnum):
@@ -33,9 +35,11 @@ class TokenTask(StrEnum):
 class TokenReader:
     """Serves one model's tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, dialect: ToolDialect) -> None:
+        """`dialect` is how the model is told of calls, which messages may have."""
         self._tokenizer = tokenizer
         self._model = model
+        self._dialect = dialect
 
     def read(self, task: TokenTask, body: bytes, context_tokens: int) -> bytes | PackedError:
         """The answer as JSON, or the refusal."""
@@ -57,7 +61,9 @@ class TokenReader:
             raise bad_request("send either prompt or messages", "prompt")
         if sent.messages is not None:
             begins_answer = sent.add_generation_prompt is not False
+            check_tool_messages(sent.messages)
             messages = [template_message(one, at) for at, one in enumerate(sent.messages)]
+            messages = self._dialect.messages(messages, ())
             options = ChatOptions(add_generation_prompt=begins_answer)
             text = chat_prompt(tokenizer, messages, options)
             add_special = bool(sent.add_special_tokens)

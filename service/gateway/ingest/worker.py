@@ -71,7 +71,7 @@ def _serve(connection: socket.socket) -> None:
                 reasoning = reasoning_format(tokenizer, model.reasoning_format)
                 named = model.name, model.defaults, clock, job.compat
                 reader = BodyReader(tokenizer, *named, reasoning, model.tool_format)
-                tokens = TokenReader(tokenizer, model.name)
+                tokens = TokenReader(tokenizer, model.name, reader.dialect)
                 send(connection, Ready(), [])
             case ReadBody():
                 assert reader is not None, "a body before Start"
