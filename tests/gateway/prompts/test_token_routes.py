@@ -95,7 +95,8 @@ def test_a_worker_answers_a_long_body_as_it_is_answered_in_place() -> None:
         finally:
             await running.close()
 
-    here = TokenReader(TOKENIZER, MODEL.name, DIALECT).read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
+    reader = TokenReader(TOKENIZER, MODEL.name, DIALECT)
+    here = reader.read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
 
     assert asyncio.run(scenario()) == here
 
