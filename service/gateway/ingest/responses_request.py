@@ -111,6 +111,9 @@ def _messages(sent: str | list[InputItem]) -> list[ChatMessage]:
             thought += _joined(item.content) or _joined(item.summary)
             continue
         if item.type in ("function_call", "function_call_output"):
+            if item.type == "function_call" and thought:
+                found.append(ChatMessage(role="assistant", reasoning_content=thought))
+                thought = ""
             _add_call(found, item, f"input[{index}]")
             continue
         if item.role is None or item.content is None:
@@ -127,14 +130,12 @@ def _messages(sent: str | list[InputItem]) -> list[ChatMessage]:
 def _add_call(messages: list[ChatMessage], item: InputItem, where: str) -> None:
     """A call belongs to the assistant's message before it, or is one; a result is a message. Raises
     ApiError."""
-    names = (
-        ("call_id", "output") if item.type.endswith("output") else ("call_id", "name", "arguments")
-    )
-    for name in names:
+    is_result = item.type == "function_call_output"
+    for name in ("call_id", "output") if is_result else ("call_id", "name", "arguments"):
         if getattr(item, name) is None:
             raise bad_request(f"{where}.{name} is required", f"{where}.{name}")
     assert item.call_id is not None
-    if item.type == "function_call_output":
+    if is_result:
         output = _joined(item.output)
         messages.append(ChatMessage(role="tool", tool_call_id=item.call_id, content=output))
         return

@@ -115,6 +115,36 @@ def test_an_answer_in_json_is_the_alternative_to_a_call(
     assert choice.logprobs is not None
 
 
+def test_responses_have_calls_as_items_and_take_their_results(client: openai.OpenAI) -> None:
+    """The same call in a stream of typed events, in a whole response, and sent back with its
+    result."""
+    tools: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    given: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct", "input": ASK[0]["content"], "tools": tools,
+        "tool_choice": {"type": "function", "name": "get_weather"}, "max_output_tokens": 120,
+        "parallel_tool_calls": False, "temperature": 0.5, "extra_body": {"seed": 4},
+    }  # fmt: skip
+    whole = client.responses.create(**given)
+    (item,) = whole.output
+    with client.responses.stream(**given) as stream:
+        kinds = [event.type for event in stream]
+        (streamed,) = stream.get_final_response().output
+    talk = [
+        {"role": "user", "content": given["input"]}, item.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": item.call_id, "output": "21 degrees"},
+    ]  # fmt: skip
+    after = client.responses.create(
+        **{**given, "input": talk, "tool_choice": "none", "max_output_tokens": 4}
+    )
+
+    assert (item.type, item.name, item.status) == ("function_call", "get_weather", "completed")
+    jsonschema.validate(json.loads(item.arguments), WEATHER)
+    assert (streamed.name, streamed.arguments) == (item.name, item.arguments)
+    assert "response.function_call_arguments.delta" in kinds
+    assert kinds[-2:] == ["response.output_item.done", "response.completed"]
+    assert [one.type for one in after.output] == ["message"]
+
+
 def test_the_time_until_a_result_comes_is_a_tool_span(
     server: Server, client: openai.OpenAI, receiver: OtlpReceiver
 ) -> None:
