@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 from telemetry.facts.reasons import EndReason, Outcome, Phase
 from telemetry.facts.records import UNKNOWN_ROUTE
-from telemetry.numbers.quantiles import quantile_sorted
-from telemetry.requests.phases import RequestTimeline
+from telemetry.numbers.quantiles import median, quantile_sorted
+from telemetry.requests.phases import PhaseSpan, RequestTimeline
 from telemetry.traces.stall_spans import Attributes, account_attributes
 from telemetry.traces.tool_spans import call_attributes, parse_attributes
 
 MAX_ATTRIBUTES = 128
 MAX_VALUES = 128  # of an attribute that is a list
 _RESPONSES_ROUTE = "/v1/responses"
+_SLOW_FACTOR = 2
 _CUT_BY_LENGTH = (EndReason.MAX_TOKENS, EndReason.CONTEXT)
 
 
@@ -191,3 +192,13 @@ def token_gaps(timeline: RequestTimeline) -> list[tuple[int, int]]:
         for sequence in timeline.sequences
         for pair in zip(sequence.token_ns, sequence.token_ns[1:], strict=False)
     ]
+
+
+def slow_gaps(timeline: RequestTimeline, phase: PhaseSpan) -> list[tuple[int, int]]:
+    """The gaps longer than _SLOW_FACTOR times the median, longest first."""
+    gaps = [gap for gap in token_gaps(timeline) if phase.start_ns <= gap[1] <= phase.end_ns]
+    if len(gaps) < 3:
+        return []
+    bar_ns = _SLOW_FACTOR * (median(end - start for start, end in gaps) or 0)
+    slow = [gap for gap in gaps if gap[1] - gap[0] > bar_ns]
+    return sorted(slow, key=lambda gap: gap[0] - gap[1])

@@ -229,9 +229,11 @@ class GenerationHandler:
         ]
         if request.tools is not None or (request.grammar is not None and texts):
             self._response_sent = True
-            self._recorder.mark_answered()
-        if request.tools is not None:
-            await record_calls(self._state, self._recorder, request.tools, self._choices)
+            answered_ns = self._recorder.mark_answered()
+            if request.tools is not None:
+                await record_calls(
+                    self._state, self._recorder, request.tools, self._choices, answered_ns
+                )
         if request.grammar is not None and texts:
             self._recorder.output_valid = await self._state.ingest.validate_output(
                 request.grammar, texts

@@ -155,9 +155,10 @@ class RequestRecorder:
         if self._detected_ns is None:
             self._detected_ns = self._clock.now_ns()
 
-    def mark_answered(self) -> None:
+    def mark_answered(self) -> int:
         """The last byte was sent: this is the time of the end, whenever that is recorded."""
         self._answered_ns = self._clock.now_ns()
+        return self._answered_ns
 
     def reasoned(self, reasonings: Iterable[ReasoningText | None]) -> None:
         """What the choices have reasoned, of those that can."""

@@ -13,9 +13,14 @@ from telemetry.facts.tool_records import ToolCallsMade
 
 
 async def record_calls(
-    state: GatewayState, recorder: RequestRecorder, use: ToolUse, choices: list[Choice]
+    state: GatewayState,
+    recorder: RequestRecorder,
+    use: ToolUse,
+    choices: list[Choice],
+    answered_ns: int,
 ) -> None:
-    """The answer was sent: check its calls against their functions' schemas, and record the counts.
+    """The answer was sent: check its calls against their functions' schemas, and record the counts,
+    as of `answered_ns`: a later stamp would come after the request's end.
 
     The calls are remembered before anything is waited for: their results may come at once.
     """
@@ -23,8 +28,7 @@ async def record_calls(
     calls = [call for reader in readers for call in reader.calls]
     whole = [call for call in calls if call.is_whole]
     trace_id, span_id = recorder.span
-    called_ns = state.clock.now_ns()
-    origin = CallOrigin(recorder.request_id, trace_id, span_id, called_ns)
+    origin = CallOrigin(recorder.request_id, trace_id, span_id, answered_ns)
     forgotten = state.calls.remember((call.call_id for call in whole), origin)
     verdicts: list[bool | None] = []
     if whole:
@@ -34,7 +38,7 @@ async def record_calls(
     recorder.called(
         ToolCallsMade(
             request_id=recorder.request_id,
-            at_ns=called_ns,
+            at_ns=answered_ns,
             by_choice=tuple(len(reader.calls) for reader in readers),
             valid=counts[True],
             invalid=counts[False],
@@ -42,7 +46,7 @@ async def record_calls(
             unchecked=counts[None],
             malformed=sum(reader.malformed for reader in readers),
             parse_ns=sum(reader.parse_ns for reader in readers),
-            validate_ns=state.clock.now_ns() - called_ns if whole else 0,
+            validate_ns=state.clock.now_ns() - answered_ns if whole else 0,
             forgotten=forgotten,
         )
     )
