@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-import msgspec
-
+from service.config.adapter_settings import AdapterSettings
 from service.config.model_ref import ModelRef
 from service.config.setting import ConfigError, Group, Unit, check_fields, setting
 
@@ -14,7 +13,7 @@ Format = Literal["auto", "int8", "fp8"]  # of weights, and of keys and values
 EXECUTORS: tuple[str, ...] = get_args(Executor)
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EngineConfig(AdapterSettings, frozen=True, kw_only=True):
     """Settings of the engine process, with the model they are for."""
 
     model: ModelRef
@@ -324,6 +323,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Raise ConfigError if a value cannot work whatever the model is."""
         check_fields(self)
+        self.check_adapters(self.model.name)
         if self.max_batched_tokens is not None and self.max_batched_tokens < self.max_seqs:
             raise ConfigError(
                 f"--max-batched-tokens {self.max_batched_tokens} is below --max-num-seqs "

@@ -29,6 +29,7 @@ _NAMES = {
     Measure.TOKENIZE: "Tokenize",
     Measure.DELIVER: "Deliver",
     Measure.GRAMMAR_COMPILE: "Compile of a grammar",
+    Measure.ADAPTER_LOAD: "Load of an adapter",
     Measure.MASK: "Masks of a step",
     Measure.TOOL_PARSE: "Reading of function calls",
     Measure.TOOL_CHECK: "Check of function calls",
