@@ -97,8 +97,8 @@ def test_a_worker_answers_a_long_body_as_it_is_answered_in_place() -> None:
         finally:
             await running.close()
 
-    reader = TokenReader(TOKENIZER, MODEL.name, DIALECT)
-    here = reader.read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
+    in_place = TokenReader(TOKENIZER, MODEL.name, DIALECT)
+    here = in_place.read(TokenTask.TOKENIZE, long, CONTEXT_TOKENS)
 
     assert asyncio.run(scenario()) == here
 
