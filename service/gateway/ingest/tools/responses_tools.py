@@ -57,7 +57,9 @@ ResponseTools = Annotated[list[ResponseTool], Meta(max_length=limits.TOOLS.value
 
 def chat_tools(tools: list[ResponseTool] | None) -> list[Tool] | None:
     """The same tools in a chat."""
-    return tools and [
+    if tools is None:
+        return None
+    return [
         Tool(
             type="function",
             function=FunctionSpec(
@@ -94,9 +96,9 @@ def repeated_tools(
     tools: list[ResponseTool] | None, choice: ToolChoiceWord | ResponseToolChoice | None
 ) -> dict[str, Any]:
     """What a response says of the tools of its request."""
-    shown = choice or "auto"
-    if isinstance(shown, ResponseToolChoice):
-        given = msgspec.to_builtins(shown)
+    shown: Any = choice or "auto"
+    if isinstance(choice, ResponseToolChoice):
+        given = msgspec.to_builtins(choice)
         shown = {name: value for name, value in given.items() if value is not None}
     return {"tools": msgspec.to_builtins(tools or []), "tool_choice": shown}
 
