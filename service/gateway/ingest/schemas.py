@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from service.config.settings import DEFAULT_COMPAT, Compat, SamplingDefaults
-from service.engine.plan import Grammar
+from service.engine.plan import Grammar, GrammarKind
 from service.gateway.errors import ApiError, bad_request
 from service.gateway.http import limits
 from service.gateway.ingest.chat_prompt import ChatOptions, chat_options, template_message
@@ -131,7 +131,9 @@ class GenerationRequest:
     @property
     def engine_grammar(self) -> Grammar | None:
         """What the whole output is held to: calls, or a text that obeys `grammar`."""
-        return self.grammar if self.tools is None else self.tools.grammar
+        if self.tools is None:
+            return self.grammar
+        return Grammar(GrammarKind.TOOLS, self.tools.grammar)
 
 
 def parse_chat(

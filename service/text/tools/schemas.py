@@ -7,9 +7,8 @@ this is what xgrammar's strict mode does, and what it allows satisfies the clien
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-from service.engine.vocabulary import JSON_SPELLING
 
 _NOTES = frozenset({"description", "title", "examples", "default", "$comment", "deprecated"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -23,18 +22,20 @@ class ParametersError(Exception):
     """One line that says why parameters describe no arguments."""
 
 
-def arguments_schema(parameters: dict[str, Any] | None, strict: bool) -> dict[str, Any]:
+def arguments_schema(
+    parameters: dict[str, Any] | None, strict: bool, spelling: Mapping[str, str]
+) -> dict[str, Any]:
     """The schema for the grammar of one function's arguments. Raises ParametersError.
 
-    `strict`: a keyword that no grammar can hold an output to is refused when the grammar is
+    `spelling` says how JSON is written under a grammar. `strict`: a keyword that no grammar can hold an output to is refused when the grammar is
     compiled. Else it is left out there, and whether it was obeyed is found out afterwards.
     """
     schema = _slim(parameters or {}, closes=True)
     assert isinstance(schema, dict)
     if schema.setdefault("type", "object") != "object":
         raise ParametersError("parameters must describe an object")
-    spelling = {**JSON_SPELLING, "lenient": not strict, "coerce_one_of": not strict}
-    return {**schema, "x-guidance": spelling}
+    options = {**spelling, "lenient": not strict, "coerce_one_of": not strict}
+    return {**schema, "x-guidance": options}
 
 
 def _slim(node: Any, closes: bool) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from service.engine.plan import Grammar
 from service.text.tools.dialect import FORMATS
 from service.text.tools.tool_format import ToolFormat, ToolFormatName
 
@@ -12,14 +11,15 @@ from service.text.tools.tool_format import ToolFormat, ToolFormatName
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """`names` may be called; `schemas[i]` is the client's schema of `names[i]`, as JSON text, which
-    calls are checked against. `grammar` holds the output to the format. `mark_ids` are special
+    calls are checked against. `grammar` is the text of the one that holds the output to the
+    format. `mark_ids` are special
     tokens that are a part of it. `needed`: the answer is nothing but calls.
     """
 
     format: ToolFormatName
     names: tuple[str, ...]
     schemas: tuple[str, ...]
-    grammar: Grammar
+    grammar: str
     mark_ids: tuple[int, ...] = ()
     needed: bool = False
     marker_needed: bool = True

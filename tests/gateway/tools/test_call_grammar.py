@@ -10,6 +10,7 @@ import pytest
 
 from service.device.sampling.grammar import bit
 from service.engine.plan import Grammar, GrammarKind
+from service.engine.vocabulary import JSON_SPELLING
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.hf_tokenizer import hf_tokenizer
 from service.text.tools.call_grammar import CallableFunction, call_grammar
@@ -38,8 +39,8 @@ def world() -> Iterator[World]:
 def functions(strict: bool = False) -> list[CallableFunction]:
     numbers: dict[str, Any] = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
     return [
-        CallableFunction("get", arguments_schema(PLACE, strict)),
-        CallableFunction("put", arguments_schema(numbers, strict)),
+        CallableFunction("get", arguments_schema(PLACE, strict, JSON_SPELLING)),
+        CallableFunction("put", arguments_schema(numbers, strict, JSON_SPELLING)),
     ]
 
 
@@ -122,7 +123,7 @@ def test_a_keyword_that_no_grammar_holds_is_refused_where_a_function_is_strict(
     form = next(iter(FORMATS.values()))
     answers = []
     for number, strict in enumerate((True, False)):
-        function = CallableFunction("f", arguments_schema(parameters, strict))
+        function = CallableFunction("f", arguments_schema(parameters, strict, JSON_SPELLING))
         source = call_grammar(form, [function], special_ids={}, needed=True, most_calls=1)
         answers.append(world.compiled(1000 + number, Grammar(GrammarKind.TOOLS, source)))
 

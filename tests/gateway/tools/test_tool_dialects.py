@@ -110,6 +110,7 @@ def test_notes_are_left_out_of_a_schema_and_properties_of_that_name_are_not() ->
             "required": ["description"],
         },
         strict=False,
+        spelling={},
     )
 
     assert schema["properties"] == {"description": {"type": "string"}}
@@ -129,7 +130,7 @@ def test_notes_are_left_out_of_a_schema_and_properties_of_that_name_are_not() ->
 def test_an_object_that_lists_its_properties_gets_no_others(
     parameters: dict[str, Any], is_closed: bool
 ) -> None:
-    schema = arguments_schema(parameters, strict=True)
+    schema = arguments_schema(parameters, strict=True, spelling={})
 
     assert (schema.get("additionalProperties") is False) == is_closed
     assert all("additionalProperties" not in part for part in schema.get("allOf", []))
@@ -137,4 +138,4 @@ def test_an_object_that_lists_its_properties_gets_no_others(
 
 def test_parameters_that_are_no_object_are_refused() -> None:
     with pytest.raises(ParametersError):
-        arguments_schema({"type": "array"}, strict=False)
+        arguments_schema({"type": "array"}, strict=False, spelling={})

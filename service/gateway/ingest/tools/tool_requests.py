@@ -101,7 +101,7 @@ def tool_use(asked: AskedTools, dialect: ToolDialect, tokenizer: Tokenizer) -> T
         format=form.name,
         names=tuple(function.name for function in asked.functions),
         schemas=asked.schemas,
-        grammar=Grammar(GrammarKind.TOOLS, source),
+        grammar=source,
         mark_ids=tuple(special_ids.values()),
         needed=asked.needed,
         marker_needed=form.marker_needed or asked.answer is not None,
@@ -185,7 +185,7 @@ def _callable(spec: FunctionSpec, at: int) -> tuple[CallableFunction, str]:
     field = f"tools[{at}].function.parameters"
     sent = checked_schema(spec.parameters or {}, field)
     try:
-        schema = arguments_schema(spec.parameters, strict=bool(spec.strict))
+        schema = arguments_schema(spec.parameters, bool(spec.strict), JSON_SPELLING)
     except ParametersError as error:
         raise bad_request(f"{field}: {error}", field, INVALID_GRAMMAR) from error
     return CallableFunction(spec.name, schema), sent
