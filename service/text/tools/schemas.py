@@ -27,8 +27,9 @@ def arguments_schema(
 ) -> dict[str, Any]:
     """The schema for the grammar of one function's arguments. Raises ParametersError.
 
-    `spelling` says how JSON is written under a grammar. `strict`: a keyword that no grammar can hold an output to is refused when the grammar is
-    compiled. Else it is left out there, and whether it was obeyed is found out afterwards.
+    `spelling` says how JSON is written under a grammar. `strict`: a keyword that no grammar can
+    hold an output to is refused when the grammar is compiled. Else it is left out there, and
+    whether it was obeyed is found out afterwards.
     """
     schema = _slim(parameters or {}, closes=True)
     assert isinstance(schema, dict)

@@ -11,9 +11,9 @@ from service.text.tools.tool_format import ToolFormat, ToolFormatName
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """`names` may be called; `schemas[i]` is the client's schema of `names[i]`, as JSON text, which
-    calls are checked against. `grammar` is the text of the one that holds the output to the
-    format. `mark_ids` are special
-    tokens that are a part of it. `needed`: the answer is nothing but calls.
+    calls are checked against. `grammar` is the text of the grammar that holds the output to the
+    format. `mark_ids` are special tokens that are a part of it. `needed`: the answer is nothing but
+    calls.
     """
 
     format: ToolFormatName
